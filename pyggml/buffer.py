@@ -2,6 +2,7 @@
 
     buffer = HostBufferType().alloc_buffer(1 << 20)
     buffer.base % 64                               # 0
+    planned = AddressBufferType(HOST)              # in its place: counts bytes, allocates none
 
 A buffer type decides alignment and layout; a buffer owns the bytes. Host buffers come zeroed, and
 the kernel commits a page only when it is first written.
@@ -147,3 +148,47 @@ class HostBufferType:
 
 
 HOST = HostBufferType()
+
+
+class AddressBuffer:
+    """Addresses without memory, for tensors that are only planned or drawn.
+
+    Its ``buft`` is a real type, so backends treat the tensors as they would treat real ones.
+    """
+
+    mem: npt.NDArray[np.uint8] | None = None
+    base = 1 << 12
+
+    def __init__(self, size: int, buft: BufferType) -> None:
+        self.size, self.buft = size, buft
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        raise AllocError(f"'{tensor.name}' is only drawn or planned: it has no memory")
+
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        raise AllocError(f"'{tensor.name}' is only drawn or planned: it has no memory")
+
+    def lock(self) -> str:
+        return ""
+
+
+class AddressBufferType:
+    """In place of a buffer type: adds up the bytes that are asked for, and allocates none.
+
+    Attributes:
+        buft: the real type, which is that of the buffers.
+        n_bytes: sum of the sizes of all buffers.
+    """
+
+    def __init__(self, buft: BufferType) -> None:
+        self.buft, self.n_bytes = buft, 0
+        self.name, self.alignment, self.is_host = buft.name, buft.alignment, buft.is_host
+
+    def alloc_buffer(self, size: int) -> AddressBuffer:
+        self.n_bytes += size
+        return AddressBuffer(size, self.buft)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        return self.buft.alloc_size(tensor)

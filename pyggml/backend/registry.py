@@ -3,11 +3,15 @@
     init_backend("cpu", n_threads=2)
     register_backend("mine", MyBackend)
     available()                                    # ("reference", "cpu", "mine")
+    missing()                                      # {"cuda": "no NVIDIA driver is installed"}
 
-Another package adds a backend with an entry point in the group ``pyggml.backends`` whose object is
-a ``BackendFactory``. Entry points are looked up when a name is not known yet or ``available()``
-asks; one that fails to load is a warning in the log and nothing else. Importing this module imports
-no backend.
+A family is a built-in package ``pyggml.backend.<family>`` for devices that are found at run time,
+such as ``cuda0`` and ``cuda1``. Its module ``discovery`` is cheap to import and has ``devices()``,
+``factory(name)`` and, if there are none, ``why_none()`` (see ``Discovery``). Another package adds a
+backend with an entry point in the group ``pyggml.backends`` whose object is a ``BackendFactory``.
+Families and entry points are looked up when a name is not known yet or ``available()`` asks; an
+entry point that fails to load is a warning in the log and nothing else. Importing this module
+imports no backend.
 """
 
 from __future__ import annotations
@@ -15,13 +19,32 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Protocol
 
 from ..errors import BackendError
 from ..quants.arrays import ArrayCodec, plug_array_codec
 from .interface import Backend, BackendFactory
 
 GROUP = "pyggml.backends"
+HOST_BACKENDS = ("reference", "cpu")
+_FAMILIES = ("cuda",)
 _log = logging.getLogger("pyggml")
+
+
+class Discovery(Protocol):
+    """The module ``discovery`` of a family of devices."""
+
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices of this machine, the default one first."""
+        ...
+
+    def factory(self, name: str) -> BackendFactory:
+        """The factory of one of ``devices()``."""
+        ...
+
+    def why_none(self) -> str:
+        """Why there are no devices, in a few words."""
+        ...
 
 
 def _builtin(name: str, attribute: str) -> BackendFactory:
@@ -39,6 +62,7 @@ _factories: dict[str, BackendFactory] = {
     "reference": _builtin("reference", "ReferenceBackend"),
     "cpu": _builtin("cpu", "CpuBackend"),
 }
+_missing: dict[str, str] = {}
 _discovered = False
 
 
@@ -59,6 +83,12 @@ def available() -> tuple[str, ...]:
     return tuple(_factories)
 
 
+def missing() -> dict[str, str]:
+    """The families that have no device here, and why."""
+    _discover()
+    return dict(_missing)
+
+
 def init_backend(name: str, *, n_threads: int | None = None) -> Backend:
     """Start a backend.
 
@@ -76,11 +106,21 @@ def init_backend(name: str, *, n_threads: int | None = None) -> Backend:
 
 
 def _discover() -> None:
-    """Register the entry points of other packages, once."""
+    """Register the devices of families and the entry points of other packages, once."""
     global _discovered
     if _discovered:
         return
     _discovered = True
+    for family in _FAMILIES:
+        try:
+            found: Discovery = import_module(f"pyggml.backend.{family}.discovery")
+            names = found.devices()
+            for name in names:
+                register_backend(name, found.factory(name))
+            if not names:
+                _missing[family] = found.why_none()
+        except Exception as e:  # a driver may fail in any way
+            _missing[family] = str(e) or type(e).__name__
     for entry in entry_points(group=GROUP):
         try:
             register_backend(entry.name, entry.load())

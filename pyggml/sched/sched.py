@@ -126,6 +126,21 @@ class Sched:
         for buft, homes in made.homes.items():
             self._allocator(buft).reserve(made.whole, homes)
 
+    def sizes(self, graph: CGraph) -> dict[BufferType, int]:
+        """The bytes that ``reserve`` would allocate for ``graph`` alone, by buffer type.
+
+        Raises:
+            UnsupportedOp: as ``compile``.
+        """
+        made = self._cut(graph, self._pins)
+        if made is None:
+            buft = self.backends[0].buffer_type()
+            return {buft: self._allocator(buft).plan(graph).size}
+        return {
+            buft: self._allocator(buft).plan(made.whole, homes).size
+            for buft, homes in made.homes.items()
+        }
+
     def compile(
         self,
         graph: CGraph,

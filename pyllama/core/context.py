@@ -27,26 +27,24 @@ from pyggml.cgraph import CGraph
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
 from pyggml.host import default_threads
-from pyggml.ops.attention import KV_TYPES
 from pyggml.sched import EvalCallback, Sched
 from pyggml.tensor import Tensor
 
 from ..errors import BatchError, ContextFull, ModelError
 from ..graph.builder import GraphBuilder
 from ..kv.cache import KVCache, cell_runs
-from ..kv.memory import Memory
-from ..kv.table import MAX_POSITION, Ints, Seqs, seq_tuple
+from ..kv.table import Ints, Seqs, seq_tuple
 from .batch import Batch
 from .decode_graph import DecodeGraph, Outputs, as_array, bucket
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .model import Model
 from .overrides import Overrides
+from .params import ContextParams, last_position
 
 log = logging.getLogger(__name__)
 _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
-_MAX_SEQ = 256
 _FEW = 16  # tokens of a batch that may use a larger graph
 _MISSES = 32  # uses of a larger graph before one is built
 
@@ -63,11 +61,13 @@ class Context:
             F16's memory, Q4_0 about a quarter.
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
         swa_full: keep all keys and values of sliding-window layers.
+        offload_kqv: keep keys and values on the device of their layer; False: in host memory.
         overrides: hyperparameters that replace the model's.
         n_threads: threads for single tokens; None for the default.
         n_threads_batch: threads for batches; None for ``n_threads``.
 
     Attributes:
+        params: the sizes in one object, as they were resolved.
         n_ctx_seq: cells that one sequence may use.
         sched: runs the graphs on the model's devices.
         n_reused: decodes that reused a graph.
@@ -93,53 +93,35 @@ class Context:
         type_v: GGMLType = GGMLType.F16,
         unified: bool = True,
         swa_full: bool = False,
+        offload_kqv: bool = True,
         overrides: Overrides | None = None,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
-        for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch), ("n_seq_max", n_seq_max)):
-            if value < 1:
-                raise BatchError(f"{name} is {value}, want at least 1")
-        if n_seq_max > _MAX_SEQ:
-            raise BatchError(f"n_seq_max is {n_seq_max}, want at most {_MAX_SEQ}")
-        if n_ctx < 0:
-            raise BatchError(f"n_ctx is {n_ctx}, want 0 (as trained) or more")
-        for name, type in (("type_k", type_k), ("type_v", type_v)):
-            if type not in KV_TYPES:
-                want = ", ".join(t.name for t in KV_TYPES)
-                raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         if not model.weights:
             raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
+        self.params = params = ContextParams(
+            n_ctx, n_batch, n_ubatch, n_seq_max, type_k, type_v, unified, swa_full, offload_kqv,
+            overrides or Overrides(),
+        ).resolve(model.hparams)  # fmt: skip
         # references to the weights and their files, for after model.close()
         self.model, self._weights, self._files = model, model.weights, model.files
-        self.n_ctx, n_positions = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
-        if model.hparams.learned_positions:
-            n_positions = model.hparams.n_ctx_train
-            if self.n_ctx > n_positions * n_seq_max:
-                log.warning(
-                    "n_ctx %d: this model has learned %d positions", self.n_ctx, n_positions
-                )
-                self.n_ctx = n_positions * n_seq_max
-        self._last_position = n_positions - 1
-        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
-        if not self.n_ctx_seq:
-            raise BatchError(
-                f"n_ctx is {n_ctx}, want {n_seq_max} or more: each sequence has its own cells"
+        self.n_ctx, self.n_ctx_seq = params.n_ctx, params.n_ctx_seq
+        self._last_position = last_position(model.hparams)
+        if self.n_ctx < n_ctx:
+            log.warning(
+                "n_ctx %d: this model has learned %d positions", n_ctx, model.hparams.n_ctx_train
             )
-        self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
-        self.n_batch = min(n_batch, self.n_ctx)
-        self.n_ubatch = min(n_ubatch, self.n_batch)
+        self.hparams = params.overrides.apply(model.hparams, self.n_ctx_seq)
+        self.n_batch, self.n_ubatch = params.n_batch, params.n_ubatch
         self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
         self.sched = Sched(start_devices(model.devices, self.n_threads))
         self.pinned_nodes: Callable[[CGraph], Mapping[Tensor, Backend]] = _no_pins
-        self.kv = Memory(
-            self.hparams, self.n_ctx, n_seq_max, type_k, type_v,
-            n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
-            layer_buft=kv_buffer_types(
-                self.sched.backends, self._weights, self.hparams, type_k, type_v
-            ),
-        )  # fmt: skip
+        layer_buft = kv_buffer_types(
+            self.sched.backends, self._weights, self.hparams, params, model.host_kv
+        )
+        self.kv = params.memory(self.hparams, layer_buft)
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()

@@ -1,54 +1,149 @@
 """The devices of a model, and which device holds each layer and its KV cache.
 
-    backends = start_devices(("cpu",), n_threads=2)
-    layer_buft = kv_buffer_types(backends, weights, hparams, type_k, type_v)
-    layer_buft(3)                                  # of layer 3's keys and values
+    offload = Offload(n_gpu_layers=20, override_tensor=((r"ffn_.*_exps", "cpu"),))
+    backends = start_devices(parse_devices("cuda0,cuda1"), n_threads=2)
+    layer_devices(backends, hparams.n_layer, offload)[3]      # the backend of layer 3
+    kv_buffer_types(backends, weights, hparams, params)(3)    # of layer 3's keys and values
 
 A model is loaded onto its devices (``Model.load(devices=...)``, ``--device``), and contexts follow.
-Names are those of ``pyggml.backend.registry`` (``--list-devices``). The CPU is always in the list,
-by default last: it computes the ops that no other device supports, and holds inputs and tables.
+Names are those of ``pyggml.backend.registry`` (``--list-devices``), in any case. The CPU is always
+in the list, by default last: it computes the ops that no other device supports, and holds inputs
+and tables. A GPU here is any device that is not the CPU.
 Source: llama.cpp, ``-dev/--device`` and its assignment of layers (``llama_model::load_tensors``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
 
 from pyggml import ops
 from pyggml.backend.interface import Backend
-from pyggml.backend.registry import available, init_backend
+from pyggml.backend.registry import HOST_BACKENDS, available, init_backend, missing
 from pyggml.buffer import HOST, BufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import BackendError
+from pyggml.errors import BackendError, PyggmlError
 from pyggml.tensor import Tensor
 
 from ..hparams import HParams
+from .params import ContextParams
 
+log = logging.getLogger(__name__)
 Devices = str | Sequence["str | Backend"]
 CPU = "cpu"
+_AUTO_MARGIN = 1 << 30  # bytes; llama.cpp's default of --fit-target
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What of a model goes onto its GPUs, with llama.cpp's names and meanings.
+
+    Attributes:
+        n_gpu_layers: number of layers, counted from the end with the output as one; negative for
+            all, ``auto`` for as many as fit (see ``core.offload``).
+        main_gpu: index of the only GPU with split mode ``none``; negative for no GPU.
+        split_mode: ``layer`` divides the layers among the GPUs, ``none`` uses one GPU.
+        tensor_split: proportions of the layers on each GPU; empty for those of free memory.
+        override_tensor: pairs of a regular expression and a device. The first expression found in
+            a tensor's name decides where the tensor is.
+        vram_budget: bytes of each GPU that may be used, one number for all GPUs or one for each;
+            empty for no limit. Fewer layers are offloaded if not all of them fit.
+
+    Raises:
+        BackendError: a value is illegal.
+    """
+
+    n_gpu_layers: int | Literal["auto"] = -1
+    main_gpu: int = 0
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    vram_budget: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.split_mode not in ("layer", "none"):
+            raise BackendError(
+                f"`split_mode` '{self.split_mode}' is not supported: want layer (whole layers on "
+                "each GPU) or none (one GPU)"
+            )
+        if any(not 0 <= share < math.inf for share in self.tensor_split):
+            shares = ",".join(f"{share:g}" for share in self.tensor_split)
+            raise BackendError(f"`tensor_split` {shares}: want proportions of 0 or more")
+        for pattern, _ in self.override_tensor:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise BackendError(
+                    f"`override_tensor` '{pattern}' is not a regular expression: {error}"
+                ) from None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the number of layers depends on memory."""
+        return self.n_gpu_layers == "auto" or bool(self.vram_budget)
+
+    def max_layers(self, n_layer: int) -> int:
+        """The most layers that may be offloaded, with the output as one."""
+        if isinstance(self.n_gpu_layers, str) or self.n_gpu_layers < 0:
+            return n_layer + 1
+        return min(self.n_gpu_layers, n_layer + 1)
 
 
 def parse_devices(devices: Devices | None) -> tuple[str | Backend, ...]:
     """The devices of a model, including the CPU.
 
     Args:
-        devices: names, as a list or separated by commas, or running backends; None for the default,
-            ``none`` for the CPU alone.
+        devices: names, as a list or separated by commas, or running backends; None or ``none`` for
+            the CPU alone.
 
     Raises:
         BackendError: there is no device of this name.
     """
-    if devices is None or devices == "none":
+    if devices is None or (isinstance(devices, str) and devices.strip().lower() == "none"):
         return (CPU,)
     given = [name.strip() for name in devices.split(",")] if isinstance(devices, str) else devices
+    known = {name.lower(): name for name in available()}
+    found: list[str | Backend] = []
     for device in given:
-        if isinstance(device, str) and device not in available():
+        name = known.get(device.lower()) if isinstance(device, str) else device
+        if name is None:
             raise BackendError(
-                f"no device named '{device}'; use none or one of {', '.join(available())}"
+                f"no device named '{device}'; use none or one of {', '.join(known.values())}"
             )
-    names = [device if isinstance(device, str) else device.name for device in given]
-    return (*given,) if CPU in names else (*given, CPU)
+        found.append(name)
+    names = [device if isinstance(device, str) else device.name for device in found]
+    return (*found,) if CPU in names else (*found, CPU)
+
+
+def gpu_devices() -> tuple[Backend, ...]:
+    """The GPUs of this machine, started; one that cannot be started is a warning in the log."""
+    found = []
+    for name in available():
+        if name in HOST_BACKENDS:
+            continue
+        try:
+            backend = init_backend(name)
+        except PyggmlError as error:
+            log.warning("device '%s' is left out: %s", name, error)
+            continue
+        if backend.device.kind == "gpu":
+            found.append(backend)
+        else:
+            backend.close()
+    return tuple(found)
+
+
+def why_no_gpu() -> str:
+    """Why ``gpu_devices`` is empty, in a few words."""
+    reasons = [f"{family}: {why}" for family, why in missing().items()]
+    return "; ".join(reasons) or "no backend for one is registered"
 
 
 def start_devices(devices: Sequence[str | Backend], n_threads: int | None) -> tuple[Backend, ...]:
@@ -59,39 +154,120 @@ def start_devices(devices: Sequence[str | Backend], n_threads: int | None) -> tu
     )
 
 
-def layer_devices(backends: Sequence[Backend], n_layer: int, n_gpu_layers: int) -> list[Backend]:
+def used_devices(backends: Sequence[Backend], offload: Offload) -> tuple[Backend, ...]:
+    """The backends that a model uses: all, or one GPU and the CPU with split mode ``none``.
+
+    Raises:
+        BackendError: the main GPU does not exist, or there are more proportions or budgets than
+            GPUs.
+    """
+    gpus = gpus_of(backends)
+    for name in ("tensor_split", "vram_budget"):
+        given = getattr(offload, name)
+        if gpus and len(given) > len(gpus):
+            raise BackendError(f"`{name}` has {len(given)} values for {len(gpus)} GPUs")
+    if offload.split_mode == "layer" or not gpus:
+        return tuple(backends)
+    if offload.main_gpu >= len(gpus):
+        raise BackendError(
+            f"`main_gpu` is {offload.main_gpu}, want 0 to {len(gpus) - 1}: "
+            + ", ".join(gpu.name for gpu in gpus)
+        )
+    main = gpus[offload.main_gpu] if offload.main_gpu >= 0 else None
+    return tuple(b for b in backends if b is main or b not in gpus)
+
+
+def gpus_of(backends: Sequence[Backend]) -> list[Backend]:
+    """The devices other than the CPU, in order of preference."""
+    return [b for b in backends if b is not backends[-1] and b.name != CPU]
+
+
+def layer_devices(backends: Sequence[Backend], n_layer: int, offload: Offload) -> list[Backend]:
     """The device of each layer, then that of the output.
 
-    Args:
-        n_gpu_layers: number of layers, counted from the end with the output as one, to divide
-            evenly among the devices other than the CPU. Negative for all.
+    The last layers are on the GPUs, each with consecutive ones: GPU ``d`` has those whose index
+    among ``n`` is in ``[n * sum(shares[:d]), n * sum(shares[:d + 1]))``.
     """
-    cpu = backends[-1]
-    others = [b for b in backends if b is not cpu and b.name != CPU]
-    first = 0 if n_gpu_layers < 0 else max(0, n_layer + 1 - n_gpu_layers)
-    n = n_layer + 1 - first
-    return [
-        others[(i - first) * len(others) // n] if others and i >= first else cpu
-        for i in range(n_layer + 1)
-    ]
+    gpus, n = gpus_of(backends), offload.max_layers(n_layer)
+    first = n_layer + 1 - n
+    if not gpus or not n:
+        return [backends[-1]] * (n_layer + 1)
+    ends = [*accumulate(_shares(gpus, offload))]
+    owners = [bisect_right([n * end for end in ends], k * ends[-1]) for k in range(n)]
+    return [backends[-1]] * first + [gpus[i] for i in owners]
+
+
+def _shares(gpus: Sequence[Backend], offload: Offload) -> list[float]:
+    """The proportions of layers on each GPU: as given, or of free memory, or equal."""
+    if any(offload.tensor_split):
+        return [*offload.tensor_split, *[0.0] * (len(gpus) - len(offload.tensor_split))]
+    limits = [limit_bytes(gpu, i, offload) for i, gpu in enumerate(gpus)]
+    if None in limits or not any(limits):
+        return [1.0] * len(gpus)
+    return [float(limit or 0) for limit in limits]
+
+
+def limit_bytes(gpu: Backend, i: int, offload: Offload) -> int | None:
+    """The bytes of GPU ``i`` that may be used; None if not known.
+
+    Its free memory, or less with a budget. ``auto`` without a budget leaves some of it free.
+    """
+    memory, budgets = gpu.memory(), offload.vram_budget
+    margin = _AUTO_MARGIN if offload.n_gpu_layers == "auto" and not budgets else 0
+    known = [] if memory is None else [max(0, memory[0] - margin)]
+    if budgets:
+        known.append(budgets[0] if len(budgets) == 1 else (*budgets, *[0] * (i + 1))[i])
+    return min(known, default=None)
+
+
+def override_device(name: str, backends: Sequence[Backend], offload: Offload) -> Backend | None:
+    """The device that ``override_tensor`` gives a tensor; None if it does not match.
+
+    Raises:
+        BackendError: the model does not use that device.
+    """
+    for pattern, device in offload.override_tensor:
+        if re.search(pattern, name):
+            return _device_named(device, backends)
+    return None
+
+
+def check_overrides(backends: Sequence[Backend], offload: Offload) -> None:
+    """Check the devices of ``override_tensor``. Raises: as ``override_device``."""
+    for _, device in offload.override_tensor:
+        _device_named(device, backends)
+
+
+def _device_named(name: str, backends: Sequence[Backend]) -> Backend:
+    for backend in backends:
+        if backend.name.lower() == name.lower():
+            return backend
+    raise BackendError(
+        f"`override_tensor` names device '{name}', which this model does not use; it has "
+        + ", ".join(backend.name for backend in backends)
+    )
 
 
 def kv_buffer_types(
     backends: Sequence[Backend],
     weights: Mapping[str, Tensor],
     hparams: HParams,
-    type_k: GGMLType,
-    type_v: GGMLType,
+    params: ContextParams,
+    on_host: Collection[int] = (),
 ) -> Callable[[int], BufferType]:
     """A function from a layer to the buffer type of its keys and values.
 
-    That of the device that has the layer's attention weights; the host's if that device does not
-    support the ops that write and read the cache.
+    That of the device that has the layer's attention weights; the host's for layers ``on_host``, if
+    that device does not support the ops that write and read the cache, or without ``offload_kqv``.
     """
-    able = {b.name: b for b in backends[:-1] if not b.buffer_type().is_host}
-    able = {name: b for name, b in able.items() if _attends(b, hparams, type_k, type_v)}
+    able = {b.name: b for b in backends[:-1] if not b.buffer_type().is_host and params.offload_kqv}
+    able = {
+        name: b for name, b in able.items() if _attends(b, hparams, params.type_k, params.type_v)
+    }
 
     def buft(layer: int) -> BufferType:
+        if layer in on_host:
+            return HOST
         prefix = f"blk.{layer}.attn"
         for name, weight in weights.items():
             if name.startswith(prefix) and weight.n_dims > 1 and weight.buffer is not None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.interface import Backend, Layout, WeightUse
-from pyggml.buffer import HOST, BufferType, HostBuffer
+from pyggml.buffer import HOST, AddressBuffer, AddressBufferType, BufferType, HostBuffer
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -29,13 +29,13 @@ from pyggml.quants import BLOCK_TYPES
 from pyggml.quants.validity import count_invalid
 from pyggml.tensor import Dims, Tensor
 
-from ..arch import Arch
+from ..arch import Arch, get_arch
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..graph.variants import ANY, Bytes, WeightPlan, weight_faults, weight_patterns, weight_plan
 from ..hparams import HParams
 from ..kv.memory import Memory
-from .devices import layer_devices
+from .devices import Offload, check_overrides, layer_devices, override_device
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
@@ -46,13 +46,14 @@ _RESERVED_FRACTION = 0.2  # of free memory, that optional layouts must leave
 
 
 @dataclass(eq=False)
-class _Weight:
+class Weight:
     """A weight to be loaded.
 
     Attributes:
         part: index of the mapped file that has it; -1 for a derived tensor.
         layouts: layouts that the device supports, the preferred one first.
         data: its bytes; None for a derived tensor not computed yet.
+        dropped_bytes: size of a faster layout that did not fit into memory.
     """
 
     name: str
@@ -63,6 +64,7 @@ class _Weight:
     backend: Backend
     layouts: Sequence[Layout]
     data: Bytes | None = None
+    dropped_bytes: int = 0
 
     @property
     def in_place(self) -> bool:
@@ -91,8 +93,8 @@ def load_weights(
     arch: Arch,
     hparams: HParams,
     backends: Sequence[Backend],
+    offload: Offload | None = None,
     *,
-    n_gpu_layers: int = -1,
     repack: bool = True,
     mlock: bool = False,
     progress: Progress | None = None,
@@ -101,7 +103,7 @@ def load_weights(
 
     Args:
         backends: the model's devices, the CPU last.
-        n_gpu_layers: see ``layer_devices``.
+        offload: which weights are on which device.
         repack: False keeps weights in the file's layout where their device can read it.
         mlock: pin the weights in RAM.
 
@@ -109,16 +111,47 @@ def load_weights(
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
         AllocError: not enough memory for the devices' copies.
     """
+    weights, plan = assign_weights(file, arch, hparams, backends, offload or Offload(), repack)
+    for backend in {id(w.backend): w.backend for w in weights.values()}.values():
+        _check_memory([w for w in weights.values() if w.backend is backend], backend, plan)
+    return _load_data(file, plan, weights, mlock, progress)
+
+
+def assign_weights(
+    file: GGUFFile,
+    arch: Arch,
+    hparams: HParams,
+    backends: Sequence[Backend],
+    offload: Offload,
+    repack: bool = True,
+) -> tuple[dict[str, Weight], WeightPlan]:
+    """The weights that ``load_weights`` would load, with devices and layouts, in the file's order.
+
+    Raises:
+        ModelError: as ``load_weights``. BackendError: as ``override_device``.
+    """
     infos = check_tensors(file, arch.TENSORS, hparams)
     plan = weight_plan(infos, hparams)
-    weights = _assign_devices(file, arch, hparams, infos, plan, backends, n_gpu_layers)
+    weights = _assign_devices(file, hparams, infos, plan, backends, offload)
     for weight in weights.values():
         hosted = [layout for layout in weight.layouts if layout.buft.is_host]
         if not repack and hosted:
             weight.layouts = hosted
     for backend in {id(w.backend): w.backend for w in weights.values()}.values():
-        _fit_memory([w for w in weights.values() if w.backend is backend], backend, bool(plan.made))
-    return _load_data(file, plan, weights, mlock, progress)
+        _choose_layouts([w for w in weights.values() if w.backend is backend], backend)
+    return weights, plan
+
+
+def planned_tensors(weights: Mapping[str, Weight]) -> dict[str, Tensor]:
+    """The weights by name, with addresses but no memory: for plans."""
+    tensors, contexts = _new_tensors(weights)
+    for buft, ctx in contexts.items():
+        alloc_ctx_tensors(ctx, AddressBufferType(buft))
+    for name, weight in weights.items():
+        if not weight.allocated:
+            buffer = AddressBuffer(weight.n_bytes, HOST)
+            tensors[name].buffer, tensors[name].data = buffer, buffer.base
+    return tensors
 
 
 def weight_headers(infos: Mapping[str, TensorInfo], plan: WeightPlan) -> dict[str, Tensor]:
@@ -139,26 +172,25 @@ def header_graph(
 
 def _assign_devices(
     file: GGUFFile,
-    arch: Arch,
     hparams: HParams,
     infos: Mapping[str, TensorInfo],
     plan: WeightPlan,
     backends: Sequence[Backend],
-    n_gpu_layers: int,
-) -> dict[str, _Weight]:
+    offload: Offload,
+) -> dict[str, Weight]:
     """Each weight with its device and the layouts supported there, in the file's order."""
     headers = weight_headers(infos, plan)
-    devices = layer_devices(backends, hparams.n_layer, n_gpu_layers)
-    output = devices[-1]
+    check_overrides(backends, offload)
+    devices = layer_devices(backends, hparams.n_layer, offload)
+    output = override_device("output.weight", backends, offload) or devices[-1]
     tied = headers.get("token_embd.weight")
     if tied is not None and "output.weight" not in headers and not _reads_host(output):
         headers["output.weight"] = tied  # a second copy: GET_ROWS reads the embedding on the host
-    # Any activation will do: contexts may override it, and it has no weights.
-    ops = _readers(header_graph(arch, replace(hparams, hidden_act="relu"), headers))
-    weights: dict[str, _Weight] = {}
+    ops = weight_ops(hparams, headers)
+    weights: dict[str, Weight] = {}
     for name, header in headers.items():
-        source = "token_embd.weight" if header is tied else name
-        device = _device(name, devices, backends)
+        source = name if name in infos or name != "output.weight" else "token_embd.weight"
+        device = override_device(name, backends, offload) or _device(name, devices, backends)
         use = WeightUse(header.type, header.ne, frozenset(ops.get(name, ())))
         for backend in dict.fromkeys((device, backends[-1])):
             layouts = backend.layouts(use)
@@ -172,18 +204,20 @@ def _assign_devices(
         info = infos.get(source)
         data = None if info is None else file.tensor_bytes(source)
         n_bytes, part = header.nbytes, -1 if info is None else info.part
-        weights[name] = _Weight(name, header.type, header.ne, n_bytes, part, backend, layouts, data)
+        weights[name] = Weight(name, header.type, header.ne, n_bytes, part, backend, layouts, data)
     return weights
 
 
-def _readers(graph: CGraph) -> dict[str, set[str]]:
-    """The names of the ops that read each weight, by the weight's name."""
+def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """The names of the ops that read each weight, by the weight's name; only sizes are used."""
+    headers = {name: Tensor(w.type, w.ne).set_name(name) for name, w in weights.items()}
+    # Any activation will do: contexts may override it, and it has no weights.
+    hparams = replace(hparams, hidden_act="relu")
     found: dict[str, set[str]] = {}
-    for node in graph.nodes:
+    for node in header_graph(get_arch(hparams.arch), hparams, headers).nodes:
         for source in node.src:
             if source is not None and source.op is None and node.op is not None:
-                root = source if source.view_src is None else source.view_src
-                found.setdefault(root.name, set()).add(node.op.name)
+                found.setdefault(source.root.name, set()).add(node.op.name)
     return found
 
 
@@ -200,35 +234,44 @@ def _device(name: str, devices: Sequence[Backend], backends: Sequence[Backend]) 
     return backends[-1]
 
 
-def _fit_memory(weights: Sequence[_Weight], backend: Backend, made: bool) -> None:
-    """Drop optional large layouts if they would leave little memory free.
+def _choose_layouts(weights: Sequence[Weight], backend: Backend) -> None:
+    """Drop optional large layouts if they would leave little memory free."""
+    memory = backend.memory()
+    growing = [w for w in weights if w.grows]
+    size = sum(w.new_bytes for w in weights)
+    if memory is None or not growing or size <= (1 - _RESERVED_FRACTION) * memory[0]:
+        return
+    if sum(w.new_bytes for w in weights if not w.grows) <= memory[0]:
+        for weight in growing:
+            weight.dropped_bytes, weight.layouts = weight.new_bytes, weight.layouts[1:]
 
-    Args:
-        made: whether some weights are derived, for the message.
+
+def _check_memory(weights: Sequence[Weight], backend: Backend, plan: WeightPlan) -> None:
+    """Check that the weights of a device fit, and log the layouts that were dropped.
 
     Raises:
-        AllocError: the weights do not fit even then.
+        AllocError: they do not fit.
     """
     memory = backend.memory()
-    size, growing = sum(w.new_bytes for w in weights), [w for w in weights if w.grows]
-    if memory is None or size <= (1 - _RESERVED_FRACTION if growing else 1) * memory[0]:
+    if memory is None:
         return
-    free = memory[0]
-    needed = sum(w.new_bytes for w in weights if not w.grows)
-    if growing and needed <= free:
+    size, free = sum(w.new_bytes for w in weights), memory[0]
+    dropped = [w for w in weights if w.dropped_bytes]
+    if dropped:
+        whole = size + sum(w.dropped_bytes for w in dropped)
         log.warning(
             "%d matrices stay in the file's layout, which is slower: repacking all would take "
-            "%.2f GiB, this machine has %.2f GiB free", len(growing), size / 2**30, free / 2**30
+            "%.2f GiB, this machine has %.2f GiB free", len(dropped), whole / 2**30, free / 2**30
         )  # fmt: skip
-        for weight in growing:
-            weight.layouts = weight.layouts[1:]
+    if size <= free:
         return
     if backend.device.kind != "cpu":
         raise AllocError(
             f"the weights on {backend.name} need {size / 2**30:.2f} GiB, it has "
-            f"{free / 2**30:.2f} GiB free; put fewer layers there (`n_gpu_layers`)"
+            f"{free / 2**30:.2f} GiB free; put fewer layers there (`n_gpu_layers`), or as many as "
+            "fit (`n_gpu_layers=auto`)"
         )
-    what = "repacking the weights" + (", and deriving those of sparse layers," if made else "")
+    what = "repacking the weights" + (", and deriving those of sparse layers," if plan.made else "")
     raise AllocError(
         f"{what} needs {size / 2**30:.2f} GiB, this machine has {free / 2**30:.2f} GiB free; "
         "use `repack=False` to read them in place"
@@ -238,24 +281,17 @@ def _fit_memory(weights: Sequence[_Weight], backend: Backend, made: bool) -> Non
 def _load_data(
     file: GGUFFile,
     plan: WeightPlan,
-    weights: Mapping[str, _Weight],
+    weights: Mapping[str, Weight],
     mlock: bool,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
     """Allocate the tensors, and fill those that do not stay in the mapped file."""
-    contexts: dict[BufferType, Context] = {}
+    tensors, contexts = _new_tensors(weights)
     mapped = [HostBuffer(part.data, HOST) for part in file.parts]
-    tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        if weight.allocated:
-            buft = weight.layouts[0].buft
-            ctx = contexts.setdefault(buft, Context(no_alloc=True))
-            tensor = ctx.new_tensor(weight.type, weight.ne)
-        else:
-            tensor = Tensor(weight.type, weight.ne)  # the data of derived ones is set below
-            if weight.data is not None:
-                tensor.buffer, tensor.data = mapped[weight.part], int(weight.data.ctypes.data)
-        tensors[name] = tensor.set_name(name)
+        if not weight.allocated and weight.data is not None:  # derived ones are set below
+            tensors[name].buffer = mapped[weight.part]
+            tensors[name].data = int(weight.data.ctypes.data)
     done = 0
     total = sum(one.source.nbytes for one in plan.made)
     total += sum(w.n_bytes for w in weights.values() if not w.in_place and w.part >= 0)
@@ -286,6 +322,22 @@ def _load_data(
     if mlock:
         _lock(tensors)
     return tensors
+
+
+def _new_tensors(
+    weights: Mapping[str, Weight],
+) -> tuple[dict[str, Tensor], dict[BufferType, Context]]:
+    """The weights as tensors without memory, and those to be allocated by buffer type."""
+    contexts: dict[BufferType, Context] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.allocated:
+            ctx = contexts.setdefault(weight.layouts[0].buft, Context(no_alloc=True))
+            tensor = ctx.new_tensor(weight.type, weight.ne)
+        else:
+            tensor = Tensor(weight.type, weight.ne)
+        tensors[name] = tensor.set_name(name)
+    return tensors, contexts
 
 
 def parts_in_use(file: GGUFFile, weights: Mapping[str, Tensor]) -> tuple[Mapped, ...]:

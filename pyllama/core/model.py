@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,16 +32,22 @@ from ..hparams import KEYS, HParams, Key, read_hparams
 from ..sparsity.sources import choose_sources
 from ..sparsity.weights import normalize_powerinfer_metadata
 from ..tokenizer import Tokenizer, load_tokenizer
-from .devices import CPU, Devices, parse_devices, start_devices
+from .devices import (
+    CPU,
+    Devices,
+    Offload,
+    gpu_devices,
+    gpus_of,
+    parse_devices,
+    start_devices,
+    used_devices,
+)
+from .params import ContextParams
+
+if TYPE_CHECKING:
+    from .offload import WeightPlacement
 
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-
-
-class WeightPlacement(Protocol):
-    """A plan that moves weights to a device, such as ``sparsity.placement.Placement``."""
-
-    def apply(self, model: Model, device: Backend) -> Model:
-        """A copy of the model with some of its weights on a device."""
 
 
 class Model:
@@ -52,6 +58,8 @@ class Model:
         tokenizer: built from its metadata.
         weights: tensors by name (empty with ``vocab_only``).
         devices: devices that hold the weights and run the graphs; the CPU is the last.
+        n_gpu_layers: layers that are not on the CPU, with the output as one.
+        host_kv: layers whose keys and values stay in host memory on any device.
         files: mapped files that have some of the weights.
         n_params, size_bytes: sums over all tensors in the file.
     """
@@ -65,6 +73,8 @@ class Model:
         self._hparams, self.tokenizer = hparams, tokenizer
         self.weights: dict[str, Tensor] = {}
         self.devices: tuple[str | Backend, ...] = (CPU,)
+        self.n_gpu_layers = 0
+        self.host_kv: frozenset[int] = frozenset()
         infos = file.tensors.values()
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
         self.size_bytes = sum(t.nbytes for t in infos)
@@ -85,7 +95,13 @@ class Model:
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         devices: Devices | None = None,
-        n_gpu_layers: int = -1,
+        n_gpu_layers: int | Literal["auto"] | None = None,
+        main_gpu: int = 0,
+        split_mode: str = "layer",
+        tensor_split: Sequence[float] = (),
+        override_tensor: Sequence[tuple[str, str]] = (),
+        vram_budget: Sequence[int] = (),
+        params: ContextParams | None = None,
         placement: WeightPlacement | None = None,
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
@@ -104,9 +120,14 @@ class Model:
             sparse_threshold: minimum score of an active neuron; None for that of the environment
                 or the file.
             devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
-                running backends; None or ``none`` for the CPU alone. Contexts use the same.
+                running backends; ``none`` for the CPU alone. Contexts use the same. None: all GPUs
+                found if layers are asked for (``n_gpu_layers``, ``vram_budget``), as the tools do;
+                else the CPU, since results on another device may differ in the last bits.
             n_gpu_layers: number of layers, counted from the end with the output as one, on
-                devices other than the CPU; negative for all.
+                devices other than the CPU; None or negative for all, ``auto`` for what fits.
+            main_gpu, split_mode, tensor_split, override_tensor, vram_budget: see
+                ``core.devices.Offload``.
+            params: sizes of the context, for what fits; None for the defaults.
             placement: neurons of a sparse model to put on the first device, instead of whole
                 layers (see ``sparsity.placement``).
             n_threads: threads for repacking.
@@ -117,8 +138,14 @@ class Model:
             ModelError: the model cannot be run.
             TokenizerError: the vocabulary cannot be used.
             AllocError: not enough memory.
-            BackendError: there is no such device.
+            BackendError: there is no such device, or an argument for devices is illegal.
         """
+        offload = Offload(
+            -1 if n_gpu_layers is None else n_gpu_layers, main_gpu, split_mode,
+            tuple(tensor_split), tuple(override_tensor), tuple(vram_budget),
+        )  # fmt: skip
+        if devices is None and (n_gpu_layers not in (None, 0) or vram_budget):
+            devices = gpu_devices()
         requested = parse_devices(devices)
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
@@ -137,16 +164,26 @@ class Model:
         if not file.tensors:
             raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
         from .loader import check_data, load_weights, parts_in_use
+        from .offload import Planner, placed_offload
 
         for fault in check_data(file) if check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
-        backends = start_devices(requested, n_threads)
+        started = start_devices(requested, n_threads)
+        backends = used_devices(started, offload)
+        if placement is not None:
+            offload = placed_offload(placement, hparams, file.tensors, backends[0])
+        elif offload.fits:
+            planner = Planner(
+                file, model.arch, hparams, backends, params or ContextParams(), repack=repack
+            )
+            offload = planner.plan(offload).offload
+        model.n_gpu_layers = offload.max_layers(hparams.n_layer) if gpus_of(backends) else 0
         model.weights = load_weights(
             file,
             model.arch,
             hparams,
             backends,
-            n_gpu_layers=n_gpu_layers if placement is None else 0,
+            offload,
             repack=repack,
             mlock=use_mlock,
             progress=progress,
@@ -154,12 +191,10 @@ class Model:
         model.files = parts_in_use(file, model.weights)
         model.devices = tuple(
             given if backend.buffer_type().is_host else backend
-            for given, backend in zip(requested, backends, strict=True)
+            for given, backend in zip(requested, started, strict=True)
+            if backend in backends
         )
-        if placement is None:
-            return model
-        model.devices = model.devices[1:]
-        return placement.apply(model, backends[0])
+        return model if placement is None else placement.apply(model, backends[0])
 
     @property
     def hparams(self) -> HParams:

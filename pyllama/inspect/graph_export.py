@@ -12,15 +12,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-import numpy as np
-import numpy.typing as npt
-
-from pyggml.alloc import GraphAllocator
+from pyggml.alloc import GraphAllocator, TensorAllocator
 from pyggml.alloc.gallocr import Plan
-from pyggml.buffer import HOST, HostBufferType
+from pyggml.buffer import ALIGNMENT, HOST, AddressBuffer, HostBufferType
 from pyggml.cgraph import CGraph
-from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile
+from pyggml.rounding import round_up
 from pyggml.tensor import Tensor
 from pyggml.viz import NodeTime, Options, graph_dump_dot
 
@@ -59,6 +56,10 @@ def model_graph(
     return header_graph(arch, hparams, headers, n_tokens)
 
 
+class _FileType(HostBufferType):
+    name = "in the file"
+
+
 @dataclass(frozen=True, eq=False)
 class DrawnGraph:
     """A graph and the data for drawings of it.
@@ -89,10 +90,11 @@ def drawn_graph(
         AllocError: there is not enough memory for the results.
     """
     graph = model_graph(path, n_tokens, sparse, sparse_threshold)
-    file = _FileBuffer()
-    for leaf in graph.leafs:
-        if not leaf.data and not leaf.flags:
-            file.place(leaf)
+    weights = [leaf for leaf in graph.leafs if not leaf.data and not leaf.flags]
+    size = sum(round_up(leaf.nbytes, ALIGNMENT) for leaf in weights)
+    file = TensorAllocator(AddressBuffer(size, _FileType()))
+    for leaf in weights:
+        file.alloc(leaf)
     plan = GraphAllocator(HOST).alloc_graph(graph)
     return DrawnGraph(graph, plan, graph_title(path, n_tokens))
 
@@ -113,34 +115,3 @@ def graph_dot(
     drawn = drawn_graph(path, n_tokens)
     options.setdefault("title", drawn.title)
     return graph_dump_dot(drawn.graph, out, **options)
-
-
-class _FileType(HostBufferType):
-    name = "in the file"
-
-
-class _FileBuffer:
-    """The buffer of weights that are not loaded: it has addresses, but no memory."""
-
-    buft = _FileType()
-    base = 1 << 12
-    mem: npt.NDArray[np.uint8] | None = None
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def place(self, tensor: Tensor) -> None:
-        """Give a tensor the next address."""
-        tensor.buffer, tensor.data = self, self.base + self.size
-        self.size += tensor.nbytes
-
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
-        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
-
-    def get_tensor(
-        self, tensor: Tensor, offset: int = 0, size: int | None = None
-    ) -> npt.NDArray[np.uint8]:
-        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
-
-    def lock(self) -> str:
-        return ""

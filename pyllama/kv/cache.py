@@ -86,8 +86,10 @@ class KVCache(CellLists):
                 )
         row = sum(row_size(type, hparams.head_dim) for type in types.values())
         self.size_bytes = row * len(self.layers) * hparams.n_head_kv * n_cells
-        _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._bufts = {i: layer_buft(i) for i in self.layers}
+        on_host = sum(buft.is_host for buft in self._bufts.values())
+        host_bytes = row * on_host * hparams.n_head_kv * n_cells
+        _check_memory(host_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
         sizes = {
             "cells": (2, n_cells, n_seq_max),

@@ -17,21 +17,23 @@ Source: PowerInfer, ``solver.py``, ``llm_load_gpu_split`` and its names of tenso
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.interface import Backend
-from pyggml.buffer import HOST, BufferType
+from pyggml.backend.interface import Backend, WeightUse
+from pyggml.buffer import HOST, AddressBufferType, BufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.tensor import Tensor
+from pyggml.tensor import Dims, Tensor
 
+from ..core.loader import weight_ops
 from ..core.model import Model
 from ..errors import ModelError
+from ..hparams import HParams
 from .inventory import KV, Inventory, Item, NeuronRows
 
 Ids = npt.NDArray[np.int32]
@@ -91,36 +93,71 @@ class Placement:
         dense = sum(item.nbytes for item in self.on_gpu)
         return dense + sum(self.ffn_bytes) + (self.compute_bytes if self.on_gpu else 0)
 
+    @property
+    def host_kv(self) -> frozenset[int]:
+        """Layers whose keys and values stay in host memory."""
+        return frozenset(item.layer for item in self.on_cpu if item.level == KV)
+
+    def whole_weights(self, hparams: HParams, names: Container[str]) -> set[str]:
+        """The names of the weights that are on the GPU as a whole.
+
+        Args:
+            names: of the weights in the file.
+        """
+        found = {
+            "output.weight" if name == "token_embd.weight" else name  # the host keeps the embedding
+            for item in self.on_gpu
+            for name in item.names
+        }
+        for i in range(hparams.n_layer):
+            if len(self.split.up[i]) == len(self.split.down[i]) == self.split.n_ff:
+                found |= {name for _, name in _of_layer(hparams, i, names, biases=True)}
+        return found
+
     def apply(self, model: Model, device: Backend) -> Model:
         """Return a copy of the model with the placed weights in the device's memory.
 
-        The original is unchanged; both share the host's weights. A layer with split neurons has
-        sliced matrices on the device, with rows in the order of its bucket. The scheduler runs each
-        part of the graph where its weights are. A layer's KV cache is placed with its attention
-        weights.
+        The original is unchanged; both share the host's weights, and those that are on the device
+        already. A layer with split neurons has sliced matrices on the device, with rows in the
+        order of its bucket. The scheduler runs each part of the graph where its weights are.
 
         Raises:
             ModelError: the placement is of another model, or a layer computes all of its neurons.
             AllocError: the device does not have enough memory.
         """
-        hp, split = model.hparams, self.split
-        if (len(split.up), split.n_ff) != (hp.n_layer, hp.n_ff):
-            raise ModelError(
-                f"{model.path}: the placement has {len(split.up)} layers of {split.n_ff} neurons, "
-                f"the model {hp.n_layer} of {hp.n_ff}: it belongs to another model"
-            )
-        on_device, on_host = _NewTensors(device.buffer_type()), _NewTensors(HOST)
-        for item in self.on_gpu:
-            for name in item.names:
-                if name in model.weights:  # not a cache
-                    tied = name == "token_embd.weight"  # the host keeps it for the embedding
-                    on_device.add("output.weight" if tied else name, model.weights[name])
-        for i in range(hp.n_layer):
-            _place_layer(model, i, split, on_device, on_host)
         placed_model = copy.copy(model)
-        placed_model.weights = {**model.weights, **on_host.alloc(), **on_device.alloc()}
-        placed_model.devices = (device, *model.devices)
+        new = self._new_tensors(model.hparams, model.weights, device, str(model.path))
+        placed_model.weights = {**model.weights, **new.alloc()}
+        placed_model.devices = (device, *(d for d in model.devices if d is not device))
+        placed_model.host_kv = self.host_kv
         return placed_model
+
+    def planned(
+        self, hparams: HParams, weights: Mapping[str, Tensor], device: Backend
+    ) -> dict[str, Tensor]:
+        """The weights after ``apply`` with addresses but no memory. Raises: as ``apply``."""
+        return {**weights, **self._new_tensors(hparams, weights, device, "the model").plan()}
+
+    def _new_tensors(
+        self, hparams: HParams, weights: Mapping[str, Tensor], device: Backend, model: str
+    ) -> _NewTensors:
+        split = self.split
+        if (len(split.up), split.n_ff) != (hparams.n_layer, hparams.n_ff):
+            raise ModelError(
+                f"{model}: the placement has {len(split.up)} layers of {split.n_ff} neurons, the "
+                f"model {hparams.n_layer} of {hparams.n_ff}: it belongs to another model"
+            )
+        whole = self.whole_weights(hparams, weights)
+        sources = {name: weights[name] for name in whole & weights.keys()}
+        if "output.weight" in whole - weights.keys():
+            sources["output.weight"] = weights["token_embd.weight"]
+        new = _NewTensors(device, weight_ops(hparams, {**weights, **sources}))
+        for name, weight in sources.items():
+            if weight.buffer is None or not device.supports_buft(weight.buffer.buft):
+                new.add(name, name, weight)
+        for i in range(hparams.n_layer):
+            _slice_layer(hparams, weights, i, split, new, model)
+        return new
 
 
 def place(
@@ -268,68 +305,113 @@ _GPU = {"ffn_gate": "ffn_gate_gpu", "ffn_up": "ffn_up_gpu", "ffn_down_t": "ffn_d
 
 
 class _NewTensors:
-    """Tensors to be allocated in one buffer."""
+    """Tensors to be allocated on a device, in the layouts that it prefers, and on the host.
 
-    def __init__(self, buft: BufferType) -> None:
-        self.buft, self.ctx = buft, Context(no_alloc=True)
-        self.bytes: dict[str, npt.NDArray[np.uint8]] = {}
+    Args:
+        ops: names of the ops that read each weight.
+    """
 
-    def add(self, name: str, weight: Tensor, rows: Ids | None = None) -> None:
-        """Add a weight, or some of its rows."""
-        data, ne = weight.bytes(), weight.ne
-        if rows is not None:
-            data = data.reshape(ne[1], -1)[rows].reshape(-1)
-            ne = (ne[0], len(rows), 1, 1)
-        self.ctx.new_tensor(weight.type, ne).set_name(name)
-        self.bytes[name] = data
+    def __init__(self, device: Backend, ops: Mapping[str, Set[str]]) -> None:
+        self._device, self._ops = device, ops
+        self._contexts: dict[BufferType, Context] = {}
+        self._weights: dict[str, tuple[Tensor, Ids | None]] = {}
+        self._ids: dict[str, Ids] = {}
 
-    def add_ids(self, name: str, ids: Ids) -> None:
+    def add(self, name: str, source: str, weight: Tensor, rows: Ids | None = None) -> None:
+        """Add a weight to the device, or some rows of it, that is read as ``source`` is."""
+        ne = weight.ne if rows is None else (weight.ne[0], len(rows), 1, 1)
+        layouts = self._device.layouts(
+            WeightUse(weight.type, ne, frozenset(self._ops.get(source, ())))
+        )
+        if not layouts:
+            raise ModelError(
+                f"{self._device.name} cannot store tensor '{name}', {weight.type.name} {list(ne)}"
+            )
+        self._new(name, layouts[0].buft, weight.type, ne)
+        self._weights[name] = weight, rows
+
+    def add_ids(self, name: str, ids: Ids, buft: BufferType) -> None:
         """Add a tensor of neuron ids."""
-        self.ctx.new_tensor_1d(GGMLType.I32, len(ids)).set_name(name)
-        self.bytes[name] = np.ascontiguousarray(ids, np.int32).view(np.uint8)
+        self._new(name, buft, GGMLType.I32, (len(ids), 1, 1, 1))
+        self._ids[name] = ids
 
-    def alloc(self) -> Mapping[str, Tensor]:
+    def plan(self) -> dict[str, Tensor]:
+        """All tensors by name, with addresses but no memory."""
+        for buft, ctx in self._contexts.items():
+            alloc_ctx_tensors(ctx, AddressBufferType(buft))
+        return {t.name: t for ctx in self._contexts.values() for t in ctx}
+
+    def alloc(self) -> dict[str, Tensor]:
         """Allocate and fill all tensors, and return them by name."""
-        if not self.bytes:
-            return {}
-        buffer = alloc_ctx_tensors(self.ctx, self.buft)
-        tensors = {t.name: t for t in self.ctx}
-        for name, tensor in tensors.items():
-            buffer.set_tensor(tensor, self.bytes.pop(name))
+        for buft, ctx in self._contexts.items():
+            alloc_ctx_tensors(ctx, buft)
+        tensors = {t.name: t for ctx in self._contexts.values() for t in ctx}
+        pairs = ((tensors[name], _bytes(*source)) for name, source in self._weights.items())
+        for _ in self._device.set_weights(pairs):
+            pass
+        for name, ids in self._ids.items():
+            buffer = tensors[name].buffer
+            assert buffer is not None
+            buffer.set_tensor(tensors[name], np.ascontiguousarray(ids, np.int32).view(np.uint8))
         return tensors
 
+    def _new(self, name: str, buft: BufferType, type: GGMLType, ne: Dims) -> None:
+        ctx = self._contexts.setdefault(buft, Context(no_alloc=True))
+        ctx.new_tensor(type, ne).set_name(name)
 
-def _place_layer(
-    model: Model, i: int, split: NeuronSplit, device: _NewTensors, host: _NewTensors
-) -> None:
-    up, down = split.up[i], split.down[i]
+    @property
+    def device_type(self) -> BufferType:
+        """The type of the device's memory."""
+        return self._device.buffer_type()
+
+
+def _bytes(weight: Tensor, rows: Ids | None) -> npt.NDArray[np.uint8]:
+    """The bytes of a weight, or of some of its rows."""
+    data = weight.bytes()
+    return data if rows is None else data.reshape(weight.ne[1], -1)[rows].reshape(-1)
+
+
+def _of_layer(
+    hparams: HParams, i: int, names: Container[str], *, biases: bool
+) -> list[tuple[str, str]]:
+    """(part, name) of each weight of a layer that is read by neurons."""
+    prefix = f"blk.{i}."
+    gated = f"{prefix}ffn_gate.weight" in names
+    parts = ["ffn_up", "ffn_gate", "ffn_down_t"] if gated else ["ffn_up", "ffn_down_t"]
+    if hparams.source(i) == "exact":  # the first matrix is computed in full
+        parts.remove("ffn_gate" if gated else "ffn_up")
+    found = [(part, f"{prefix}{part}.weight") for part in parts]
+    if biases:
+        found += [(part, f"{prefix}{part}.bias") for part in parts if part != "ffn_down_t"]
+    return found
+
+
+def _slice_layer(
+    hparams: HParams, weights: Mapping[str, Tensor], i: int, split: NeuronSplit, new: _NewTensors,
+    model: str,
+) -> None:  # fmt: skip
+    """Add the rows of a layer's neurons on the device, if these are some but not all."""
+    up, down, prefix = split.up[i], split.down[i], f"blk.{i}."
     if not up.size and not down.size:
         return
-    prefix, source = f"blk.{i}.", model.hparams.source(i)
+    source = hparams.source(i)
     if source in ("off", "topk"):
         raise ModelError(
-            f"{model.path}: layer {i} computes all of its neurons (`sparse={source!r}`), so none "
+            f"{model}: layer {i} computes all of its neurons (`sparse={source!r}`), so none "
             "can be placed; load the model with a sparse source, such as exact"
         )
-    whole = up.size == down.size == split.n_ff
-    gated = f"{prefix}ffn_gate.weight" in model.weights
-    parts = ["ffn_up", "ffn_gate"] if gated else ["ffn_up"]
-    if source == "exact":  # the first matrix is computed in full
-        parts.remove("ffn_gate" if gated else "ffn_up")
-    for part, rows in [*((part, up) for part in parts), ("ffn_down_t", down)]:
-        weight = model.weights[f"{prefix}{part}.weight"]
-        if whole:
-            device.add(f"{prefix}{part}.weight", weight)
-        else:
-            device.add(f"{prefix}{_GPU[part]}.weight", weight, rows)
-        bias = model.weights.get(f"{prefix}{part}.bias")
-        if bias is not None and part != "ffn_down_t":
-            device.add(f"{prefix}{part if whole else _GPU[part]}.bias", bias)
-    if whole:
+    if up.size == down.size == split.n_ff:
         return
+    for part, name in _of_layer(hparams, i, weights, biases=True):
+        target = name.replace(part, _GPU[part])
+        if name.endswith(".bias"):
+            if name in weights:
+                new.add(target, name, weights[name])
+        else:
+            new.add(target, name, weights[name], down if part == "ffn_down_t" else up)
     joint = np.array_equal(up, down)
     for suffix, ids in [("", up)] if joint else [("", up), ("_down", down)]:
         marks = np.zeros(split.n_ff, np.int32)
         marks[ids] = 1
-        host.add_ids(f"{prefix}gpu_idx{suffix}", marks)
-        device.add_ids(f"{prefix}gpu_bucket{suffix}", ids)
+        new.add_ids(f"{prefix}gpu_idx{suffix}", marks, HOST)
+        new.add_ids(f"{prefix}gpu_bucket{suffix}", ids, new.device_type)

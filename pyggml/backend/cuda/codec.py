@@ -5,14 +5,16 @@
     bits = field_reader(BLOCK_TYPES[GGMLType.Q6_K].steps)
     s = bits(blocks, start_of_block, 3)            # integer 3 of a field
 
-For kernels that touch each element once: rows by index, copies, conversion into planes.
+For kernels that touch each element once: rows by index, copies, conversion into planes. Encoders
+round as ggml's do: a block has the bytes of ``quants``.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from numba import float32, int32, int64, uint16, uint32
+from numba import float32, int32, int64, uint8, uint16, uint32
 
 from ...dtype import GGMLType
 from ...quants import BLOCK_TYPES
@@ -29,8 +31,10 @@ from .intrin import (
     load_u16,
     load_u32,
     load_u32x2,
+    mul_rounded,
     store_f32,
     store_f32x4,
+    store_u8,
     store_u16,
     store_u32x2,
     u32,
@@ -274,3 +278,96 @@ def _number_of(values: tuple[int, ...], zero: int, signed: bool) -> Any:
         return float32(int32(int32(code) - zero))
 
     return less_zero
+
+
+def encodable(type: GGMLType) -> bool:
+    """Whether ``block_encoder`` knows a format: 32 codes of 4, 5 or 8 bits with one scale."""
+    f = BLOCK_TYPES.get(type)
+    simple = f is not None and f.columns == 32 and f.scale == "f16" and f.planes and not f.values
+    return bool(simple and f is not None and not f.steps and f.encode is not None)
+
+
+@cache
+def block_encoder(type: GGMLType, source: GGMLType) -> Any:
+    """A device function: (x, byte offset of 32 elements, stride, y, byte offset of a block).
+
+    The stride is in bytes; the elements are of the float type ``source``.
+    """
+    f = BLOCK_TYPES[type]
+    assert encodable(type)
+    load = element_loader(source)
+    wide, fifth, centred = f.bits == 8, f.bits == 5, not f.low
+    d_at, zero, top_code = f.d[0].byte, f.zero, (1 << f.bits) - 1
+    low_at = f.low[0].byte if f.low else 0
+    codes_at = f.planes[0].byte
+    fifth_at = f.planes[1].byte if fifth else 0
+
+    @device
+    def encode_int8(x, at, stride, y, block):
+        top = float32(0)
+        for j in range(32):
+            v = abs(load(x, at + j * stride, 0))
+            top = v if v > top else top
+        d = top / float32(127)
+        inverse = float32(1) / d if d != float32(0) else float32(0)
+        store_u16(y, block + d_at, float_to_half(d))
+        for j in range(32):
+            v = mul_rounded(load(x, at + j * stride, 0), inverse)
+            size = abs(v)
+            whole = float32(math.floor(size))
+            q = int32(whole)
+            if size - whole >= float32(0.5):
+                q = int32(q + 1)
+            q = int32(-q) if v < float32(0) else q
+            store_u8(y, block + codes_at + j, uint8(q & 255))
+
+    @device
+    def code_centred(v, inverse):
+        q = mul_rounded(v, inverse) + float32(zero + 0.5)
+        if not (abs(q) < float32(math.inf)):  # the scale is so small that it has no inverse
+            return int32(0)
+        q = min(max(q, float32(0)), float32(top_code))
+        return int32(q)
+
+    @device
+    def code_from_minimum(v, low, inverse):
+        q = mul_rounded(v - low, inverse) + float32(0.5)
+        if q != q:
+            return int32(0)
+        return int32(min(q, float32(top_code)))
+
+    @device
+    def encode_nibbles(x, at, stride, y, block):
+        first = load(x, at, 0)
+        top, low, high = first, first, first
+        for j in range(32):
+            v = load(x, at + j * stride, 0)
+            top = v if abs(v) > abs(top) else top
+            low = v if v < low else low
+            high = v if v > high else high
+        if centred:
+            d = (top + float32(0)) / float32(-zero)
+            inverse = float32(1) / d if d != float32(0) else float32(0)
+        else:
+            d = (high - low) / float32(top_code)
+            inverse = float32(1) / d if d != float32(0) else float32(0)
+            store_u16(y, block + low_at, float_to_half(low))
+        store_u16(y, block + d_at, float_to_half(d))
+        bits = uint32(0)
+        for j in range(16):
+            v, w = load(x, at + j * stride, 0), load(x, at + (j + 16) * stride, 0)
+            if centred:
+                a, b = code_centred(v, inverse), code_centred(w, inverse)
+                if d == float32(0):
+                    a, b = int32(zero), int32(zero)
+            else:
+                a, b = code_from_minimum(v, low, inverse), code_from_minimum(w, low, inverse)
+            store_u8(y, block + codes_at + j, uint8((a & 15) | ((b & 15) << 4)))
+            if fifth:
+                bits = u32(bits | (uint32(a >> 4) << uint32(j)))
+                bits = u32(bits | (uint32(b >> 4) << uint32(j + 16)))
+        if fifth:
+            for k in range(4):
+                store_u8(y, block + fifth_at + k, uint8((bits >> uint32(8 * k)) & uint32(255)))
+
+    return encode_int8 if wide else encode_nibbles

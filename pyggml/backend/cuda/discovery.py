@@ -11,8 +11,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
-from ...errors import BackendError
-from ..interface import Backend
+from ..interface import Backend, BackendFactory
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NEEDED = {"numba_cuda": "numba-cuda", "cuda.bindings": "cuda-bindings"}
@@ -59,11 +58,14 @@ def why_none() -> str:
     return _found()[1]
 
 
-def start(name: str, *, n_threads: int | None = None) -> Backend:
-    """The backend of a device; threads are the CPU's. Raises: BackendError."""
-    if name not in devices():
-        raise BackendError(f"no GPU named '{name}': {why_none() or ', '.join(devices())}")
-    from .backend import CudaBackend
-    from .bindings import open_driver
+def factory(name: str) -> BackendFactory:
+    """What starts the backend of one of ``devices()``."""
 
-    return CudaBackend(open_driver(int(name.removeprefix("cuda"))), name)
+    def start(*, n_threads: int | None = None) -> Backend:
+        """The backend; threads are the CPU's. Raises: BackendError."""
+        from .backend import CudaBackend
+        from .bindings import open_driver
+
+        return CudaBackend(open_driver(int(name.removeprefix("cuda"))), name)
+
+    return start

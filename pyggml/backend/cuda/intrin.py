@@ -97,6 +97,7 @@ def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
 
 load_u8, load_u16, load_u32 = _load(types.uint8), _load(types.uint16), _load(types.uint32)
 load_i8, load_i32, load_f32 = _load(types.int8), _load(types.int32), _load(types.float32)
+load_i64 = _load(types.int64)
 load_u32x2, load_u32x4 = _load(types.uint32, 2), _load(types.uint32, 4)
 load_f32x2, load_f32x4 = _load(types.float32, 2), _load(types.float32, 4)
 # Of memory that this launch also writes:
@@ -142,6 +143,7 @@ def _store(type: Any, n: int = 1) -> Any:
 store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
 store_f32, store_f32x4 = _store(types.float32), _store(types.float32, 4)
 store_u32x2, store_u32x4 = _store(types.uint32, 2), _store(types.uint32, 4)
+store_i32, store_i64 = _store(types.int32), _store(types.int64)
 
 
 def assembly(

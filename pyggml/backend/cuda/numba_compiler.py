@@ -57,14 +57,26 @@ def _image(kernel: Kernel, library: Any, code: bytes, **numbers: int) -> KernelI
 
 
 def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
-    """The PTX that NVVM makes of a kernel, for emulators and tests."""
-    library = _compile(kernel, cc)
-    return _image(kernel, library, "\n".join(library.get_asm_strs(cc=cc)).encode())
+    """The PTX that NVVM makes of a kernel, for emulators."""
+    return _ptx(kernel, cc, _compile(kernel, cc))
 
 
 def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's machine code for a compute capability."""
+    return _cubin(kernel, cc, _compile(kernel, cc))
+
+
+def compile_both(kernel: Kernel, cc: tuple[int, int]) -> tuple[KernelImage, KernelImage]:
+    """A kernel's PTX and its machine code."""
     library = _compile(kernel, cc)
+    return _ptx(kernel, cc, library), _cubin(kernel, cc, library)
+
+
+def _ptx(kernel: Kernel, cc: tuple[int, int], library: Any) -> KernelImage:
+    return _image(kernel, library, "\n".join(library.get_asm_strs(cc=cc)).encode())
+
+
+def _cubin(kernel: Kernel, cc: tuple[int, int], library: Any) -> KernelImage:
     code = bytes(library.get_cubin(cc=cc).code)
     return _image(kernel, library, code, **cubin_numbers(code, library._entry_name))
 

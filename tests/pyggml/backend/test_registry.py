@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from importlib.metadata import EntryPoint
+from types import ModuleType
 
 import pytest
 
@@ -16,6 +18,8 @@ from pyggml.errors import BackendError
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     monkeypatch.setattr(registry, "_discovered", False)
+    monkeypatch.setattr(registry, "_missing", {})
+    monkeypatch.setattr(registry, "_FAMILIES", ())
 
 
 def plug(monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
@@ -42,6 +46,29 @@ def test_a_plugin_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, other="pyggml.backend.reference.backend:ReferenceBackend")
     assert registry.init_backend("other").name == "reference"
     assert "other" in registry.available()
+
+
+def family(monkeypatch: pytest.MonkeyPatch, *names: str, why: str = "") -> None:
+    module = ModuleType("pyggml.backend.toy.discovery")
+    vars(module).update(
+        devices=lambda: names, factory=lambda name: ReferenceBackend, why_none=lambda: why
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(registry, "_FAMILIES", ("toy",))
+
+
+def test_devices_of_a_family_are_found_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    family(monkeypatch, "toy0", "toy1")
+    assert registry.available()[:4] == ("reference", "cpu", "toy0", "toy1")
+    assert registry.init_backend("toy1").name == "reference" and registry.missing() == {}
+
+
+def test_a_family_says_why_it_has_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    family(monkeypatch, why="no toy is plugged in")
+    assert registry.missing() == {"toy": "no toy is plugged in"}
+    monkeypatch.setattr(registry, "_discovered", False)
+    monkeypatch.setattr(registry, "_FAMILIES", ("absent",))
+    assert "pyggml.backend.absent" in registry.missing()["absent"]
 
 
 def test_a_broken_plugin_is_one_warning(

@@ -141,11 +141,23 @@ class FakeDevice(_Checked):
         return Device("FAKE", "the CPU in disguise", "gpu")
 
     def __init__(
-        self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "fake"
+        self,
+        ops: Collection[str] | None = None,
+        n_threads: int = 1,
+        *,
+        name: str = "fake",
+        total_bytes: int | None = None,
     ) -> None:
         super().__init__(ops, n_threads)
         self.name = name
         self.buft = FakeBufferType()
+        self.total_bytes = total_bytes
+
+    def memory(self) -> tuple[int, int] | None:
+        """What no buffer has taken, also of those that are freed."""
+        if self.total_bytes is None:
+            return None
+        return max(0, self.total_bytes - sum(self.buft.sizes)), self.total_bytes
 
     def buffer_type(self) -> FakeBufferType:
         return self.buft
@@ -213,9 +225,10 @@ class DeferredDevice(FakeDevice):
     """A fake device that computes as late as it may."""
 
     def __init__(
-        self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "deferred"
-    ) -> None:
-        super().__init__(ops, n_threads, name=name)
+        self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "deferred",
+        total_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(ops, n_threads, name=name, total_bytes=total_bytes)
         self.queue = self.deferred = _DeferredQueue()
 
     def compile(

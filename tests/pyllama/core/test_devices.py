@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.backend import registry
 from pyggml.backend.interface import Backend
 from pyggml.dtype import GGMLType
-from pyggml.errors import BackendError
+from pyggml.errors import AllocError, BackendError
+from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
-from pyllama.core.devices import layer_devices, parse_devices
+from pyllama.core.devices import Offload, layer_devices, parse_devices
+from pyllama.core.offload import Planner
+from pyllama.core.params import ContextParams
 from pyllama.core.state import load_state, save_state
 from pyllama.files.demo import demo_model_path
-from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
 
 from ..arch.checkpoints import variants, write_checkpoint
 from ..models import Spec, random_weights, write_model
@@ -145,20 +149,154 @@ def test_names_of_devices() -> None:
     assert parse_devices("reference") == ("reference", "cpu")
     assert parse_devices("cpu, reference") == ("cpu", "reference")
     assert parse_devices([fake]) == (fake, "cpu")
+    assert parse_devices("Reference,CPU") == ("reference", "cpu") and parse_devices("NONE") == (
+        "cpu",
+    )
     for wrong in ("", "bogus", "cpu,", ["cpu", "x"]):
         with pytest.raises(BackendError, match="use none or one of"):
             parse_devices(wrong)
 
 
-def test_layers_are_divided_evenly() -> None:
-    a, b, cpu = FakeDevice(name="a"), FakeDevice(name="b"), FakeDevice(name="cpu")
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDevice]:
+    """Two devices that are found on this machine."""
+    found = [FakeDevice(name="a", total_bytes=4 << 30), DeferredDevice(name="b")]
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    registry.register_backend("a", lambda n_threads=None: found[0])
+    registry.register_backend("b", lambda n_threads=None: found[1])
+    return found
 
-    def names(n: int) -> str:
-        return " ".join(x.name for x in layer_devices([a, b, cpu], 5, n))
+
+def test_layers_are_divided_by_proportions_or_memory() -> None:
+    def names(n: int, memory: tuple[int | None, ...] = (None, None), **options: Any) -> str:
+        backends = [FakeDevice(name=x, total_bytes=m) for x, m in zip("ab", memory, strict=True)]
+        owners = layer_devices([*backends, HostOnly()], 5, Offload(n_gpu_layers=n, **options))
+        return " ".join(x.name for x in owners)
 
     assert names(-1) == names(6) == names(99) == "a a a b b b"
     assert names(0) == "cpu cpu cpu cpu cpu cpu"
     assert names(2) == "cpu cpu cpu cpu a b" and names(1) == "cpu cpu cpu cpu cpu a"
+    assert names(-1, (200, 100)) == names(-1, (0, None), tensor_split=(2, 1)) == "a a a a b b"
+    assert names(-1, (0, 0)) == names(-1, (200, 200), tensor_split=(0, 0)) == "a a a b b b"
+    assert names(-1, tensor_split=(1,)) == "a a a a a a"
+    assert names(4, tensor_split=(0, 1)) == "cpu cpu b b b b"
+    assert names(-1, (900, 900), vram_budget=(100, 500)) == "a b b b b b"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_mode": "row"}, "`split_mode` 'row' is not supported: want layer"),
+        ({"split_mode": "none", "main_gpu": 2}, "`main_gpu` is 2, want 0 to 1: a, b"),
+        ({"tensor_split": (1, -1)}, "`tensor_split` 1,-1: want proportions of 0 or more"),
+        ({"tensor_split": (1, 1, 1)}, "`tensor_split` has 3 values for 2 GPUs"),
+        ({"vram_budget": (1, 1, 1)}, "`vram_budget` has 3 values for 2 GPUs"),
+        ({"override_tensor": [("(", "cpu")]}, r"'\(' is not a regular expression: missing"),
+        ({"override_tensor": [("x", "gpu7")]}, "device 'gpu7', .* it has a, b, cpu"),
+    ],
+)
+def test_illegal_options(
+    tmp_path: Path, gpus: list[FakeDevice], options: dict[str, Any], message: str
+) -> None:
+    spec = Spec()
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    with pytest.raises(BackendError, match=message):
+        Model.load(path, n_gpu_layers=-1, **options)
+
+
+def devices_of(model: Model, gpus: list[FakeDevice]) -> dict[str, str]:
+    """The device of each weight by name, with the CPU as an empty text."""
+    bufts = {gpu.buft: gpu.name for gpu in gpus}
+    return {name: bufts.get(w.buffer.buft, "") for name, w in model.weights.items()}
+
+
+def test_devices_are_found_and_chosen(tmp_path: Path, gpus: list[FakeDevice]) -> None:
+    spec = Spec(n_layer=3)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+
+    def where(**options: Any) -> str:
+        """The device of each layer and of the output."""
+        found = devices_of(Model.load(path, **options), gpus)
+        names = [*(f"blk.{i}.ffn_up.weight" for i in range(3)), "output.weight"]
+        return " ".join(found.get(name) or "-" for name in names)
+
+    assert where() == where(n_gpu_layers=0) == where(devices="none") == "- - - -"
+    assert where(n_gpu_layers=-1) == where(n_gpu_layers="auto") == "a a b b"
+    assert where(vram_budget=(1 << 30,)) == "a a b b"
+    assert where(devices="B") == where(n_gpu_layers=9, split_mode="none", main_gpu=1) == "b b b b"
+    assert where(n_gpu_layers=9, split_mode="none", main_gpu=-1) == "- - - -"
+    moved = [("blk.0", "B"), (r"ffn_up", "cpu"), ("output.w", "a")]
+    assert where(n_gpu_layers=-1, override_tensor=moved) == "b - - a"
+    want = greedy(Model.load(path))
+    model = Model.load(path, n_gpu_layers=3, override_tensor=moved)
+    assert greedy(model, offload_kqv=False) == greedy(model) == want and model.n_gpu_layers == 3
+
+
+def planner(path: Path, devices: list[FakeDevice], **params: Any) -> Planner:
+    model, backends = Model.load(path, vocab_only=True), (*devices, HostOnly())
+    return Planner(GGUFFile(path), model.arch, model.hparams, backends, ContextParams(**params))
+
+
+SIZES: dict[str, Any] = {"n_ctx": 96, "n_ubatch": 24, "n_seq_max": 2}
+
+
+@pytest.mark.parametrize("n_layers", [0, 2, -1])
+@pytest.mark.parametrize(
+    "params", [{}, {"offload_kqv": False}, {"type_k": GGMLType.F32, "unified": False}]
+)
+@pytest.mark.parametrize("moved", [(), [("blk.1.attn", "cpu"), ("token_embd", "a")]])
+def test_plans_are_exact(
+    tmp_path: Path, n_layers: int, params: dict[str, Any], moved: list[tuple[str, str]]
+) -> None:
+    """Each device allocates as many bytes as were planned."""
+    spec = Spec()
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    devices = [FakeDevice(name="a"), FakeDevice(name="b")]
+    options = Offload(n_gpu_layers=n_layers, override_tensor=tuple(moved))
+    plan = planner(path, devices, **SIZES, **params).plan(options)
+    assert not devices[0].buft.sizes
+    Context(Model.load(path, devices=devices, **vars(options)), **SIZES, **params, n_threads=1)
+    for use, device in zip(plan.devices, devices, strict=False):
+        assert use.used == sum(device.buft.sizes)
+        by_layer = sum(layer.weights[use.name] for layer in plan.layers)
+        assert use.weights == by_layer and sum(x.kv[use.name] for x in plan.layers) <= use.kv
+
+
+@pytest.mark.parametrize("kib", [(0,), (100,), (200,), (250,), (60, 150), (150, 60), (999,)])
+@pytest.mark.parametrize("n_devices", [1, 2])
+def test_as_many_layers_as_fit(tmp_path: Path, kib: tuple[int, ...], n_devices: int) -> None:
+    spec = Spec(n_layer=4)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    devices = [FakeDevice(name=name, total_bytes=1 << 30) for name in "ab"[:n_devices]]
+    budget = tuple(n << 10 for n in kib[:n_devices])
+    plans = planner(path, devices, **SIZES)
+    plan = plans.plan(Offload(vram_budget=budget))
+    assert plan.fits
+    n = plan.offload.n_gpu_layers
+    assert isinstance(n, int) and (n == 5 or kib != (999,))
+    limits = [budget[0], budget[-1]]
+    for first in range(n + 2) if n < 5 else ():  # no other division has room for one more
+        split = (float(first), float(n + 1 - first))[:n_devices]
+        more = plans.plan(Offload(n_gpu_layers=n + 1, tensor_split=split))
+        uses = zip(more.devices[:-1], limits, strict=False)
+        assert not all(use.used <= limit for use, limit in uses)
+    model = Model.load(path, devices=devices, vram_budget=budget, params=ContextParams(**SIZES))
+    Context(model, **SIZES, n_threads=1)
+    assert model.n_gpu_layers == n
+    for device, limit in zip(devices, limits, strict=False):
+        assert sum(device.buft.sizes) <= limit
+
+
+def test_auto_leaves_some_memory_free(tmp_path: Path) -> None:
+    spec = Spec(n_layer=4)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    for extra, all_fit in ((0, False), (8 << 20, True)):
+        device = FakeDevice(total_bytes=(1 << 30) + extra)
+        params = ContextParams(n_ctx=96)
+        model = Model.load(path, devices=[device], n_gpu_layers="auto", params=params)
+        assert (model.n_gpu_layers == 5) == all_fit
+    with pytest.raises(AllocError, match=r"as many as fit \(`n_gpu_layers=auto`\)"):
+        Model.load(path, devices=[FakeDevice(total_bytes=1000)])
 
 
 @pytest.mark.model

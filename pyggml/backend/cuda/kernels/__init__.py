@@ -2,6 +2,7 @@
 
 from . import attention as attention
 from . import binary as binary
+from . import cpy as cpy
 from . import fill as fill
 from . import glu as glu
 from . import matmul as matmul
@@ -10,5 +11,7 @@ from . import quantize as quantize
 from . import reduce as reduce
 from . import repack as repack
 from . import rope as rope
+from . import rows as rows
 from . import softmax as softmax
+from . import sort as sort
 from . import unary as unary

@@ -177,7 +177,9 @@ def mat_vec_planes(type: GGMLType, n_tokens: int) -> Kernel:
                 v = s0 * float32(low) + s1 * float32(up)
                 if needs_sums:
                     both = load_i32(x, sums + gx * 4)
-                    v += m0 * float32(int32((both << 16) >> 16)) + m1 * float32(int32(both >> 16))
+                    v += m0 * float32(int32(int32(both << 16) >> 16)) + m1 * float32(
+                        int32(both >> 16)
+                    )
                 acc[t] += load_f32(x, d + gx * 4) * v
             g += 32
         for t in range(n_tokens):

@@ -1,0 +1,159 @@
+"""What the CUDA backend does besides computing: memory, layouts, replays, errors, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pyggml import ops
+from pyggml.alloc import alloc_ctx_tensors
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import Aborted, AllocError, ComputeError
+from pyggml.quants import quantize
+from pyggml.sched import to_numpy
+from pyggml.tensor import Tensor
+
+pytest.importorskip("numba_cuda")
+pytest.importorskip("greenlet")
+
+from pyggml.backend.cuda.backend import CudaBackend
+from pyggml.backend.cuda.planes import PlanesType, planes_of
+from pyggml.backend.interface import WeightUse
+
+from .test_cases import COMPILE
+from .twin import TwinDriver
+
+F32, I32 = GGMLType.F32, GGMLType.I32
+PLANES = [t for t in GGMLType if planes_of(t) is not None]
+
+
+@pytest.fixture
+def cuda() -> Iterator[CudaBackend]:
+    backend = CudaBackend(TwinDriver(cc=(9, 0)), "cuda0", compile=COMPILE["ptx"])
+    yield backend
+    backend.close()
+
+
+def driver(backend: CudaBackend) -> TwinDriver:
+    assert isinstance(backend.driver, TwinDriver)
+    return backend.driver
+
+
+def rows_graph(backend: CudaBackend) -> tuple[CGraph, Tensor, Tensor, Tensor]:
+    """Rows 0, 1, .. of a table, by ids that a test sets."""
+    ctx = Context(no_alloc=True)
+    table = ctx.new_tensor_2d(F32, 4, 8)
+    ids = ctx.new_tensor_1d(I32, 2)
+    rows = ops.get_rows(ctx, table, ids).set_name("rows")
+    alloc_ctx_tensors(ctx, backend.buffer_type())
+    table.set(np.arange(32, dtype=np.float32).reshape(8, 4))
+    graph = CGraph()
+    graph.build_forward_expand(rows)
+    return graph, table, ids, rows
+
+
+def test_replays_read_what_inputs_hold_then(cuda: CudaBackend) -> None:
+    graph, table, ids, rows = rows_graph(cuda)
+    program = cuda.compile(graph)
+    for run in range(4):
+        ids.set(np.array([run, 7 - run], np.int32))
+        program.enqueue()
+        cuda.queue.synchronize()
+        want = to_numpy(table)[0, 0][[run, 7 - run]]
+        assert np.array_equal(to_numpy(rows)[0, 0], want)
+    assert driver(cuda).counts.graphs == 3
+
+
+def test_without_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_CUDA_GRAPHS", "0")
+    backend = CudaBackend(TwinDriver(), "cuda0", compile=COMPILE["ptx"])
+    graph, _, ids, _ = rows_graph(backend)
+    ids.set(np.zeros(2, np.int32))
+    program = backend.compile(graph)
+    for _ in range(3):
+        program.enqueue()
+    backend.queue.synchronize()
+    assert driver(backend).counts.graphs == 0
+
+
+def test_index_out_of_range_names_the_node(cuda: CudaBackend) -> None:
+    graph, _, ids, _ = rows_graph(cuda)
+    program = cuda.compile(graph)
+    ids.set(np.array([0, 8], np.int32))
+    program.enqueue()
+    with pytest.raises(ComputeError, match="'rows' = GET_ROWS: an index is out of range"):
+        cuda.queue.synchronize()
+    ids.set(np.array([0, 7], np.int32))
+    program.enqueue()
+    cuda.queue.synchronize()
+
+
+def test_abort(cuda: CudaBackend) -> None:
+    graph, _, ids, _ = rows_graph(cuda)
+    ids.set(np.zeros(2, np.int32))
+    program = cuda.compile(graph)
+    program.enqueue()
+    cuda.queue.abort()
+    with pytest.raises(Aborted):
+        cuda.queue.synchronize()
+    program.enqueue()
+    cuda.queue.synchronize()
+
+
+def test_trace_has_each_launch(cuda: CudaBackend) -> None:
+    graph, _, ids, rows = rows_graph(cuda)
+    ids.set(np.zeros(2, np.int32))
+    (run,) = cuda.compile(graph).trace()
+    assert [launch.launch.node for launch in run.launches] == [rows]
+    assert run.wall_ns > 0
+
+
+@pytest.mark.parametrize("type", PLANES, ids=lambda t: t.name)
+def test_planes_give_the_bytes_back(cuda: CudaBackend, type: GGMLType) -> None:
+    use = WeightUse(type, (512, 6, 1, 1), frozenset(("MUL_MAT",)))
+    layout = cuda.layouts(use)[0]
+    assert isinstance(layout.buft, PlanesType)
+    tensor = Tensor(type, use.ne)
+    tensor.buffer = layout.buft.alloc_buffer(layout.nbytes)
+    tensor.data = tensor.buffer.base
+    x = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
+    data = quantize(x, type).reshape(-1)
+    assert list(cuda.set_weights([(tensor, data)])) == [data.nbytes]
+    assert np.array_equal(tensor.bytes(), data)
+
+
+def test_a_weight_that_other_ops_read_is_not_in_planes(cuda: CudaBackend) -> None:
+    use = WeightUse(GGMLType.Q4_0, (512, 6, 1, 1), frozenset(("MUL_MAT", "CPY")))
+    assert [layout.buft for layout in cuda.layouts(use)] == [cuda.buffer_type()]
+
+
+def test_out_of_memory_says_how_much_is_free() -> None:
+    backend = CudaBackend(TwinDriver(limit=1 << 20), "cuda0", compile=COMPILE["ptx"])
+    with pytest.raises(AllocError, match=r"cannot allocate 2.0 MiB: 1.0 of 1.0 MiB are free"):
+        backend.buffer_type().alloc_buffer(2 << 20)
+
+
+def test_memory_is_freed_with_its_tensors(cuda: CudaBackend) -> None:
+    free, total = cuda.memory() or (0, 0)
+    buffer = cuda.buffer_type().alloc_buffer(1 << 20)
+    assert cuda.memory() == (free - (1 << 20), total)
+    del buffer
+    assert cuda.memory() == (free, total)
+
+
+def test_work_waits_for_another_devices_event(cuda: CudaBackend) -> None:
+    other = CudaBackend(TwinDriver(name="other"), "cuda1", compile=COMPILE["ptx"])
+    graph, _, ids, rows = rows_graph(cuda)
+    ids.set(np.array([3, 1], np.int32))
+    there = Tensor(F32, rows.ne)
+    there.buffer = other.buffer_type().alloc_buffer(there.nbytes)
+    there.data = there.buffer.base
+    cuda.compile(graph).enqueue()
+    other.queue.wait(cuda.queue.record())
+    other.queue.copy(rows, there)
+    other.queue.synchronize()
+    assert np.array_equal(to_numpy(there)[0, 0, :, 0], [12, 4])
