@@ -1,5 +1,6 @@
 """Kernels, named after the CPU's files; importing this package registers their lowerings."""
 
+from . import attention as attention
 from . import binary as binary
 from . import cpy as cpy
 from . import fill as fill
