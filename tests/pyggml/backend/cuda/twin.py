@@ -245,7 +245,8 @@ class TwinDriver:
                 simulate(kernel, memory, grid, threads, arguments, shared, order=self.order)
 
             return Function(kernel.name, image.parameters, run, 0, kernel.threads)
-        program = _decoded(image.code)
+        name = kernel.name if kernel else image.entry
+        program = _decoded(image.code, name)
 
         def emulate(
             memory: Memory, grid: Grid, threads: int, arguments: Sequence[float], shared: int
@@ -253,7 +254,7 @@ class TwinDriver:
             program.launch(memory, grid, threads, arguments, shared)
 
         return Function(
-            kernel.name if kernel else image.entry,
+            name,
             image.parameters,
             emulate,
             program.shared_bytes,
@@ -357,8 +358,8 @@ def ptx_image(kernel: Kernel, cc: tuple[int, int]) -> PtxImage:
 
 
 @cache
-def _decoded(code: bytes) -> Program:
-    return Program(code)
+def _decoded(code: bytes, name: str) -> Program:
+    return Program(code, name)
 
 
 def _argument(what: str, value: float, type_: str) -> float:
