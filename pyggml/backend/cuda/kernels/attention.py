@@ -47,7 +47,7 @@ WARPS = THREADS // 32
 HEADS = 4  # query heads of a block: more would not fit the registers
 MAX_DIM = 256
 MAX_SPLITS = 64
-FEW_TOKENS = 16  # the keys of at most so many are split over blocks
+FEW_TOKENS = 16  # up to so many, splits do not depend on how many there are
 
 
 @device
@@ -358,10 +358,9 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
     n_keys = k.ne[1] if cells is None else cells.ne[1]
     if n_tokens > FEW_TOKENS and attend(low, node, shape):
         return
-    splits = 1
-    if n_tokens <= FEW_TOKENS:
-        wanted = ceil_div(2 * low.device.n_sm, n_kv_head * tiles)
-        splits = min(wanted, MAX_SPLITS, ceil_div(n_keys, shape.n_groups * shape.unroll))
+    alike = 1 if n_tokens <= FEW_TOKENS else n_tokens  # a token's sums do not depend on the others
+    wanted = ceil_div(2 * low.device.n_sm, n_kv_head * tiles * alike)
+    splits = min(wanted, MAX_SPLITS, ceil_div(n_keys, shape.n_groups * shape.unroll))
     n_parts = batch * n_tokens * n_head * splits
     values = round_up(8 * n_parts, 256)
     parts = low.take(values + 4 * n_parts * hdv) if splits > 1 else None
