@@ -159,30 +159,31 @@ def test_work_waits_for_another_devices_event(cuda: CudaBackend) -> None:
     assert np.array_equal(to_numpy(there)[0, 0, :, 0], [12, 4])
 
 
-@pytest.mark.parametrize("n", (64, 2048))
-@pytest.mark.parametrize("more", ("", "MUL", "MUL ADD"))
+@pytest.mark.parametrize("n", (64, 65, 2048))
+@pytest.mark.parametrize(("before", "more"), ((0, ""), (0, "MUL"), (0, "MUL ADD"), (1, "MUL ADD")))
 @pytest.mark.parametrize("norm", (ops.rms_norm, ops.norm))
-def test_fused_norms(norm: Callable[..., Tensor], more: str, n: int) -> None:
-    results = []
+def test_fused_norms(norm: Callable[..., Tensor], before: int, more: str, n: int) -> None:
+    results, launches = [], []
     for fusion in (False, True):
         backend = CudaBackend(TwinDriver(), "cuda0", compile=COMPILE["ptx"], fusion=fusion)
         rng = np.random.default_rng(n)
         ctx = Context(no_alloc=True)
-        x, w, b = (ctx.new_tensor_2d(F32, n, rows) for rows in (3, 1, 1))
-        y = norm(ctx, x, 1e-5)
+        x, r, w, b = (ctx.new_tensor_2d(F32, n, rows) for rows in (3, 3, 1, 1))
+        total = ops.add(ctx, x, r) if before else x
+        y = norm(ctx, total, 1e-5)
         y = ops.mul(ctx, y, w) if "MUL" in more else y
         y = ops.add(ctx, y, b) if "ADD" in more else y
+        y = ops.concat(ctx, y, total, 1)  # so that the sum has another reader
         alloc_ctx_tensors(ctx, backend.buffer_type())
-        for tensor in (x, w, b):
+        for tensor in (x, r, w, b):
             tensor.set(rng.standard_normal(tensor.ne[1::-1]).astype(np.float32))
         graph = CGraph()
         graph.build_forward_expand(y)
         backend.graph_compute(graph)
         results.append(to_numpy(y))
-        launches = sum(driver(backend).counts.launches.values())
-        parts = 1 + len(more.split())
-        one = norm is ops.norm or more != "MUL ADD"  # what adds a bias after RMS_NORM is a launch
-        assert launches == (parts if not fusion else 1 if one else 2)
+        launches.append(sum(driver(backend).counts.launches.values()))
+    biased = norm is ops.norm and "ADD" in more  # a bias after RMS_NORM is a launch of its own
+    assert launches[0] - launches[1] == before + ("MUL" in more) + biased
     np.testing.assert_allclose(*results, rtol=1e-6, atol=1e-6)
 
 
