@@ -147,6 +147,26 @@ def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
             return d * a0, d * a1, d * a2, d * a3, d * b0, d * b1, d * b2, d * b3
 
         return load_8_q8_0
+    if type is GGMLType.Q4_0:
+        block_bytes = type.type_size
+
+        @device
+        def nibbles(w, shift):
+            low, high = int32(w) >> shift, int32(w) >> (shift + 8)
+            return float32(int32((low & 15) - 8)), float32(int32((high & 15) - 8))
+
+        @device
+        def load_8_q4_0(p, row, j):
+            block = row + int64(j >> 5) * block_bytes
+            d = half_to_float(load_u16(p, block))
+            at, shift = block + 2 + (j & 15), (j & 16) >> 2
+            a0, a1 = nibbles(load_u16(p, at), shift)
+            a2, a3 = nibbles(load_u16(p, at + 2), shift)
+            b0, b1 = nibbles(load_u16(p, at + 4), shift)
+            b2, b3 = nibbles(load_u16(p, at + 6), shift)
+            return d * a0, d * a1, d * a2, d * a3, d * b0, d * b1, d * b2, d * b3
+
+        return load_8_q4_0
     load = element_loader(type)
     whole = n % 8 == 0
 

@@ -536,7 +536,7 @@ def attend(low: Lowering, node: Tensor, shape: Shape) -> bool:
     if (
         cc < (7, 5)
         or not shape.aligned
-        or max(shape.hd, shape.hdv) > MAX_DIM
+        or not 16 < min(shape.hd, shape.hdv) <= max(shape.hd, shape.hdv) <= MAX_DIM
         or GGMLType.F32 in types
         or (turing and BF16 in types)
         or q.ne[1] <= 2 * n_lists  # mostly one token of each sequence
