@@ -513,8 +513,8 @@ class _Decoder:
             guard, op, args = found[1] or "", found[2].split("."), _split(found[3])
             if guard and op[0] in _ENDS - {"bra", "ret", "exit"}:
                 skip = f"after {len(self.pending)}"  # of lanes that do not take part
-                turned = guard[1:] if guard[0] == "!" else "!" + guard
-                self._add(Instruction(text, turned, ["bra"], [skip]))
+                inverse = guard[1:] if guard[0] == "!" else "!" + guard
+                self._add(Instruction(text, inverse, ["bra"], [skip]))
                 self._add(Instruction(text, "", op, args))
                 self.labels[skip] = len(self.pending)
             else:
@@ -1515,10 +1515,10 @@ def _atomic(d: _Decoder, now: Instruction) -> Run:
             if s.races and memory is s.shared:
                 s.races.atomic(offsets, dtype.itemsize, lanes[part], text)
             before = np.empty(where.size, dtype)
-            for turn in _turns(where):
-                there = where[turn]
-                before[turn] = view[there]
-                view[there] = f(before[turn], *[g[turn] for g in given])
+            for group in _distinct_parts(where):
+                there = where[group]
+                before[group] = view[there]
+                view[there] = f(before[group], *[g[group] for g in given])
             old[part] = before
         if put:
             put(s, old, lanes)
@@ -1526,7 +1526,7 @@ def _atomic(d: _Decoder, now: Instruction) -> Run:
     return run
 
 
-def _turns(where: Array) -> list[Any]:
+def _distinct_parts(where: Array) -> list[Any]:
     """Groups of elements, in order, without equal values in a group."""
     order = np.argsort(where, kind="stable")
     ordered = where[order]
