@@ -162,7 +162,7 @@ def assembly(
     llvm = _VOID if llvm is None else llvm
     wanted = [_LLVM[t] for t in arguments]
 
-    def make(types_given: tuple[Any, ...]) -> Any:
+    def make(types_given: list[Any]) -> Any:
         if any(
             t != want and not isinstance(t, types.IntegerLiteral)
             for t, want in zip(types_given, arguments, strict=True)
@@ -182,11 +182,12 @@ def assembly(
 
     names = ", ".join(f"a{i}" for i in range(len(arguments)))
     scope: dict[str, Any] = {"make": make}
-    exec(f"def {name}(typingctx, {names}):\n    return make(({names},))", scope)
+    exec(f"def {name}(typingctx, {names}):\n    return make([{names}])", scope)
     return intrinsic(scope[name])
 
 
 _U16, _U32, _S32, _F32 = types.uint16, types.uint32, types.int32, types.float32
+_S64 = types.int64
 
 half_to_float = assembly("half_to_float", _F32, "cvt.f32.f16 $0, $1;", "=f,h", _U16)
 float_to_half = assembly("float_to_half", _U16, "cvt.rn.f16.f32 $0, $1;", "=h,f", _F32)
@@ -205,6 +206,207 @@ rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
 exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
 bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
 float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
+
+# Tensor cores: D[16, 8] = A[16, k] B[k, 8] + C, a warp at once. Lane l has, of A, rows l / 4 and
+# l / 4 + 8; of B and its result, column l / 4, and columns 2 (l % 4) and the next. A's and B's
+# operands are those that ``load_matrices`` gives. No twins: a lane of the simulator does not see
+# the others' operands, so kernels with them run on the emulator only. Compute capability 7.5 has
+# smaller shapes of the same layout: the functions named ``_75`` issue several of them.
+
+_D4, _A4 = "{$0, $1, $2, $3}", "{$4, $5, $6, $7}"
+_F32X4, _S32X4 = (_F32,) * 4, (_S32,) * 4
+_MMA_FLOAT = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+
+
+def _mma_16(name: str, kind: str) -> Any:
+    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {_D4}, {_A4}, {{$8, $9}}, "
+    text += "{$10, $11, $12, $13};"
+    return assembly(name, _F32X4, text, _MMA_FLOAT, *[_U32] * 6, *_F32X4, effects=True)
+
+
+mma_f16, mma_bf16 = _mma_16("mma_f16", "f16"), _mma_16("mma_bf16", "bf16")
+_HALF = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
+mma_f16_75 = assembly(
+    "mma_f16_75",
+    _F32X4,
+    f"{_HALF} {_D4}, {{$4, $5}}, {{$8}}, {{$10, $11, $12, $13}};\n"
+    f"{_HALF} {_D4}, {{$6, $7}}, {{$9}}, {_D4};",
+    _MMA_FLOAT.replace("=f", "=&f"),
+    *[_U32] * 6,
+    *_F32X4,
+    effects=True,
+)
+mma_s8 = assembly(  # k = 32
+    "mma_s8",
+    _S32X4,
+    f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {_D4}, {_A4}, {{$8, $9}}, "
+    "{$10, $10, $10, $10};",
+    "=r,=r,=r,=r,r,r,r,r,r,r,r",
+    *[_U32] * 6,
+    _S32,
+    effects=True,
+)
+mma_s8_16 = assembly(  # k = 16
+    "mma_s8_16",
+    _S32X4,
+    f"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {_D4}, {{$4, $5}}, {{$6}}, "
+    "{$7, $7, $7, $7};",
+    "=r,=r,=r,=r,r,r,r,r",
+    *[_U32] * 3,
+    _S32,
+    effects=True,
+)
+_EIGHT = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"
+mma_s8_75 = assembly(
+    "mma_s8_75",
+    _S32X4,
+    f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$8}}, {{$10, $10}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$8}}, {{$10, $10}};\n"
+    f"{_EIGHT} {{$0, $1}}, {{$6}}, {{$9}}, {{$0, $1}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$7}}, {{$9}}, {{$2, $3}};",
+    "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
+    *[_U32] * 6,
+    _S32,
+    effects=True,
+)
+mma_s8_16_75 = assembly(
+    "mma_s8_16_75",
+    _S32X4,
+    f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$6}}, {{$7, $7}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$6}}, {{$7, $7}};",
+    "=&r,=&r,=&r,=&r,r,r,r,r",
+    *[_U32] * 3,
+    _S32,
+    effects=True,
+)
+# Four matrices of 8 rows of 16 bytes; lane l gives the address in shared memory of row l % 8 of
+# matrix l / 8, and gets word l % 4 of row l / 4 of each.
+load_matrices = assembly(
+    "load_matrices",
+    (_U32,) * 4,
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+    "=r,=r,=r,=r,r,~{memory}",
+    _U32,
+    effects=True,
+)
+
+
+# Shared memory by address: what ``cp.async`` and ``ldmatrix`` take.
+
+
+@intrinsic
+def shared_address(typingctx, array):  # type: ignore[no-untyped-def]
+    """The address of a shared array, as uint32."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        there = builder.addrspacecast(builder.bitcast(data, _I8.as_pointer()), _I8.as_pointer(3))
+        return builder.ptrtoint(there, _I32)
+
+    return types.uint32(array), codegen
+
+
+@intrinsic
+def global_address(typingctx, pointer, offset):  # type: ignore[no-untyped-def]
+    """The address of a byte of the device's memory, as int64."""
+    if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ptrtoint(_at(builder, signature, args, _I8), _I64)
+
+    return types.int64(pointer, offset), codegen
+
+
+def _load_shared(type: Any, n: int = 1) -> Any:
+    """A load of ``n`` elements, aligned to all of them, from an address in shared memory."""
+    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+
+    def load(typingctx, address):  # type: ignore[no-untyped-def]
+        if address != types.uint32:
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            there = builder.inttoptr(args[0], kind.as_pointer(3))
+            value = builder.load(there, align=n * _DTYPE[type].itemsize)
+            if n == 1:
+                return value
+            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
+            return cgutils.pack_array(builder, parts)
+
+        return result(address), codegen
+
+    return intrinsic(load)
+
+
+load_shared_u32, load_shared_f32 = _load_shared(types.uint32), _load_shared(types.float32)
+load_shared_i32x2, load_shared_f32x2 = _load_shared(types.int32, 2), _load_shared(types.float32, 2)
+load_shared_u32x2 = _load_shared(types.uint32, 2)
+load_shared_f32x4 = _load_shared(types.float32, 4)
+
+
+def _store_shared(type: Any, n: int = 1) -> Any:
+    """A store of ``n`` elements, aligned to all of them, at an address in shared memory."""
+    llvm = _LLVM[type]
+
+    def store(typingctx, address, *values):  # type: ignore[no-untyped-def]
+        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+        if address != types.uint32 or len(given) != n or any(v != type for v in given):
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            parts = list(args[1:])
+            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+                parts = [builder.extract_value(parts[0], i) for i in range(n)]
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            whole = parts[0]
+            if n > 1:
+                whole = ir.Constant(kind, ir.Undefined)
+                for i, part in enumerate(parts):
+                    whole = builder.insert_element(whole, part, _I32(i))
+            there = builder.inttoptr(args[0], kind.as_pointer(3))
+            builder.store(whole, there, align=n * _DTYPE[type].itemsize)
+            return context.get_dummy_value()
+
+        return types.void(address, types.StarArgTuple(values)), codegen
+
+    return intrinsic(store)
+
+
+store_shared_u32, store_shared_f32 = _store_shared(types.uint32), _store_shared(types.float32)
+store_shared_u32x2, store_shared_u32x4 = (
+    _store_shared(types.uint32, 2),
+    _store_shared(types.uint32, 4),
+)
+store_shared_f32x4 = _store_shared(types.float32, 4)
+
+
+def _copy_async(name: str, n: int) -> Any:
+    """A copy of ``n`` bytes from the device's memory (int64) to shared memory (uint32).
+
+    The third argument is how many bytes are read; the rest are zeros. Data are there for this
+    thread after ``wait_copies``, for the others after a barrier too. From capability 8.0 on.
+    """
+    cached = "cg" if n == 16 else "ca"
+    text = f"cp.async.{cached}.shared.global [$0], [$1], {n}, $2;"
+    constraints = "r,l,r,~{memory}"
+    return assembly(name, types.void, text, constraints, _U32, _S64, _S32, effects=True)
+
+
+copy_async_16, copy_async_8 = _copy_async("copy_async_16", 16), _copy_async("copy_async_8", 8)
+copy_async_4 = _copy_async("copy_async_4", 4)
+commit_copies = assembly(
+    "commit_copies", types.void, "cp.async.commit_group;", "~{memory}", effects=True
+)
+wait_copies_0 = assembly(
+    "wait_copies_0", types.void, "cp.async.wait_group 0;", "~{memory}", effects=True
+)
+wait_copies_1 = assembly(  # all but the last committed group
+    "wait_copies_1", types.void, "cp.async.wait_group 1;", "~{memory}", effects=True
+)
 
 
 @intrinsic

@@ -20,6 +20,7 @@ from numba import cuda
 
 from .kernel import Kernel, KernelImage
 
+_REGISTER_FILE = 65536  # registers of a multiprocessor
 _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 
 
@@ -46,7 +47,7 @@ def _compile(kernel: Kernel, cc: tuple[int, int]) -> Any:
         device=False,
         abi="numba",
         cc=cc,
-        launch_bounds=kernel.threads,
+        launch_bounds=(kernel.threads, _REGISTER_FILE // (kernel.threads * kernel.max_registers)),
     )
     return library
 
