@@ -3,6 +3,7 @@
 from . import attention as attention
 from . import binary as binary
 from . import cpy as cpy
+from . import experts as experts
 from . import fill as fill
 from . import glu as glu
 from . import matmul as matmul
