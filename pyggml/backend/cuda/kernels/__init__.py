@@ -15,4 +15,5 @@ from . import rope as rope
 from . import rows as rows
 from . import softmax as softmax
 from . import sort as sort
+from . import sparse as sparse
 from . import unary as unary
