@@ -153,6 +153,7 @@ class Lists(Group):
     threads: list[int]
     cache_type_k: list[str]
     cache_type_v: list[str]
+    no_kv_offload: list[int]
     flash_attn: bool
 
     def cases(self) -> Iterator[BenchCase]:
@@ -161,10 +162,11 @@ class Lists(Group):
         from pyllama.bench.bench import BenchCase
 
         tests = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + self.pg
-        for n_batch, n_ubatch, k, v, threads, n_depth, (n_prompt, n_gen) in itertools.product(
+        for n_batch, n_ubatch, k, v, on_host, threads, n_depth, test in itertools.product(
             self.batch_size, self.ubatch_size, self.cache_type_k, self.cache_type_v,
-            self.threads, self.n_depth, tests,
+            self.no_kv_offload, self.threads, self.n_depth, tests,
         ):  # fmt: skip
+            n_prompt, n_gen = test
             if n_prompt or n_gen:
                 yield BenchCase(
                     n_prompt=n_prompt,
@@ -174,6 +176,7 @@ class Lists(Group):
                     n_ubatch=n_ubatch,
                     type_k=GGMLType[k.upper()],
                     type_v=GGMLType[v.upper()],
+                    offload_kqv=not on_host,
                     n_threads=threads if threads > 0 else None,
                 )
 
@@ -184,6 +187,7 @@ class Lists(Group):
             "n_ubatch": self.ubatch_size != [N_UBATCH],
             "type_k": self.cache_type_k != [F16],
             "type_v": self.cache_type_v != [F16],
+            "no_kv_offload": self.no_kv_offload != [0],
             "flash_attn": self.flash_attn,
         }
         return [name for name, is_shown in shown.items() if is_shown]
@@ -214,6 +218,14 @@ list_options = stack(
     ),
     _type_option("-ctk", "--cache-type-k", help="KV cache types for K"),
     _type_option("-ctv", "--cache-type-v", help="KV cache types for V"),
+    _list_option(
+        "-nkvo",
+        "--no-kv-offload",
+        default=0,
+        minimum=0,
+        maximum=1,
+        help="1: keep the KV cache in host memory.",
+    ),
     click.option(
         "-fa",
         "--flash-attn",

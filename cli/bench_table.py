@@ -51,8 +51,8 @@ class Markdown(Printer):
 
     _WIDTHS: ClassVar = {"model": -30, "size": 10, "params": 10, "backend": -10, "n_threads": 7,
                "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 3,
-               "test": 15, "t/s": 20}  # fmt: skip
-    _NAMES: ClassVar = {"n_threads": "threads", "flash_attn": "fa"}
+               "no_kv_offload": 4, "test": 15, "t/s": 20}  # fmt: skip
+    _NAMES: ClassVar = {"n_threads": "threads", "flash_attn": "fa", "no_kv_offload": "nkvo"}
 
     def __init__(self, extra_fields: Sequence[str]) -> None:
         super().__init__(extra_fields)
@@ -93,7 +93,7 @@ class Markdown(Printer):
 
     def _line(self, values: Row) -> str:
         cells = (
-            f"{values[f]!s:{'>' if self._WIDTHS[f] > 0 else '<'}{abs(self._WIDTHS[f])}}"
+            f"{_plain(values[f])!s:{'>' if self._WIDTHS[f] > 0 else '<'}{abs(self._WIDTHS[f])}}"
             for f in self._fields
         )
         return "|" + "|".join(f" {cell} " for cell in cells) + "|\n"
@@ -206,6 +206,11 @@ def test_name(row: Row) -> str:
     parts = [f"pp{row['n_prompt']}"] if row["n_prompt"] else []
     parts += [f"tg{row['n_gen']}"] if row["n_gen"] else []
     return "+".join(parts) + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
+
+
+def _plain(value: object) -> object:
+    """Return a truth value as llama-bench prints it, others unchanged."""
+    return int(value) if isinstance(value, bool) else value
 
 
 def _size(n_bytes: int) -> str:

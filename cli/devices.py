@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 def device_list() -> str:
     """Return the list of usable devices, one per line, with the names that ``--device`` takes."""
+    from pyggml.backend.registry import missing
+
     lines = ["Available devices:\n"]
     for name, backend in backends():
         if isinstance(backend, str):
@@ -20,6 +22,7 @@ def device_list() -> str:
         if sizes is not None:
             memory = f", {sizes[1] / 2**20:.0f} MiB, {sizes[0] / 2**20:.0f} MiB free"
         lines.append(f"  {name}: {device.description} ({device.kind}{memory})\n")
+    lines += [f"  no {family} device: {why}\n" for family, why in missing().items()]
     return "".join(lines)
 
 

@@ -25,7 +25,7 @@ import click
 from .flags import in_flags
 from .hub_options import HubOptions
 from .loading import load_file, make_context
-from .options import ContextOptions, ModelOptions
+from .options import ContextOptions, ModelOptions, OffloadOptions
 from .output import note, write_raw
 from .speculative_options import SpeculativeOptions
 
@@ -72,18 +72,20 @@ class Drafting:
         self.max_draft, self.cache_s = options.max_draft, 0.0
         self.stats: Stats | None = None
         self._draft: Model | None = None
-        if options.types and options.has_model:
+        if options.types and options.has_model and not model.offload.dry_run:
             own = replace(
                 model,
                 override_kv={},
                 sparse="auto",
                 sparse_threshold=None,
-                device=options.device_draft or model.device,
-                gpu_layers=options.gpu_layers_draft,
+                offload=OffloadOptions(
+                    device=options.device_draft or model.offload.device,
+                    gpu_layers=options.gpu_layers_draft,
+                ),
             )
-            threads = options.threads_draft if options.threads_draft > 0 else None
+            sizes = self._draft_sizes(0)
             self._draft = load_file(
-                _draft_path(options), own, threads or sizes.n_threads, is_draft=True
+                _draft_path(options), own, sizes.params(), sizes.n_threads, is_draft=True
             )
 
     def __enter__(self) -> Drafting:
@@ -155,18 +157,8 @@ class Drafting:
         from pyllama.speculative.model import draft_model
         from pyllama.speculative.translate import translated_bias
 
-        options = self._options
-        sizes = replace(
-            self._sizes,
-            ctx_size=options.ctx_size_draft or context.n_ctx,
-            cache_type_k=options.cache_type_k_draft,
-            cache_type_v=options.cache_type_v_draft,
-        )
-        if options.threads_draft > 0:
-            sizes = replace(sizes, threads=options.threads_draft, threads_batch=-1)
-        if options.threads_batch_draft > 0:
-            sizes = replace(sizes, threads_batch=options.threads_batch_draft)
-        kv, target = context.kv, context.model.tokenizer
+        sizes = self._draft_sizes(context.n_ctx)
+        kv, target, options = context.kv, context.model.tokenizer, self._options
         bias = translated_bias(self._params.logit_bias, target, draft.tokenizer)
         try:
             own = make_context(
@@ -187,6 +179,21 @@ class Drafting:
         except PyggmlError as error:
             message = in_flags(str(error)).replace("--ctx-size", "--ctx-size-draft")
             raise click.ClickException(f"draft model {draft.path}: {message}") from None
+
+    def _draft_sizes(self, n_ctx: int) -> ContextOptions:
+        """The options of a draft model's context; ``n_ctx`` of the target's, if known."""
+        options = self._options
+        sizes = replace(
+            self._sizes,
+            ctx_size=options.ctx_size_draft or n_ctx or self._sizes.ctx_size,
+            cache_type_k=options.cache_type_k_draft,
+            cache_type_v=options.cache_type_v_draft,
+        )
+        if options.threads_draft > 0:
+            sizes = replace(sizes, threads=options.threads_draft, threads_batch=-1)
+        if options.threads_batch_draft > 0:
+            sizes = replace(sizes, threads_batch=options.threads_batch_draft)
+        return sizes
 
     def _self_draft(self, context: Context) -> Drafter:
         from pyllama.errors import BatchError

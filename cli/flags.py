@@ -15,6 +15,7 @@ FLAGS = {
     "given": "--gpu-index",
     "hidden_act": "--act",
     "imatrix": "--imatrix",
+    "main_gpu": "--main-gpu",
     "model_path": "--model",
     "n_batch": "--batch-size",
     "n_ctx": "--ctx-size",
@@ -26,11 +27,15 @@ FLAGS = {
     "n_seq_max": "--parallel",
     "n_threads": "--threads",
     "outtype": "--outtype",
+    "override_tensor": "--override-tensor",
     "save_logits": "--save-all-logits",
     "sparse": "--sparse",
+    "split_mode": "--split-mode",
+    "tensor_split": "--tensor-split",
     "token": "--hf-token",
     "type_k": "--cache-type-k",
     "type_v": "--cache-type-v",
+    "vram_budget": "--vram-budget",
 }
 SETTINGS = {  # parameter values that a flag without an argument stands for
     "allow_requantize=True": "--allow-requantize",

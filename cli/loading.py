@@ -1,7 +1,8 @@
 """Loads the model and creates the context that the options describe, with progress on stderr.
 
-    model = load_model(ModelOptions.from_click(options))
-    context = make_context(model, ContextOptions.from_click(options))
+    sizes = ContextOptions.from_click(options)
+    model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
+    context = make_context(model, sizes)
 
 Without ``-m`` or ``-hf`` the model is the demo model. pyllama is imported inside the functions, so
 that ``--help`` and ``--version`` stay fast.
@@ -11,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .hub_options import HubOptions
 from .kv_overrides import Value
+from .offload import planned_offload
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
-from .override_options import current_overrides
-from .unsupported import NO_GPU
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
     from pyllama.core.model import Model
     from pyllama.core.overrides import Overrides
+    from pyllama.core.params import ContextParams
 
 
 def model_path(given: Path | None) -> Path:
@@ -39,34 +40,46 @@ def model_path(given: Path | None) -> Path:
         return demo_model_path(progress)
 
 
-def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
-    """Load and return the model that the options describe."""
-    return load_file(model_path(options.model), options, n_threads)
+def load_model(
+    options: ModelOptions, params: ContextParams | None = None, n_threads: int | None = None
+) -> Model:
+    """Load and return the model that the options describe; with --dry-run print its plan and exit.
+
+    Args:
+        params: sizes of its context, for what fits onto a GPU; None for the defaults.
+    """
+    return load_file(model_path(options.model), options, params, n_threads)
 
 
 def load_file(
-    path: Path, options: ModelOptions, n_threads: int | None = None, *, is_draft: bool = False
+    path: Path,
+    options: ModelOptions,
+    params: ContextParams | None = None,
+    n_threads: int | None = None,
+    *,
+    is_draft: bool = False,
 ) -> Model:
-    """Load and return the model in a file, in the way that the options describe."""
+    """Load and return the model in a file; see ``load_model``."""
     from pyllama.core.model import Model
 
+    header: dict[str, Any] = {
+        "kv_overrides": options.override_kv,
+        "sparse": options.sparse,
+        "sparse_threshold": options.sparse_threshold,
+    }
+    where = planned_offload(path, options, params, header, is_draft=is_draft)
     announce_compiles()
-    if options.gpu_layers and options.device in (None, "none"):
-        note(f"{'-ngld' if is_draft else '-ngl'} is ignored: {NO_GPU}")
     with progress_bar(f"loading the {'draft ' if is_draft else ''}model") as progress:
         return Model.load(
             path,
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             repack=not options.no_repack,
-            kv_overrides=options.override_kv,
             check_tensors=options.check_tensors,
-            sparse=options.sparse,
-            sparse_threshold=options.sparse_threshold,
-            devices=options.device,
-            n_gpu_layers=-1 if options.gpu_layers is None else options.gpu_layers,
             n_threads=n_threads,
             progress=progress,
+            **header,
+            **where,
         )
 
 
@@ -91,22 +104,13 @@ def make_context(
     Args:
         overrides: None for those of the command line.
     """
-    from pyggml.dtype import GGMLType
     from pyllama.core.context import Context
 
     return Context(
         model,
-        n_ctx=options.ctx_size,
-        n_batch=options.batch_size,
-        n_ubatch=options.ubatch_size,
-        n_seq_max=n_seq_max,
-        unified=unified,
-        swa_full=options.swa_full,
-        overrides=current_overrides() if overrides is None else overrides,
+        **vars(options.params(n_seq_max, unified, overrides)),
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
-        type_k=GGMLType[options.cache_type_k.upper()],
-        type_v=GGMLType[options.cache_type_v.upper()],
     )
 
 

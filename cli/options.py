@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import click
 
@@ -26,16 +26,22 @@ from .hub_options import hub_options
 from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
-from .override_options import override_options
+from .override_options import current_overrides, override_options
 from .sparse_options import sparse_options
 from .tool import ignored_option
-from .unsupported import NO_GPU
+from .unsupported import OP_OFFLOAD
+
+if TYPE_CHECKING:
+    from pyllama.core.devices import Offload
+    from pyllama.core.overrides import Overrides
+    from pyllama.core.params import ContextParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # KV_TYPES
-_PLAN = "pyllama-powerinfer plan shows what a GPU would hold"
+_EXPERTS = r"\.ffn_(up|down|gate)_exps"  # names of weights of experts
+_DENSE = r"\.ffn_(up|down|down_t|gate)\."
 
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -109,19 +115,119 @@ def _threads(*flags: str, help: str) -> Callable[[F], F]:
     return click.option(*flags, type=kind, default=-1, show_default=True, help=help)
 
 
-class GpuLayers(click.ParamType[int]):
-    """A number of layers; ``auto``, ``all`` and negative numbers give -1."""
+class GpuLayers(click.ParamType[int | Literal["auto"]]):
+    """A number of layers, ``auto`` or ``all``."""
 
     name = "N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of layers, -1 for all."""
-        if value in ("auto", "all"):
-            return -1
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | Literal["auto"]:
+        """Return the number of layers, -1 for all; ``auto`` also for -1, as in llama.cpp."""
+        if value in ("auto", "-1", -1):
+            return "auto"
         try:
-            return max(-1, int(value))
+            return -1 if value == "all" else max(-1, int(value))
         except ValueError:
             self.fail(f"{value!r} is not a number of layers, auto or all.", param, ctx)
+
+
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Finite numbers of at least 0, separated by commas or slashes."""
+
+    name = "N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the numbers."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(map(float, re.split("[,/]", value)))
+        except ValueError:
+            numbers = (math.nan,)
+        if not all(0 <= number < math.inf for number in numbers):
+            self.fail(f"{value!r} is not a list of numbers of at least 0, such as 3,1.", param, ctx)
+        return numbers
+
+
+def _split_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value in ("row", "tensor"):
+        raise click.BadParameter(
+            f"{value!r} is not supported: weights are not divided between devices; use layer "
+            "(whole layers on each) or none (one device)."
+        )
+    if value not in ("none", "layer"):
+        raise click.BadParameter(f"{value!r} is none of none, layer.")
+    return value
+
+
+def _overrides(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Parse ``REGEX=DEVICE,...``."""
+    found = []
+    for part in (part for value in values for part in value.split(",")):
+        pattern, equals, device = part.partition("=")
+        if not equals or not device:
+            raise click.BadParameter(f"{part!r} is not REGEX=DEVICE, such as ffn_up=cpu.")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}.") from None
+        found.append((pattern, device))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class OffloadOptions(Group):
+    """Devices of a model and what goes there; None: not given."""
+
+    device: str | None = None
+    gpu_layers: int | Literal["auto"] | None = None
+    main_gpu: int | None = None
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] | None = None
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0
+    n_cpu_ffn: int = 0
+    vram_budget: tuple[float, ...] | None = None
+    gpu_index: Path | None = None
+    reset_gpu_index: bool = False
+    disable_gpu_index: bool = False
+    dry_run: bool = False
+
+    def offload(self) -> Offload:
+        """Return the library's form. Raises: BackendError."""
+        from pyllama.core.devices import CPU, Offload
+
+        patterns = [_EXPERTS] if self.cpu_moe else []
+        patterns += [rf"blk\.{i}{_EXPERTS}" for i in range(self.n_cpu_moe)]
+        patterns += [rf"blk\.{i}{_DENSE}" for i in range(self.n_cpu_ffn)]
+        return Offload(
+            "auto" if self.gpu_layers is None else self.gpu_layers,
+            self.main_gpu or 0,
+            self.split_mode,
+            self.tensor_split or (),
+            (*self.override_tensor, *((pattern, CPU) for pattern in patterns)),
+            tuple(int(gib * 2**30) for gib in self.vram_budget or ()),
+        )
+
+    def given(self) -> list[str]:
+        """Return the given flags that have no effect without a GPU."""
+        flags = {
+            "-ngl": self.gpu_layers not in (None, 0, "auto"),
+            "-mg": self.main_gpu is not None,
+            "-sm": self.split_mode != "layer",
+            "-ts": self.tensor_split is not None,
+            "--vram-budget": self.vram_budget is not None,
+            "--gpu-index": self.gpu_index is not None,
+            "--reset-gpu-index": self.reset_gpu_index,
+            "--disable-gpu-index": self.disable_gpu_index,
+        }
+        return [flag for flag, is_given in flags.items() if is_given]
 
 
 @dataclass(frozen=True)
@@ -137,8 +243,12 @@ class ModelOptions(Group):
     check_tensors: bool = False
     sparse: str = "auto"
     sparse_threshold: float | None = None
-    device: str | None = None
-    gpu_layers: int | None = None
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+
+    @classmethod
+    def from_click(cls, options: Mapping[str, Any]) -> Self:
+        """Return an instance filled from click's values."""
+        return super().from_click({**options, "offload": OffloadOptions.from_click(options)})
 
     @property
     def use_mmap(self) -> bool:
@@ -148,6 +258,97 @@ class ModelOptions(Group):
     def use_mlock(self) -> bool:
         return self.mlock if self.load_mode in (None, "auto") else "mlock" in self.load_mode
 
+
+offload_options = stack(
+    click.option(
+        "-dev",
+        "--device",
+        metavar="DEV,...",
+        help="Devices to offload to, in order of preference; the CPU computes the rest. none: only "
+        "the CPU. See --list-devices.  [default: all GPUs]",
+    ),
+    click.option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=GpuLayers(),
+        help="Layers to offload, counted from the last with the output as one: a number, all, or "
+        "auto for as many as fit into the free memory less 1 GiB.  [default: auto]",
+    ),
+    click.option(
+        "-sm",
+        "--split-mode",
+        default="layer",
+        show_default=True,
+        callback=_split_mode,
+        metavar="MODE",
+        help="layer: divide the layers and their KV cache among the GPUs. none: use one GPU.",
+    ),
+    click.option(
+        "-mg",
+        "--main-gpu",
+        type=Number(-1, 1 << 16),
+        help="Number of the GPU to use with --split-mode none.  [default: 0]",
+    ),
+    click.option(
+        "-ts",
+        "--tensor-split",
+        type=Numbers(),
+        help="Proportions of the layers on each GPU, such as 3,1.  [default: free memory]",
+    ),
+    click.option(
+        "-ot",
+        "--override-tensor",
+        multiple=True,
+        callback=_overrides,
+        metavar="REGEX=DEV,...",
+        help="Put the tensors whose names contain a match on a device. Repeatable; the first match "
+        "decides.",
+    ),
+    click.option("-cmoe", "--cpu-moe", is_flag=True, help="Keep the experts of all layers on the "
+                 "CPU."),
+    click.option(
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=Number(0, 4096),
+        default=0,
+        help="Keep the experts of the first N layers on the CPU.",
+    ),
+    click.option(
+        "-ncffn",
+        "--n-cpu-ffn",
+        type=Number(0, 4096),
+        default=0,
+        help="Keep the dense FFN weights of the first N layers on the CPU.",
+    ),
+    click.option(
+        "--vram-budget",
+        type=Numbers(),
+        metavar="GIB,...",
+        help="GPU memory that may be used, in GiB, of all GPUs or of each. Of a ReLU model with "
+        "sparse inference, dense tensors go to the GPU first, then the most active neurons.",
+    ),
+    click.option(
+        "--gpu-index",
+        type=click.Path(path_type=Path),
+        help="Put the neurons listed in this .gpuidx file on the GPU; it is only read.",
+    ),
+    click.option(
+        "--reset-gpu-index",
+        is_flag=True,
+        help="Choose the neurons for the GPU again, and rewrite MODEL.generated.gpuidx.",
+    ),
+    click.option(
+        "--disable-gpu-index",
+        is_flag=True,
+        help="Put only dense tensors of a sparse model on the GPU, no neurons.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Print what would be on which device, with bytes, and exit; loads no weights.",
+    ),
+)  # fmt: skip
 
 model_option = stack(
     click.option(
@@ -187,25 +388,8 @@ load_options = stack(
         is_flag=True,
         help="Check the weights for NaN, infinity and invalid scales while loading.",
     ),
-    click.option(
-        "-dev",
-        "--device",
-        metavar="DEV,...",
-        help="Devices to offload to, in order of preference; the CPU computes the rest. none: only "
-        "the CPU. See --list-devices.  [default: none]",
-    ),
-    click.option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=GpuLayers(),
-        help="Layers to offload to --device, counted from the last: a number, auto or all.  "
-        "[default: all]",
-    ),
     sparse_options,
-    ignored_option("--vram-budget", takes_value=True, why=f"{NO_GPU}; {_PLAN}"),
-    ignored_option("--reset-gpu-index", why=f"{NO_GPU}; {_PLAN}"),
-    ignored_option("--disable-gpu-index", why=f"{NO_GPU}; {_PLAN}"),
+    offload_options,
 )
 
 model_options = stack(model_option, load_options)
@@ -223,6 +407,27 @@ class ContextOptions(Group):
     cache_type_k: str
     cache_type_v: str
     swa_full: bool
+    kv_offload: bool
+
+    def params(
+        self, n_seq_max: int = 1, unified: bool = True, overrides: Overrides | None = None
+    ) -> ContextParams:
+        """Return the library's form; ``overrides`` None: those of the command line."""
+        from pyggml.dtype import GGMLType
+        from pyllama.core.params import ContextParams
+
+        return ContextParams(
+            n_ctx=self.ctx_size,
+            n_batch=self.batch_size,
+            n_ubatch=self.ubatch_size,
+            n_seq_max=n_seq_max,
+            type_k=GGMLType[self.cache_type_k.upper()],
+            type_v=GGMLType[self.cache_type_v.upper()],
+            unified=unified,
+            swa_full=self.swa_full,
+            offload_kqv=self.kv_offload,
+            overrides=current_overrides() if overrides is None else overrides,
+        )
 
     @property
     def n_threads(self) -> int | None:
@@ -233,11 +438,6 @@ class ContextOptions(Group):
         return self.threads_batch if self.threads_batch > 0 else self.n_threads
 
 
-gpu_options = stack(
-    ignored_option("-sm", "--split-mode", takes_value=True, why=NO_GPU),
-    ignored_option("-mg", "--main-gpu", takes_value=True, why=NO_GPU),
-    ignored_option("-ts", "--tensor-split", takes_value=True, why=NO_GPU),
-)
 numa_option = ignored_option("--numa", takes_value=True, why="start the process with numactl(8)")
 
 
@@ -316,16 +516,14 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             help="Use a full-size KV cache for sliding-window attention layers.",
         ),
         override_options,
-        gpu_options,
-        *(
-            ignored_option(*flags, why=NO_GPU)
-            for flags in (
-                ("-nkvo", "--no-kv-offload"),
-                ("-kvo", "--kv-offload"),
-                ("--op-offload",),
-                ("--no-op-offload",),
-            )
+        click.option(
+            "-kvo/-nkvo",
+            "--kv-offload/--no-kv-offload",
+            default=True,
+            show_default="on",
+            help="Keep the KV cache of a layer on the layer's device, or in host memory.",
         ),
+        *(ignored_option(flag, why=OP_OFFLOAD) for flag in ("--op-offload", "--no-op-offload")),
         machine_options,
         numa_option,
     )

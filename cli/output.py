@@ -43,6 +43,11 @@ def visible(text: str, keep: str = "", limit: int | None = None) -> str:
     return visible(text, keep, limit)
 
 
+def size_text(n_bytes: float) -> str:
+    """Return a size in GiB, or in MiB below a tenth of one."""
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 / 10 else f"{n_bytes / 2**20:.2f} MiB"
+
+
 def write(text: str) -> None:
     """Write lines to stdout and flush; escaped in a terminal, unchanged in a pipe or file."""
     write_raw(visible(text, keep="\n\t") if sys.stdout.isatty() else text)

@@ -418,7 +418,7 @@ draft_model_options = stack(
         "--spec-draft-ngl",
         "gpu_layers_draft",
         type=GpuLayers(),
-        help="Layers of the draft model to offload: a number, auto or all.  [default: all]",
+        help="Layers of the draft model to offload: a number, auto or all.  [default: auto]",
     ),
 )
 

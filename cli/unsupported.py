@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-NO_GPU = "there is no GPU backend yet"
+OP_OFFLOAD = "each op runs where its weights are"
 _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 _EMBEDDINGS = "embeddings and reranking are not supported yet"
 DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
@@ -69,7 +69,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--spec-draft-cpu-strict-batch", "--prio-batch-draft", "--spec-draft-prio-batch",
         "--poll-batch-draft", "--spec-draft-poll-batch",
     ),
-    f"{NO_GPU}, and the CPU samples anyway": (
+    "the CPU samples": (
         "-bs", "--backend-sampling", "--spec-draft-backend-sampling",
         "--no-spec-draft-backend-sampling",
     ),
@@ -83,12 +83,14 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "-nocb", "--no-cont-batching",
     ),
     # devices and memory
-    f"{NO_GPU}; all tensors are on the CPU": (
-        "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe",
-        "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitp", "--fit-print", "-fitt",
-        "--fit-target", "-fitc", "--fit-ctx", "--no-host", "-otd", "--override-tensor-draft",
-        "--spec-draft-override-tensor", "-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe",
-        "-ncmoed", "--n-cpu-moe-draft", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe",
+    "-ngl auto offloads what fits, --vram-budget sets a limit, and --dry-run prints the plan": (
+        "-fit", "--fit", "-fitp", "--fit-print", "-fitt", "--fit-target", "-fitc", "--fit-ctx",
+    ),
+    "a backend chooses the memory for copies": ("--no-host",),
+    "-devd and -ngld place a draft model": (
+        "-otd", "--override-tensor-draft", "--spec-draft-override-tensor", "-cmoed",
+        "--cpu-moe-draft", "--spec-draft-cpu-moe", "-ncmoed", "--n-cpu-moe-draft",
+        "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe",
     ),
     "there is no RPC backend": ("--rpc", "-rpc"),
     "this is the default; -nr switches it off": ("--repack",),

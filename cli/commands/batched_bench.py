@@ -78,13 +78,15 @@ def command(
         sizes = replace(
             sizes, ctx_size=required_cells(max(npp), max(ntg), max(npl), pps and kv_unified)
         )
-    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
-    context = make_context(model, sizes, n_seq_max=max(npl), unified=kv_unified)
+    n_seq = max(npl)
+    of_model = ModelOptions.from_click(options)
+    model = load_model(of_model, sizes.params(n_seq, kv_unified), sizes.n_threads)
+    context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
     if output_format == "md":
         note(
             f"main: n_kv_max = {context.n_ctx}, n_batch = {context.n_batch}, "
             f"n_ubatch = {context.n_ubatch}, flash_attn = 1, is_pp_shared = {int(pps)}, "
-            f"n_gpu_layers = 0, n_threads = {context.n_threads}, "
+            f"n_gpu_layers = {model.n_gpu_layers}, n_threads = {context.n_threads}, "
             f"n_threads_batch = {context.n_threads_batch}"
         )
         write(_line([f"{name:>{width}}" for name, width in zip(_NAMES, _WIDTHS, strict=True)]))

@@ -22,10 +22,10 @@ from ..bench_table import PRINTERS, Printer, comparison_table
 from ..hub_options import hub_options
 from ..loading import load_model
 from ..machine import machine_options
-from ..options import ModelOptions, Number, gpu_options, load_options, numa_option
+from ..options import ModelOptions, Number, load_options, numa_option
 from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
-from ..unsupported import NO_GPU
+from ..unsupported import OP_OFFLOAD
 
 
 def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path] | None) -> None:
@@ -103,9 +103,7 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 )
 @load_options
 @machine_options
-@gpu_options
-@ignored_option("-nkvo", "--no-kv-offload", takes_value=True, why=NO_GPU)
-@ignored_option("-nopo", "--no-op-offload", takes_value=True, why=NO_GPU)
+@ignored_option("-nopo", "--no-op-offload", takes_value=True, why=OP_OFFLOAD)
 @numa_option
 @ignored_option("-v", "--verbose")
 @version_option()
@@ -126,12 +124,15 @@ def command(
     printers = _printers(options["output"], options["output_err"], lists.extra_fields())
     if not cases:
         raise click.UsageError("nothing to measure: give -p or -n above 0, or -pg")
+    largest = max((case.params for case in cases), key=lambda params: params.n_ctx)
+    if loading.offload.dry_run:
+        load_model(replace(loading, model=models[0] if models else None), largest)
     _print(printers, "header")
     total = len(cases) * len(models or (None,))
     index = 0
     try:
         for path in models or (None,):
-            model = load_model(replace(loading, model=path))
+            model = load_model(replace(loading, model=path), largest)
             for case in cases:
                 index += 1
                 if progress:

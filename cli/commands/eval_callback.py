@@ -77,7 +77,7 @@ def command(
     """Print the values of a model's graph nodes during the evaluation of a prompt."""
     prompt = PromptOptions.from_click(options).text() or ""
     sizes = ContextOptions.from_click(options)
-    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
+    model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise click.UsageError("the prompt is empty: give one with -p or -f")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, model_path
-from ..options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_option
+from ..options import INT32_MAX, MAX_THREADS, ModelOptions, Number, OffloadOptions, model_option
 from ..output import write
 from ..sparse_options import sparse_options
 from ..tool import Tool, version_option
@@ -102,7 +102,8 @@ def command(
     path = model_path(model)
     sparse = {name: choices[name] for name in ("sparse", "sparse_threshold")}
     if run:
-        loading = ModelOptions(path, None, True, False, False, **sparse)
+        on_cpu = OffloadOptions(device="none")  # runs of several devices have no trace
+        loading = ModelOptions(path, None, True, False, False, offload=on_cpu, **sparse)
         drawn = _run(loading, tokens, depth, threads)
     else:
         from pyllama.inspect.graph_export import drawn_graph
@@ -130,7 +131,7 @@ def command(
 
 def _run(model_options: ModelOptions, tokens: int, depth: int, threads: int) -> DrawnGraph:
     n_threads = threads if threads > 0 else None
-    model = load_model(model_options, n_threads)
+    model = load_model(model_options, n_threads=n_threads)
     from pyllama.inspect.graph_profile import profiled_graph
 
     return profiled_graph(model, model.path, n_tokens=tokens, depth=depth, n_threads=n_threads)

@@ -95,7 +95,7 @@ def _collect(collector: Collector, text: str, output: Path, options: dict[str, A
     from pyllama.quantize import write_importance
 
     sizes = ContextOptions.from_click(options)
-    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
+    model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     context = make_context(model, sizes)
     special = options["parse_special"]
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=special)

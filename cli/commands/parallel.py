@@ -100,11 +100,11 @@ def command(
     grammar = GrammarOptions.from_click(options).parse()
     text_params = [params.for_text(i) for i in range(total)]
     of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
+    n_seq = min(n_parallel, total)
     with Drafting(drafts, of_model, sizes, params) as drafting:
-        model = load_model(of_model, sizes.n_threads)
+        model = load_model(of_model, sizes.params(n_seq, kv_unified), sizes.n_threads)
         tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
         ids = [tokens[i % len(tokens)] for i in range(total)]
-        n_seq = min(n_parallel, total)
         if sizes.ctx_size == 0:
             sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
         context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)

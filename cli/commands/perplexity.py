@@ -90,7 +90,8 @@ def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **option
 
 def _context(options: dict[str, Any]) -> Context:
     sizes = ContextOptions.from_click(options)
-    return make_context(load_model(ModelOptions.from_click(options), sizes.n_threads), sizes)
+    model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
+    return make_context(model, sizes)
 
 
 def _compare(path: Path, n_chunks: int | None, options: dict[str, Any]) -> None:

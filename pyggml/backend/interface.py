@@ -78,7 +78,11 @@ class Queue(Protocol):
     """The work of one backend, done in the order in which it was enqueued."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Enqueue a copy of a tensor's bytes; one of the two is in memory of this backend."""
+        """Enqueue a copy of a tensor's bytes.
+
+        One of the two is in memory of this backend. The other is in memory of the host, or the
+        source in that of another device, whose event this queue was told to wait for.
+        """
         ...
 
     def record(self) -> DeviceEvent:
@@ -86,7 +90,7 @@ class Queue(Protocol):
         ...
 
     def wait(self, event: DeviceEvent) -> None:
-        """Let later work begin only after an event, of any queue."""
+        """Let later work begin only after an event, of any queue; a device does not block."""
         ...
 
     def synchronize(self) -> None:
@@ -102,7 +106,7 @@ class Program(Protocol):
     """An allocated graph in a backend's own form."""
 
     def enqueue(self) -> None:
-        """Compute all nodes once. A CPU is done on return.
+        """Compute all nodes once. A CPU is done on return; a device queues it, after its last run.
 
         Raises:
             ComputeError: a node failed; the message names it.
@@ -140,7 +144,10 @@ class Backend(Protocol):
         ...
 
     def staging_type(self) -> BufferType:
-        """Memory of the host that copies to and from this backend are fastest with."""
+        """Memory of the host that copies to and from this backend are fastest with.
+
+        If it is the scheduler's first device, the CPU's results are in memory of this type.
+        """
         return HOST
 
     def layouts(self, use: WeightUse) -> Sequence[Layout]:

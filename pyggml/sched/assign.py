@@ -1,6 +1,7 @@
 """Choose a backend for each node, and for the memory of tensors that have none yet.
 
-    assignment = assign(graph, backends, pins={}, is_given=lambda root: root.data != 0)
+    bufts = buffer_types(backends)
+    assignment = assign(graph, backends, bufts, pins={}, is_given=lambda root: root.data != 0)
     assignment.node[tensor]                        # index into backends
     assignment.buft(tensor)                        # the buffer type of the tensor's memory
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..backend.interface import Backend
-from ..buffer import BufferType
+from ..buffer import HOST, BufferType
 from ..cgraph import CGraph
 from ..errors import UnsupportedOp
 from ..tensor import Flag, Tensor
@@ -28,16 +29,35 @@ def runs(node: Tensor) -> bool:
     return node.op is not None and not node.op.is_view and node.nelements > 0
 
 
+def buffer_types(backends: Sequence[Backend]) -> tuple[BufferType, ...]:
+    """The type of the memory that each backend's results are in.
+
+    Those of the CPU are in memory that the first device copies fastest with, as in llama.cpp.
+    """
+    own = [backend.buffer_type() for backend in backends]
+    staging = next((b.staging_type() for b in backends if b.device.kind != "cpu"), HOST)
+    on_host = [b for b, buft in zip(backends, own, strict=True) if buft is own[-1]]
+    if staging is HOST or not all(b.supports_buft(staging) for b in on_host):
+        return (*own,)
+    return tuple(staging if buft is own[-1] else buft for buft in own)
+
+
 class Assignment:
     """The backends of a graph's nodes and tensors.
 
     Attributes:
+        bufts: the type of the memory of each backend's results.
         node: index of the backend for each node that runs.
         home: index of the backend whose memory a tensor without memory gets (no views).
     """
 
-    def __init__(self, backends: Sequence[Backend], is_given: Callable[[Tensor], bool]) -> None:
-        self.backends = backends
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        bufts: Sequence[BufferType],
+        is_given: Callable[[Tensor], bool],
+    ) -> None:
+        self.backends, self.bufts = backends, bufts
         self.is_given = is_given
         self.node: dict[Tensor, int] = {}
         self.home: dict[Tensor, int] = {}
@@ -49,30 +69,36 @@ class Assignment:
             assert root.buffer is not None
             return root.buffer.buft
         home = self.home.get(root)
-        return None if home is None else self.backends[home].buffer_type()
+        return None if home is None else self.bufts[home]
 
     def reaches(self, backend: int, tensor: Tensor) -> bool:
         """Whether a backend can use the tensor's memory without a copy."""
         buft = self.buft(tensor)
         return buft is not None and self.backends[backend].supports_buft(buft)
 
+    def queues(self, backend: int) -> bool:
+        """Whether a backend may still compute when ``Program.enqueue`` has returned."""
+        return self.backends[backend].device.kind != "cpu"
+
 
 def assign(
     graph: CGraph,
     backends: Sequence[Backend],
+    bufts: Sequence[BufferType],
     pins: Mapping[Tensor, int],
     is_given: Callable[[Tensor], bool],
 ) -> Assignment:
     """Choose a backend for every node that runs, and a home for every tensor without memory.
 
     Args:
+        bufts: see ``buffer_types``.
         pins: the backends that the user asks for; ignored where they are not possible.
         is_given: whether a root has memory that must stay.
 
     Raises:
         UnsupportedOp: no backend computes a node, or none that reaches the memory it writes.
     """
-    a = Assignment(backends, is_given)
+    a = Assignment(backends, bufts, is_given)
     nodes = [n for n in graph.nodes if runs(n)]
     able = {n: _able(a, n) for n in nodes}
     leafs = _homeless(a, graph)
@@ -84,8 +110,7 @@ def assign(
         if choice is not None:
             a.node[node] = choice
     everyone = range(len(backends))
-    last = backends[-1].buffer_type()
-    apart = [i for i in everyone if not backends[i].supports_buft(last)]  # as ggml's GPUs
+    apart = [i for i in everyone if not backends[i].supports_buft(bufts[-1])]  # as ggml's GPUs
     for spreading in (apart, everyone):
         for order in (nodes, nodes[::-1]):
             _spread(a, order, able, spreading)
@@ -140,7 +165,7 @@ def _fixed(
     assert node.op is not None
     if node.op.name in _TABLES:
         return None
-    given = [s for s in node.src if s is not None and _is_weight(a, s.root)]
+    given = [s for s in node.src if s is not None and is_weight(a, s.root)]
     for source in sorted(given, key=lambda s: -s.nbytes):
         for i in able:
             if a.reaches(i, source):
@@ -148,7 +173,7 @@ def _fixed(
     return None
 
 
-def _is_weight(a: Assignment, root: Tensor) -> bool:
+def is_weight(a: Assignment, root: Tensor) -> bool:
     """Whether it is a weight or a cache: it has memory, and no node computes it."""
     return root.op is None and a.is_given(root)
 
@@ -176,8 +201,7 @@ def _settle(a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tens
     if mine is None:
         mine = max(able, key=lambda i: (sum(a.reaches(i, s) for s in sources), -i))
     elif pins.get(node) != mine:
-        buft = a.backends[mine].buffer_type()
-        better = (i for i in able if i < mine and a.backends[i].buffer_type() is buft)
+        better = (i for i in able if i < mine and a.bufts[i] is a.bufts[mine])
         mine = next((i for i in better if _no_worse(a, i, mine, sources)), mine)
     a.node[node] = mine
     if node.view_src is None and not a.is_given(node):
@@ -201,8 +225,7 @@ def _settle_writers(
     for root, family in writers.items():
         own = [root] if runs(root) else []
         for home in (a.home[root], *range(len(a.backends))):
-            buft = a.backends[home].buffer_type()
-            choices = [_who(a, n, able[n], buft) for n in (*own, *family)]
+            choices = [_who(a, n, able[n], a.bufts[home]) for n in (*own, *family)]
             if None not in choices:
                 break
         else:

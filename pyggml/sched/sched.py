@@ -10,8 +10,9 @@ Many schedules may exist. They share the reserved memory, so run one at a time, 
 again after another one ran. ``set_tensor_backend``, ``alloc_graph`` and ``graph_compute`` are the
 interface of ggml, for one graph at a time.
 
-The user's graph keeps its sources and gets addresses. ``run`` blocks until the results are
-computed. Not thread-safe.
+``compile`` orders nodes so that devices and the CPU work at the same time (``stages.py``), unless a
+callback is set; ``alloc_graph`` keeps the order of the graph, as ggml does. The user's graph keeps
+its sources and gets addresses. ``run`` blocks until the results are computed. Not thread-safe.
 Source: ggml, ``ggml_backend_sched`` (names and meaning).
 """
 
@@ -25,15 +26,17 @@ import numpy.typing as npt
 
 from ..alloc import GraphAllocator
 from ..alloc.gallocr import Plan
-from ..backend.interface import Backend, Program
+from ..backend.interface import Backend, DeviceEvent, Program
 from ..backend.trace import RunTrace
 from ..buffer import BufferType
 from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import BackendError, PyggmlError
 from ..tensor import Tensor
-from .assign import assign, runs
-from .split import Cut, Split, cut
+from .assign import assign, buffer_types, runs
+from .split import Copy, Cut, Split, cut, in_order
+from .stages import by_stage
+from .steps import Step, make_steps
 from .values import to_numpy
 
 EvalCallback = Callable[[Tensor, bool], bool]
@@ -64,10 +67,10 @@ class Sched:
         self._pins: dict[Tensor, int] = {}
         self._callback: EvalCallback | None = None
         self._current: Schedule | None = None
-        # Buffer types that queued work of a device may read or write. A CPU queues nothing.
-        self._touched: dict[int, set[BufferType]] = {
-            i: set() for i, backend in enumerate(backends) if backend.device.kind != "cpu"
-        }
+        self._bufts = buffer_types(backends)
+        self._queueing = {i for i, b in enumerate(backends) if b.device.kind != "cpu"}
+        self._busy: set[int] = set()  # backends that may have queued work
+        self._in_flight: Schedule | None = None  # whose work that is
 
     @property
     def n_splits(self) -> int:
@@ -84,9 +87,14 @@ class Sched:
         """The splits of the graph that is allocated, in order."""
         return () if self._current is None else self._current.splits
 
+    @property
+    def queues_work(self) -> bool:
+        """Whether a device may still compute when ``Schedule.enqueue`` has returned."""
+        return bool(self._queueing)
+
     def buffer_size(self, backend: Backend) -> int:
         """Bytes for intermediate results in the backend's memory."""
-        allocator = self._allocators.get(backend.buffer_type())
+        allocator = self._allocators.get(self._bufts[self._index(backend)])
         return 0 if allocator is None else allocator.buffer_size
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
@@ -119,22 +127,23 @@ class Sched:
         Raises:
             AllocError: no memory. UnsupportedOp: as ``compile``.
         """
-        made = self._cut(graph, self._pins)
-        if made is None:
-            self._allocator(self.backends[0].buffer_type()).reserve(graph)
-            return
-        for buft, homes in made.homes.items():
-            self._allocator(buft).reserve(made.whole, homes)
+        for overlap in (False, True):  # the orders of alloc_graph and of compile
+            made = self._cut(graph, self._pins, overlap)
+            if made is None:
+                self._allocator(self._bufts[0]).reserve(graph)
+                return
+            for buft, homes in made.homes.items():
+                self._allocator(buft).reserve(made.whole, homes)
 
     def sizes(self, graph: CGraph) -> dict[BufferType, int]:
-        """The bytes that ``reserve`` would allocate for ``graph`` alone, by buffer type.
+        """The bytes that ``compile`` would allocate for ``graph`` alone, by buffer type.
 
         Raises:
             UnsupportedOp: as ``compile``.
         """
-        made = self._cut(graph, self._pins)
+        made = self._cut(graph, self._pins, overlap=True)
         if made is None:
-            buft = self.backends[0].buffer_type()
+            buft = self._bufts[0]
             return {buft: self._allocator(buft).plan(graph).size}
         return {
             buft: self._allocator(buft).plan(made.whole, homes).size
@@ -160,7 +169,9 @@ class Sched:
             UnsupportedOp: no backend computes a node, or none that reaches the memory it writes.
         """
         pinned = {tensor: self._index(backend) for tensor, backend in (pins or {}).items()}
-        made = self._place(graph, pinned, n_threads=n_threads, interruptible=interruptible)
+        made = self._place(
+            graph, pinned, self._callback is None, n_threads=n_threads, interruptible=interruptible
+        )
         if self._callback is None:
             made.lower()
         return made
@@ -173,7 +184,7 @@ class Sched:
         """
         self.synchronize()
         self._current = None
-        self._current = self._place(graph, self._pins)
+        self._current = self._place(graph, self._pins, overlap=False)
 
     def graph_compute(self, graph: CGraph) -> None:
         """Compute all nodes and wait for them; allocates only if ``graph`` has changed.
@@ -198,10 +209,16 @@ class Sched:
 
     def synchronize(self) -> None:
         """Wait for all queued work. Raises: as ``graph_compute``."""
-        for i, bufts in self._touched.items():
-            if bufts:
-                bufts.clear()
-                self.backends[i].queue.synchronize()
+        self._in_flight = None
+        while self._busy:
+            self.backends[self._busy.pop()].queue.synchronize()
+
+    def drain(self) -> None:
+        """Wait until no queued work is left that could still write, whatever became of it."""
+        self._in_flight = None
+        while self._busy:
+            with contextlib.suppress(PyggmlError):
+                self.synchronize()
 
     def abort(self) -> None:
         """Stop the running compute, from any thread; ``run`` raises Aborted."""
@@ -221,11 +238,14 @@ class Sched:
         names = ", ".join(b.name for b in self.backends)
         raise BackendError(f"backend '{backend.name}' is not of this scheduler, which has {names}")
 
-    def _place(self, graph: CGraph, pins: Mapping[Tensor, int], **options: Any) -> Schedule:
-        made = self._cut(graph, pins)
+    def _place(
+        self, graph: CGraph, pins: Mapping[Tensor, int], overlap: bool, **options: Any
+    ) -> Schedule:
+        made = self._cut(graph, pins, overlap)
         if made is None:
-            self._allocator(self.backends[0].buffer_type()).alloc_graph(graph)
-            return Schedule(self, graph, None, (Split(0, [], graph.nodes),), options)
+            self._allocator(self._bufts[0]).alloc_graph(graph)
+            split = Split(0, [], graph.nodes)
+            return Schedule(self, graph, None, (split,), (Step(0, split),), options)
         for buft, homes in made.homes.items():
             self._allocator(buft).alloc_graph(made.whole, homes)
         for window in made.windows:
@@ -233,10 +253,15 @@ class Sched:
         for tensor, twin in made.twin.items():
             place_view(twin)
             tensor.buffer, tensor.data = twin.buffer, twin.data
-        return Schedule(self, graph, made, tuple(made.splits), options)
+        steps = make_steps(made, self._queueing)
+        return Schedule(self, graph, made, tuple(made.splits), steps, options)
 
-    def _cut(self, graph: CGraph, pins: Mapping[Tensor, int]) -> Cut | None:
-        """The splits of a graph; None if one backend runs all and reaches all memory."""
+    def _cut(self, graph: CGraph, pins: Mapping[Tensor, int], overlap: bool) -> Cut | None:
+        """The splits of a graph; None if one backend runs all and reaches all memory.
+
+        Args:
+            overlap: order nodes so that devices and the CPU work at the same time.
+        """
         if len(self.backends) == 1:
             bufts = {leaf.buffer.buft for leaf in graph.leafs if leaf.buffer is not None}
             if all(map(self.backends[0].supports_buft, bufts)):
@@ -245,24 +270,27 @@ class Sched:
         def is_given(root: Tensor) -> bool:
             return root.data != 0 and not any(a.owns(root) for a in self._allocators.values())
 
-        return cut(graph, assign(graph, self.backends, pins, is_given))
+        assignment = assign(graph, self.backends, self._bufts, pins, is_given)
+        order = by_stage if overlap and self._queueing else in_order
+        return cut(graph, assignment, order(graph, assignment))
 
     def _allocator(self, buft: BufferType) -> GraphAllocator:
         return self._allocators.setdefault(buft, GraphAllocator(buft))
 
-    def _order(self, backend: int, reaches: Callable[[BufferType], bool]) -> None:
-        """Make a backend's next work wait for queued work on memory that it also reaches."""
-        queue = self.backends[backend].queue
-        for i, bufts in self._touched.items():
-            if i != backend and any(map(reaches, bufts)):
-                queue.wait(self.backends[i].queue.record())
+    def _begin(self, schedule: Schedule) -> None:
+        """Wait for queued work of other schedules, which share the memory."""
+        if self._queueing and self._in_flight is not schedule:
+            self.synchronize()
+            schedule._events = {}
+            self._in_flight = schedule
 
 
 class Schedule:
     """A graph that is ready to run; see ``Sched.compile``.
 
     Attributes:
-        splits: runs of nodes, each of one backend, with the copies made before.
+        splits: runs of nodes, each of one backend, with the copies that it reads.
+        steps: splits and copies on the queues of backends, in order, and what they wait for.
     """
 
     def __init__(
@@ -271,25 +299,27 @@ class Schedule:
         graph: CGraph,
         made: Cut | None,
         splits: tuple[Split, ...],
+        steps: tuple[Step, ...],
         options: dict[str, Any],
     ) -> None:
-        self.splits = splits
+        self.splits, self.steps = splits, steps
         self._sched, self._graph, self._cut, self._options = sched, graph, made, options
         self._size = _size(graph)
-        self._programs: dict[tuple[int, int, int], Program | None] = {}
+        self._programs: dict[tuple[Split, int, int], Program | None] = {}
         self._only: Program | None = None  # all of it, if there is one backend, which blocks
+        self._events: dict[int, DeviceEvent] = {}  # of the last run, by step, if it is in flight
 
     def lower(self) -> None:
         """Compile all splits, which else the first ``run`` does. Raises: UnsupportedOp."""
         made = self.programs
-        blocks = all(split.backend not in self._sched._touched for split in self.splits)
+        blocks = all(split.backend not in self._sched._queueing for split in self.splits)
         if len(made) == len(self.splits) == 1 and blocks and not self.splits[0].copies:
             self._only = made[0]
 
     @property
     def programs(self) -> list[Program]:
         """The programs of all splits that have nodes to run. Raises: UnsupportedOp."""
-        made = [self._program(i, 0, len(split.nodes)) for i, split in enumerate(self.splits)]
+        made = [self._program(split, 0, len(split.nodes)) for split in self.splits]
         return [program for program in made if program is not None]
 
     def is_of(self, graph: CGraph) -> bool:
@@ -299,7 +329,7 @@ class Schedule:
     def plan(self) -> Plan:
         """The plan of intermediate results in the last backend's memory."""
         sched = self._sched
-        allocator = sched._allocator(sched.backends[-1].buffer_type())
+        allocator = sched._allocator(sched._bufts[-1])
         if self._cut is None:
             return allocator.plan(self._graph)
         return allocator.plan(self._cut.whole, self._cut.homes.get(allocator.buft, set()))
@@ -332,21 +362,36 @@ class Schedule:
             sched.synchronize()
 
     def enqueue(self) -> None:
-        """Like ``run`` without waiting for the results: see ``Sched.synchronize``."""
+        """Like ``run`` without waiting for the results: see ``Sched.synchronize``.
+
+        Queued work of this schedule goes on beside that of the next ``enqueue`` as far as their
+        memory allows. Call ``wait_inputs`` before writing the next inputs.
+
+        Raises:
+            UnsupportedOp, ComputeError, Aborted: as ``run``; no work is left in a queue.
+        """
         sched = self._sched
         try:
-            for i, split in enumerate(self.splits):
-                self._prepare(split)
-                if sched._callback is None:
-                    self._run(i, 0, len(split.nodes))
-                elif not self._run_watched(i, sched._callback):
+            sched._begin(self)
+            last, self._events = self._events, {}
+            for i, step in enumerate(self.steps):
+                self._wait(step, last)
+                if not self._do(step.work, step.backend):
                     break
+                if step.marked:
+                    self._events[i] = sched.backends[step.backend].queue.record()
         except BaseException:
-            for i, bufts in sched._touched.items():  # no queued work may still write here
-                bufts.clear()
-                with contextlib.suppress(PyggmlError):
-                    sched.backends[i].queue.synchronize()
+            self._events = {}
+            sched.drain()
             raise
+
+    def wait_inputs(self) -> None:
+        """Wait until the inputs may be written, while a queued run of this schedule goes on.
+
+        Raises: as ``run``.
+        """
+        self._sched._begin(self)
+        self._wait(self.steps[0], self._events)
 
     def read(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values after a run: see ``to_numpy``."""
@@ -366,24 +411,34 @@ class Schedule:
             )
         return self._only.trace(repeats)
 
-    def _prepare(self, split: Split) -> None:
-        """Wait and copy before a split runs."""
-        sched, i = self._sched, split.backend
-        backend = sched.backends[i]
-        sched._order(i, backend.supports_buft)
-        for copy in split.copies:
-            assert copy.src.buffer is not None and copy.dst.buffer is not None
-            bufts = {copy.src.buffer.buft, copy.dst.buffer.buft}
-            sched._order(i, bufts.__contains__)
-            backend.queue.copy(copy.src, copy.dst)
-            if i in sched._touched:
-                sched._touched[i] |= bufts
+    def _wait(self, step: Step, last: Mapping[int, DeviceEvent]) -> None:
+        """Let a step begin after those that use its memory, of this run and of the last one."""
+        queue = self._sched.backends[step.backend].queue
+        for i in step.after_last:
+            if i in last:
+                queue.wait(last[i])
+        for i in step.after:
+            queue.wait(self._events[i])
 
-    def _program(self, i: int, first: int, end: int) -> Program | None:
-        """The program of nodes [first, end) of split ``i``; None if no node runs."""
-        key = i, first, end
+    def _do(self, work: Split | Copy | None, backend: int) -> bool:
+        """Run a split or make a copy; False if a callback stops the compute."""
+        sched = self._sched
+        if work is None:
+            return True
+        if isinstance(work, Copy):
+            if backend in sched._queueing:
+                sched._busy.add(backend)
+            sched.backends[backend].queue.copy(work.src, work.dst)
+            return True
+        if sched._callback is not None:
+            return self._run_watched(work, sched._callback)
+        self._run(work, 0, len(work.nodes))
+        return True
+
+    def _program(self, split: Split, first: int, end: int) -> Program | None:
+        """The program of nodes [first, end) of a split; None if no node runs."""
+        key = split, first, end
         if key not in self._programs:
-            split = self.splits[i]
             nodes = [node for node in split.nodes[first:end] if runs(node)]
             made = None
             if nodes:
@@ -398,28 +453,25 @@ class Schedule:
             self._programs[key] = made
         return self._programs[key]
 
-    def _run(self, i: int, first: int, end: int) -> None:
-        """Run the nodes [first, end) of split ``i``."""
-        program, sched = self._program(i, first, end), self._sched
-        if program is None:
-            return
-        backend = self.splits[i].backend
-        if backend in sched._touched:
-            sched._touched[backend].add(sched.backends[backend].buffer_type())
-        program.enqueue()
+    def _run(self, split: Split, first: int, end: int) -> None:
+        """Run the nodes [first, end) of a split."""
+        program = self._program(split, first, end)
+        if program is not None:
+            if split.backend in self._sched._queueing:
+                self._sched._busy.add(split.backend)
+            program.enqueue()
 
-    def _run_watched(self, i: int, callback: EvalCallback) -> bool:
+    def _run_watched(self, split: Split, callback: EvalCallback) -> bool:
         """Run a split up to each node that the callback wants; False if it stops the compute."""
-        nodes = self.splits[i].nodes
         first = 0
-        for end, node in enumerate(nodes, 1):
+        for end, node in enumerate(split.nodes, 1):
             if callback(node, True):
-                self._run(i, first, end)
+                self._run(split, first, end)
                 self._sched.synchronize()
                 first = end
                 if not callback(node, False):
                     return False
-        self._run(i, first, len(nodes))
+        self._run(split, first, len(split.nodes))
         return True
 
 

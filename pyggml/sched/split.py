@@ -1,13 +1,16 @@
 """Cut a graph into splits, each for one backend, with copies of tensors it cannot reach.
 
-    made = cut(graph, assign(graph, backends, pins, is_given))
-    made.splits[0].copies                          # made before the split runs
-    made.whole                                     # a graph of everything, in order, for planning
+    assignment = assign(graph, backends, bufts, pins, is_given)
+    made = cut(graph, assignment, in_order(graph, assignment))
+    made.splits[0].copies                          # of what the split reads in other memory
+    made.work                                      # copies and splits in the order of execution
+    made.whole                                     # the same as a graph, for planning
 
 The user's graph is not changed: a cut has headers of its own (``twin``), whose sources are the
 copies, if any. A copy is made once for each content of a tensor and each kind of memory, for all
 splits that read it. Inputs lie side by side in one staging tensor, so each device gets them all in
-one copy.
+one copy. A result that a device computes for the CPU is copied by the device, right after the split
+that computes it, so that the CPU can wait for this copy while the device goes on.
 Source: ggml, ``ggml_backend_sched_split_graph`` (pass 5).
 """
 
@@ -26,10 +29,17 @@ from .assign import Assignment, runs
 
 @dataclass(eq=False)
 class Copy:
-    """A copy before a split: from ``src`` on another backend to ``dst``, which the split reads."""
+    """A copy of ``src``, in other memory, to ``dst``, which a split reads.
+
+    Attributes:
+        backend: index of the backend whose queue makes it.
+        after: the split that it is made right after; None: right before the split that reads it.
+    """
 
     src: Tensor
     dst: Tensor
+    backend: int
+    after: Split | None
 
 
 @dataclass(eq=False)
@@ -38,7 +48,7 @@ class Split:
 
     Attributes:
         backend: index of the backend.
-        copies: made before its nodes run.
+        copies: of what its nodes read, made before they run.
         nodes: the user's tensors, including views.
     """
 
@@ -53,6 +63,7 @@ class Cut:
 
     Attributes:
         splits: in order.
+        work: the splits and their copies in the order of execution.
         twin: our header for each tensor of the user's graph.
         whole: our headers in the order of execution, including copies.
         homes: the headers to be allocated, by buffer type.
@@ -61,6 +72,7 @@ class Cut:
     """
 
     splits: list[Split]
+    work: list[Split | Copy]
     twin: dict[Tensor, Tensor]
     whole: CGraph
     homes: dict[BufferType, set[Tensor]]
@@ -72,21 +84,23 @@ class Cut:
         return self.whole.part([self.twin[n] for n in nodes if runs(n)])
 
 
-def cut(graph: CGraph, assignment: Assignment) -> Cut:
-    """Cut a graph where the backend changes, and insert copies."""
-    splits = _splits(graph, assignment)
+def cut(graph: CGraph, assignment: Assignment, splits: list[Split]) -> Cut:
+    """Connect the splits of a graph by copies; see ``in_order`` and ``stages.by_stage``."""
     cutter = _Cutter(assignment, graph)
     leafs = [cutter.twin_of(leaf) for leaf in graph.leafs]
-    nodes: list[Tensor] = []
     for split in splits:
-        twins = [cutter.connect(split, node) for node in split.nodes]
-        nodes += [copy.dst for copy in split.copies]
-        nodes += twins
+        for node in split.nodes:
+            cutter.connect(split, node)
+    work = _with_copies(splits)
+    nodes: list[Tensor] = []
+    for item in work:
+        nodes += [item.dst] if isinstance(item, Copy) else map(cutter.twin_of, item.nodes)
     whole = CGraph.in_order(nodes, leafs)
-    return Cut(splits, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
+    return Cut(splits, work, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
 
 
-def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
+def in_order(graph: CGraph, assignment: Assignment) -> list[Split]:
+    """The splits of a graph in its own order: one wherever the backend changes."""
     splits: list[Split] = []
     waiting: list[Tensor] = []  # views before the first split
     for node in graph.nodes:
@@ -100,6 +114,24 @@ def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
     return splits
 
 
+def _with_copies(splits: list[Split]) -> list[Split | Copy]:
+    """Splits and copies in the order of execution.
+
+    Inputs are copied first: the host may write the next ones while a split waits for other copies.
+    """
+    after: dict[Split, list[Copy]] = {split: [] for split in splits}
+    for split in splits:
+        for copy in split.copies:
+            if copy.after is not None:
+                after[copy.after].append(copy)
+    work: list[Split | Copy] = []
+    for split in splits:
+        before = [copy for copy in split.copies if copy.after is None]
+        before.sort(key=lambda copy: copy.src.op is not None)
+        work += [*before, split, *after[split]]
+    return work
+
+
 class _Cutter:
     """Creates headers and copies, split by split."""
 
@@ -109,6 +141,7 @@ class _Cutter:
         self.twin: dict[Tensor, Tensor] = {}
         self.windows: list[Tensor] = []
         self._writes: Counter[Tensor] = Counter()  # number of writes so far, by root
+        self._writer: dict[Tensor, Split] = {}  # the split that wrote a root last
         self._copies: dict[tuple[Tensor, int, BufferType], list[Copy]] = {}
         self._names: Counter[str] = Counter()
 
@@ -132,17 +165,17 @@ class _Cutter:
         self.twin[tensor] = twin
         return twin
 
-    def connect(self, split: Split, node: Tensor) -> Tensor:
-        """Our header of a node, its sources replaced by copies where the split needs them."""
+    def connect(self, split: Split, node: Tensor) -> None:
+        """Set the sources of our header of a node: copies where the split needs them."""
         twin = self.twin_of(node)
         if runs(node):
             twin.src = tuple(None if s is None else self._reachable(split, s) for s in node.src)
+            written = self._staging if node.root in self._staged else node.root
+            self._writer[written] = split
             if node.view_src is not None:
-                written = self._staging if node.view_src in self._staged else node.view_src
                 self._writes[written] += 1
         else:
             twin.src = tuple(None if s is None else self.twin_of(s) for s in node.src)
-        return twin
 
     def _reachable(self, split: Split, source: Tensor) -> Tensor:
         """The source itself, or a copy.
@@ -153,23 +186,36 @@ class _Cutter:
         a, twin = self.assignment, self.twin_of(source)
         if source.nelements == 0 or a.reaches(split.backend, source):
             return twin
-        backend, root = a.backends[split.backend], source.root
+        name, root = a.backends[split.backend].name, source.root
         staged = root in self._staged
         root, copied = (self._staging, self._staging) if staged else (root, twin)
-        key = (root, self._writes[root], backend.buffer_type())
+        key = (root, self._writes[root], a.bufts[split.backend])
         copies = self._copies.setdefault(key, [])
         for copy in copies:
             first = twin.view_offs - copy.src.view_offs
             if first >= 0 and first + twin.nbytes <= copy.src.nbytes:
                 return self._window(copy.dst, twin, first)
         dst = Tensor(copied.type, copied.ne, copied.nb)
-        name = f"{backend.name}#{copied.name}"
+        name = f"{name}#{copied.name}"
         dst.set_name(f"{name}#{self._names[name]}")
         self._names[name] += 1
         dst.src = (copied,)
-        copies.append(Copy(copied, dst))
+        copies.append(Copy(copied, dst, *self._copied_by(split, source, self._writer.get(root))))
         split.copies.append(copies[-1])
         return self._window(dst, twin, twin.view_offs) if staged else dst
+
+    def _copied_by(
+        self, split: Split, source: Tensor, writer: Split | None
+    ) -> tuple[int, Split | None]:
+        """The backend that copies a source for a split, and the split that it does so after."""
+        a = self.assignment
+        if a.queues(split.backend):
+            return split.backend, None
+        owners = (i for i in range(len(a.backends)) if a.queues(i) and a.reaches(i, source))
+        owner = next(owners, split.backend)
+        if writer is not None and a.queues(writer.backend):
+            return writer.backend, writer
+        return owner, None
 
     def _window(self, copy: Tensor, like: Tensor, first: int) -> Tensor:
         """A view of a copy with the sizes of ``like``; the copy itself if it has them."""
@@ -198,7 +244,7 @@ class _Cutter:
 def _stage(graph: CGraph, a: Assignment) -> tuple[Tensor, dict[Tensor, int]]:
     """(a tensor for all inputs in the last backend's memory, the first byte of each input)."""
     last = len(a.backends) - 1
-    alignment = a.backends[last].buffer_type().alignment
+    alignment = a.bufts[last].alignment
     offsets: dict[Tensor, int] = {}
     size = 0
     for leaf in graph.leafs:

@@ -107,7 +107,7 @@ def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
         n_ubatch=context.n_ubatch,
         flash_attn=1,
         is_pp_shared=int(shared),
-        n_gpu_layers=0,
+        n_gpu_layers=context.model.n_gpu_layers,
         n_threads=context.n_threads,
         n_threads_batch=context.n_threads_batch,
         pp=pp,

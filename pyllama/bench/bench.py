@@ -24,6 +24,7 @@ from pyggml.dtype import GGMLType
 
 from .. import __version__
 from ..core.context import Context
+from ..core.params import ContextParams
 from ..engine import Engine, Lease
 from ..errors import BatchError
 
@@ -43,6 +44,7 @@ class BenchCase:
         n_depth: tokens in the KV cache before the test, not timed.
         n_batch, n_ubatch: logical and physical batch size.
         type_k, type_v: types of the KV cache.
+        offload_kqv: keep the KV cache on the devices of its layers.
         n_threads: None: automatic.
 
     Raises:
@@ -56,7 +58,20 @@ class BenchCase:
     n_ubatch: int = 512
     type_k: GGMLType = GGMLType.F16
     type_v: GGMLType = GGMLType.F16
+    offload_kqv: bool = True
     n_threads: int | None = None
+
+    @property
+    def params(self) -> ContextParams:
+        """Sizes of the context."""
+        return ContextParams(
+            n_ctx=self.n_prompt + self.n_gen + self.n_depth,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            type_k=self.type_k,
+            type_v=self.type_v,
+            offload_kqv=self.offload_kqv,
+        )
 
     def __post_init__(self) -> None:
         if min(self.n_prompt, self.n_gen, self.n_depth) < 0 or not self.n_prompt + self.n_gen:
@@ -70,7 +85,7 @@ class BenchCase:
 class BenchRow:
     """One result, with all of llama-bench's fields in its order; times in nanoseconds.
 
-    Fields with a default are constant here (one device, flash attention always on); they are
+    Most fields with a default are constant here (flash attention is always on); they are
     written so that llama-bench's tools can read the files.
 
     Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
@@ -142,11 +157,7 @@ def run_bench(
         raise BatchError(f"bench with {repetitions} repetitions: must be at least 1")
     context = Context(
         model,
-        n_ctx=case.n_prompt + case.n_gen + case.n_depth,
-        n_batch=case.n_batch,
-        n_ubatch=case.n_ubatch,
-        type_k=case.type_k,
-        type_v=case.type_v,
+        **vars(case.params),
         n_threads=case.n_threads,
         n_threads_batch=case.n_threads,
     )
@@ -203,9 +214,14 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     model = context.model
     rates = [1e9 * (case.n_prompt + case.n_gen) / ns for ns in samples]
     several = len(samples) > 1
+    gpus = [b for b in model.devices if not isinstance(b, str) and b.device.kind != "cpu"]
     return BenchRow(
         build_commit=__version__,
         cpu_info=cpu_info(),
+        gpu_info=", ".join(gpu.device.description for gpu in gpus),
+        backends=",".join(gpu.device.name for gpu in gpus) or "CPU",
+        n_gpu_layers=model.n_gpu_layers,
+        no_kv_offload=not case.offload_kqv,
         model_filename=str(model.path),
         model_type=model.desc,
         model_size=model.size_bytes,

@@ -172,7 +172,7 @@ class Context:
             ContextFull: not enough free cells; nothing has changed.
             GGUFError: the mapped file of the model was truncated; nothing has changed.
             Aborted, ComputeError: the decode stopped; tokens of finished ubatches stay in the
-                cache, and there are no logits.
+                cache, unless devices still computed them, and there are no logits.
             Forked: another thread was decoding when this process was forked; call ``reset()``.
         """
         with self._lock:
@@ -182,7 +182,7 @@ class Context:
                 return
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, n = batch.outputs(), len(tokens)
-            parts, start = [], 0
+            parts, finished = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
@@ -190,6 +190,7 @@ class Context:
                 self.kv.drop_tree(seq)
             if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
                 self.kv.check_room(seqs, positions)
+            pipelined = self._can_pipeline()
             self._stop, self._running = False, True
             try:
                 for start in range(0, n, self.n_ubatch):
@@ -198,13 +199,21 @@ class Context:
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in output_ids if start <= i < stop]
-                    made = self._run(tokens[part], seqs[part], positions[part], parents, outputs)
+                    graph = self._graph_for(stop - start, len(outputs))
+                    placed = self._place(seqs[part], positions[part], parents)
+                    ubatch = tokens[part], positions[part], placed
+                    if pipelined and not outputs and stop < n:
+                        graph.enqueue(*ubatch)
+                        continue
+                    made = graph.run(*ubatch, outputs)
                     parts.append(made if stop == n else Outputs(made.logits.copy()))
+                    finished = stop
             except ContextFull:
                 raise
             except BaseException:
                 self._outputs = self._no_outputs
-                self._forget(seqs[start:], positions[start:])
+                self._forget(seqs[finished:], positions[finished:])
+                self.sched.drain()
                 raise
             finally:
                 self._running = False
@@ -410,17 +419,27 @@ class Context:
             )
         return self.kv.seq_pos_max(seq)
 
-    def _run(
-        self,
-        tokens: list[int],
-        seqs: Seqs,
-        positions: list[int],
-        parents: list[int] | None,
-        outputs: list[int],
-    ) -> Outputs:
-        """Evaluate one ubatch; returns the results of ``outputs``."""
-        n, n_outputs = len(tokens), max(1, len(outputs))  # a graph needs a result
-        c = self._graph(n, n_outputs) if self._watched else self._graph(*self._size(n, n_outputs))
+    def _can_pipeline(self) -> bool:
+        """Whether the next ubatch may be enqueued while devices compute earlier ones.
+
+        Lists of cells on devices are then written while these read them, so they must only get
+        longer: a sliding window removes entries.
+        """
+        if not self.sched.queues_work or self._watched:
+            return False
+        return not any(cache.window for cache in self.kv.caches)
+
+    def _graph_for(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
+        """The graph for a ubatch, which may be larger."""
+        n_outputs = max(1, n_outputs)  # a graph needs a result
+        if self._watched:
+            return self._graph(n_tokens, n_outputs)
+        return self._graph(*self._size(n_tokens, n_outputs))
+
+    def _place(
+        self, seqs: Seqs, positions: list[int], parents: list[int] | None
+    ) -> list[tuple[list[int], Ints]]:
+        """Assign cells to the tokens of a ubatch; their cells and rows, of each cache."""
         if parents is None:
             placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
         else:
@@ -428,7 +447,7 @@ class Context:
         for cache in self.kv.caches:
             if cache.mirrored:
                 cache.update_tables()
-        return c.run(tokens, positions, placed, outputs)
+        return placed
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)

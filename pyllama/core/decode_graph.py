@@ -89,6 +89,29 @@ class DecodeGraph:
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
         """
+        self._write(tokens, positions, placed, outputs)
+        return self._evaluate(len(outputs))
+
+    def enqueue(
+        self, tokens: list[int], positions: list[int], placed: Sequence[tuple[list[int], Ints]]
+    ) -> None:
+        """`run` without outputs, which may return before devices have computed the ubatch.
+
+        Raises:
+            UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``, also for earlier ubatches.
+        """
+        self._write(tokens, positions, placed, [])
+        self.schedule.enqueue()
+
+    def _write(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        placed: Sequence[tuple[list[int], Ints]],
+        outputs: list[int],
+    ) -> None:
+        """Write the inputs of a ubatch, as soon as queued ones are not read any more."""
+        self.schedule.wait_inputs()
         n, n_outputs = len(tokens), len(outputs)
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
@@ -96,7 +119,6 @@ class DecodeGraph:
         for index, row, (cells, attended) in zip(self.kv_index, self.rows, placed, strict=True):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
-        return self._evaluate(n_outputs)
 
     def run_chain(
         self, tokens: Sequence[int], seq: int, placed: tuple[int, int, int], outputs: Sequence[int]

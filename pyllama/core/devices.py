@@ -18,10 +18,10 @@ import logging
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, Protocol
 
 from pyggml import ops
 from pyggml.backend.interface import Backend
@@ -246,6 +246,36 @@ def _device_named(name: str, backends: Sequence[Backend]) -> Backend:
         f"`override_tensor` names device '{name}', which this model does not use; it has "
         + ", ".join(backend.name for backend in backends)
     )
+
+
+class PlannedPlacement(Protocol):
+    """A plan that moves weights to a device, such as ``sparsity.placement.Placement``.
+
+    Attributes:
+        host_kv: layers whose keys and values stay in host memory.
+    """
+
+    @property
+    def host_kv(self) -> frozenset[int]: ...
+
+    def whole_weights(self, hparams: HParams, names: Container[str]) -> set[str]:
+        """The names of the weights that are on the device as a whole; ``names``: of the file."""
+        ...
+
+    def planned(
+        self, hparams: HParams, weights: Mapping[str, Tensor], device: Backend
+    ) -> dict[str, Tensor]:
+        """The weights as they will be placed, as tensors with addresses but no memory."""
+        ...
+
+
+def placed_offload(
+    placement: PlannedPlacement, hparams: HParams, names: Container[str], device: Backend
+) -> Offload:
+    """The offload that loads the whole weights of a placement onto its device."""
+    pattern = "|".join(map(re.escape, sorted(placement.whole_weights(hparams, names))))
+    moved = ((f"^({pattern})$", device.name),) if pattern else ()
+    return Offload(n_gpu_layers=0, override_tensor=moved)
 
 
 def kv_buffer_types(

@@ -9,6 +9,7 @@ Immutable once loaded; any number of contexts and threads may share it.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -36,18 +37,27 @@ from .devices import (
     CPU,
     Devices,
     Offload,
+    PlannedPlacement,
     gpu_devices,
     gpus_of,
     parse_devices,
+    placed_offload,
     start_devices,
     used_devices,
+    why_no_gpu,
 )
 from .params import ContextParams
 
-if TYPE_CHECKING:
-    from .offload import WeightPlacement
-
+log = logging.getLogger(__name__)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+class WeightPlacement(PlannedPlacement, Protocol):
+    """A placement that can move the weights of a loaded model."""
+
+    def apply(self, model: Model, device: Backend) -> Model:
+        """A copy of the model with some of its weights on a device."""
+        ...
 
 
 class Model:
@@ -146,6 +156,8 @@ class Model:
         )  # fmt: skip
         if devices is None and (n_gpu_layers not in (None, 0) or vram_budget):
             devices = gpu_devices()
+            if not devices:
+                log.warning("no GPU was found (%s): all layers are on the CPU", why_no_gpu())
         requested = parse_devices(devices)
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
@@ -164,7 +176,7 @@ class Model:
         if not file.tensors:
             raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
         from .loader import check_data, load_weights, parts_in_use
-        from .offload import Planner, placed_offload
+        from .offload import Planner
 
         for fault in check_data(file) if check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
@@ -172,7 +184,7 @@ class Model:
         backends = used_devices(started, offload)
         if placement is not None:
             offload = placed_offload(placement, hparams, file.tensors, backends[0])
-        elif offload.fits:
+        elif offload.fits and gpus_of(backends):
             planner = Planner(
                 file, model.arch, hparams, backends, params or ContextParams(), repack=repack
             )

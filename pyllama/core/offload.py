@@ -13,11 +13,9 @@ Source: llama.cpp, ``common_fit_params`` (the idea).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
 from pyggml.backend.interface import Backend
 from pyggml.buffer import AddressBufferType, BufferType
@@ -30,12 +28,17 @@ from ..arch import Arch
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
 from .decode_graph import bucket
-from .devices import Offload, gpus_of, kv_buffer_types, layer_devices, limit_bytes
+from .devices import (
+    Offload,
+    PlannedPlacement,
+    gpus_of,
+    kv_buffer_types,
+    layer_devices,
+    limit_bytes,
+    placed_offload,
+)
 from .loader import assign_weights, planned_tensors
 from .params import ContextParams
-
-if TYPE_CHECKING:
-    from .model import Model
 
 
 @dataclass(frozen=True)
@@ -76,40 +79,6 @@ class LayerUse:
     kv: Counter[str]
 
 
-class WeightPlacement(Protocol):
-    """A plan that moves weights to a device, such as ``sparsity.placement.Placement``.
-
-    Attributes:
-        host_kv: layers whose keys and values stay in host memory.
-    """
-
-    @property
-    def host_kv(self) -> frozenset[int]: ...
-
-    def whole_weights(self, hparams: HParams, names: Container[str]) -> set[str]:
-        """The names of the weights that are on the device as a whole; ``names``: of the file."""
-        ...
-
-    def planned(
-        self, hparams: HParams, weights: Mapping[str, Tensor], device: Backend
-    ) -> dict[str, Tensor]:
-        """The weights of a model after ``apply``, as tensors with addresses but no memory."""
-        ...
-
-    def apply(self, model: Model, device: Backend) -> Model:
-        """A copy of a model with some of its weights on a device."""
-        ...
-
-
-def placed_offload(
-    placement: WeightPlacement, hparams: HParams, names: Container[str], device: Backend
-) -> Offload:
-    """The offload that loads the whole weights of a placement onto its device."""
-    pattern = "|".join(map(re.escape, sorted(placement.whole_weights(hparams, names))))
-    moved = ((f"^({pattern})$", device.name),) if pattern else ()
-    return Offload(n_gpu_layers=0, override_tensor=moved)
-
-
 @dataclass(frozen=True, eq=False)
 class OffloadPlan:
     """What is where.
@@ -148,7 +117,7 @@ class Planner:
     backends: Sequence[Backend]
     params: ContextParams
     repack: bool = True
-    placement: WeightPlacement | None = None
+    placement: PlannedPlacement | None = None
 
     def plan(self, offload: Offload) -> OffloadPlan:
         """The plan of an offload; of as many layers as fit, if that is asked for.

@@ -1,6 +1,6 @@
 """Arguments of llama-cpp-python that are accepted for compatibility but not implemented.
 
-    check_arguments("Llama", {"n_gpu_layers": 99, "lora_path": None})     # one warning
+    check_arguments("Llama", {"numa": True, "lora_path": None})           # one warning
     check_arguments("Llama", {"lora_path": "x.gguf"})                     # NotSupported
 
 ``REFUSED`` arguments would change results: all values but neutral ones raise. ``WITHOUT_EFFECT``
@@ -33,7 +33,6 @@ class Rule(NamedTuple):
     why: str
 
 
-_NO_GPU = "there is no GPU backend yet, the CPU computes all of it"
 _NO_EMBEDDINGS = "embeddings are not supported yet"
 _NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 REFUSED = {
@@ -48,17 +47,12 @@ REFUSED = {
     "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
 }
 WITHOUT_EFFECT = {
-    "n_gpu_layers": Rule((0, None), _NO_GPU),
-    "split_mode": Rule((1, None), _NO_GPU),
-    "main_gpu": Rule((0, None), _NO_GPU),
-    "tensor_split": Rule((None,), _NO_GPU),
-    "op_offload": Rule((False, None), _NO_GPU),
+    "op_offload": Rule((False, None), "each op runs where its weights are"),
     "numa": Rule((False, None), "start the process with numactl(8)"),
 }
 IGNORED = {
     # of the constructor
     "flash_attn": "attention is always fused",
-    "offload_kqv": "the KV cache is always on the device of its layer, the CPU",
     "lora_scale": "there is no adapter to scale",
     "spm_infill": "it orders the parts of an infill, which is not supported",
     # of a completion
@@ -105,6 +99,26 @@ def cache_type(name: str, given: int | None) -> GGMLType:
         want = ", ".join(f"{int(t)} ({t.name})" for t in KV_TYPES)
         raise NotSupported(f"Llama: {name}={given!r} is not supported yet; want one of {want}")
     return GGMLType(given)
+
+
+_SPLIT_MODES = ("none", "layer", "row", "tensor")
+
+
+def split_mode(given: int | None) -> str:
+    """The name of a split mode by llama.cpp's number; None is ``layer``.
+
+    Raises:
+        NotSupported: weights would be divided between devices, or the number is not known.
+    """
+    if given is None:
+        return "layer"
+    if given not in (0, 1):
+        name = _SPLIT_MODES[given] if given in range(len(_SPLIT_MODES)) else "unknown"
+        raise NotSupported(
+            f"Llama: split_mode={given!r} ({name}) is not supported: weights are not divided "
+            "between devices; want 1 (layer) or 0 (none)"
+        )
+    return _SPLIT_MODES[given]
 
 
 # rope arguments and their values that mean the model's own

@@ -31,6 +31,7 @@ from ..chat.formats import DEFAULT, ChatFormats
 from ..chat.turn import TurnOptions, legacy_tools
 from ..core.context import Context
 from ..core.model import Model
+from ..core.params import ContextParams
 from ..engine import CallLock, Engine, Event, Lease, Request, StoppingCriteria, Timings
 from ..engine.call_lock import Steps, locked
 from ..engine.logprobs import log_softmax
@@ -48,6 +49,7 @@ from ..sampling import (
 )
 from ..speculative import Speculation
 from .arguments import cache_type, check_arguments, rope_overrides
+from .arguments import split_mode as split_mode_name
 from .chat import ChatResults
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
 from .draft import check_draft_model, speculation_for
@@ -72,6 +74,10 @@ class Llama:
 
     Args:
         model_path: GGUF file, or the first part of a split model.
+        n_gpu_layers: layers on GPUs, counted from the end with the output as one; -1 for all.
+        split_mode: 1 divides the layers among all GPUs, 0 uses ``main_gpu`` only.
+        tensor_split: proportions of the layers on each GPU; None for those of free memory.
+        offload_kqv: keep keys and values on the GPU of their layer.
         vocab_only: load only tokenizer and metadata, of any architecture.
         use_mmap: map the file; False reads it into memory.
         use_mlock: pin the weights in RAM.
@@ -170,8 +176,23 @@ class Llama:
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
         start_s = time.perf_counter()
+        params = ContextParams(
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            type_k=types[0],
+            type_v=types[1],
+            swa_full=bool(swa_full),
+            offload_kqv=offload_kqv,
+            overrides=changed,
+        )
         self._model = Model.load(
             model_path,
+            n_gpu_layers=n_gpu_layers or 0,
+            split_mode=split_mode_name(split_mode),
+            main_gpu=main_gpu or 0,
+            tensor_split=() if tensor_split is None else [*map(float, tensor_split)],
+            params=params,
             use_mmap=use_mmap,
             use_mlock=use_mlock,
             vocab_only=vocab_only,
@@ -190,15 +211,9 @@ class Llama:
         if not vocab_only:
             context = Context(
                 self._model,
-                n_ctx=n_ctx,
-                n_batch=n_batch,
-                n_ubatch=n_ubatch,
+                **vars(params),
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
-                type_k=types[0],
-                type_v=types[1],
-                swa_full=bool(swa_full),
-                overrides=changed,
             )
             speculation, self._drafting = speculation_for(draft_model, context)
             lease = Lease(Engine(context, timings=self._timings, speculation=speculation))

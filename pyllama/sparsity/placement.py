@@ -148,8 +148,8 @@ class Placement:
                 f"model {hparams.n_layer} of {hparams.n_ff}: it belongs to another model"
             )
         whole = self.whole_weights(hparams, weights)
-        sources = {name: weights[name] for name in whole & weights.keys()}
-        if "output.weight" in whole - weights.keys():
+        sources = {name: weight for name, weight in weights.items() if name in whole}
+        if "output.weight" in whole and "output.weight" not in weights:
             sources["output.weight"] = weights["token_embd.weight"]
         new = _NewTensors(device, weight_ops(hparams, {**weights, **sources}))
         for name, weight in sources.items():
@@ -323,6 +323,8 @@ class _NewTensors:
         layouts = self._device.layouts(
             WeightUse(weight.type, ne, frozenset(self._ops.get(source, ())))
         )
+        if not layouts and name == source:
+            return  # it stays on the host
         if not layouts:
             raise ModelError(
                 f"{self._device.name} cannot store tensor '{name}', {weight.type.name} {list(ne)}"

@@ -12,7 +12,7 @@ is reused while model, statistics, budget and choices are unchanged.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -20,8 +20,11 @@ from pathlib import Path
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 
+from ..core.devices import Offload, limit_bytes
 from ..core.model import Model
+from ..core.offload import OffloadPlan, Planner
 from ..errors import ModelError
+from ..hparams import HParams
 from .activation_files import read_activations
 from .fingerprint import content_key, model_fingerprint
 from .gpuidx import cached_split, check_split, read_gpuidx
@@ -189,8 +192,7 @@ def make_plan(
     def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
         nonlocal found
         if index.given is not None:
-            split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
-            return _fitting(split, path, rows, left)
+            return _given(index.given, rows, left)
         assert activity is not None
         solve = partial(_solver(activity, choice), rows, left)
         split, found = cached_split(path, key, budget.nbytes, solve, reset=index.reset)
@@ -202,6 +204,58 @@ def make_plan(
     return Plan(needs, placed, path if has_neurons else None, found)
 
 
+def is_placeable(hparams: HParams) -> bool:
+    """Whether neurons of a model can be placed: each layer computes only some of them."""
+    sources = {hparams.source(i) for i in range(hparams.n_layer)}
+    return not hparams.n_expert and not sources & {"off", "topk"}
+
+
+def plan_on_device(
+    planner: Planner,
+    model: Model,
+    offload: Offload,
+    activity: Activity | None,
+    choice: Choice | None = None,
+    index: IndexFile | None = None,
+    *,
+    write: bool = True,
+) -> tuple[OffloadPlan, Plan]:
+    """Return the plan for the first GPU whose bytes, counted exactly, are within its limit.
+
+    What graphs and lists of cells need is known only for a given placement: it is reserved, and
+    another placement made with the rest of the budget.
+
+    Args:
+        planner: of the whole model; the first GPU and the CPU are used.
+        offload: its memory budget.
+        activity: None places no neurons, unless ``index.given`` lists them.
+        write: whether to read or write the index file.
+
+    Raises:
+        ModelError, GGUFError: as ``make_plan``. BackendError: as ``Planner.plan``.
+    """
+    device, *_, cpu = planner.backends
+    planner = replace(planner, backends=(device, cpu))
+    params = planner.params.resolve(model.hparams)
+    limit = limit_bytes(device, 0, offload)
+    budget = Budget(1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v)
+    choose = None if activity is None else _solver(activity, choice or Choice())
+    if index is not None and index.given is not None:
+        choose = partial(_given, index.given)
+    needs = read_needs(model, budget)
+    while True:
+        placed = place(needs, budget.nbytes, choose, compute_bytes=budget.compute_bytes)
+        use = replace(planner, placement=placed).plan(offload)
+        excess = use.devices[0].used - budget.nbytes
+        if excess <= 0:
+            break
+        budget = replace(budget, compute_bytes=budget.compute_bytes + excess)
+    if choose is None or not write:
+        return use, Plan(needs, placed, None, False)
+    plan = make_plan(model, budget, activity, choice, index)
+    return replace(planner, placement=plan.placed).plan(offload), plan
+
+
 def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
     solver = greedy
     if choice.solver == "balance":
@@ -209,7 +263,8 @@ def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
     return partial(choose_neurons, activity, solver=solver, block=choice.block)
 
 
-def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
+def _given(path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
+    split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
     pairs = enumerate(zip(split.up, split.down, strict=True))
     need = sum(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
     if need > left:

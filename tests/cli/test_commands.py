@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from pyggml.errors import GGUFError
 from pyggml.host import ThreadOptions
+from pyllama.core.params import ContextParams
 from pyllama.engine import Event, Request, TextAssembler, Timings
 from pyllama.errors import ContextFull
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
@@ -48,6 +49,7 @@ class FakeModel:
     n_params: int = 135_000_000
     hparams: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(n_vocab=256))
     size_bytes: int = 98_000_000
+    n_gpu_layers: int = 0
 
     @classmethod
     def load(cls, path: Path, **options: Any) -> FakeModel:
@@ -131,8 +133,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "inspect.graph_export": {"drawn_graph": fake_drawn},
         "inspect.graph_profile": {"profiled_graph": fake_profiled},
         "bench.bench": {
-            "BenchCase": lambda **case: case,
-            "run_bench": lambda model, case, **o: {**row, "n_prompt": case["n_prompt"]},
+            "BenchCase": lambda **case: SimpleNamespace(**case, params=ContextParams()),
+            "run_bench": lambda model, case, **o: {**row, "n_prompt": case.n_prompt},
         },
     }
     for name, members in fakes.items():
@@ -294,9 +296,9 @@ def test_bench_runs_the_product_of_the_lists() -> None:
 
 def test_an_interrupted_bench_prints_valid_json(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(model: Any, case: dict[str, int], **options: Any) -> dict[str, int]:
-        if case["n_prompt"] == 16:
+        if case.n_prompt == 16:
             raise KeyboardInterrupt
-        return {"n_prompt": case["n_prompt"]}
+        return {"n_prompt": case.n_prompt}
 
     monkeypatch.setattr(sys.modules["pyllama.bench.bench"], "run_bench", stopped)
     code, out, _ = run(bench.command, "-p", "8,16", "-n", "0", "-o", "json")

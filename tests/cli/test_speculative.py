@@ -394,7 +394,7 @@ def test_flags_without_a_drafter_are_noted(folder: Path) -> None:
     )
     assert code == 0 and err.startswith("--spec-ngram-simple-min-hits is ignored: ")
     code, _, err = run(completion.command, folder, *args, "-md", folder / "x.gguf", "-ngld", 9)
-    assert code == 0 and "-ngld is ignored: there is no GPU backend yet" in err
+    assert code == 0 and "no GPU was found (" in err and "-ngld is ignored" in err
 
 
 def test_lookup_tools_without_input(folder: Path, tmp_path: Path) -> None:

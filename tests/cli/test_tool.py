@@ -74,7 +74,7 @@ def test_an_unknown_flag_suggests_the_nearest(wrong: str, near: str) -> None:
     [
         ("completion", ["--lora", "x.gguf"], "llama.cpp's --lora is not supported: LoRA adapters"),
         ("completion", ["--lora-scaled=x"], "llama.cpp's --lora-scaled is not supported: LoRA"),
-        ("perplexity", ["-ot", "x"], "llama.cpp's -ot is not supported: there is no GPU back"),
+        ("perplexity", ["-fit", "on"], "llama.cpp's -fit is not supported: -ngl auto offloads"),
         ("bench", ["-rpc", "a:1"], "llama.cpp's -rpc is not supported: there is no RPC backend"),
         ("completion", ["-o", "x"], "llama.cpp's -o is not supported: redirect stdout"),
         ("imatrix", ["-o", "x"], None),

@@ -53,6 +53,7 @@ class FakeModel:
     metadata = METADATA
     tokenizer = TOKENIZER
     n_embd, n_ctx_train = 8, 512
+    n_gpu_layers, devices = 0, ("cpu",)
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
@@ -123,6 +124,7 @@ class FakeContext:
         n_threads: int | None = None, n_threads_batch: int | None = None,
         type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
         swa_full: bool = False, overrides: Overrides | None = None, n_seq_max: int = 1,
+        unified: bool = True, offload_kqv: bool = True,
     ) -> None:  # fmt: skip
         given = {k: v for k, v in locals().items() if k not in ("self", "model")}
         self.given = given  # for a test of the options

@@ -77,7 +77,7 @@ def command(
     if text is None:
         raise click.UsageError("give the text with -f or -p")
     n_threads = threads if threads > 0 else None
-    model = load_model(ModelOptions.from_click(options), n_threads)
+    model = load_model(ModelOptions.from_click(options), n_threads=n_threads)
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.sparsity.collect import collect
 

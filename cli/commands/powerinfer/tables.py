@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...output import size_text
+
 if TYPE_CHECKING:
     from pyllama.sparsity.placement import Activity, Placement
     from pyllama.sparsity.plan import Observed, Plan
@@ -23,8 +25,8 @@ def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[
 
     placed, n_ff = planned.placed, planned.needs.rows.n_ff
     yield (
-        f"{name}: {_size(placed.used_bytes)} of {_size(placed.budget_bytes)} used: "
-        + ", ".join(f"{level} {_size(size)}" for level, size in by_level(placed).items())
+        f"{name}: {size_text(placed.used_bytes)} of {size_text(placed.budget_bytes)} used: "
+        + ", ".join(f"{level} {size_text(size)}" for level, size in by_level(placed).items())
     )
     yield from _row("layer", ATTENTION, SCORES, KV, "FFN rows", "up", "down", "of activity")
     yield from _row(*["-" * 11 + ":"] * 8)
@@ -39,7 +41,7 @@ def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[
             for level in (ATTENTION, SCORES, KV)
         ]
         numbers = (f"{len(ids[i])}/{n_ff}" for ids in (placed.split.up, placed.split.down))
-        yield from _row(str(i), *where, _size(size), *numbers, shares[i] if shares else "")
+        yield from _row(str(i), *where, size_text(size), *numbers, shares[i] if shares else "")
 
 
 def simulation_table(
@@ -75,7 +77,3 @@ def simulation_table(
 
 def _row(*cells: str) -> Iterator[str]:
     yield "| " + " | ".join(f"{cell:>12}" for cell in cells) + " |"
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 / 10 else f"{nbytes / 2**20:.2f} MiB"

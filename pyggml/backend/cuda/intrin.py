@@ -198,6 +198,23 @@ halves_to_floats = assembly(
     "=f,=f,r",
     _U32,
 )
+# As ``load_matrices``, each matrix transposed: lane l gets column l / 4, rows 2 (l % 4) and next.
+load_matrices_transposed = assembly(
+    "load_matrices_transposed",
+    (_U32,) * 4,
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+    "=r,=r,=r,=r,r,~{memory}",
+    _U32,
+    effects=True,
+)
+floats_to_halves = assembly(  # the first one's bits are the low ones
+    "floats_to_halves",
+    _U32,
+    "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }",
+    "=r,f,f",
+    _F32,
+    _F32,
+)
 dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
 dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
 fma = assembly("fma", _F32, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", _F32, _F32, _F32)
@@ -478,6 +495,11 @@ def _float_to_half(x: Any) -> Any:
 def _halves_to_floats(bits: Any) -> Any:
     low, high = _bits(bits, np.float16)
     return np.float32(low), np.float32(high)
+
+
+@twin(floats_to_halves)
+def _floats_to_halves(low: Any, high: Any) -> Any:
+    return np.array([low, high], np.float32).astype(np.float16).view(np.uint32)[0]
 
 
 @twin(dot4_us)

@@ -41,6 +41,8 @@ class Kernel:
         parameters: name and Numba type of each.
         threads: of a block, at most; the register allocation relies on it.
         max_registers: a ceiling that a test holds the compiled code to.
+        unroll: loops of constant length are unrolled, however long, so that local arrays that they
+            index stay in registers.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Kernel:
     parameters: tuple[tuple[str, Any], ...]
     threads: int
     max_registers: int
+    unroll: bool = False
 
     def __call__(self, **values: Any) -> "Call":
         """This kernel with a value for each parameter: an address (or what has one), or a number.
@@ -94,7 +97,7 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(
-    name: str = "", *, threads: int = 256, max_registers: int = 128
+    name: str = "", *, threads: int = 256, max_registers: int = 128, unroll: bool = False
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Register a kernel; ``name`` is the function's by default.
 
@@ -109,6 +112,7 @@ def kernel(
             tuple((p, t) for p, t in function.__annotations__.items() if p != "return"),
             threads,
             max_registers,
+            unroll,
         )
         if made.name in KERNELS:
             raise ValueError(f"kernel {made.name} is declared twice")

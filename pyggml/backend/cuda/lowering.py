@@ -69,7 +69,8 @@ class Launch:
 Lower = Callable[["Lowering", Tensor], None]
 LOWER: dict[str, Lower] = {}
 SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
-FUSED: dict[str, list[tuple[tuple[str, ...], Callable[..., bool]]]] = {}  # by their first op
+Pattern = tuple[tuple[str, ...], int, Callable[..., bool]]  # see ``fuses``
+FUSED: dict[str, list[Pattern]] = {}  # by their first op
 
 
 def lowers(
@@ -84,14 +85,15 @@ def lowers(
     return register
 
 
-def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+def fuses(*ops: str, stored: int = 0) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, which may return False.
 
-    Each node but the last is read only once, by a later node of the pattern, and is not an output.
+    Each node but the last is read by a later node of the pattern, and by no other; nor is it an
+    output. That does not hold for the first ``stored`` nodes, whose results the lowering stores.
     """
 
     def register(lower: Callable[..., bool]) -> Callable[..., bool]:
-        FUSED.setdefault(ops[0], []).append((ops, lower))
+        FUSED.setdefault(ops[0], []).append((ops, stored, lower))
         return lower
 
     return register
@@ -202,19 +204,18 @@ class Lowering:
             return 0
         first = nodes[i].op
         assert first is not None
-        for ops, lower in FUSED.get(first.name, ()):
+        for ops, stored, lower in FUSED.get(first.name, ()):
             group = nodes[i : i + len(ops)]
             if tuple(n.op.name for n in group if n.op) != ops:
                 continue
-            if self._fusable(group) and lower(self, *group):
+            if self._fusable(group, stored) and lower(self, *group):
                 return len(ops)
         return 0
 
-    def _fusable(self, group: list[Tensor]) -> bool:
-        """Whether all nodes but the last are read once, inside the group, and are no outputs."""
+    def _fusable(self, group: list[Tensor], stored: int) -> bool:
+        """Whether all nodes but the last are read inside the group; see ``fuses``."""
         return all(
-            self.graph.use_count(n) == 1
-            and not n.flags
+            (k < stored or (self.graph.use_count(n) == 1 and not n.flags))
             and any(n in later.src for later in group[k + 1 :])
             for k, n in enumerate(group[:-1])
         )

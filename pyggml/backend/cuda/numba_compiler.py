@@ -10,6 +10,7 @@ Source: numba-cuda 0.30.4 (in maintenance: this module is what a successor would
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import cache
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from numba import cuda
 
 from .kernel import Kernel, KernelImage
 
+_ANY = (7, 5)  # a capability for parts of the compiler that want one
 _REGISTER_FILE = 65536  # registers of a multiprocessor
 _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 
@@ -36,7 +38,14 @@ def _prepare() -> None:
         dispatcher.get_current_device = compiler.get_current_device = lambda: stand_in
 
 
-def _compile(kernel: Kernel, cc: tuple[int, int]) -> Any:
+@cache
+def _blocks(kernel: Kernel) -> int:
+    """Blocks that a multiprocessor has registers for: it makes the compiler keep to the ceiling."""
+    return max(1, _REGISTER_FILE // (kernel.threads * kernel.max_registers))
+
+
+def _compile(kernel: Kernel) -> Any:
+    """The library of a kernel, for all capabilities: they differ from NVVM on."""
     _prepare()
     from numba.cuda import compiler
 
@@ -46,10 +55,32 @@ def _compile(kernel: Kernel, cc: tuple[int, int]) -> Any:
         types,
         device=False,
         abi="numba",
-        cc=cc,
-        launch_bounds=(kernel.threads, _REGISTER_FILE // (kernel.threads * kernel.max_registers)),
+        cc=_ANY,
+        launch_bounds=(kernel.threads, _blocks(kernel)),
     )
+    if kernel.unroll:
+        library._llvm_strs = [_unrolled(text) for text in library.llvm_strs]
     return library
+
+
+_LABEL, _BRANCH = re.compile(r"B(\d+)\S*:"), re.compile(r'  br .*?label %"B(\d+)".*')
+_UNROLL = 1 << 20  # the number of the metadata, above those that Numba gives
+
+
+def _unrolled(text: str) -> str:
+    """LLVM IR in which branches back, to blocks of Numba that begin earlier, ask to unroll."""
+    block, lines = -1, []
+    for line in text.splitlines():
+        if label := _LABEL.match(line):
+            block = int(label[1])
+        elif _BRANCH.match(line) and any(int(n) <= block for n in re.findall(r'%"B(\d+)"', line)):
+            line += f", !llvm.loop !{_UNROLL}"
+        elif line.startswith("define"):
+            block = -1
+        lines.append(line)
+    lines.append(f"!{_UNROLL} = distinct !{{!{_UNROLL}, !{_UNROLL + 1}}}")
+    lines.append(f'!{_UNROLL + 1} = !{{!"llvm.loop.unroll.full"}}')
+    return "\n".join(lines)
 
 
 def _image(kernel: Kernel, library: Any, code: bytes, **numbers: int) -> KernelImage:
@@ -59,17 +90,17 @@ def _image(kernel: Kernel, library: Any, code: bytes, **numbers: int) -> KernelI
 
 def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """The PTX that NVVM makes of a kernel, for emulators."""
-    return _ptx(kernel, cc, _compile(kernel, cc))
+    return _ptx(kernel, cc, _compile(kernel))
 
 
 def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's machine code for a compute capability."""
-    return _cubin(kernel, cc, _compile(kernel, cc))
+    return _cubin(kernel, cc, _compile(kernel))
 
 
 def compile_both(kernel: Kernel, cc: tuple[int, int]) -> tuple[KernelImage, KernelImage]:
     """A kernel's PTX and its machine code."""
-    library = _compile(kernel, cc)
+    library = _compile(kernel)
     return _ptx(kernel, cc, library), _cubin(kernel, cc, library)
 
 

@@ -5,6 +5,7 @@
 
 Both refuse to run a node with a tensor in foreign memory, so a missing copy is an
 error. A deferred device runs nothing before ``synchronize``, so a missing wait is a wrong result.
+Backends that get the same list as ``log`` append what happens: ``("enqueue", "deferred", "ADD")``.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from pyggml.backend.interface import (
     HostQueue,
     Layout,
     Program,
+    Queue,
     WeightUse,
     copy_bytes,
 )
 from pyggml.backend.trace import RunTrace
-from pyggml.buffer import ALIGNMENT, BufferType, zeroed
+from pyggml.buffer import ALIGNMENT, BufferType, HostBufferType, zeroed
 from pyggml.cgraph import CGraph
 from pyggml.errors import ShapeError
 from pyggml.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
+Log = list[tuple[str, ...]]  # what happens, the backend, and ops or tensors
 
 
 class FakeBuffer:
@@ -80,14 +83,36 @@ class FakeBufferType:
         return tensor.nbytes
 
 
+class StagingType(HostBufferType):
+    """Memory of the host, as a GPU's pinned memory."""
+
+    name = "FAKE_Host"
+
+
+class _Logged:
+    """A program that logs its runs."""
+
+    def __init__(self, program: Program, log: Log, backend: str, ops: str) -> None:
+        self._program, self._log = program, log
+        self.entry = backend, ops
+
+    def enqueue(self) -> None:
+        self._log.append(("run", *self.entry))
+        self._program.enqueue()
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        return self._program.trace(repeats)
+
+
 class _Checked(Backend):
     """The CPU backend, but every tensor of a node must be in memory that it supports."""
 
     def __init__(self, ops: Collection[str] | None = None, n_threads: int = 1) -> None:
         self.cpu = CpuBackend(n_threads)
         self.ops = ops
-        self.queue = self.cpu.queue
+        self.queue: Queue = self.cpu.queue
         self.compiled: list[list[str]] = []  # the ops of each graph
+        self.log: Log = []
 
     def supports_buft(self, buft: BufferType) -> bool:
         return self.cpu.supports_buft(buft)
@@ -98,7 +123,7 @@ class _Checked(Backend):
 
     def compile(
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
-    ) -> Program:
+    ) -> _Logged:
         for node in graph:
             assert node.op is not None and self.supports_op(node)
             for tensor in (node, *node.src):
@@ -106,7 +131,8 @@ class _Checked(Backend):
                     assert tensor.buffer is not None, (node, tensor)
                     assert self.supports_buft(tensor.buffer.buft), (node, tensor)
         self.compiled.append([node.op.name for node in graph if node.op])
-        return self.cpu.compile(graph, n_threads=n_threads, interruptible=interruptible)
+        program = self.cpu.compile(graph, n_threads=n_threads, interruptible=interruptible)
+        return _Logged(program, self.log, self.name, " ".join(self.compiled[-1]))
 
     def close(self) -> None:
         self.cpu.close()
@@ -116,6 +142,12 @@ class HostOnly(_Checked):
     """The CPU backend, which never sees the fake device's memory."""
 
     name = "cpu"
+
+    def __init__(
+        self, ops: Collection[str] | None = None, n_threads: int = 1, *, log: Log | None = None
+    ) -> None:
+        super().__init__(ops, n_threads)
+        self.log = self.log if log is None else log
 
     @property
     def device(self) -> Device:
@@ -152,6 +184,7 @@ class FakeDevice(_Checked):
         self.name = name
         self.buft = FakeBufferType()
         self.total_bytes = total_bytes
+        self.staging: HostBufferType = StagingType()
 
     def memory(self) -> tuple[int, int] | None:
         """What no buffer has taken, also of those that are freed."""
@@ -161,6 +194,9 @@ class FakeDevice(_Checked):
 
     def buffer_type(self) -> FakeBufferType:
         return self.buft
+
+    def staging_type(self) -> HostBufferType:
+        return self.staging
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft is self.buft
@@ -183,9 +219,10 @@ class _Event:
 class _DeferredQueue(HostQueue):
     """Work that runs when a caller waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, log: Log) -> None:
         self.waiting: list[Callable[[], None]] = []
         self._n_done = 0
+        self._name, self._log = name, log
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         self.waiting.append(lambda: copy_bytes(source, target))
@@ -197,6 +234,7 @@ class _DeferredQueue(HostQueue):
         self.waiting.append(event.synchronize)
 
     def synchronize(self) -> None:
+        self._log.append(("synchronize", self._name))
         self.run_until(self._n_done + len(self.waiting))
 
     def run_until(self, n: int) -> None:
@@ -210,28 +248,33 @@ class _DeferredQueue(HostQueue):
             raise
 
 
-class _DeferredProgram:
-    def __init__(self, program: Program, queue: _DeferredQueue) -> None:
-        self._program, self._queue = program, queue
+class _DeferredProgram(_Logged):
+    def __init__(self, program: _Logged, queue: _DeferredQueue) -> None:
+        super().__init__(program._program, program._log, *program.entry)
+        self._queue = queue
 
     def enqueue(self) -> None:
-        self._queue.waiting.append(self._program.enqueue)
-
-    def trace(self, repeats: int = 1) -> list[RunTrace]:
-        return self._program.trace(repeats)
+        self._log.append(("enqueue", *self.entry))
+        self._queue.waiting.append(super().enqueue)
 
 
 class DeferredDevice(FakeDevice):
     """A fake device that computes as late as it may."""
 
     def __init__(
-        self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "deferred",
+        self,
+        ops: Collection[str] | None = None,
+        n_threads: int = 1,
+        *,
+        name: str = "deferred",
         total_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+        log: Log | None = None,
+    ) -> None:
         super().__init__(ops, n_threads, name=name, total_bytes=total_bytes)
-        self.queue = self.deferred = _DeferredQueue()
+        self.log = self.log if log is None else log
+        self.queue = self.deferred = _DeferredQueue(name, self.log)
 
     def compile(
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
-    ) -> Program:
+    ) -> _DeferredProgram:
         return _DeferredProgram(super().compile(graph), self.deferred)

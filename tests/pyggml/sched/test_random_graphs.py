@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from pyggml import ops
 from pyggml.alloc import GraphAllocator
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.interface import HostQueue
 from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
-from pyggml.sched import Sched, to_numpy
+from pyggml.sched import Sched, Schedule, to_numpy
+from pyggml.sched.assign import runs
 from pyggml.tensor import Tensor
 from tests.pyggml.alloc.strategies import KINDS, RandomGraph, Recipe, build, recipes
 
@@ -32,10 +34,10 @@ def values(random: RandomGraph) -> Arrays:
     return [to_numpy(t) for t in random.results]
 
 
-def alone(recipe: Recipe) -> Arrays:
+def alone(recipe: Recipe, seed: int = 0) -> Arrays:
     random = build(recipe)
     GraphAllocator(HOST).alloc_graph(random.graph)
-    random.fill()
+    random.fill(seed)
     CpuBackend(1).graph_compute(random.graph)
     return values(random)
 
@@ -115,6 +117,61 @@ def test_two_devices_and_the_reference_below(recipe: Recipe, pins: list[int]) ->
     for got, exact in zip(values(random), want, strict=True):
         finite = np.isfinite(exact) & np.isfinite(got)
         np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-3, atol=1e-3)
+
+
+def check_order(schedule: Schedule, graph: CGraph) -> None:
+    """Nodes that share a tensor which one of them writes are in the order of the graph."""
+    place = {n: i for i, n in enumerate(n for split in schedule.splits for n in split.nodes)}
+    assert sorted(place, key=id) == sorted(graph.nodes, key=id)
+    for i, later in enumerate(graph.nodes):
+        if not runs(later):
+            continue
+        for other in filter(runs, graph.nodes[:i]):
+            sources = [{s.root for s in node.src if s is not None} for node in (other, later)]
+            if later.root is other.root or other.root in sources[1] or later.root in sources[0]:
+                assert place[other] < place[later]
+
+
+def fetched(tensor: Tensor, devices: list[FakeDevice]) -> Tensor:
+    """A copy in host memory, made by the device that has the tensor, in the order of its queue."""
+    copy = Tensor(tensor.type, tensor.ne, tensor.nb)
+    copy.buffer = HOST.alloc_buffer(tensor.nbytes)
+    copy.data = copy.buffer.base
+    assert tensor.buffer is not None
+    owner = [device.queue for device in devices if device.buft is tensor.buffer.buft]
+    (*owner, HostQueue())[0].copy(tensor, copy)
+    return copy
+
+
+@given(recipes(), st.lists(st.integers(0, 2), min_size=32, max_size=32), st.booleans())
+@settings(max_examples=500)
+def test_splits_that_overlap_have_the_same_bits(
+    recipe: Recipe, pins: list[int], late: bool
+) -> None:
+    """On a device that computes as late as it may and another one, also in two runs in flight."""
+    want = [alone(recipe, seed) for seed in (1, 2)]
+    random = build(recipe)
+    devices = [DeferredDevice(name="one"), (DeferredDevice if late else FakeDevice)(name="two")]
+    sched = Sched([*devices, HostOnly()])
+    tensors = zip((*random.graph.nodes, *random.inputs), pins, strict=False)
+    schedule = sched.compile(random.graph, pins={t: sched.backends[pin] for t, pin in tensors})
+    check_order(schedule, random.graph)
+    computed = [(i, t) for i, t in enumerate(random.results) if t.root not in random.inputs]
+    programs, compiled = schedule.programs, [len(d.compiled) for d in devices]
+    for _ in range(2):
+        random.fill(1)
+        schedule.enqueue()
+        first = {i: fetched(t, devices) for i, t in computed}
+        schedule.wait_inputs()
+        random.fill(2)  # the last run may not have begun
+        schedule.enqueue()
+        sched.synchronize()
+        assert_same_bits([to_numpy(t) for t in first.values()], [want[0][i] for i in first])
+        assert_same_bits(values(random), want[1])
+        random.fill(1)
+        schedule.run()
+        assert_same_bits(values(random), want[0])
+    assert programs == schedule.programs and compiled == [len(d.compiled) for d in devices]
 
 
 @given(recipes(), st.lists(st.booleans(), min_size=64, max_size=64))

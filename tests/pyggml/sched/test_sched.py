@@ -425,14 +425,10 @@ def test_the_host_allocates_once() -> None:
             sizes.append(size)
             return super().alloc_buffer(size)
 
-    class Host(HostOnly):
-        buft = Counting()
-
-        def buffer_type(self) -> Any:
-            return self.buft
-
     _, x, graph, _ = chain("FCFCFC")
-    sched = Sched([FakeDevice({"SCALE"}), Host()])
+    device = FakeDevice({"SCALE"})
+    device.staging = Counting()
+    sched = Sched([device, HostOnly()])
     prefer(sched, graph)
     sched.reserve(graph)
     sched.alloc_graph(graph)

@@ -12,16 +12,17 @@ import pytest
 from pyggml.backend import registry
 from pyggml.backend.interface import Backend
 from pyggml.dtype import GGMLType
-from pyggml.errors import AllocError, BackendError
+from pyggml.errors import AllocError, BackendError, ComputeError
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
+from pyllama.core.decode_graph import DecodeGraph
 from pyllama.core.devices import Offload, layer_devices, parse_devices
 from pyllama.core.offload import Planner
 from pyllama.core.params import ContextParams
 from pyllama.core.state import load_state, save_state
 from pyllama.files.demo import demo_model_path
-from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
 from ..arch.checkpoints import variants, write_checkpoint
 from ..models import Spec, random_weights, write_model
@@ -141,6 +142,75 @@ def test_a_device_without_attention_leaves_caches_to_the_host(tmp_path: Path) ->
     assert all(k.buffer and k.buffer.buft.is_host for k in context.kv.caches[0].k.values())
     assert greedy(model) == greedy(Model.load(path))
     assert {op for ops in device.compiled for op in ops} == {"MUL_MAT", "GLU"}
+
+
+N_UBATCH = 4
+LONG = [(7 * i) % 250 for i in range(5 * N_UBATCH)]
+
+
+def pipelined(folder: Path, log: Log) -> Context:
+    """A context with its layers on two devices that compute as late as they may."""
+    spec = Spec(n_layer=4)
+    path = write_model(folder / "x.gguf", spec, random_weights(spec))
+    devices = [DeferredDevice(name="one", log=log), DeferredDevice(name="two", log=log)]
+    model = Model.load(path, devices=[*devices, HostOnly(log=log)])
+    return Context(model, n_ctx=64, n_ubatch=N_UBATCH)
+
+
+def test_a_device_begins_a_ubatch_before_the_next_one_has_ended_the_last(tmp_path: Path) -> None:
+    log: Log = []
+    context = pipelined(tmp_path, log)
+    context.decode(Batch(LONG[:N_UBATCH]))  # compiles the graph
+    log.clear()
+    context.decode(Batch(LONG[N_UBATCH:]))
+    n = len(LONG) // N_UBATCH - 1
+    begun = [i for i, e in enumerate(log) if e[:2] == ("enqueue", "one")]
+    ended = [i for i, e in enumerate(log) if e[:2] == ("run", "two")]
+    assert len(begun) == len(ended) == n
+    assert all(start < end for start, end in zip(begun[1:], ended[:-1], strict=True))
+    assert not [i for i, e in enumerate(log) if e[0] == "synchronize" and i < begun[-1]]
+    want = Context(Model.load(context.model.path), n_ctx=64)
+    want.decode(Batch(LONG[:N_UBATCH]))
+    want.decode(Batch(LONG[N_UBATCH:]))
+    np.testing.assert_array_equal(context.logits, want.logits)
+
+
+@pytest.mark.parametrize("logits", ["last", "all"])
+@pytest.mark.parametrize("n", [3, 7, 8, 17, 20])
+def test_ubatches_in_flight_have_the_bits_of_one_after_the_other(
+    tmp_path: Path, n: int, logits: str
+) -> None:
+    context = pipelined(tmp_path, [])
+    want = Context(Model.load(context.model.path), n_ctx=64)
+    for tokens in (LONG[:n], LONG[:2], LONG[:n]):
+        for each in (context, want):
+            each.decode(Batch(tokens, logits=logits))
+        np.testing.assert_array_equal(context.logits, want.logits)
+
+
+def test_a_failure_drops_all_ubatches_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = pipelined(tmp_path, [])
+    context.decode(Batch(LONG[:N_UBATCH]))
+    calls: list[object] = []
+
+    def fail_third(graph: DecodeGraph, *ubatch: Any) -> None:
+        calls.append(graph)
+        if len(calls) == 3:
+            raise ComputeError("on purpose")
+        enqueue(graph, *ubatch)
+
+    enqueue = DecodeGraph.enqueue
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeGraph, "enqueue", fail_third)
+        with pytest.raises(ComputeError, match="on purpose"):
+            context.decode(Batch(LONG[N_UBATCH:]))
+    assert context.kv.length(0) == N_UBATCH and len(context.logits) == 0
+    context.decode(Batch(LONG[N_UBATCH:]))
+    want = Context(Model.load(context.model.path), n_ctx=64)
+    want.decode(Batch(LONG))
+    np.testing.assert_array_equal(context.logits, want.logits)
 
 
 def test_names_of_devices() -> None:

@@ -13,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
+from pyllama.core.devices import Offload
+from pyllama.core.offload import Planner
+from pyllama.core.params import ContextParams
 from pyllama.errors import ModelError
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
-from pyllama.sparsity.plan import Budget, read_needs
-from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
+from pyllama.sparsity.plan import Budget, Choice, plan_on_device, read_needs
+from pyllama.sparsity.weights import normalize_powerinfer_metadata
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
 
@@ -112,6 +117,35 @@ def wanted(model: Model) -> np.ndarray:
     return decoded(new(model))
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dense", [False, True])
+def test_both_devices_compute_a_layers_neurons_at_the_same_time(
+    folder: Path, name: str, dense: bool
+) -> None:
+    """Also if the device has attention and predictors; the partial results are added once."""
+    model = Model.load(sparse_file(folder, name))
+    log: Log = []
+    device, n_ff = DeferredDevice(log=log), model.hparams.n_ff
+    needs = read_needs(model, Budget(1 << 30, n_ctx=64))
+    items = tuple(item for item in needs.items if dense)
+    ids = np.arange(0, n_ff, 3, dtype=np.int32)
+    split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
+    there = Placement(1 << 30, 0, items, (), split, (0,) * N_LAYER).apply(model, device)
+    there.devices = (device, HostOnly(log=log))
+    context = new(there)
+    context.decode(Batch(TOKENS[:12], logits="all"))
+    log.clear()
+    context.decode_token(TOKENS[12])
+    on_cpu = [i for i, e in enumerate(log) if e[:2] == ("run", "cpu") and "AXPY" in e[2]]
+    assert len(on_cpu) == N_LAYER
+    for layer, i in enumerate(on_cpu):
+        for what, n in (("enqueue", layer + 1), ("run", layer)):
+            assert [e[:2] for e in log[:i] if "AXPY" in e[-1]].count((what, device.name)) == n
+    assert [e[0] for e in log[: on_cpu[-1]]].count("synchronize") == 0
+    merges = [node for node in context.last_graph.builder.graph.nodes if "_merged" in node.name]
+    assert len(merges) == N_LAYER
+
+
 def test_whole_layers_on_one_device_match_the_cpu_bits(folder: Path) -> None:
     """If each layer is on one device as a whole, the result has the same bits as the CPU's."""
     model = Model.load(sparse_file(folder, "llama_relu"))
@@ -136,6 +170,32 @@ def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
     assert ("output.weight" in moved) == (kib > 450) or name == "bamboo"
     assert "token_embd.weight" not in moved and set(model.weights) <= set(there.weights)
     np.testing.assert_allclose(on_two_devices(there, device), wanted(model), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.7, 0.85, 1.0])
+def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> None:
+    """From the CPU alone to all on the device: the bytes are the planned ones, logits the CPU's."""
+    path, exact = sparse_file(folder, name), GGMLType.F32
+    header = Model.load(path, vocab_only=True)
+    params = ContextParams(n_ctx=64, type_k=exact, type_v=exact)
+    devices = DeferredDevice(), HostOnly()
+    with GGUFFile(path) as file:
+        normalize_powerinfer_metadata(file)
+        planner = Planner(file, header.arch, header.hparams, devices, params)
+        whole = planner.plan(Offload()).devices[0].used
+        budget = int(share * whole)
+        activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
+        offload, choice = Offload(vram_budget=(budget,)), Choice(block=8)
+        use, plan = plan_on_device(planner, header, offload, activity, choice, write=False)
+    there = Model.load(path, devices=devices, placement=plan.placed)
+    context = new(there)
+    assert sum(devices[0].buft.sizes) == use.devices[0].used <= budget
+    np.testing.assert_allclose(decoded(context), wanted(Model.load(path)), rtol=0, atol=2e-5)
+    counts = [len(ids) for ids in plan.placed.split.up]
+    if share == 0.85:
+        assert 0 < sum(counts) < N_LAYER * header.hparams.n_ff
+    assert bool(devices[0].compiled) == (share > 0)
 
 
 def test_placements_for_another_model_are_refused(folder: Path) -> None:

@@ -1,12 +1,14 @@
-"""FLASH_ATTN_EXT: attention with a dense mask or with lists of cells, for one token and for prompts.
+"""FLASH_ATTN_EXT: attention with a dense mask or with lists of cells.
 
-*A few tokens* (``decode_kernel``). A block takes one token, up to 4 query heads of one KV head and
-one split of the token's keys. ``lanes`` threads hold a key's row, 8 elements each, so that a warp
-reads whole rows, 16 bytes a thread for F16; queries and sums of values stay in registers. Groups of
-lanes have their own online softmax over every ``n_groups``-th key; they are merged in a fixed order,
-first in the warp, then in shared memory, then those of the splits by ``merge_kernel``. The number of
-splits follows from the lengths of the lists and the device, never from begin and end, which blocks
-read on the device: a captured graph serves every state of the cache.
+Many tokens are computed by tensor cores (``attention_tile``) where keys, values and device allow;
+else, and for a few tokens, by ``decode_kernel``. A block of that takes one token, up to ``HEADS``
+query heads of one KV head and one split of the token's keys. ``lanes`` threads hold a key's row, 8
+elements each, so that a warp reads whole rows, 16 bytes a thread for F16; queries and sums of
+values stay in registers. Groups of lanes have their own online softmax over every ``n_groups``-th
+key; they are merged in a fixed order, first in the warp, then in shared memory, then those of the
+splits by ``attention_merge``. The number of splits follows from the lengths of the lists and from
+the device, never from begin and end, which blocks read on the device: a captured graph serves every
+state of the cache.
 
 Scores are in powers of two: scale, bias and sinks are multiplied by log2(e).
 
@@ -15,192 +17,37 @@ Source: Dao et al., "FlashAttention-2"; Dao et al., "Flash-Decoding for long-con
 
 import math
 from functools import cache
-from typing import Any, NamedTuple
 
-import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64
 
 from ....dtype import GGMLType
 from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..codec import FLOAT_TYPES, decodable, element_loader
 from ..driver import Grid
-from ..intrin import (
-    bits_to_float,
-    device,
-    divide,
-    exp2,
-    half_to_float,
-    halves_to_floats,
-    load_f32,
-    load_f32x4,
-    load_i32,
-    load_u16,
-    load_u32x4,
-    store_f32,
-    u32,
-)
+from ..intrin import device, divide, exp2, load_f32, load_i32, store_f32
 from ..kernel import U8, Kernel, f32, i32, i64, kernel
 from ..lowering import Lowering, lowers
+from .attention_chunk import (
+    LOG2E,
+    LOG2E_F32,
+    LOWEST,
+    ONE,
+    THREADS,
+    ZERO,
+    Shape,
+    chunk_loader,
+    finite,
+)
+from .attention_tile import attend
 from .softmax import MASKS, alibi_slope, alibi_steps
 from .warp import FULL
 
-THREADS = 128
 WARPS = THREADS // 32
-UNROLL = 4  # keys of a group at a time
-MAX_HEADS = 4  # query heads of a block: more would not fit the registers
+HEADS = 4  # query heads of a block: more would not fit the registers
 MAX_DIM = 256
 MAX_SPLITS = 64
-SPLIT_TOKENS = 16  # keys of at most so many tokens are split over blocks
-
-LOG2E = 1.4426950408889634
-ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
-LOG2E_F32 = np.float32(LOG2E)
-
-
-class Shape(NamedTuple):
-    """Compile-time constants of the attention kernels.
-
-    Attributes:
-        heads: query heads of a block.
-        listed: keys are given by lists of cells.
-        branched: some tokens are on branches.
-        mask: its type, None without one.
-        aligned: rows of keys and values begin at multiples of 16 bytes and have whole chunks of 8.
-    """
-
-    k: GGMLType
-    v: GGMLType
-    hd: int
-    hdv: int
-    heads: int
-    listed: bool
-    branched: bool
-    mask: GGMLType | None
-    softcap: bool
-    alibi: bool
-    aligned: bool
-
-    @property
-    def lanes(self) -> int:
-        """Threads of a key's row, 8 elements each; a power of two."""
-        return max(4, 1 << (ceil_div(max(self.hd, self.hdv), 8) - 1).bit_length())
-
-    @property
-    def n_groups(self) -> int:
-        """Keys that a block reads at once."""
-        return THREADS // self.lanes
-
-    @property
-    def name(self) -> str:
-        """What the kernel's name ends with."""
-        flags = {
-            "branches": self.branched,
-            "cells": self.listed and not self.branched,
-            "softcap": self.softcap,
-            "alibi": self.alibi,
-            "any": not self.aligned,
-        }
-        mask = () if self.mask is None else ("mask", self.mask.name.lower())
-        sizes = (f"{self.hd}", *((f"{self.hdv}",) if self.hdv != self.hd else ()))
-        on = (flag for flag, value in flags.items() if value)
-        parts = (self.k.name, self.v.name, *sizes, f"h{self.heads}", *mask, *on)
-        return "_".join(parts).lower()
-
-
-@cache
-def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
-    """A device function: (pointer, byte offset of a row, j) -> elements j .. j + 7 as float32.
-
-    Args:
-        n: the row's length; elements after it are 0.
-        aligned: j is a multiple of 8, rows begin at multiples of 16 bytes and n is a multiple of 8.
-    """
-    if aligned and type is GGMLType.F32:
-
-        @device
-        def load_8_f32(p, row, j):
-            a0, a1, a2, a3 = load_f32x4(p, row + int64(4) * j)
-            b0, b1, b2, b3 = load_f32x4(p, row + int64(4) * j + 16)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_f32
-    if aligned and type is GGMLType.F16:
-
-        @device
-        def load_8_f16(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            a0, a1 = halves_to_floats(w0)
-            a2, a3 = halves_to_floats(w1)
-            b0, b1 = halves_to_floats(w2)
-            b2, b3 = halves_to_floats(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_f16
-    if aligned and type is GGMLType.BF16:
-
-        @device
-        def halves(w):
-            high = u32(w & uint32(0xFFFF0000))
-            return bits_to_float(u32(w << uint32(16))), bits_to_float(high)
-
-        @device
-        def load_8_bf16(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            a0, a1 = halves(w0)
-            a2, a3 = halves(w1)
-            b0, b1 = halves(w2)
-            b2, b3 = halves(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_bf16
-    if type is GGMLType.Q8_0:
-        block_bytes = type.type_size
-
-        @device
-        def codes(w):
-            low, high = int32(w) & 255, int32(w) >> 8
-            return float32(int32((low ^ 128) - 128)), float32(int32((high ^ 128) - 128))
-
-        @device
-        def load_8_q8_0(p, row, j):
-            block = row + int64(j >> 5) * block_bytes
-            d = half_to_float(load_u16(p, block))
-            at = block + 2 + (j & 31)
-            a0, a1 = codes(load_u16(p, at))
-            a2, a3 = codes(load_u16(p, at + 2))
-            b0, b1 = codes(load_u16(p, at + 4))
-            b2, b3 = codes(load_u16(p, at + 6))
-            return d * a0, d * a1, d * a2, d * a3, d * b0, d * b1, d * b2, d * b3
-
-        return load_8_q8_0
-    load = element_loader(type)
-    whole = n % 8 == 0
-
-    @device
-    def guarded(p, row, j):
-        return load(p, row, j) if whole or j < n else ZERO
-
-    @device
-    def load_8(p, row, j):
-        return (
-            guarded(p, row, j),
-            guarded(p, row, j + 1),
-            guarded(p, row, j + 2),
-            guarded(p, row, j + 3),
-            guarded(p, row, j + 4),
-            guarded(p, row, j + 5),
-            guarded(p, row, j + 6),
-            guarded(p, row, j + 7),
-        )
-
-    return load_8
-
-
-@device
-def finite(top):
-    """A maximum that may be subtracted: 0 where all scores are -inf."""
-    return top if top > LOWEST else ZERO
+FEW_TOKENS = 16  # up to so many, splits do not depend on how many there are
 
 
 @device
@@ -221,7 +68,7 @@ def decode_kernel(shape: Shape) -> Kernel:
         shape.hd, shape.hdv, shape.heads, shape.lanes, shape.n_groups,
     )  # fmt: skip
     listed, branched, masked = shape.listed, shape.branched, shape.mask is not None
-    capped, alibi = shape.softcap, shape.alibi
+    capped, alibi, unroll = shape.softcap, shape.alibi, shape.unroll
     load_q = chunk_loader(GGMLType.F32, hd, False)
     load_k = chunk_loader(shape.k, hd, shape.aligned)
     load_v = chunk_loader(shape.v, hdv, shape.aligned)
@@ -231,10 +78,10 @@ def decode_kernel(shape: Shape) -> Kernel:
         WARPS * heads,
         WARPS * heads * hdv,
         heads * 8,
-        heads * UNROLL,
+        heads * unroll,
     )
 
-    @kernel(f"attention_{shape.name}", threads=THREADS, max_registers=255)
+    @kernel(f"attention_{shape.name}", threads=THREADS, max_registers=255, unroll=True)
     def attention(
         q: U8, k: U8, v: U8, mask: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
         parts: U8, n_tokens: i32, n_kv: i32, n_splits: i32, n_rep: i32, tiles: i32, r3: i32,
@@ -275,7 +122,7 @@ def decode_kernel(shape: Shape) -> Kernel:
                     branch_at = (branch - 1) * branches2
         n = int32(end - begin)
         n = n if n > 0 else int32(0)
-        step = int32(n_groups * UNROLL)
+        step = int32(n_groups * unroll)
         per = int32(
             divide(int32(divide(int32(n + n_splits - 1), n_splits) + step - 1), step) * step
         )
@@ -290,8 +137,8 @@ def decode_kernel(shape: Shape) -> Kernel:
         slopes = cuda.local.array(heads, float32)
         mask_rows = cuda.local.array(heads, int64)
         scores = cuda.local.array(n_scores, float32)
-        found = cuda.local.array(UNROLL, int32)  # cells
-        places = cuda.local.array(UNROLL, int32)  # their positions
+        found = cuda.local.array(unroll, int32)  # cells
+        places = cuda.local.array(unroll, int32)  # their positions
         for h in range(heads):
             tops[h], totals[h], slopes[h], mask_rows[h] = LOWEST, ZERO, ONE, int64(0)
             if masked:
@@ -312,7 +159,7 @@ def decode_kernel(shape: Shape) -> Kernel:
                 sums[8 * h + e] = ZERO
 
         while first < last:
-            for u in range(UNROLL):
+            for u in range(unroll):
                 i = int32(first + group + u * n_groups)
                 found[u], places[u] = int32(i), int32(0)
                 if listed and i < last:
@@ -326,7 +173,7 @@ def decode_kernel(shape: Shape) -> Kernel:
                         found[u] = load_i32(cells, at)
                         if alibi:
                             places[u] = load_i32(cells, at + 4)
-            for u in range(UNROLL):
+            for u in range(unroll):
                 i = first + group + u * n_groups
                 x0, x1, x2, x3, x4, x5, x6, x7 = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
                 if i < last and column < hd:
@@ -335,11 +182,11 @@ def decode_kernel(shape: Shape) -> Kernel:
                     low = queries[8 * h] * x0 + queries[8 * h + 1] * x1
                     low += queries[8 * h + 2] * x2 + queries[8 * h + 3] * x3
                     low += queries[8 * h + 4] * x4 + queries[8 * h + 5] * x5
-                    scores[UNROLL * h + u] = low + queries[8 * h + 6] * x6 + queries[8 * h + 7] * x7
+                    scores[unroll * h + u] = low + queries[8 * h + 6] * x6 + queries[8 * h + 7] * x7
             for h in range(heads):
                 top = tops[h]
-                for u in range(UNROLL):
-                    s = scores[UNROLL * h + u]
+                for u in range(unroll):
+                    s = scores[unroll * h + u]
                     d = lanes >> 1
                     while d > 0:
                         s += cuda.shfl_xor_sync(FULL, s, d)
@@ -354,23 +201,23 @@ def decode_kernel(shape: Shape) -> Kernel:
                         s += slopes[h] * (load_mask(mask, mask_rows[h], i) * LOG2E_F32)
                     s = s if i < last else LOWEST
                     top = s if s > top else top
-                    scores[UNROLL * h + u] = s
+                    scores[unroll * h + u] = s
                 base = finite(top)
                 factor = exp2(tops[h] - base)
                 tops[h] = top
                 total = ZERO
-                for u in range(UNROLL):
-                    p = exp2(scores[UNROLL * h + u] - base)
-                    scores[UNROLL * h + u] = p
+                for u in range(unroll):
+                    p = exp2(scores[unroll * h + u] - base)
+                    scores[unroll * h + u] = p
                     total += p
                 totals[h] = totals[h] * factor + total
                 for e in range(8):
                     sums[8 * h + e] *= factor
-            for u in range(UNROLL):
+            for u in range(unroll):
                 if first + group + u * n_groups < last and column < hdv:
                     x0, x1, x2, x3, x4, x5, x6, x7 = load_v(v, v_at + found[u] * v1, column)
                     for h in range(heads):
-                        p = scores[UNROLL * h + u]
+                        p = scores[unroll * h + u]
                         sums[8 * h] += p * x0
                         sums[8 * h + 1] += p * x1
                         sums[8 * h + 2] += p * x2
@@ -469,7 +316,7 @@ def _supports(node: Tensor) -> bool:
         and decodable(v.type)
         and all(t.is_contiguous_rows() for t in (q, k, v))
         and k.ne[1] < 1 << 31
-        and k.ne[2] * ceil_div(q.ne[2] // k.ne[2], MAX_HEADS) < 1 << 16
+        and k.ne[2] * ceil_div(q.ne[2] // k.ne[2], HEADS) < 1 << 16
         and q.ne[2] < 1 << 16
         and (mask is None or (mask.type in MASKS and mask.is_contiguous_rows()))
     )
@@ -490,7 +337,7 @@ def _shape(node: Tensor) -> Shape:
         v=v.type,
         hd=q.ne[0],
         hdv=v.ne[0],
-        heads=min(MAX_HEADS, 1 << (n_rep - 1).bit_length()),
+        heads=min(HEADS, 1 << (n_rep - 1).bit_length()),
         listed=cells is not None,
         branched=branches is not None,
         mask=None if mask is None else mask.type,
@@ -509,10 +356,11 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
     n_rep = n_head // n_kv_head
     tiles = ceil_div(n_rep, shape.heads)
     n_keys = k.ne[1] if cells is None else cells.ne[1]
-    splits = 1
-    if n_tokens <= SPLIT_TOKENS:
-        wanted = ceil_div(2 * low.device.n_sm, n_kv_head * tiles)
-        splits = min(wanted, MAX_SPLITS, ceil_div(n_keys, shape.n_groups * UNROLL))
+    if n_tokens > FEW_TOKENS and attend(low, node, shape):
+        return
+    alike = 1 if n_tokens <= FEW_TOKENS else n_tokens  # a token's sums do not depend on the others
+    wanted = ceil_div(2 * low.device.n_sm, n_kv_head * tiles * alike)
+    splits = min(wanted, MAX_SPLITS, ceil_div(n_keys, shape.n_groups * shape.unroll))
     n_parts = batch * n_tokens * n_head * splits
     values = round_up(8 * n_parts, 256)
     parts = low.take(values + 4 * n_parts * hdv) if splits > 1 else None

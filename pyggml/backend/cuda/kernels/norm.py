@@ -1,4 +1,5 @@
-"""RMS_NORM and NORM, with a weight (and a bias) after them; L2_NORM and GROUP_NORM.
+"""RMS_NORM and NORM, with an ADD before them and a weight (and a bias) after them; L2_NORM and
+GROUP_NORM.
 
 A row of up to ``WARP_ROW`` elements is computed by a warp, a longer one by a block, whose size
 depends on the row's length alone; so do the orders of sums. Means are taken of differences from the
@@ -15,35 +16,64 @@ from numba import cuda, float32, int32, int64
 from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..driver import Grid
-from ..intrin import divide, load_f32, load_f32x4, store_f32, store_f32x4
+from ..intrin import device, divide, load_f32, load_f32x4, store_f32, store_f32x4
 from ..kernel import U8, Kernel, f32, i32, i64, kernel
 from ..lowering import Lowering, all_f32, blocks, fuses, lowers, overlap
 from .span import is_quads, row_at
 from .warp import block_sum, warp_sum
 
 WARP_ROW = 1024  # elements
-PER_THREAD = 8  # elements of a longer row
+PER_THREAD = 8  # elements of a longer row, at least
+MAX_THREADS = 512  # of a block; more would have too few registers
 
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
 def row_threads(n: int) -> int:
     """The threads that share a row of ``n`` elements: 32, or the block's."""
-    return 32 if n <= WARP_ROW else min(1024, round_up(ceil_div(n, PER_THREAD), 32))
+    return 32 if n <= WARP_ROW else min(MAX_THREADS, round_up(ceil_div(n, PER_THREAD), 32))
 
 
 @cache
-def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) -> Kernel:
-    """The kernel of RMS_NORM, NORM or L2_NORM, for rows of a warp or of a block."""
+def norm_kernel(
+    op: str, warp: bool, quads: bool, added: bool, weighted: bool, biased: bool
+) -> Kernel:
+    """The kernel of RMS_NORM, NORM or L2_NORM, for rows of a warp or of a block.
+
+    Args:
+        added: it is the norm of ``x + r``, which is also stored, in ``z``.
+    """
     total = warp_sum if warp else block_sum
     centred, by_length = op == "NORM", op == "L2_NORM"
-    name = op.lower() + "_mul" * weighted + "_add" * biased + "_warp" * warp + "_x4" * quads
+    name = (
+        "add_" * added
+        + op.lower()
+        + "_mul" * weighted
+        + "_add" * biased
+        + "_warp" * warp
+        + "_x4" * quads
+    )
 
-    @kernel(name, threads=256 if warp else 1024, max_registers=96 if warp else 64)
+    @device
+    def load_4(x, x_at, r, r_at):
+        v0, v1, v2, v3 = load_f32x4(x, x_at)
+        if added:
+            u0, u1, u2, u3 = load_f32x4(r, r_at)
+            v0, v1, v2, v3 = v0 + u0, v1 + u1, v2 + u2, v3 + u3
+        return v0, v1, v2, v3
+
+    @device
+    def load_1(x, x_at, r, r_at):
+        v = load_f32(x, x_at)
+        return v + load_f32(r, r_at) if added else v
+
+    @kernel(name, threads=256 if warp else MAX_THREADS)
     def norm(
-        x: U8, y: U8, w: U8, b: U8, n: i32, rows: i32, ne1: i32, ne2: i32, x1: i64, x2: i64,
-        x3: i64, y1: i64, y2: i64, y3: i64, w_ne1: i32, w_ne2: i32, w_ne3: i32, w1: i64, w2: i64,
-        w3: i64, b_ne1: i32, b_ne2: i32, b_ne3: i32, b1: i64, b2: i64, b3: i64, eps: f32,
+        x: U8, y: U8, r: U8, z: U8, w: U8, b: U8, n: i32, rows: i32, ne1: i32, ne2: i32,
+        x1: i64, x2: i64, x3: i64, y1: i64, y2: i64, y3: i64,
+        w_ne1: i32, w_ne2: i32, w_ne3: i32, w1: i64, w2: i64, w3: i64,
+        b_ne1: i32, b_ne2: i32, b_ne3: i32, b1: i64, b2: i64, b3: i64,
+        r1: i64, r2: i64, r3: i64, z1: i64, z2: i64, z3: i64, eps: f32,
     ):  # fmt: skip
         t, step, row = int32(cuda.threadIdx.x), int32(cuda.blockDim.x), int32(cuda.blockIdx.x)
         if warp:
@@ -56,6 +86,8 @@ def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) 
         i1, i2 = int32(row - rest * ne1), int32(rest - i3 * ne2)
         x_row = i1 * x1 + i2 * x2 + i3 * x3
         y_row = i1 * y1 + i2 * y2 + i3 * y3
+        r_row = i1 * r1 + i2 * r2 + i3 * r3
+        z_row = i1 * z1 + i2 * z2 + i3 * z3
         w_row, b_row = int64(0), int64(0)
         if weighted:
             w_row = int32(i1 - divide(i1, w_ne1) * w_ne1) * w1
@@ -67,23 +99,23 @@ def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) 
             b_row += int32(i3 - divide(i3, b_ne3) * b_ne3) * b3
         base, mean, s = ZERO, ZERO, ZERO
         if centred:
-            base = load_f32(x, x_row)
+            base = load_1(x, x_row, r, r_row)
             j = int32(t)
             if quads:
                 while j < n >> 2:
-                    v0, v1, v2, v3 = load_f32x4(x, x_row + j * 16)
+                    v0, v1, v2, v3 = load_4(x, x_row + j * 16, r, r_row + j * 16)
                     s += ((v0 - base) + (v1 - base)) + ((v2 - base) + (v3 - base))
                     j += step
             else:
                 while j < n:
-                    s += load_f32(x, x_row + j * 4) - base
+                    s += load_1(x, x_row + j * 4, r, r_row + j * 4) - base
                     j += step
             mean = total(s) / float32(n)
             s = ZERO
         j = int32(t)
         if quads:
             while j < n >> 2:
-                v0, v1, v2, v3 = load_f32x4(x, x_row + j * 16)
+                v0, v1, v2, v3 = load_4(x, x_row + j * 16, r, r_row + j * 16)
                 if centred:
                     v0, v1 = (v0 - base) - mean, (v1 - base) - mean
                     v2, v3 = (v2 - base) - mean, (v3 - base) - mean
@@ -91,7 +123,7 @@ def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) 
                 j += step
         else:
             while j < n:
-                v = load_f32(x, x_row + j * 4)
+                v = load_1(x, x_row + j * 4, r, r_row + j * 4)
                 if centred:
                     v = (v - base) - mean
                 s += v * v
@@ -106,7 +138,9 @@ def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) 
         if quads:
             while j < n >> 2:
                 at = int64(j) * 16
-                v0, v1, v2, v3 = load_f32x4(x, x_row + at)
+                v0, v1, v2, v3 = load_4(x, x_row + at, r, r_row + at)
+                if added:
+                    store_f32x4(z, z_row + at, v0, v1, v2, v3)
                 if centred:
                     v0, v1 = (v0 - base) - mean, (v1 - base) - mean
                     v2, v3 = (v2 - base) - mean, (v3 - base) - mean
@@ -122,7 +156,9 @@ def norm_kernel(op: str, warp: bool, quads: bool, weighted: bool, biased: bool) 
         else:
             while j < n:
                 at = int64(j) * 4
-                v = load_f32(x, x_row + at)
+                v = load_1(x, x_row + at, r, r_row + at)
+                if added:
+                    store_f32(z, z_row + at, v)
                 if centred:
                     v = (v - base) - mean
                 v = v * s
@@ -174,26 +210,35 @@ def group_norm(
         e += int32(cuda.blockDim.x)
 
 
-def _launch(low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor) -> None:
-    x, n = norm.src[0], norm.ne[0]
+def _launch(
+    low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor, total: Tensor | None = None
+) -> None:
+    """Launch a norm whose result, with a weight and a bias if there are ``rows``, is ``dst``.
+
+    Args:
+        total: the ADD that is the norm's source, if the launch computes it too.
+    """
+    x, r = (norm.src[0], None) if total is None else total.src[:2]
+    n = norm.ne[0]
     threads = row_threads(n)
     warp = threads == 32
     w, b = (*rows, None, None)[:2]
-    quads = is_quads(x, dst, *rows)
+    quads = is_quads(x, dst, *(t for t in (*rows, r, total) if t is not None))
     sizes = {}
-    for name, t in (("w", w), ("b", b)):
+    for name, t in (("w", w), ("b", b), ("r", r), ("z", total)):
         ne, nb = ((1,) * 4, (0,) * 4) if t is None else (t.ne, t.nb)
         for i in (1, 2, 3):
-            sizes[f"{name}_ne{i}"], sizes[f"{name}{i}"] = ne[i], nb[i]
-    made = norm_kernel(norm.op.name, warp, quads, w is not None, b is not None)
+            sizes[f"{name}{i}"] = nb[i]
+            if name in "wb":
+                sizes[f"{name}_ne{i}"] = ne[i]
+    made = norm_kernel(norm.op.name, warp, quads, r is not None, w is not None, b is not None)
     call = made(
-        x=x, y=dst, w=w, b=b, n=n, rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
+        x=x, y=dst, r=r, z=total, w=w, b=b, n=n, rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
         x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=dst.nb[1], y2=dst.nb[2], y3=dst.nb[3],
         eps=norm.op_params["eps"], **sizes,
     )  # fmt: skip
-    low.launch(
-        call, blocks(x.nrows, 8) if warp else Grid(x.nrows), threads=256 if warp else threads
-    )
+    grid, threads = (blocks(x.nrows, 8), 256) if warp else (Grid(x.nrows), threads)
+    low.launch(call, grid, threads=threads)
 
 
 @lowers("RMS_NORM", all_f32)
@@ -212,17 +257,36 @@ def may_write_over(dst: Tensor, src: Tensor) -> bool:
 @fuses("RMS_NORM", "MUL")
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
-def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
+def _lower_fused_norm(
+    low: Lowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
+) -> bool:
     """A norm and the nodes after it: weight and bias are applied as a row is written."""
-    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
+    dst, rows = more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
-    if not chain or not all(all_f32(node) for node in (norm, *more)) or not may_write_over(dst, x):
+    if not chain or not all(all_f32(node) for node in (norm, *more)):
+        return False
+    if not all(may_write_over(dst, x) for x in (norm.src if total is None else total.src[:2])):
         return False
     for w in rows:
-        if w in (norm, *more) or w.ne[0] != norm.ne[0] or overlap(w, dst):
+        if w in (total, norm, *more) or w.ne[0] != norm.ne[0] or overlap(w, dst):
             return False
-    _launch(low, norm, dst, *rows)
+        if total is not None and overlap(w, total):
+            return False
+    _launch(low, norm, dst, *rows, total=total)
     return True
+
+
+@fuses("ADD", "RMS_NORM", "MUL", stored=1)
+@fuses("ADD", "NORM", "MUL", stored=1)
+@fuses("ADD", "NORM", "MUL", "ADD", stored=1)
+def _lower_add_norm(low: Lowering, total: Tensor, norm: Tensor, *more: Tensor) -> bool:
+    """A residual sum, which is stored, and the norm of it."""
+    x, r = total.src[:2]
+    if norm.src[0] is not total or x.ne != r.ne or not all_f32(total) or overlap(total, more[-1]):
+        return False
+    if not may_write_over(total, x) or not may_write_over(total, r):
+        return False
+    return _lower_fused_norm(low, norm, *more, total=total)
 
 
 @lowers("GROUP_NORM", all_f32)

@@ -17,7 +17,7 @@ from ..driver import Grid
 from ..intrin import device, divide, exp2, load_f32, store_f32
 from ..kernel import U8, Kernel, f32, i32, i64, kernel
 from ..lowering import Lowering, blocks, lowers
-from .norm import row_threads
+from .norm import MAX_THREADS, row_threads
 from .warp import block_max, block_sum, warp_max, warp_sum
 
 MASKS = (GGMLType.F32, GGMLType.F16)
@@ -53,7 +53,7 @@ def softmax_kernel(warp: bool, mask: GGMLType | None, sinks: bool) -> Kernel:
             v += slope * load_mask(m, m_row, j)
         return v
 
-    @kernel(name + "_warp" * warp, threads=256 if warp else 1024, max_registers=96 if warp else 64)
+    @kernel(name + "_warp" * warp, threads=256 if warp else MAX_THREADS)
     def soft_max(
         x: U8, y: U8, m: U8, sink: U8, n: i32, rows: i32, ne1: i32, ne2: i32, x1: i64, x2: i64,
         x3: i64, y1: i64, y2: i64, y3: i64, m_ne2: i32, m_ne3: i32, m1: i64, m2: i64, m3: i64,

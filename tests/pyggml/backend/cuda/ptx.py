@@ -11,7 +11,9 @@ memory start as NaNs. Data of ``cp.async`` arrive at the wait, and its target ho
 All threads of many blocks go through an instruction at once, as arrays with one element for each
 lane; a value that is equal in all lanes is an array of one element. Where lanes diverge, those with
 the lowest program counter go first, until they meet the others. So the threads of a block run in
-lockstep, and most missing barriers do not show here: they do in ``simulator``.
+lockstep, and a missing barrier need not show in the result. So an access to shared memory is also
+an error if another warp of the block wrote there since the last barrier, or read what it writes.
+Between lanes of a warp that is not checked: run such kernels in ``simulator``.
 
 Not as on a GPU: approximate functions are exact to rounding, denormals are kept, and a fused
 multiply-add rounds a float64 sum.
@@ -138,6 +140,8 @@ class Batch:
         self.copies: list[_Copy] = []  # of cp.async, not yet arrived
         self.n_groups: Array = np.zeros(n, np.int64)  # that each lane has committed
         self.steps = self.executed = 0
+        several = launch.lanes > 32 and self.shared_stride > 0
+        self.races = _Races(self) if several else None
 
     def lanes(self, ix: Lanes) -> Array:
         return self.all_lanes if ix is None else ix
@@ -237,11 +241,87 @@ class Launch:
         return i % x, i // x % y, i // (x * y)
 
 
+class _Races:
+    """Which warp wrote and read each unit of shared memory since its block's last barrier.
+
+    A tag is 1 + the warp, in the low bits, and the block's number of barriers.
+    """
+
+    _MANY, _ATOMIC, _BITS = 2047, 2046, 11
+
+    def __init__(self, s: Batch) -> None:
+        self._s, self._unit = s, s.program.shared_unit
+        n_units = s.shared.size // self._unit
+        self._written, self._read = np.zeros(n_units, np.int64), np.zeros(n_units, np.int64)
+        self._barriers = np.ones(len(s.blocks), np.int64)
+        self._warp = np.arange(s.n) % s.per_block // 32 + 1
+
+    def barrier(self, lanes: Lanes) -> None:
+        blocks = slice(None) if lanes is None else np.unique(self._s.block_of[lanes])
+        self._barriers[blocks] += 1
+
+    def read(self, offsets: Array, n_bytes: int, lanes: Array, text: str) -> None:
+        units, lanes, since = self._of(offsets, n_bytes, lanes)
+        tag = since | self._warp[lanes]
+        written = self._written[units]
+        self._check((written >= since) & (written != tag), lanes, units, text, "reads", "wrote")
+        before = self._read[units]
+        self._read[units] = np.where((before >= since) & (before != tag), since | self._MANY, tag)
+        others = self._read[units] != tag
+        self._read[units[others]] = since[others] | self._MANY
+
+    def write(self, offsets: Array, n_bytes: int, lanes: Array, text: str) -> None:
+        """Note writes that change memory."""
+        self._write(offsets, n_bytes, lanes, text, None)
+
+    def atomic(self, offsets: Array, n_bytes: int, lanes: Array, text: str) -> None:
+        self._write(offsets, n_bytes, lanes, text, self._ATOMIC)
+
+    def _write(
+        self, offsets: Array, n_bytes: int, lanes: Array, text: str, who: int | None
+    ) -> None:
+        units, lanes, since = self._of(offsets, n_bytes, lanes)
+        own = since | self._warp[lanes]
+        tag = own if who is None else since | who
+        read, written = self._read[units], self._written[units]
+        self._check((read >= since) & (read != own), lanes, units, text, "writes", "read")
+        self._check((written >= since) & (written != tag), lanes, units, text, "writes", "wrote")
+        self._written[units] = tag
+
+    def clash(self, offsets: Array, n_bytes: int, lanes: Array, text: str) -> None:
+        """Check lanes whose values others replaced in the same instruction."""
+        units, lanes, since = self._of(offsets, n_bytes, lanes)
+        wrong = self._written[units] != since | self._warp[lanes]
+        self._check(wrong, lanes, units, text, "writes", "writes")
+
+    def _of(self, offsets: Array, n_bytes: int, lanes: Array) -> tuple[Array, Array, Array]:
+        """Units, and the lane and the tag without a warp of each."""
+        units = np.broadcast_to(offsets, lanes.shape) // self._unit
+        n = n_bytes // self._unit
+        if n > 1:
+            units = (units[:, None] + np.arange(n)).reshape(-1)
+            lanes = np.repeat(lanes, n)
+        return units, lanes, self._barriers[self._s.block_of[lanes]] << self._BITS
+
+    def _check(
+        self, wrong: Array, lanes: Array, units: Array, text: str, now: str, before: str
+    ) -> None:
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            byte = int(units[i]) * self._unit % self._s.shared_stride
+            what = f"race: it {now} byte {byte} of shared memory, another warp {before} it"
+            raise self._s.fault(text, int(lanes[i]), f"{what} since the last barrier")
+
+
 class _Copy:
     """A ``cp.async`` that has not arrived: lanes, targets in shared memory, and data."""
 
-    def __init__(self, ix: Array, target: Array, data: Array, group: Array) -> None:
-        self.ix, self.target, self.data, self.group = ix, target, data, group
+    def __init__(self, ix: Array, target: Array, data: Array, group: Array, text: str) -> None:
+        self.ix, self.target, self.data, self.group, self.text = ix, target, data, group, text
+
+    def only(self, chosen: Array) -> _Copy:
+        parts = (x[chosen] for x in (self.ix, self.target, self.data, self.group))
+        return _Copy(*parts, self.text)
 
 
 class Block:
@@ -261,7 +341,7 @@ class Program:
     """A kernel of PTX text, decoded.
 
     Attributes:
-        name: of the entry.
+        name: for messages; by default the entry's.
         code: basic blocks by the number of their first instruction.
         widths: bits of each register.
 
@@ -269,16 +349,17 @@ class Program:
         KernelFault: an instruction is not emulated.
     """
 
-    def __init__(self, code: bytes) -> None:
+    def __init__(self, code: bytes, name: str = "") -> None:
         text = re.sub(r"//[^\n]*", "", code.decode())
         self.globals = Memory(1 << 40)
         self.symbols: dict[str, Symbol] = {}
         self.widths: list[int] = []
         self.shared_bytes = self.local_bytes = 0
+        self.shared_unit = 4  # bytes; of the smallest access to shared memory
         head = re.search(r"\.visible\s+\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", text, re.S)
         if head is None:
             raise KernelFault("no entry in the PTX")
-        self.name = head[1]
+        self.name = name or head[1]
         self.parameters = [
             (words[-1], words[1][1:]) for words in (p.split() for p in head[2].split(",")) if words
         ]
@@ -432,8 +513,8 @@ class _Decoder:
             guard, op, args = found[1] or "", found[2].split("."), _split(found[3])
             if guard and op[0] in _ENDS - {"bra", "ret", "exit"}:
                 skip = f"after {len(self.pending)}"  # of lanes that do not take part
-                turned = guard[1:] if guard[0] == "!" else "!" + guard
-                self._add(Instruction(text, turned, ["bra"], [skip]))
+                inverse = guard[1:] if guard[0] == "!" else "!" + guard
+                self._add(Instruction(text, inverse, ["bra"], [skip]))
                 self._add(Instruction(text, "", op, args))
                 self.labels[skip] = len(self.pending)
             else:
@@ -467,6 +548,10 @@ class _Decoder:
             raise self.unknown(f"operand {name}")
         slot = self.scopes[0][name] = self._slot(name, self.families[family[1]])
         return slot
+
+    def note_shared(self, space: str, dtype: Any) -> None:
+        if space in ("shared", ""):
+            self.program.shared_unit = min(self.program.shared_unit, dtype.itemsize)
 
     def is_register(self, name: str) -> bool:
         if name in self.names or name in self.scopes[0]:
@@ -1315,6 +1400,7 @@ def _memory_lanes(s: Batch, ix: Lanes, *values: Array) -> tuple[Lanes, list[Arra
 def _ld(d: _Decoder, now: Instruction) -> Run:
     space, n, dtype = _space_of(now), _vector(now), dtype_of(now.type)
     text, size = now.text, n * dtype.itemsize
+    d.note_shared(space, dtype)
     if space == "param":
         found = re.match(r"\[([\w$]+)\]$", now.args[1])
         if found is None:
@@ -1328,6 +1414,10 @@ def _ld(d: _Decoder, now: Instruction) -> Run:
     def run(s: Batch, ix: Lanes) -> None:
         ix, (at,) = _memory_lanes(s, ix, address(s, ix))
         places = _places(s, at, space, size, text, ix)
+        if s.races:
+            for memory, offsets, part in places:
+                if memory is s.shared:
+                    s.races.read(offsets, size, s.lanes(ix)[part], text)
         if len(places) == 1:
             memory, offsets, _ = places[0]
             values = memory.load(offsets, dtype, n)
@@ -1346,6 +1436,7 @@ def _st(d: _Decoder, now: Instruction) -> Run:
     space, dtype, text = _space_of(now), dtype_of(now.type), now.text
     address, reads = d.address(now.args[0]), [d.read(r, now.type) for r in _names(now.args[1])]
     size = len(reads) * dtype.itemsize
+    d.note_shared(space, dtype)
     if size > 16:
         raise d.unknown()
 
@@ -1355,9 +1446,35 @@ def _st(d: _Decoder, now: Instruction) -> Run:
             at = np.broadcast_to(at, s.lanes(ix).shape)
         for memory, offsets, part in _places(s, at, space, size, text, ix):
             chosen = [v if v.size == 1 else v[part] for v in values]
-            memory.store(offsets, chosen, dtype)
+            if s.races and memory is s.shared:
+                _store_checked(s, offsets, chosen, dtype, s.lanes(ix)[part], text)
+            else:
+                memory.store(offsets, chosen, dtype)
 
     return run
+
+
+def _store_checked(
+    s: Batch, offsets: Array, values: list[Array], dtype: Any, lanes: Array, text: str
+) -> None:
+    """A store to shared memory, checked for races; one that changes nothing is none."""
+    assert s.races is not None
+    offsets = np.broadcast_to(offsets, lanes.shape)
+    size = len(values) * dtype.itemsize
+    changes = _differ(s.shared, offsets, values, dtype)
+    if changes.any():
+        s.races.write(offsets[changes], size, lanes[changes], text)
+    s.shared.store(offsets, values, dtype)
+    lost = _differ(s.shared, offsets, values, dtype)
+    if lost.any():
+        s.races.clash(offsets[lost], size, lanes[lost], text)
+
+
+def _differ(memory: Space, offsets: Array, values: list[Array], dtype: Any) -> Array:
+    bits = np.dtype(f"u{dtype.itemsize}")
+    there = memory.load(offsets, bits, len(values))
+    pairs = zip(there, values, strict=True)
+    return np.logical_or.reduce([a != np.ascontiguousarray(b).view(bits) for a, b in pairs])
 
 
 _ATOMIC: dict[str, Callable[..., Array]] = {
@@ -1395,11 +1512,13 @@ def _atomic(d: _Decoder, now: Instruction) -> Run:
         for memory, offsets, part in _places(s, at, space, dtype.itemsize, text, lanes):
             view = memory.view(dtype)
             where, given = offsets // dtype.itemsize, [v[part] for v in values]
+            if s.races and memory is s.shared:
+                s.races.atomic(offsets, dtype.itemsize, lanes[part], text)
             before = np.empty(where.size, dtype)
-            for turn in _turns(where):
-                there = where[turn]
-                before[turn] = view[there]
-                view[there] = f(before[turn], *[g[turn] for g in given])
+            for group in _distinct_parts(where):
+                there = where[group]
+                before[group] = view[there]
+                view[there] = f(before[group], *[g[group] for g in given])
             old[part] = before
         if put:
             put(s, old, lanes)
@@ -1407,7 +1526,7 @@ def _atomic(d: _Decoder, now: Instruction) -> Run:
     return run
 
 
-def _turns(where: Array) -> list[Any]:
+def _distinct_parts(where: Array) -> list[Any]:
     """Groups of elements, in order, without equal values in a group."""
     order = np.argsort(where, kind="stable")
     ordered = where[order]
@@ -1453,8 +1572,10 @@ def _cp(d: _Decoder, now: Instruction) -> Run:
         data[np.arange(n_bytes) >= counts[:, None]] = 0
         ((memory, offsets, _),) = _places(s, at, "shared", n_bytes, text, lanes)
         offsets = np.broadcast_to(offsets, lanes.shape)
+        if s.races:
+            s.races.write(offsets, n_bytes, lanes, text)
         memory.view(dtype)[offsets // n_bytes] = np.full(n_bytes, POISON, np.uint8).view(dtype)[0]
-        s.copies.append(_Copy(lanes, offsets, data.view(dtype)[:, 0], s.n_groups[lanes]))
+        s.copies.append(_Copy(lanes, offsets, data.view(dtype)[:, 0], s.n_groups[lanes], text))
 
     return run
 
@@ -1471,10 +1592,12 @@ def _arrive(s: Batch, ix: Lanes, n: int) -> None:
         now = waiting[copy.ix]
         if n >= 0:
             now = now & (copy.group < s.n_groups[copy.ix] - n)
-        s.shared.view(copy.data.dtype)[copy.target[now] // copy.data.itemsize] = copy.data[now]
+        here = copy.only(now)
+        if s.races and here.ix.size:
+            s.races.write(here.target, copy.data.itemsize, here.ix, copy.text)
+        s.shared.view(copy.data.dtype)[here.target // copy.data.itemsize] = here.data
         if not now.all():
-            rest = ~now
-            later.append(_Copy(copy.ix[rest], copy.target[rest], copy.data[rest], copy.group[rest]))
+            later.append(copy.only(~now))
     s.copies = later
 
 
@@ -1625,6 +1748,8 @@ def _barrier(d: _Decoder, now: Instruction, i: int) -> Callable[..., int | None]
         raise d.unknown()
 
     def meet(s: Batch, ix: Array) -> None:
+        if s.races:
+            s.races.barrier(None if ix is s.all_lanes else ix)
         if not reduce:
             return
         on = np.broadcast_to(value(s, ix), ix.shape)
@@ -1838,6 +1963,8 @@ def _ldmatrix(d: _Decoder, now: Instruction, i: int) -> Callable[..., int | None
         at = np.broadcast_to(address(s, lanes), lanes.shape)
         rows = (lanes & 31) < 8 * n
         ((memory, offsets, _),) = _places(s, at[rows], "shared", 16, text, lanes[rows])
+        if s.races:
+            s.races.read(offsets, 16, lanes[rows], text)
         data = memory.view(np.complex128).take(offsets // 16).view(np.uint16)
         tiles = data.reshape(warps.size, n, 8, 8)
         if transposed:

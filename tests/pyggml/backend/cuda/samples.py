@@ -193,6 +193,19 @@ def dynamic_reverse(x: I32, y: I32):
 
 
 @sample()
+def late_barrier(x: F32, y: F32):
+    """The next round writes before all have read: one barrier is missing."""
+    there = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    s = float32(0)
+    for k in range(2):
+        there[t] = x[t + 64 * k]
+        cuda.syncthreads()
+        s += there[63 - t]
+    y[t] = s
+
+
+@sample()
 def missing_barrier(x: F32, y: F32):
     """Neighbours through shared memory, without a barrier."""
     there = cuda.shared.array(64, float32)

@@ -64,6 +64,8 @@ class Int(int):
     signed: bool
     dtype: Any
 
+    __slots__ = ()
+
     def __new__(cls, x: Any = 0) -> Int:
         value = int(x) & ((1 << cls.bits) - 1)
         if cls.signed and value >> (cls.bits - 1):
@@ -73,7 +75,9 @@ class Int(int):
 
 def _int_type(bits: int, signed: bool) -> type[Int]:
     name = f"{'' if signed else 'u'}int{bits}"
-    return type(name, (Int,), {"bits": bits, "signed": signed, "dtype": np.dtype(name)})
+    return type(
+        name, (Int,), {"__slots__": (), "bits": bits, "signed": signed, "dtype": np.dtype(name)}
+    )
 
 
 INTEGERS = {(n, s): _int_type(n, s) for n in (8, 16, 32, 64) for s in (True, False)}
@@ -202,7 +206,7 @@ class _Block:
         for t in range(run.threads):
             lane = _Lane(run.enter, self.hub)
             lane.thread, lane.waits = t, None
-            lane.thread_index = SimpleNamespace(x=_INT32(t), y=_INT32(0), z=_INT32(0))
+            lane.thread_index = run.thread_indices[t]
             self.lanes.append(lane)
 
     def execute(self) -> None:
@@ -278,6 +282,8 @@ class _Run:
         self.name, self.grid, self.threads = kernel.name, grid, threads
         self.shared_bytes, self.order = shared_bytes, order
         self.random = random.Random(0)
+        zero = _INT32(0)
+        self.thread_indices = [SimpleNamespace(x=_INT32(t), y=zero, z=zero) for t in range(threads)]
         self.cuda = _Cuda(self)
         self.rebuilt = _Rebuilt(self.cuda)
         self.function = self.rebuilt.value(kernel.function)

@@ -23,15 +23,15 @@ pytest.importorskip("greenlet")
 from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.numba_compiler import compile_ptx
 
-from .simulator import SimulatorImage
+from .simulator import simulator_image
 from .twin import TwinDriver
 
 COMPILE: dict[str, Any] = {
     "ptx": lru_cache(None)(compile_ptx),
-    "simulator": lambda kernel, cc: SimulatorImage.of(kernel),
+    "simulator": simulator_image,
 }
 MOST = {"ptx": 1 << 20, "simulator": 1 << 11}  # elements of a source
-CAPABILITIES = {"ptx": (9, 0), "simulator": (7, 5)}  # the simulator has no tensor cores
+CAPABILITIES = {"ptx": (9, 0), "simulator": (7, 0)}  # the simulator has no tensor cores
 
 
 def backend(engine: str) -> CudaBackend:

@@ -20,6 +20,7 @@ pytest.importorskip("nvidia.cu13")
 from pyggml.backend.cuda import kernels as kernels
 from pyggml.backend.cuda.driver import DeviceInfo
 from pyggml.backend.cuda.kernel import Kernel
+from pyggml.backend.cuda.kernels.norm import norm_kernel
 from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 
@@ -43,13 +44,26 @@ def used(cc: tuple[int, int]) -> dict[str, Kernel]:
             lowering = Lowering(graph, device(cc), error=0)
             lowering.run()
             found |= {launch.kernel.name: launch.kernel for launch in lowering.launches}
-    return found
+    return found | {kernel.name: kernel for kernel in fused_norms()}
 
 
-@pytest.mark.parametrize(
-    ("cc", "name"), [(cc, name) for cc in CAPABILITIES for name in sorted(used(cc))], ids=str
-)
-def test_kernel_compiles(cc: tuple[int, int], name: str) -> None:
+def fused_norms() -> list[Kernel]:
+    """Norms with the nodes around them, which no case has."""
+    flags = ((False, True, False), (True, True, False), (True, True, True))
+    return [
+        norm_kernel(op, warp, True, *fused)
+        for op in ("RMS_NORM", "NORM")
+        for warp in (False, True)
+        for fused in flags
+    ]
+
+
+# A kernel's capabilities one after the other: they share the first part of the compilation.
+COMPILED = sorted((name, cc) for cc in CAPABILITIES for name in used(cc))
+
+
+@pytest.mark.parametrize(("name", "cc"), COMPILED, ids=str)
+def test_kernel_compiles(name: str, cc: tuple[int, int]) -> None:
     kernel = used(cc)[name]
     ptx, cubin = compile_both(kernel, cc)
     text = ptx.code.decode()

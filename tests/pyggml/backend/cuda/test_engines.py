@@ -140,6 +140,12 @@ def test_missing_barrier_depends_on_the_order() -> None:
         run(order, samples.missing_barrier, 1, 64, x, nans(64))[1] for order in ENGINES[1:3]
     )
     assert np.isnan(forward[:32]).all() and np.isnan(backward[32:]).all()
+    with pytest.raises(
+        KernelFault, match=r"sample_missing_barrier: race: it reads byte 128 .* another warp wrote"
+    ):
+        run("ptx", samples.missing_barrier, 1, 64, x, nans(64))
+    with pytest.raises(KernelFault, match=r"race: it writes .* another warp read"):
+        run("ptx", samples.late_barrier, 1, 64, np.arange(128, dtype=np.float32), nans(64))
 
 
 def test_divergent_barrier(engine: str) -> None:

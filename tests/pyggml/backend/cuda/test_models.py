@@ -10,9 +10,11 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
+from pyllama.sparsity.placement import NeuronSplit, Placement
+from pyllama.sparsity.plan import Budget, read_needs
 
 from ....pyllama.models import Spec, random_weights, write_model
-from ....pyllama.sparsity.files import VARIANTS, sparse_file
+from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
@@ -24,6 +26,8 @@ from .twin import TwinDriver
 
 SPEC = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
 PROMPT = [7, 42, 3, 99, 12]
+LONG = [7 * i % 250 for i in range(20)]
+EXACT: Any = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
 Logits = list[np.ndarray]
 
 
@@ -52,10 +56,42 @@ def difference(a: Logits, b: Logits) -> float:
 @pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0"])
 def test_a_llama_on_a_gpu_writes_the_cpus_text(tmp_path: Path, type: str) -> None:
     path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
-    exact = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
     there = gpu()
-    tokens, logits = greedy(Model.load(path, devices=[there]), **exact)
-    want, cpu = greedy(Model.load(path), **exact)
+    tokens, logits = greedy(Model.load(path, devices=[there]), **EXACT)
+    want, cpu = greedy(Model.load(path), **EXACT)
     assert tokens == want
     assert difference(logits, cpu) < (1e-4 if type == "F32" else 0.1)
     assert there.driver.counts.graphs > 0
+
+
+def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:
+    spec = Spec(n_layer=4, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    options: Any = {"n_ctx": 64, "n_ubatch": 4, "n_threads": 1, **EXACT}
+    there = Context(Model.load(path, devices=[gpu(0), gpu(1)]), **options)
+    here = Context(Model.load(path), **options)
+    for tokens in (LONG, LONG[:7], LONG[:1]):
+        for context in (there, here):
+            context.decode(Batch(tokens))
+        np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dense", [False, True], ids=["neurons", "dense"])
+@pytest.mark.parametrize("share", [3, 1])
+def test_neurons_on_a_gpu_give_the_cpus_logits(
+    tmp_path: Path, name: str, dense: bool, share: int
+) -> None:
+    """A third of the neurons, or all of them, with and without the dense weights."""
+    model = Model.load(sparse_file(tmp_path, name))
+    device, n_ff = gpu(), model.hparams.n_ff
+    items = tuple(read_needs(model, Budget(1 << 30, n_ctx=64)).items) if dense else ()
+    ids = np.arange(0, n_ff, share, dtype=np.int32)
+    split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
+    placed = Placement(1 << 30, 0, items, (), split, (0,) * N_LAYER).apply(model, device)
+    there = Context(placed, n_ctx=64, n_threads=1, **EXACT)
+    here = Context(model, n_ctx=64, n_threads=1, **EXACT)
+    for tokens in (PROMPT, [3]):
+        for context in (there, here):
+            context.decode(Batch(tokens))
+        np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)

@@ -581,6 +581,26 @@ def test_copies_arrive_at_the_wait() -> None:
     assert (out[:, 4:] == 0xFFFFFFFF).all()
 
 
+def test_copies_of_another_warp_need_a_barrier_after_the_wait() -> None:
+    def code(before: str, after: str) -> bytes:
+        return assemble(
+            f"""
+            mov.u64 %d10, smem; mad.lo.u64 %d11, %d0, 16, %d10; mad.lo.u64 %d12, %d0, 16, %d1;
+            cp.async.cg.shared.global [%d11], [%d12], 16; {before} cp.async.wait_all; {after}
+            sub.u64 %d13, 63, %d0; mad.lo.u64 %d13, %d13, 16, %d10;
+            ld.shared.u32 %r10, [%d13]; st.global.u32 [%d12], %r10;
+            """,
+            1,
+            outside=".shared .align 16 .b8 smem[1024];",
+        )
+
+    x = np.arange(256, dtype=np.uint32)
+    (out,) = run(code("", "bar.sync 0;"), [x], threads=64)
+    np.testing.assert_array_equal(out[::4], x[::-4] - 3)
+    with pytest.raises(KernelFault, match="race: it reads"):
+        run(code("bar.sync 0;", ""), [x], threads=64)
+
+
 # Lanes
 
 

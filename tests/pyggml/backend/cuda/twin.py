@@ -37,6 +37,7 @@ __all__ = ["Counts", "TwinDriver", "ptx_image", "simulator_image"]
 
 _lock = RLock()  # of all twins, which may wait for each other
 _twins: WeakSet[TwinDriver] = WeakSet()
+_reads: list[tuple[int, int]] = []  # pinned bytes that queued copies of any twin will read
 
 Engine = Callable[[Memory, Grid, int, Sequence[float], int], None]
 _LIMITS = {"i32": (-(1 << 31), 1 << 31), "i64": (-(1 << 63), 1 << 63), "u32": (0, 1 << 32)}
@@ -200,16 +201,22 @@ class TwinDriver:
             data = None if pinned else ctypes.string_at(host, n_bytes)
 
             def copy() -> None:
-                given = ctypes.string_at(host, n_bytes) if data is None else data
+                given = data
+                if given is None:
+                    given = ctypes.string_at(host, n_bytes)
+                    _reads.remove((host, host + n_bytes))
                 self._bytes(target, n_bytes)[:] = given
                 self.counts.copies_in += 1
 
+            if pinned:
+                _reads.append((host, host + n_bytes))
             stream.work.append(copy)
 
     def copy_out(self, host: int, source: int, n_bytes: int, stream: Stream) -> None:
         with _lock:
             self._check_host(host, n_bytes)
-            ctypes.memset(host, POISON, n_bytes)
+            if not any(a < host + n_bytes and host < b for a, b in _reads):
+                ctypes.memset(host, POISON, n_bytes)
 
             def copy() -> None:
                 ctypes.memmove(host, bytes(self._bytes(source, n_bytes)), n_bytes)
@@ -245,7 +252,8 @@ class TwinDriver:
                 simulate(kernel, memory, grid, threads, arguments, shared, order=self.order)
 
             return Function(kernel.name, image.parameters, run, 0, kernel.threads)
-        program = _decoded(image.code)
+        name = kernel.name if kernel else image.entry
+        program = _decoded(image.code, name)
 
         def emulate(
             memory: Memory, grid: Grid, threads: int, arguments: Sequence[float], shared: int
@@ -253,7 +261,7 @@ class TwinDriver:
             program.launch(memory, grid, threads, arguments, shared)
 
         return Function(
-            kernel.name if kernel else image.entry,
+            name,
             image.parameters,
             emulate,
             program.shared_bytes,
@@ -357,8 +365,8 @@ def ptx_image(kernel: Kernel, cc: tuple[int, int]) -> PtxImage:
 
 
 @cache
-def _decoded(code: bytes) -> Program:
-    return Program(code)
+def _decoded(code: bytes, name: str) -> Program:
+    return Program(code, name)
 
 
 def _argument(what: str, value: float, type_: str) -> float:

@@ -1,0 +1,217 @@
+"""Plans where a model goes before it is loaded, and prints the plan: ``--dry-run``.
+
+    arguments = planned_offload(path, options, params, {"sparse": "auto"})
+    Model.load(path, **arguments)                  # unless --dry-run has printed the plan
+
+Of a sparse model of which not all fits, dense tensors and neurons are placed instead of layers. The
+neurons are chosen by the statistics in the folder ``activation`` next to the model, as PowerInfer
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import ModelOptions, OffloadOptions
+from .output import note, size_text, write_line
+
+if TYPE_CHECKING:
+    from pyggml.backend.interface import Backend
+    from pyllama.core.devices import Offload
+    from pyllama.core.model import Model
+    from pyllama.core.offload import DeviceUse, OffloadPlan, Planner
+    from pyllama.core.params import ContextParams
+    from pyllama.sparsity.placement import Activity
+    from pyllama.sparsity.plan import Plan
+
+_PARTS = (("weights", "\u2588"), ("KV cache", "\u2593"), ("compute", "\u2592"))
+_FREE, _BAR = "\u00b7", 48  # characters
+_STRIP = "\u2588\u2593\u2592\u2591"  # a layer, by the number of its device
+
+
+def planned_offload(
+    path: Path,
+    options: ModelOptions,
+    params: ContextParams | None,
+    header: Mapping[str, Any],
+    *,
+    is_draft: bool = False,
+) -> dict[str, Any]:
+    """Return the arguments of ``Model.load`` for devices; with --dry-run print the plan and exit.
+
+    Args:
+        params: sizes of the context; None for the defaults.
+        header: arguments of ``Model.load`` that change metadata and hyperparameters.
+
+    Raises:
+        BackendError: a device does not exist, or an option for devices is illegal.
+    """
+    from pyllama.core.devices import CPU, check_overrides, gpus_of, start_devices, used_devices
+
+    given = options.offload
+    offload, devices = given.offload(), _devices(given, is_draft=is_draft)
+    where: dict[str, Any] = {"devices": devices, "params": params, **vars(offload)}
+    if [*devices] == [CPU] and not (given.dry_run or offload.override_tensor):
+        return where
+    backends = used_devices(start_devices(devices, 1), offload)
+    check_overrides(backends, offload)
+    gpus = gpus_of(backends)
+    if not gpus and not given.dry_run:
+        return where
+    from pyggml.gguf import GGUFFile
+    from pyllama.core.model import Model
+    from pyllama.core.offload import Planner
+    from pyllama.core.params import ContextParams
+    from pyllama.sparsity.plan import is_placeable
+    from pyllama.sparsity.weights import normalize_powerinfer_metadata
+
+    model = Model.load(path, vocab_only=True, **header)
+    with GGUFFile(path) as file:
+        file.override(header["kv_overrides"])
+        normalize_powerinfer_metadata(file)
+        planner = Planner(
+            file,
+            model.arch,
+            model.hparams,
+            backends,
+            params or ContextParams(),
+            repack=not options.no_repack,
+        )
+        plan, neurons = planner.plan(offload), None
+        is_whole = plan.offload.n_gpu_layers == model.hparams.n_layer + 1
+        if gpus and offload.fits and not is_whole and is_placeable(model.hparams):
+            plan, neurons = _hybrid(planner, model, offload, given)
+            where = {"devices": devices, "placement": neurons[0].placed}
+    if given.dry_run:
+        for line in (*plan_lines(model, plan), *_neuron_lines(neurons, path.name)):
+            write_line(line)
+        click.get_current_context().exit()
+    return where
+
+
+def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend]:
+    """The devices asked for, or all GPUs found; a note if there is none for the given flags."""
+    from pyllama.core.devices import CPU, gpu_devices, parse_devices, start_devices, why_no_gpu
+
+    if given.device is not None:
+        named = parse_devices(given.device)
+        return [x if x == CPU else start_devices((x,), None)[0] for x in named]
+    found = gpu_devices() if given.gpu_layers != 0 else ()
+    flags = given.given()
+    if not found and flags:
+        names = ", ".join("-ngld" if is_draft and flag == "-ngl" else flag for flag in flags)
+        verb = "are" if len(flags) > 1 else "is"
+        note(f"no GPU was found ({why_no_gpu()}): {names} {verb} ignored, all is on the CPU")
+    return (*found, CPU)
+
+
+def _hybrid(
+    planner: Planner, model: Model, offload: Offload, given: OffloadOptions
+) -> tuple[OffloadPlan, tuple[Plan, Activity | None]]:
+    """The plan of a sparse model of which only a part fits, with its neurons and statistics."""
+    from pyllama.sparsity.plan import IndexFile, plan_on_device, read_activity
+
+    activity, folder = None, model.path.parent / "activation"
+    if not given.disable_gpu_index and given.gpu_index is None:
+        if folder.is_dir():
+            activity = read_activity(model).activity
+        else:
+            note(
+                f"{folder}: no statistics of neurons, so only dense tensors are placed; "
+                "pyllama-powerinfer stats --activation writes them"
+            )
+    listed = None if given.disable_gpu_index else given.gpu_index
+    index = IndexFile(given=listed, reset=given.reset_gpu_index)
+    write = not given.dry_run
+    plan, neurons = plan_on_device(planner, model, offload, activity, index=index, write=write)
+    return plan, (neurons, activity)
+
+
+def plan_lines(model: Model, plan: OffloadPlan) -> Iterator[str]:
+    """Yield a plan as text: a table and a bar for each device, and the devices of each layer."""
+    params, uses = plan.params, plan.devices
+    seqs = f"{params.n_seq_max} sequence" + "s" * (params.n_seq_max > 1)
+    yield (
+        f"{model.desc}, {model.path.name}: {params.n_ctx} tokens of context, {seqs}, KV cache "
+        f"{params.type_k.name}/{params.type_v.name}, {params.n_ubatch} tokens per graph"
+    )
+    width = max(len("device"), *(len(use.name) for use in uses))
+    yield ""
+    columns = ("weights", "KV cache", "compute", "total", "limit", "free")
+    yield _row("device", width, columns)
+    yield f"| {'-' * (width - 1)}: | " + " | ".join("-" * 9 + ":" for _ in columns) + " |"
+    for use in uses:
+        known = (use.weights, use.kv, use.compute, use.used, use.limit, use.free)
+        yield _row(use.name, width, ["" if n is None else size_text(n) for n in known])
+    yield ""
+    for use in uses:
+        yield f"{use.name:>{width}} {_bar(use)}"
+    yield (
+        " " * width
+        + "  "
+        + "  ".join(f"{mark} {part}" for part, mark in _PARTS)
+        + (f"  {_FREE} free")
+    )
+    yield ""
+    yield from _layer_lines(plan, width)
+    for use in uses[:-1]:
+        if not use.fits:
+            over = use.used - (use.limit or 0)
+            yield f"{use.name} has {size_text(over)} too little: offload fewer layers (-ngl auto)"
+
+
+def _row(name: str, width: int, cells: Sequence[str]) -> str:
+    return f"| {name:>{width}} | " + " | ".join(f"{cell:>10}" for cell in cells) + " |"
+
+
+def _bar(use: DeviceUse) -> str:
+    """A device's memory as a bar; of all devices it has the same length."""
+    whole = max(use.used, use.free or 0, 1)
+    end, bar = 0, ""
+    for n_bytes, (_, mark) in zip((use.weights, use.kv, use.compute), _PARTS, strict=True):
+        end += n_bytes
+        n = round(_BAR * end / whole) - len(bar)
+        bar += mark * max(n, min(n_bytes, 1))  # something is never shown as nothing
+    share = f"{100 * use.used / use.free:.0f} % of what is free" if use.free else ""
+    return f"[{bar[:_BAR]:{_FREE}<{_BAR}}] {share}".rstrip()
+
+
+def _layer_lines(plan: OffloadPlan, width: int) -> Iterator[str]:
+    """Yield a strip with a character for each layer, then runs of layers of the same devices."""
+    names = [use.name for use in plan.devices]
+    cpu = len(names) - 1
+
+    def mark(weights: Mapping[str, int]) -> str:
+        main = max(names, key=lambda name: weights.get(name, 0))
+        return _FREE if main == names[cpu] else _STRIP[names.index(main) % len(_STRIP)]
+
+    layers = plan.layers[1:-1]
+    strip = "".join(mark(layer.weights) for layer in layers)
+    marks = [f"{_STRIP[i % len(_STRIP)]} {name}" for i, name in enumerate(names[:-1])]
+    yield f"{'layers':>{width}} [{strip}] " + "  ".join([*marks, f"{_FREE} {names[cpu]}"])
+    runs: list[tuple[str, str, str]] = []
+    numbers = ["input", *map(str, range(len(layers))), "output"]
+    for number, layer in zip(numbers, plan.layers, strict=True):
+        weights, kv = (
+            ", ".join(name for name in names if part[name]) for part in (layer.weights, layer.kv)
+        )
+        if runs and runs[-1][1:] == (weights, kv) and number.isdigit() and runs[-1][0][0].isdigit():
+            first = runs[-1][0].partition("-")[0]
+            runs[-1] = f"{first}-{number}", weights, kv
+        else:
+            runs.append((number, weights, kv))
+    for number, weights, kv in runs:
+        if weights or kv:
+            yield f"{number:>{width}} weights: {weights or 'none'}" + (f"; KV: {kv}" if kv else "")
+
+
+def _neuron_lines(neurons: tuple[Plan, Activity | None] | None, name: str) -> Iterator[str]:
+    if neurons is not None:
+        from .commands.powerinfer.tables import plan_table
+
+        yield ""
+        yield from plan_table(*neurons, name)
