@@ -43,7 +43,7 @@ def fill_zero(y: U8, n: i64):
 
 def shape_of(tokens: int, split: int) -> Shape:
     """One row a warp or more warps, since other rows may be inactive."""
-    return Shape(tokens, 1, {1: 4, 4: 2, 8: 2}[tokens], split)
+    return Shape(tokens, 1, {1: 4, 4: 2, 8: 1}[tokens], split)
 
 
 @cache
