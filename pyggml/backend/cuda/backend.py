@@ -29,7 +29,9 @@ from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue
 
-READS_PLANES = frozenset(("MUL_MAT",))  # ops whose first source may be stored as planes
+READS_PLANES = frozenset(
+    ("MUL_MAT", "MUL_MAT_SPARSE", "AXPY")
+)  # ops whose first source may be stored as planes
 
 Compile = Callable[[Kernel, tuple[int, int]], KernelImage]
 

@@ -22,6 +22,7 @@ from numba import cuda
 from .kernel import Kernel, KernelImage
 
 _ANY = (7, 5)  # a capability for parts of the compiler that want one
+_REGISTER_FILE = 65536  # registers of a multiprocessor
 _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 
 
@@ -38,6 +39,11 @@ def _prepare() -> None:
 
 
 @cache
+def _blocks(kernel: Kernel) -> int:
+    """Blocks that a multiprocessor has registers for: it makes the compiler keep to the ceiling."""
+    return max(1, _REGISTER_FILE // (kernel.threads * kernel.max_registers))
+
+
 def _compile(kernel: Kernel) -> Any:
     """The library of a kernel, for all capabilities: they differ from NVVM on."""
     _prepare()
@@ -50,7 +56,7 @@ def _compile(kernel: Kernel) -> Any:
         device=False,
         abi="numba",
         cc=_ANY,
-        launch_bounds=kernel.threads,
+        launch_bounds=(kernel.threads, _blocks(kernel)),
     )
     if kernel.unroll:
         library._llvm_strs = [_unrolled(text) for text in library.llvm_strs]

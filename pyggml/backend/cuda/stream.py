@@ -121,10 +121,12 @@ class StreamQueue:
         number = int(self.error[0])
         if number:
             self.error[0] = 0
+            what = "an index is out of range" if number > 0 else "a score is not a number"
+            number = abs(number)
             node = self._nodes[number - 1] if number <= len(self._nodes) else None
             name = f"'{node.name}'" if node is not None else "a node"
             op = node.op.name if node is not None and node.op else "an op"
-            raise ComputeError(f"{self.driver.info.name}: {name} = {op}: an index is out of range")
+            raise ComputeError(f"{self.driver.info.name}: {name} = {op}: {what}")
 
     def abort(self) -> None:
         """Let the next wait raise ``Aborted``: launches that run cannot be stopped."""

@@ -3,6 +3,7 @@
 from . import attention as attention
 from . import binary as binary
 from . import cpy as cpy
+from . import experts as experts
 from . import fill as fill
 from . import glu as glu
 from . import matmul as matmul
@@ -14,4 +15,5 @@ from . import rope as rope
 from . import rows as rows
 from . import softmax as softmax
 from . import sort as sort
+from . import sparse as sparse
 from . import unary as unary

@@ -2,9 +2,9 @@
 
 import math
 
-from numba import cuda, float32
+from numba import cuda, float32, int32, uint32
 
-from ..intrin import device
+from ..intrin import device, u32
 
 FULL = 0xFFFFFFFF
 
@@ -26,6 +26,16 @@ def warp_max(v):
     while d > 0:
         other = cuda.shfl_xor_sync(FULL, v, d)
         v = other if other > v else v
+        d >>= 1
+    return v
+
+
+@device
+def warp_top(v):
+    """The largest of all lanes' uint32, in every lane."""
+    d = 16
+    while d > 0:
+        v = u32(max(v, u32(cuda.shfl_xor_sync(FULL, int32(v), d))))
         d >>= 1
     return v
 
@@ -56,5 +66,20 @@ def block_max(v):
     cuda.syncthreads()
     v = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else float32(-math.inf)
     v = warp_max(v)
+    cuda.syncthreads()
+    return v
+
+
+@device
+def block_top(v):
+    """The largest of all threads' uint32, in every thread; blocks are whole warps, at most 32."""
+    parts = cuda.shared.array(32, uint32)
+    t = cuda.threadIdx.x
+    v = warp_top(v)
+    if (t & 31) == 0:
+        parts[t >> 5] = v
+    cuda.syncthreads()
+    v = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else uint32(0)
+    v = warp_top(v)
     cuda.syncthreads()
     return v
