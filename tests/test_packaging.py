@@ -55,7 +55,9 @@ def test_imported_packages_are_dependencies() -> None:
                 imported.add(node.module.split(".")[0])
     imported = {"pyyaml" if name == "yaml" else name for name in imported}
     imported -= {*sys.stdlib_module_names, "pyggml", "pyllama", "pyllama_cli"}
-    assert imported - {"cuda", "huggingface_hub"} == {d.split(">=")[0] for d in PROJECT["dependencies"]}
+    assert imported - {"cuda", "huggingface_hub"} == {
+        d.split(">=")[0] for d in PROJECT["dependencies"]
+    }
 
 
 def test_llvmlite_and_numba_are_pinned_below_their_next_minor() -> None:
