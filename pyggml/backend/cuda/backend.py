@@ -29,9 +29,8 @@ from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue
 
-READS_PLANES = frozenset(
-    ("MUL_MAT", "MUL_MAT_SPARSE", "AXPY")
-)  # ops whose first source may be stored as planes
+READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_SPARSE", "AXPY"))
+"""Ops whose first source may be stored as planes."""
 
 Compile = Callable[[Kernel, tuple[int, int]], KernelImage]
 
@@ -120,9 +119,11 @@ class CudaBackend(Backend):
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
     ) -> CudaProgram:
         """Lower an allocated graph. Raises: UnsupportedOp, AllocError."""
-        lowering = Lowering(graph, self.driver.info, self.queue.error_address, self.fusion)
+        queue = self.queue
+        first_code = queue.codes(graph)
+        lowering = Lowering(graph, self.driver.info, queue.error_address, first_code, self.fusion)
         lowering.run()
-        return CudaProgram(lowering, self.queue, replays=self.replays)
+        return CudaProgram(lowering, queue, replays=self.replays)
 
     def close(self) -> None:
         """Wait for the device; its memory is freed with the tensors in it."""

@@ -118,12 +118,14 @@ class Lowering:
         device: what it is for: kernels are chosen by its capability.
         error: the address of an int32 that a kernel sets to ``error_code`` where it meets an index
             out of range.
+        first_code: the code of the graph's first node.
         fusion: let kernels take several adjacent nodes at once.
     """
 
     graph: CGraph
     device: DeviceInfo
     error: int
+    first_code: int = 1
     fusion: bool = True
     launches: list[Launch] = field(default_factory=list)
     work_bytes: list[int] = field(default_factory=lambda: [0, 0])
@@ -169,7 +171,7 @@ class Lowering:
 
     def error_code(self, node: Tensor) -> int:
         """What a kernel writes to ``error`` for this node."""
-        return 1 + self.graph.nodes.index(node)
+        return self.first_code + self.graph.nodes.index(node)
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""

@@ -35,27 +35,28 @@ class CudaProgram:
         self.launches = tuple(lowering.launches)
         self.replays = replays
         self._queue = queue
-        self._nodes = lowering.graph.nodes
+        self._graph = lowering.graph  # errors name its nodes
         self._regions = tuple(map(queue.work, range(2), lowering.work_bytes))
         # Weights and results that the launches point into live as long as the program.
-        self._keep = [(node.buffer, *(s.buffer for s in node.src if s)) for node in self._nodes]
+        self._keep = [
+            (node.buffer, *(s.buffer for s in node.src if s)) for node in self._graph.nodes
+        ]
         self._packed = [self._pack(launch) for launch in self.launches]
         self._runs = 0
-        self._graph: Any = None
+        self._captured: Any = None
 
     def enqueue(self) -> None:
         """Enqueue all nodes once; ``queue.synchronize`` raises what failed."""
         if not self._packed:
             return
         driver, stream = self._queue.driver, self._queue.stream
-        self._queue.running(self._nodes)
         self._runs += 1
-        if self._graph is None and self.replays and self._runs > 1:
-            self._graph = driver.capture(self._packed, stream)
-        if self._graph is None:
+        if self._captured is None and self.replays and self._runs > 1:
+            self._captured = driver.capture(self._packed, stream)
+        if self._captured is None:
             driver.launch(self._packed, stream)
         else:
-            driver.replay(self._graph, stream)
+            driver.replay(self._captured, stream)
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         """Traces of new runs on the current inputs. Raises: ComputeError."""
@@ -67,7 +68,6 @@ class CudaProgram:
         for packed in self._packed:
             driver.launch([packed], stream)
             events.append(driver.record(stream))
-        self._queue.running(self._nodes)
         self._queue.synchronize()
         ends = 1e3 * np.array([driver.elapsed_us(events[0], event) for event in events])
         launches = tuple(TracedLaunch(launch, i, i) for i, launch in enumerate(self.launches))

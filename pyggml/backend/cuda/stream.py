@@ -8,17 +8,21 @@ queue.synchronize()                            # raises what failed
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ...cgraph import CGraph
 from ...errors import Aborted, ComputeError
 from ...tensor import Tensor
 from ..interface import DeviceEvent, copy_bytes, flat
 from .buffer import CudaBuffer, CudaType, PinnedBuffer, PinnedType
 from .driver import Driver
 from .kernel import Kernel, KernelImage
+
+_MAX_CODE = (1 << 31) - 1
 
 
 class StreamEvent:
@@ -54,7 +58,8 @@ class StreamQueue:
         self._mark = PinnedBuffer(driver, 64, PinnedType(driver))
         self.error = self._mark.mem[:4].view(np.int32)
         self.error[0] = 0
-        self._nodes: Sequence[Tensor] = ()
+        self._graphs: WeakValueDictionary[int, CGraph] = WeakValueDictionary()  # by first code
+        self._next_code = 1
         self._aborted = threading.Event()
 
     @property
@@ -76,9 +81,13 @@ class StreamQueue:
             known = self._work[region] = CudaBuffer(self.driver, max(n_bytes, 1 << 16), self._buft)
         return known
 
-    def running(self, nodes: Sequence[Tensor]) -> None:
-        """Note what is enqueued, for messages."""
-        self._nodes = nodes
+    def codes(self, graph: CGraph) -> int:
+        """The error code of a graph's first node; the codes of the others follow."""
+        n = max(1, len(graph))
+        first = self._next_code if self._next_code + n <= _MAX_CODE else 1
+        self._next_code = first + n
+        self._graphs[first] = graph
+        return first
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Enqueue a copy; one of the two is in memory of this device."""
@@ -122,11 +131,14 @@ class StreamQueue:
         if number:
             self.error[0] = 0
             what = "an index is out of range" if number > 0 else "a score is not a number"
-            number = abs(number)
-            node = self._nodes[number - 1] if number <= len(self._nodes) else None
-            name = f"'{node.name}'" if node is not None else "a node"
-            op = node.op.name if node is not None and node.op else "an op"
-            raise ComputeError(f"{self.driver.info.name}: {name} = {op}: {what}")
+            raise ComputeError(f"{self.driver.info.name}: {self._name(abs(number))}: {what}")
+
+    def _name(self, code: int) -> str:
+        for first, graph in list(self._graphs.items()):
+            if first <= code < first + len(graph):
+                node = graph.nodes[code - first]
+                return f"'{node.name}' = {node.op.name if node.op else 'an op'}"
+        return "a node of a graph that is gone"
 
     def abort(self) -> None:
         """Let the next wait raise ``Aborted``: launches that run cannot be stopped."""

@@ -83,8 +83,12 @@ def test_without_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_index_out_of_range_names_the_node(cuda: CudaBackend) -> None:
     graph, _, ids, _ = rows_graph(cuda)
     program = cuda.compile(graph)
+    later, _, later_ids, out = rows_graph(cuda)
+    out.name = "later"
+    later_ids.set(np.zeros(2, np.int32))
     ids.set(np.array([0, 8], np.int32))
     program.enqueue()
+    cuda.compile(later).enqueue()
     with pytest.raises(ComputeError, match="'rows' = GET_ROWS: an index is out of range"):
         cuda.queue.synchronize()
     ids.set(np.array([0, 7], np.int32))
