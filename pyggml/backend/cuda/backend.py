@@ -29,7 +29,7 @@ from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue
 
-READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_SPARSE", "AXPY"))
+READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_SPARSE", "AXPY"))
 """Ops whose first source may be stored as planes."""
 
 Compile = Callable[[Kernel, tuple[int, int]], KernelImage]

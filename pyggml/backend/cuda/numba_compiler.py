@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +44,7 @@ def _blocks(kernel: Kernel) -> int:
     return max(1, _REGISTER_FILE // (kernel.threads * kernel.max_registers))
 
 
+@lru_cache(maxsize=1)
 def _compile(kernel: Kernel) -> Any:
     """The library of a kernel, for all capabilities: they differ from NVVM on."""
     _prepare()

@@ -110,6 +110,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
             "sums": 0, "w1": a.nb[1], "w2": a.nb[2], "x1": b.nb[1], "x2": b.nb[2],
         }  # fmt: skip
         turns = a.ne[0] // (256 if vector else 32)
-    shape = shape_of(1, split_of(low, a.ne[1] * ids.ne[0], turns))
+    split = split_of(low, a.ne[1] * ids.ne[0], turns)
+    shape = shape_of(1, split, a.type, planes=planes)
     call = mat_vec_id(a.type, planes, vector, shape)(**common)
     low.launch(call, Grid(ceil_div(a.ne[1], shape.block_rows), ids.nelements))

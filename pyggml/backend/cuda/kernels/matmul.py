@@ -75,9 +75,10 @@ class Shape(NamedTuple):
         return WARPS // self.split * self.rows
 
 
-def shape_of(tokens: int, split: int, *, planes: bool = True) -> Shape:
-    """The shape for up to 8 tokens; rows of floats take more registers than packed codes."""
-    rows, at_once = {1: (1, 4), 4: (2, 2), 8: (4, 1) if planes else (2, 2)}[tokens]
+def shape_of(tokens: int, split: int, type: GGMLType, *, planes: bool) -> Shape:
+    """The shape for up to 8 tokens; floats and rows with two scales a group take more registers."""
+    light = planes and not group_reader(type).two_scales
+    rows, at_once = {1: (1, 4), 4: (2, 2), 8: (4 if light else 2, 1)}[tokens]
     return Shape(tokens, rows, at_once, split)
 
 
@@ -471,6 +472,6 @@ def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
 
     split = split_of(low, a.ne[1] * batches, turns)
     for first, n, size in token_chunks(b.ne[1]):
-        shape = shape_of(size, split, planes=has_planes(a))
+        shape = shape_of(size, split, a.type, planes=has_planes(a))
         call = make(shape)(first=first, tokens=n, **common)
         low.launch(call, Grid(-(-a.ne[1] // shape.block_rows), batches))

@@ -37,7 +37,7 @@ def to_planes(type: GGMLType) -> Kernel:
     low = field_reader(f.low) if f.low else scale
     group_in_block = columns // 32
 
-    @kernel(f"to_planes_{type.name.lower()}")
+    @kernel(f"to_planes_{type.name.lower()}", max_registers=168)
     def convert(x: U8, y: U8, n_groups: i64, high: i64, steps: i64, scales: i64):
         g = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if g >= n_groups:

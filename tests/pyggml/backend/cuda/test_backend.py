@@ -130,6 +130,56 @@ def test_planes_give_the_bytes_back(cuda: CudaBackend, type: GGMLType) -> None:
     assert np.array_equal(tensor.bytes(), data)
 
 
+def _mul_mat(ctx: Context, w: Tensor) -> Tensor:
+    return ops.mul_mat(ctx, w, ctx.new_tensor_2d(F32, 64, 3))
+
+
+def _mul_mat_id(ctx: Context, w: Tensor) -> Tensor:
+    return ops.mul_mat_id(
+        ctx, w, ctx.new_tensor_3d(F32, 64, 1, 3), ctx.new_tensor_2d(I32, 2, 3).set_name("ids")
+    )
+
+
+def _mul_mat_sparse(ctx: Context, w: Tensor) -> Tensor:
+    return ops.mul_mat_sparse(
+        ctx, w, ctx.new_tensor_2d(F32, 64, 1), ctx.new_tensor_2d(F32, w.ne[1], 1)
+    )
+
+
+def _axpy(ctx: Context, w: Tensor) -> Tensor:
+    return ops.axpy(ctx, w, *(ctx.new_tensor_2d(F32, w.ne[1], 1) for _ in range(2)))
+
+
+@pytest.mark.parametrize("build", [_mul_mat, _mul_mat_id, _mul_mat_sparse, _axpy])
+@pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.Q5_1], ids=lambda t: t.name)
+def test_planes_give_the_bits_of_plain_weights(
+    cuda: CudaBackend, type: GGMLType, build: Callable[[Context, Tensor], Tensor]
+) -> None:
+    ne = (64, 6, 4, 1) if build is _mul_mat_id else (64, 6, 1, 1)
+    rng = np.random.default_rng(0)
+    data = quantize(rng.standard_normal((ne[2] * 6, 64)).astype(np.float32), type).reshape(-1)
+    values = rng.standard_normal(200).astype(np.float32)
+    results = []
+    for layout in cuda.layouts(WeightUse(type, ne, frozenset((build.__name__[1:].upper(),)))):
+        ctx, weights = Context(no_alloc=True), Context(no_alloc=True)
+        w = weights.new_tensor(type, ne)
+        alloc_ctx_tensors(weights, layout.buft)
+        list(cuda.set_weights([(w, data)]))
+        y = build(ctx, w)
+        alloc_ctx_tensors(ctx, cuda.buffer_type())
+        for source in filter(None, y.src[1:]):
+            n = source.nelements
+            ids = np.arange(n, dtype=np.int32) % 4
+            given = ids if source.type is I32 else values[:n]
+            source.set(given.reshape(source.ne[::-1]))
+        graph = CGraph()
+        graph.build_forward_expand(y)
+        cuda.compile(graph).enqueue()
+        cuda.queue.synchronize()
+        results.append(to_numpy(y).tobytes())
+    assert len(results) == 2 and results[0] == results[1]
+
+
 def test_a_weight_that_other_ops_read_is_not_in_planes(cuda: CudaBackend) -> None:
     use = WeightUse(GGMLType.Q4_0, (512, 6, 1, 1), frozenset(("MUL_MAT", "CPY")))
     assert [layout.buft for layout in cuda.layouts(use)] == [cuda.buffer_type()]

@@ -6,7 +6,6 @@ a block in reverse order.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -21,13 +20,13 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.backend import CudaBackend
-from pyggml.backend.cuda.numba_compiler import compile_ptx
 
+from .images import ptx_of
 from .simulator import simulator_image
 from .twin import TwinDriver
 
 COMPILE: dict[str, Any] = {
-    "ptx": lru_cache(None)(compile_ptx),
+    "ptx": ptx_of,
     "simulator": simulator_image,
 }
 MOST = {"ptx": 1 << 20, "simulator": 1 << 11}  # elements of a source
