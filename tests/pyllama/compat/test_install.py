@@ -13,6 +13,7 @@ import pytest
 
 import pyllama
 from pyllama import compat
+from pyllama.core.devices import gpu_devices
 from pyllama.errors import NotSupported, TemplateError
 from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
 
@@ -44,7 +45,8 @@ def test_constants_and_the_c_api(llama_cpp: Any) -> None:
     assert llama_cpp.LLAMA_POOLING_TYPE_MEAN == 1 and llama_cpp.LLAMA_SPLIT_MODE_LAYER == 1
     assert llama_cpp.GGML_TYPE_Q8_0 == 8 and llama_cpp.LLAMA_FTYPE_MOSTLY_BF16 == 32
     assert llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN == 2
-    assert llama_cpp.llama_supports_mmap() and not llama_cpp.llama_supports_gpu_offload()
+    assert llama_cpp.llama_supports_mmap()
+    assert llama_cpp.llama_supports_gpu_offload() is bool(gpu_devices())
     llama_cpp.llama_log_set(llama_cpp.llama_log_callback(print), None)
     for call in (
         llama_cpp.llama_model_default_params,
