@@ -149,6 +149,7 @@ class _Text:
 
     id: int
     tokens: list[int]
+    matcher: None = None
 
 
 @click.command("lookup-stats", cls=Tool)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import DraftError
+from ..grammar import Matcher
 from ..sampling import Distribution
 
 
@@ -105,6 +106,8 @@ class View(Protocol):
     Attributes:
         id: number of the text, the same for its whole life.
         tokens: prompt and accepted tokens; the last one is not evaluated yet.
+        matcher: state of the grammar that applies to the next token; None if none does. A drafter
+            may advance it, and must roll it back.
     """
 
     @property
@@ -114,6 +117,10 @@ class View(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Prompt and accepted tokens."""
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """State of the grammar."""
 
 
 class Drafter(Protocol):

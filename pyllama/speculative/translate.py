@@ -172,6 +172,7 @@ def encoded(tokenizer: Tokenizer, text: bytes) -> list[tuple[int, int]] | None:
 class _InnerView:
     id: int
     tokens: list[int]
+    matcher: None = None  # the grammar is one of the target's tokens
 
 
 @dataclass

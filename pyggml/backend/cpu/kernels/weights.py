@@ -61,6 +61,7 @@ TILE = 15  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
 TILE_1, TILE_4 = TILE + 1, TILE + 4
 ROW_TILES = 23  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
 AXPY_ROWS = 27  # in the places ``AXPY_ROWS + n``: rows added to the sums of n = 1 to 4 tokens
+_L2 = 2  # the prefetch hint for the second-level cache
 ROW_TOKENS = 4  # that plain rows are multiplied with, or added for, at a time
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
@@ -135,14 +136,14 @@ def _decoded_bytes(type: GGMLType) -> int:
 
 
 @cache
-def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
+def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
-    one, few = tuned.float_hint, tuned.float_hint
+    one, several = tuned.float_hint, tuned.float_hint
     ahead_one = ahead_few = tuned.float_bytes
     if quantized:
-        one, few = tuned.one_hint, tuned.few_hint
+        one, several = tuned.one_hint, tuned.few_hint if one_pass else _L2
         ahead_one, ahead_few = tuned.one_bytes, tuned.few_bytes
     numbers = {
         COLUMNS: columns,
@@ -157,7 +158,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        **{TILE + n: partial(_tile, n, kind, one if n == 1 else few) for n in range(1, 9)},
+        **{TILE + n: partial(_tile, n, kind, one if n == 1 else several) for n in range(1, 9)},
         **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
@@ -176,14 +177,18 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     return TypeTraits(numbers, functions)
 
 
-def weight_traits(w: Tensor, *functions: int) -> int:
+def weight_traits(w: Tensor, *functions: int, one_pass: bool = False) -> int:
     """The address of the traits of a weight's format, with these functions compiled.
 
     The decoder that they need, if any, is compiled too.
+
+    Args:
+        one_pass: all tokens are multiplied with a group at once. In several passes, the first one
+            prefetches the next group, which L1 may be too small for.
     """
     is_axpy = functions[0] == AXPY_UNPACK or functions[0] > AXPY_ROWS
     decoder = AXPY_DECODER if is_axpy else DECODER
-    return _traits(w.type, tuning()).address(decoder, *functions)
+    return _traits(w.type, tuning(), one_pass).address(decoder, *functions)
 
 
 def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
