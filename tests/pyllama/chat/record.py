@@ -164,15 +164,20 @@ TEMPLATES = {
 {{ m.function_call.arguments }}<|END_OF_FUNCTION_CALL|>{% endif %}
 <|END_OF_{{ m.role | upper }}|>
 {% endfor %}""",
-    "functionary-v2": """{% for m in messages %}{{ '<|from|>' + (m.name or m.role) }}
+    "functionary-v2": """{% for m in messages %}
+{% if m.content or not m.tool_calls %}
+{{ '<|from|>' + (m.name or m.role) }}
 <|recipient|>all
-<|content|>{% if m.content is not none %}{{ m.content }}{% endif %}
+<|content|>{{ m.content or '' }}
+{% endif %}
 {% for call in m.tool_calls or [] %}
 <|from|>assistant
 <|recipient|>{{ call.function.name }}
 <|content|>{{ call.function.arguments }}
-{% endfor %}<|stop|>
-{% endfor %}{% if add_generation_prompt %}<|from|>assistant{% endif %}""",
+{% endfor %}
+<|stop|>
+{% endfor %}
+{% if add_generation_prompt %}{{ '<|from|>assistant\\n<|recipient|>' }}{% endif %}""",
 }
 
 
