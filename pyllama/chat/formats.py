@@ -30,7 +30,7 @@ from .llama_cpp_python_formats import TextFormat
 from .reasoning import Markers, State, check_format, find_markers, state_after
 from .template import JinjaTemplate, Messages
 from .tools import find_family
-from .tools.definitions import parse_choice, parse_tools
+from .tools.definitions import Mode, Tool, parse_choice, parse_tools
 from .tools.grammar import ReplyRules, reply_grammar
 from .tools.history import for_template, instruction, read_messages, with_instruction
 from .turn import (
@@ -85,42 +85,28 @@ class ChatFormat:
             TemplateError: an invalid message, tool or option, or an error of the template.
             SchemaError: a schema is invalid, or cannot be a grammar.
         """
-        family = self._family
+        family, own = self._family, self._own
         reasoning_format = check_format(options.reasoning_format)
         tools, choice = parse_tools(options.tools), options.tool_choice
-        own = self._writer if isinstance(self._writer, ToolFormat) else None
         if choice is None and own is not None:
             choice = own.default_choice
         mode, named = parse_choice(choice, tools)
         schema = response_schema(options.response_format)
-        given = [_checked(i, message) for i, message in enumerate(messages)]
         check_values(options.values)
+        given = [_checked(i, message) for i, message in enumerate(messages)]
+        given = self._prepared(given, mode, named, bool(tools))
         values = {"enable_thinking": True, **options.values}
         parallel = False
-        if own is None or own.abilities is not None:
-            given = read_messages(given)
-        if tools or any("tool_calls" in m or m.get("role") == "tool" for m in given):
-            can = self.capabilities()
+        if tools:
             wish = options.parallel_tool_calls
-            parallel = can.parallel if wish is None else wish
-            if own is None or own.abilities is not None:
-                given = for_template(given, family, can)
-            if mode != "none" and own is None and not (can.tools and family.lazy):
-                required = mode == "required"
-                told = instruction(family, named, required=required, describe=not can.tools)
-                given = with_instruction(given, told)
-                if not self._takes_system():
-                    given = _system_into_user(given)
-            if tools:
-                values["tools"] = [dict(tool.definition) for tool in tools]
-                values["tool_choice"] = options.tool_choice
+            parallel = self.capabilities().parallel if wish is None else wish
+            values["tools"] = [dict(tool.definition) for tool in tools]
+            values["tool_choice"] = options.tool_choice
         begun = ""
         if own is not None:
             begun = own.begun(tools, choice)
-            values |= {
-                "tool_choice": choice,
-                "old_functions": isinstance(options.tools, OldFunctions),
-            }
+            old = isinstance(options.tools, OldFunctions)
+            values |= {"tools": values.get("tools"), "tool_choice": choice, "old_functions": old}
         prompt = self.prompt(given, **values)
         thinking = self._thinking(given, values, prompt)
         rules = ReplyRules(
@@ -139,6 +125,29 @@ class ChatFormat:
             begun=begun,
         )
 
+    @property
+    def _own(self) -> ToolFormat | None:
+        """The format, if it writes tools and calls by itself."""
+        return self._writer if isinstance(self._writer, ToolFormat) else None
+
+    def _prepared(
+        self, messages: list[dict[str, Any]], mode: Mode, named: Sequence[Tool], has_tools: bool
+    ) -> list[dict[str, Any]]:
+        """Messages in a form that the format writes, with an instruction to call these tools."""
+        given, family, own = read_messages(messages), self._family, self._own
+        if own is not None and own.as_given:
+            return messages
+        if not has_tools and not any("tool_calls" in m or m["role"] == "tool" for m in given):
+            return given
+        can = self.capabilities()
+        given = for_template(given, family, can)
+        if mode == "none" or own is not None or (can.tools and family.lazy):
+            return given
+        required = mode == "required"
+        told = instruction(family, named, required=required, describe=not can.tools)
+        given = with_instruction(given, told)
+        return given if self._takes_system() else _system_into_user(given)
+
     def capabilities(self) -> Capabilities:
         """What the template does with tools."""
         if self._capabilities is None:
@@ -146,7 +155,7 @@ class ChatFormat:
             if isinstance(writer, JinjaTemplate):
                 self._capabilities = probe(writer.render)
             elif isinstance(writer, ToolFormat):
-                self._capabilities = writer.abilities or Capabilities(parallel=True)
+                self._capabilities = writer.abilities
             else:
                 self._capabilities = Capabilities()
         return self._capabilities

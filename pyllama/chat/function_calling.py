@@ -27,6 +27,8 @@ from .tools.recipient import FUNCTIONS
 Choice = str | Mapping[str, Any]
 """``none``, ``auto``, ``required``, or a function by OpenAI's dictionary."""
 
+_ABILITIES = Capabilities(tools=True, calls=True, results=True)
+
 
 @dataclass(frozen=True)
 class ToolRequest:
@@ -59,7 +61,8 @@ class ToolFormat:
         content_head: text before a reply that cannot be a call.
         stop: stop strings of the reply.
         default_choice: ``tool_choice`` if it is None.
-        abilities: what is written of calls and results; None if messages are written as given.
+        abilities: what is written of tools, calls and results.
+        as_given: whether calls and results of OpenAI's old form are written as such.
         template: the model's own template, for a format that writes messages with it.
     """
 
@@ -70,7 +73,8 @@ class ToolFormat:
     content_head: str = ""
     stop: tuple[str, ...] = ()
     default_choice: str = "auto"
-    abilities: Capabilities | None = None
+    abilities: Capabilities = _ABILITIES
+    as_given: bool = True
     template: JinjaTemplate | None = None
 
     def begun(self, tools: Sequence[Any] | None, choice: Choice | None) -> str:
@@ -299,6 +303,7 @@ _V2 = ToolFormat(
     FUNCTIONARY_2.call_head,
     FUNCTIONARY_2.content,
     stop=("<|stop|>",),
+    abilities=Capabilities(tools=True, calls=True, parallel=True, results=True),
 )
 FUNCTION_CALLING = {
     "chatml-function-calling": ToolFormat(
@@ -309,6 +314,7 @@ FUNCTION_CALLING = {
         stop=("<|im_end|>",),
         default_choice="none",
         abilities=Capabilities(tools=True, calls=True, parallel=True),
+        as_given=False,
     ),
     "functionary": ToolFormat(
         _write_functionary,

@@ -34,7 +34,7 @@ class RecipientFormat:
         between: texts before each later part, between which white space is allowed.
         separator: white space that a model writes before them.
         detects: whether a template's source uses the format; False if only a named format has it.
-        lazy: whether calls may follow free text; if not, the format rules the whole reply.
+        lazy: whether calls may follow free text; if not, a reply is either content or calls.
         trims: drop white space before a recipient and before content.
         id_is_name: the id of a call is the name of its function.
     """
@@ -77,6 +77,8 @@ class RecipientFormat:
                     yield from self._skip_space(reader)
                 yield from self._part(reader, names)
             except Mismatch:
+                if reader.is_cut and not self.lazy:
+                    return
                 reader.rewind()
                 if between:
                     reader.content(reader.take(len(first)))
@@ -95,6 +97,8 @@ class RecipientFormat:
             reader.drop_mark()
             if self.trims:
                 reader.trim()
+            if not self.lazy:
+                yield from reader.until((), reader.plain)
             return
         for name in names:
             if (yield from reader.accept(self.call_head(name))):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama.chat.formats import ChatFormats
-from pyllama.chat.function_calling import ToolFormat
+from pyllama.chat.function_calling import FUNCTION_CALLING, ToolFormat
 from pyllama.chat.llama_cpp_formats import FORMATS as OF_LLAMA_CPP
 from pyllama.chat.llama_cpp_python_formats import FORMATS
 from pyllama.chat.turn import TurnOptions, legacy_tools
@@ -17,6 +19,7 @@ from pyllama.errors import TemplateError
 from ..fake_context import BOS
 from .record import DATA, TEMPLATES, TOOLS, cases
 from .test_formats import formats
+from .tools.templates import function
 
 CASES = {case["name"]: case for case in cases()}
 RECORDED: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
@@ -78,6 +81,34 @@ def test_calls_and_results_of_chatml_function_calling() -> None:
     assert "10:15" in turn.prompt.text
 
 
+@pytest.mark.parametrize("name", FUNCTION_CALLING)
+def test_any_model_calls_the_tools(reciting: Any, name: str) -> None:
+    """Random logits, constrained: whole and streamed, the call is of a tool."""
+    llama = reciting("", n_ctx=4096, chat_format=name)
+    llama._chat_formats._sources["chat_template.default"] = TEMPLATES.get(name, "")
+    tools = [
+        function("say", text={"maxLength": 5, "type": "string"}),
+        function("go", n={"enum": [1]}),
+    ]
+    chosen = {"type": "function", "function": {"name": "say"}}
+    for choice, names in (("required", {"say", "go"}), (chosen, {"say"})):
+        for seed in range(4):
+            options: Any = {"tools": tools, "tool_choice": choice, "temperature": 1, "seed": seed}
+            options["parallel_tool_calls"] = False
+            (choice_made,) = llama.create_chat_completion(HI, **options)["choices"]
+            assert choice_made["finish_reason"] == "tool_calls"
+            (call,) = choice_made["message"]["tool_calls"]
+            made = call["function"]
+            assert made["name"] in names
+            assert set(json.loads(made["arguments"])) == {"text" if made["name"] == "say" else "n"}
+            streamed = {"name": "", "arguments": ""}
+            for chunk in llama.create_chat_completion(HI, stream=True, **options):
+                for piece in chunk["choices"][0]["delta"].get("tool_calls", []):
+                    for key, text in piece["function"].items():
+                        streamed[key] += text
+            assert streamed == made
+
+
 def test_a_template_decides_the_version_of_functionary() -> None:
     for name in ("functionary-v1", "functionary-v2"):
         for template in TEMPLATES:
@@ -92,6 +123,17 @@ def test_a_format_that_drops_the_system_message_is_told_of_tools() -> None:
     turn = formats().get("vicuna").turn(given, TurnOptions(TOOLS))
     assert "USER: S\n\nYou may call these tools:" in turn.prompt.text
     assert "S" not in formats().get("gemma").prompt(given).text
+
+
+def test_the_page_has_every_name() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "chat-formats.md").read_text(encoding="utf-8")
+    ours, theirs = (
+        page.partition(f"## Use {project}'s formats")[2].partition("\n## ")[0]
+        for project in ("llama-cpp-python", "llama.cpp")
+    )
+    assert set(re.findall(r"^\| `([^`]+)` ", ours, re.MULTILINE)) == set(FORMATS)
+    assert theirs.count("` `") + 1 == len(OF_LLAMA_CPP)
+    assert all(f"`{name}`" in theirs for name in OF_LLAMA_CPP)
 
 
 def test_names_of_both() -> None:

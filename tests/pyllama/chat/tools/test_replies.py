@@ -247,6 +247,12 @@ ROWS += [
     ("functions", f"message:\n{HELLO}", HELLO, "", [], {}),
     ("functions", f"message:\n{HELLO}", f"message:\n{HELLO}", "", [], NO_TOOLS),
     ("functions", "message:\nfunctions.x:\n1", "functions.x:\n1", "", [], {}),
+    ("functions", "messa", "", "", [], {}),
+    (
+        "functions",
+        'functions.get_time:\n{"city": "Tokyo"}\nfunctio',
+        "", "", [TIME], {"tool_choice": "auto"},
+    ),
     (
         "functions",
         'functions.special_function:\n{"arg1": 1}\nfunctions.get_time:\n{"city": "Tokyo"}',
