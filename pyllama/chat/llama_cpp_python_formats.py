@@ -42,7 +42,7 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class _Style:
-    """How a message is written: ``begin + role + gap + content``, or ``role + empty``."""
+    """Text of a message: ``role + gap + content + end``, or ``role + empty`` without content."""
 
     gap: str
     empty: str
@@ -116,7 +116,6 @@ def _write_mistral_instruct(messages: Messages) -> str:
 
 
 _SYSTEM = "{content}"
-_USER = {"user": "User", "assistant": "Assistant"}
 _BUDDY = """\
 You are a helpful, respectful and honest INTP-T AI Assistant named Buddy. You are talking to a \
 human User.
@@ -224,7 +223,7 @@ FORMATS: dict[str, TextFormat | ToolFormat] = {
         reply="Assistant: ",
         stop="User",
     ),
-    "openbuddy": _format(_COLON, _USER, "\n", system=_BUDDY),
+    "openbuddy": _format(_COLON, {"user": "User", "assistant": "Assistant"}, "\n", system=_BUDDY),
     "openchat": _format(
         _LINES,
         {

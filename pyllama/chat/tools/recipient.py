@@ -31,11 +31,11 @@ class RecipientFormat:
         name: name of the family.
         content: text before content.
         call: texts before and after the name of a function; its arguments follow.
-        between: texts before each later part, between which white space is allowed.
-        separator: white space that a model writes before them.
+        between: texts before each later part.
+        separator: white space that a model writes before ``between``.
         detects: whether a template's source uses the format; False if only a named format has it.
         lazy: whether calls may follow free text; if not, a reply is either content or calls.
-        trims: drop white space before a recipient and before content.
+        trims: drop white space around the texts of ``between`` and before content.
         id_is_name: the id of a call is the name of its function.
     """
 
