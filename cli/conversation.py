@@ -138,9 +138,9 @@ def note_cache(cache: PromptFile, n: int, n_prompt: int) -> None:
 
 def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
     from pyllama.chat.conversation import Conversation
-    from pyllama.chat.formats import ChatFormats
+    from pyllama.chat.formats import NAMES_OF_TOOLS, ChatFormats
 
-    formats, name = ChatFormats(lease.context.model), options.template()
+    formats, name = ChatFormats(lease.context.model, NAMES_OF_TOOLS), options.template()
     if name is None and not formats.has_own:
         note("the model has no chat template: using chatml, which it may not be trained for")
     return Conversation(
