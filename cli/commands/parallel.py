@@ -1,6 +1,6 @@
 """``pyllama-parallel``: complete many prompts at once, with continuous batching.
 
-    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64      # one prompt per line
+    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64  # one per line
     pyllama-parallel -m x.gguf -p "Once upon a time" -np 8 -ns 32
 
 Each text is printed to stdout when it is complete; timings go to stderr.
@@ -48,7 +48,6 @@ _MAX_TEXTS = 100_000
     "n_parallel",
     type=Number(1, 256),
     default=4,
-    show_default=True,
     help="Number of sequences decoded in parallel.",
 )
 @click.option(
@@ -57,7 +56,6 @@ _MAX_TEXTS = 100_000
     "n_sequences",
     type=Number(0, _MAX_TEXTS),
     default=0,
-    show_default=True,
     help="Total number of texts; prompts repeat cyclically. 0: one per prompt.",
 )
 @click.option(
@@ -66,7 +64,6 @@ _MAX_TEXTS = 100_000
     "--n-predict",
     type=Number(-1, INT32_MAX),
     default=128,
-    show_default=True,
     help="Number of tokens to generate per text. -1: until the end of text, or until its equal "
     "share of the context is full.",
 )
