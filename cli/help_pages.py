@@ -78,9 +78,12 @@ def in_sections(params: Iterable[click.Parameter]) -> dict[str, list[click.Param
 
 
 def show_defaults(params: Iterable[click.Parameter]) -> None:
-    """Show the default of each option that has one, but neither empty texts nor switches off."""
+    """Show the default of each option that has one, but neither empty texts nor switches off.
+
+    A help text may name the default itself, as ``[default: ...]``.
+    """
     for param in params:
-        if isinstance(param, click.Option) and param.show_default is None:
+        if isinstance(param, click.Option) and "[default" not in (param.help or ""):
             default = param.default
             has_one = isinstance(default, str | int | float | list | tuple)
             param.show_default = has_one and default is not False and default not in ("", (), [])

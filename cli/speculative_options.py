@@ -447,7 +447,6 @@ def speculative_options(*branch_flags: str) -> Callable[[F], F]:
         click.option(
             "--spec-type",
             default="none",
-            show_default=False,
             callback=_types,
             metavar="TYPE,...",
             help=f"Drafters, of which the first that finds anything drafts: "

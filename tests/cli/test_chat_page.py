@@ -47,9 +47,9 @@ def shown(options: str, screen: str, folder: Path) -> str:
     with Terminal(command, env=env, size=(100, 60), folder=folder) as terminal:
         terminal.wait("^/help lists.*\n\n>$")
         for typed in keys(screen):
+            before = terminal.text()
             terminal.type(typed)
-            terminal.read(0.2)
-            while terminal.cursor_line() != ">" and terminal.process.poll() is None:
+            while terminal.text() == before or terminal.cursor_line() != ">":
                 terminal.read(0.1)
         text = terminal.text()
     return text[text.index("model     ") :].removesuffix("\n\n>") + "\n"
