@@ -106,7 +106,8 @@ def write_options(
     if lines:
         with formatter.section("Examples"):
             formatter.write("".join(f"{'':{formatter.current_indent}}{line}\n" for line in lines))
-    for title, params in in_sections(command.get_params(ctx)).items():
+    options = [p for p in command.get_params(ctx) if isinstance(p, click.Option)]
+    for title, params in in_sections(options).items():  # the usage names the arguments
         records = [record for param in params if (record := param.get_help_record(ctx))]
         if records:
             with formatter.section(title):

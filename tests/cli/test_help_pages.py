@@ -72,6 +72,7 @@ def test_every_page_has_an_example_with_flags_that_exist() -> None:
 
 
 def test_sections() -> None:
+    assert "\n  MODEL\n" not in page(("gguf", "set"), 80)  # the usage names it
     ctx = click.Context(found(("completion",)))
     sections = in_sections(ctx.command.get_params(ctx))
     assert [*sections] == [*SECTIONS]
