@@ -1,8 +1,8 @@
 """``pyllama-perplexity``: compute perplexity and KL divergence by llama.cpp's method.
 
     pyllama-perplexity -m x.gguf -f text.txt -c 512 --chunks 4
-    pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits x.logits
-    pyllama-perplexity -m x-Q4_K_M.gguf --kl-divergence --kl-divergence-base x.logits
+    pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits all.bin
+    pyllama-perplexity -m x-Q4_K.gguf --kl-divergence --kl-divergence-base all.bin
 
 Prints the running value after each chunk, then the final estimate with its error. With
 --kl-divergence compares the model with the saved probabilities of another.
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     "--chunks",
     type=Number(-1, INT32_MAX),
     default=-1,
-    show_default=True,
     help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(

@@ -12,7 +12,8 @@ number of accepted tokens; `plan` maximizes expected tokens per second. It spend
 is only made if, were all of its tokens rejected, the loss would be less than all earlier gains, a
 small allowance at the start and 1 % of the time. So a wrong estimate, a drafter that fails or a
 processor on which rows are expensive costs little. If drafting does not pay, a rare draft of one
-token, paid from the 1 %, finds out when it does again.
+token, paid from the 1 %, finds out when it does again. Before it, a draft model reads the tokens
+since its last draft; if that takes more than the 1 %, the draft is not made.
 
 All times are measured on the host: there is no constant of a machine. Not thread-safe.
 """
@@ -230,10 +231,16 @@ class DraftLength:
     times: StepTimes = field(default_factory=StepTimes)
     budget: float = _START
     _probe_budget: float = _START
+    _most: float = _START  # limit of the budget of probes
     _is_probe: bool = False
     _n_since_plain: int = 0
 
-    def plan(self, rates: Sequence[AcceptRates], limits: Sequence[int] | None = None) -> list[int]:
+    def plan(
+        self,
+        rates: Sequence[AcceptRates],
+        limits: Sequence[int] | None = None,
+        reading_s: Sequence[float] | None = None,
+    ) -> list[int]:
         """The number of tokens to draft for each text.
 
         Rows of all texts compete: each draft grows by the token that is most likely accepted.
@@ -241,6 +248,7 @@ class DraftLength:
         Args:
             rates: of each text.
             limits: maximum length of each draft; None for ``max_draft``.
+            reading_s: time in which the drafter reads what is new of each text before it drafts.
         """
         n, lengths = len(rates), [0] * len(rates)
         self._is_probe = False
@@ -257,16 +265,20 @@ class DraftLength:
             ((-p, i) for i, of_text in enumerate(reached) for p in of_text), key=lambda x: x[0]
         )
         tokens, draft_s, best, best_k = float(n), 0.0, self._error(n) * n / plain_s, 0
+        unread_s = [0.0] * n if reading_s is None else list(reading_s)
         for k, (negative, i) in enumerate(order, 1):
-            tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token
+            tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token + unread_s[i]
+            unread_s[i] = 0.0
             if self._loss(n, k, draft_s) > self.budget:
                 break
             speed = tokens / (self.times.seconds(n + k) + draft_s)
             if speed > best:
                 best, best_k = speed, k
         if not best_k and order:
-            draft_s = rates[order[0][1]].seconds_per_token
+            i = order[0][1]
+            draft_s = rates[i].seconds_per_token + (reading_s[i] if reading_s else 0.0)
             loss = self._loss(n, 1, draft_s)
+            self._most = max(_START, 2 * loss)  # it grows from step to step by what is to be read
             if loss <= min(self.budget, self._probe_budget):
                 best_k, self._is_probe = 1, True
         for _, i in order[:best_k]:
@@ -295,8 +307,8 @@ class DraftLength:
         if step.n_drafted:
             spent_s *= self._error(step.n_texts)
         gain = step.n_tokens / step.n_texts - (spent_s + step.draft_s) / max(plain_s, 1e-9)
-        self.budget = min(self.budget + gain + _PROBES, _MAX_BUDGET)
+        self.budget = min(self.budget + gain + _PROBES, max(_MAX_BUDGET, self._most))
         self._probe_budget = min(
-            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), _START
+            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), self._most
         )
         self._is_probe = False

@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature"))
 """llama.cpp's sampling of drafts: the likeliest token, its probability among the first ten."""
 
-_SIZES = (2, 3, 4, 6, 9, 13)  # batches of accepted tokens whose graphs are built at once
+_SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
+_LONG = 256  # tokens: as many are read in large batches, whose graphs are built then
 _NOTHING = Distribution(np.empty(0, np.int32), np.empty(0))
 _SMALLEST = 5e-324  # a random number of 0 would draw a leading token of probability 0
 
@@ -230,6 +231,7 @@ class ModelDrafter:
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
         context.reserve(_SIZES, "last")
+        self._touch_memory()
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`.
@@ -272,6 +274,14 @@ class ModelDrafter:
         if text is not None:
             self.context.kv.drop_tree(text.seq)
             self._idle.append((text.seq, text.held))
+
+    def _touch_memory(self) -> None:
+        """Evaluate some tokens: the pages of a new context cost more time than many drafts."""
+        context = self.context
+        try:
+            context.decode(Batch([0] * min(max(_SIZES), context.n_batch, self._n_ctx)))
+        finally:
+            context.kv.clear()
 
     # -- texts -----------------------------------------------------------------------------------
 
@@ -383,6 +393,10 @@ class ModelDrafter:
         for g in growing:
             start = 0
             while start < len(g.rest):
+                n = len(g.rest) - start
+                if len(growing) == 1 and n < _LONG:
+                    n = max((size for size in _SIZES if size <= n), default=1)
+                    room = min(n, self.context.n_batch)
                 tokens = g.rest[start : start + room]
                 start, room = start + len(tokens), room - len(tokens)
                 part.append((g, tokens, start == len(g.rest)))

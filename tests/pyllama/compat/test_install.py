@@ -88,7 +88,7 @@ def test_handlers_of_ones_own(llama_cpp: Any, reciting: Any) -> None:
         return formats.ChatFormatterResponse(prompt="The cat", stop="on")
 
     try:
-        llama = reciting(chat_format="cat")
+        llama = reciting(chat_format="cat", n_ctx=128)
         handler = formats.get_chat_completion_handler("cat")
         whole = handler(llama=llama, messages=HI, temperature=0, colour="grey", repeat_penalty=1.0)
         assert whole["choices"][0]["message"] == {"role": "assistant", "content": " sat "}
@@ -114,6 +114,19 @@ def test_templates_as_formatters(llama_cpp: Any) -> None:
     )(messages=HI, mood="!")  # fmt: skip
     assert (made.prompt, made.stop, made.added_special) == ("<s>hi!>", ["</s>"], True)
     assert made.stopping_criteria[0]([5, 2], None) and not made.stopping_criteria[0]([5], None)
+
+
+def test_named_formats_as_functions(llama_cpp: Any, reciting: Any) -> None:
+    formats = llama_cpp.llama_chat_format
+    made = formats.format_chatml(messages=HI, temperature=0)
+    assert (made.prompt, made.stop) == (
+        "<|im_start|>system\n<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+    )
+    assert formats.format(HI).prompt.endswith(" USER: hi ASSISTANT:")
+    assert formats.format_llama3(HI).stop == "<|eot_id|>"
+    reply = formats.chatml_function_calling(llama=reciting(n_ctx=512), messages=HI, max_tokens=1)
+    assert reply["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_min_tokens(llama_cpp: Any, reciting: Any) -> None:
