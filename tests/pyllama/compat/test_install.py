@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -59,6 +60,18 @@ def test_constants_and_the_c_api(llama_cpp: Any) -> None:
         llama_cpp.llama_chat_format.Llava15ChatHandler(clip_model_path="x")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(llama_cpp, "no" + "thing")
+
+
+def test_texts_of_tokens_by_the_c_api(llama_cpp: Any, model_path: Path) -> None:
+    llama = llama_cpp.Llama(str(model_path), vocab_only=True, verbose=False)
+    vocab, buffer = llama_cpp.llama_model_get_vocab(llama.model), (ctypes.c_char * 32)()
+    for token in range(llama.n_vocab()):
+        n = llama_cpp.llama_token_to_piece(vocab, token, buffer, 32, 0, True)
+        assert buffer[:n] == llama.model.tokenizer.token_to_piece(token, True)
+        assert llama_cpp.llama_token_to_piece(vocab, token, buffer, 0, 0, True) == -n
+    space = next(t for t in range(llama.n_vocab()) if vocab.token_to_piece(t) == b" ")
+    assert llama_cpp.llama_token_to_piece(vocab, space, buffer, 32, 0, True) == 1
+    assert llama_cpp.llama_token_to_piece(vocab, space, buffer, 32, 1, True) == 0
 
 
 def test_after_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
