@@ -8,6 +8,7 @@ each command-line tool. Nothing is fetched from the network.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -76,6 +77,9 @@ def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = text
 
 
+_GPU = ("pyggml.backend.cuda.kernels", "pyggml.backend.cuda.kernels.sparse")
+
+
 def write_generated_pages(app: Sphinx) -> None:
     """Write ``api/`` and ``commands/`` into the folder that is built."""
     for name, pages in (("api", api_pages()), ("commands", command_pages())):
@@ -117,6 +121,8 @@ def public_packages() -> Iterator[str]:
         path = importlib.import_module(root).__path__
         found = [m.name for m in pkgutil.walk_packages(path, f"{root}.") if m.ispkg]
         for name in (root, *sorted(found)):
+            if name in _GPU and importlib.util.find_spec("numba_cuda") is None:
+                continue  # they have no page
             if getattr(importlib.import_module(name), "__all__", ()):
                 yield name
 

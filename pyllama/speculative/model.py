@@ -21,6 +21,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from ..sampling import Chain, Distribution, SamplingParams
 from ..sampling.constrained import constrain
 from ..sampling.top import Floats
 from ..tokenizer import Tokenizer
-from .draft import Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, View
 from .translate import Translated, mismatch
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature")
 
 _SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
 _LONG = 256  # tokens: as many are read in large batches, whose graphs are built then
+_ACCEPT_RATE = 0.7  # of small models of one family, see Leviathan 2023, table 3
 _NOTHING = Distribution(np.empty(0, np.int32), np.empty(0))
 _SMALLEST = 5e-324  # a random number of 0 would draw a leading token of probability 0
 
@@ -182,6 +185,7 @@ class ModelDrafter:
 
     Attributes:
         context: the same.
+        costs: measured times of reading and drafting.
 
     Raises:
         DraftError: a parameter is out of its range.
@@ -231,7 +235,7 @@ class ModelDrafter:
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
         context.reserve(_SIZES, "last")
-        self._touch_memory()
+        self.costs = self._measure()
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`.
@@ -275,13 +279,23 @@ class ModelDrafter:
             self.context.kv.drop_tree(text.seq)
             self._idle.append((text.seq, text.held))
 
-    def _touch_memory(self) -> None:
-        """Evaluate some tokens: the pages of a new context cost more time than many drafts."""
-        context = self.context
+    def _measure(self) -> Costs:
+        """What reading and drafting costs; the first round touches the pages of a new context."""
+        context, read_s, draft_s = self.context, inf, inf
+        n = max(1, min(max(_SIZES), context.n_batch, self._n_ctx - 1))
         try:
-            context.decode(Batch([0] * min(max(_SIZES), context.n_batch, self._n_ctx)))
+            for _ in range(3):
+                context.kv.clear()
+                start = perf_counter()
+                context.decode(Batch([0] * n))
+                read = perf_counter()
+                if self._n_ctx > n:
+                    context.decode_token(0)
+                draft_s = min(draft_s, perf_counter() - read)
+                read_s = min(read_s, (read - start) / n)
         finally:
             context.kv.clear()
+        return Costs(read_s, draft_s, _ACCEPT_RATE)
 
     # -- texts -----------------------------------------------------------------------------------
 
