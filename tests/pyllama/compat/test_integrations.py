@@ -168,7 +168,9 @@ def client(
                     break
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+        url = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as made:
+            yield made
     finally:
         process.terminate()
         process.wait(20)
