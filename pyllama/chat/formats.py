@@ -259,6 +259,11 @@ class ChatFormats:
         """Whether the model has a chat template."""
         return DEFAULT in self._sources
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the model's own templates."""
+        return tuple(self._sources)
+
     def check(self, name: str) -> None:
         """Raise TemplateError unless there is a format of this name."""
         if name not in self._named and name not in self._sources:
