@@ -30,38 +30,32 @@ def llama_cpp() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="session")
 def sources(request: pytest.FixtureRequest) -> Path:
-    """The unpacked sources of llama-cpp-python; ``pytest -m compat`` downloads them once (70 MB).
+    """The unpacked sources of llama-cpp-python; ``pytest -m compat`` downloads them once (77 MB).
 
     The environment variable ``LLAMA_CPP_PYTHON_SOURCES`` names a folder to use instead.
     """
     if given := os.environ.get("LLAMA_CPP_PYTHON_SOURCES"):
         return Path(given)
     folder = env.user_cache_dir("pyllama")
-    if not (folder / RELEASE).is_dir():
+    unpacked = folder / RELEASE
+    if not unpacked.is_dir():
         if "compat" not in request.config.getoption("-m"):
             pytest.skip("no sources of llama-cpp-python: `pytest -m compat` downloads them")
         folder.mkdir(parents=True, exist_ok=True)
         with working_folder(folder, "sources-") as temporary:
             _fetch(temporary)
-            os.replace(temporary / RELEASE, folder / RELEASE)
-    return folder / RELEASE
+            if not unpacked.is_dir():  # by another worker meanwhile
+                os.replace(temporary / RELEASE, unpacked)
+    return unpacked
 
 
 def _fetch(folder: Path) -> None:
-    """Download and unpack the source distribution; nothing of it is built."""
+    """Download and unpack the source distribution; nothing of it is compiled."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"llama-cpp-python==0.3.36 --hash=sha256:{SHA256}\n")
-    command = [
-        sys.executable,
-        "-I",
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary=:all:",
-    ]
-    command += ["--require-hashes", "-d", str(folder), "-r", str(requirements)]
+    options = ("-q", "--no-deps", "--no-binary=:all:", "--require-hashes")
+    command = [sys.executable, "-I", "-m", "pip", "download", *options]
+    command += ["-d", str(folder), "-r", str(requirements)]
     subprocess.run(command, check=True)
     with tarfile.open(folder / f"{RELEASE}.tar.gz") as archive:
         archive.extractall(folder, filter="data")
