@@ -57,6 +57,7 @@ FLOORS = {
             "pyllama.bench",
             "pyllama.chat",
             "pyllama.convert",
+            "pyllama.embeddings",
             "pyllama.eval",
             "pyllama.gguf_tools",
             "pyllama.inspect",

@@ -1,5 +1,6 @@
 """Qwen3: LLaMA's graph with norms of the queries and keys of each head.
 
+Scores of rerankers are probabilities.
 Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3``.
 """
 
@@ -9,7 +10,7 @@ from ..convert.mapping import Convert
 from ..hparams import Values
 from . import qwen2
 
-HPARAMS: Values = {"rope_neox": True}
+HPARAMS: Values = {"rope_neox": True, "softmax_scores": True}
 
 TENSORS = {
     **qwen2.TENSORS,
