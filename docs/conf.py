@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from sphinx.application import Sphinx
 
@@ -128,7 +128,8 @@ def adapt_docstring(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     """Make indented examples in docstrings blocks of code; a dict's value has no docstring."""
-    if what == "data" and inspect.getdoc(obj) == inspect.getdoc(type(obj)):
+    of_a_class = (type(obj), get_origin(obj))  # {}, dict[str, int]
+    if what == "data" and inspect.getdoc(obj) in map(inspect.getdoc, of_a_class):
         lines.clear()
     if what == "property" and lines:  # napoleon would take the text before a colon for a type
         lines[:1] = lines[0].replace(" Raises: ", "\n\nRaises: ").split("\n")

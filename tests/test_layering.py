@@ -56,6 +56,7 @@ FLOORS = {
         [
             "pyllama.bench",
             "pyllama.chat",
+            "pyllama.compat",
             "pyllama.convert",
             "pyllama.embeddings",
             "pyllama.eval",

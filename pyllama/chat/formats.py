@@ -206,6 +206,11 @@ class ChatFormats:
         """Whether the model has a chat template."""
         return DEFAULT in self._sources
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the model's own templates."""
+        return tuple(self._sources)
+
     def check(self, name: str) -> None:
         """Raise TemplateError unless there is a format of this name."""
         if name not in FORMATS and name not in ALIASES and name not in self._sources:

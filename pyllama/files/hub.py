@@ -38,12 +38,14 @@ class Hub:
             ``hf auth login``.
         offline: use only cached files, no network.
         cache_dir: replaces the default cache.
+        local_dir: a folder for the files, in place of the cache.
         progress: called with the file's name and the completed fraction.
     """
 
     token: str | None = None
     offline: bool = False
     cache_dir: Path | None = None
+    local_dir: Path | None = None
     progress: Callable[[str, float], None] | None = None
 
     def download(self, repo: str, file: str) -> Path:
@@ -61,6 +63,7 @@ class Hub:
                     token=self._token(),
                     endpoint=env.HF_ENDPOINT.get(),
                     cache_dir=self.cache_dir,
+                    local_dir=self.local_dir,
                     local_files_only=self.offline,
                     tqdm_class=_bar(file, self.progress),
                 )
@@ -84,6 +87,9 @@ class Hub:
         return self.token or env.HF_TOKEN.get()
 
     def _cached(self, repo: str) -> list[str]:
+        if self.local_dir is not None:
+            here = (p.relative_to(self.local_dir) for p in self.local_dir.rglob("*.gguf"))
+            return sorted(p.as_posix() for p in here)
         from huggingface_hub.constants import HF_HUB_CACHE
 
         root = Path(self.cache_dir or HF_HUB_CACHE)
@@ -119,6 +125,32 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
     chosen = _named(repo, files, file) if file else choose(repo, files, quant)
     paths = [hub.download(repo, part) for part in _parts(chosen, files)]
     return paths[0]
+
+
+def hub_files(repo: str, patterns: Iterable[str], hub: Hub) -> list[Path]:
+    """Return further files of a model's repository, downloading them if necessary.
+
+    Args:
+        repo: ``user/model``; a QUANT is ignored.
+        patterns: names, or patterns that match one file each, such as ``*mmproj*``.
+
+    Raises:
+        HubError: as `hub_model`; a pattern matches no file, or several.
+    """
+    repo, patterns = repo.partition(":")[0], list(patterns)
+    if not patterns:
+        return []
+    hub, files = _reach(hub, repo)
+    paths = []
+    for pattern in patterns:
+        found = [f for f in files if f == pattern] or [f for f in files if fnmatchcase(f, pattern)]
+        if len(found) != 1:
+            what = f"several files {pattern}: {', '.join(found)}; name one"
+            raise HubError(
+                f"{repo} has {what}" if found else f"{repo} has no file {pattern}{_shown(files)}"
+            )
+        paths.append(hub.download(repo, found[0]))
+    return paths
 
 
 def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:

@@ -5,14 +5,16 @@
 
 ``REFUSED`` arguments would change results: all values but neutral ones raise. ``WITHOUT_EFFECT``
 would only change speed or the device: other values log a warning. ``IGNORED`` have no effect here
-with any value. All others must reach the model or the context (there is a test).
+with any value. All others must reach the model or the context (there is a test). Unknown ones are
+ignored with one warning.
 ``docs/from-llama-cpp.md`` shows the tables.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -36,15 +38,11 @@ class Rule(NamedTuple):
 _NO_EMBEDDINGS = "embeddings are not supported yet"
 _NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 REFUSED = {
-    # of the constructor
     "pooling_type": Rule((-1, 0), _NO_EMBEDDINGS),
     "attention_type": Rule((-1, 0), _NO_EMBEDDINGS),
     "embedding": Rule((False,), _NO_EMBEDDINGS),
     "lora_base": Rule((None,), _NO_ADAPTERS),
     "lora_path": Rule((None,), _NO_ADAPTERS),
-    "tokenizer": Rule((None,), "the model's own tokenizer is used"),
-    # of a completion
-    "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
 }
 WITHOUT_EFFECT = {
     "op_offload": Rule((False, None), "each op runs where its weights are"),
@@ -54,7 +52,6 @@ IGNORED = {
     # of the constructor
     "flash_attn": "attention is always fused",
     "lora_scale": "there is no adapter to scale",
-    "spm_infill": "it orders the parts of an infill, which is not supported",
     # of a completion
     "tfs_z": "llama.cpp has removed this sampler",
     "penalize_nl": "llama.cpp has removed this option",
@@ -78,6 +75,18 @@ def check_arguments(where: str, given: Mapping[str, Any]) -> None:
             )
         if name in WITHOUT_EFFECT and not _is_one_of(value, WITHOUT_EFFECT[name].same):
             log.warning("%s: %s=%r has no effect: %s", where, name, value, WITHOUT_EFFECT[name].why)
+
+
+def warn_of_unknown(where: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Log one warning that names all arguments that do not exist.
+
+    Source: llama-cpp-python, whose ``Llama`` ignores them; LangChain sends some (``n_parts``).
+    """
+    if not given:
+        return
+    near = {name: difflib.get_close_matches(name, known, 1, 0.8) for name in given}
+    names = [f"{name} (did you mean {n[0]}?)" if n else name for name, n in near.items()]
+    log.warning("%s: there are no arguments of these names, ignored: %s", where, ", ".join(names))
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:

@@ -124,3 +124,55 @@ def _logprobs(logprobs: Logprobs | None) -> dict[str, Any] | None:
         for token, logprob, top in rows
     ]
     return {"content": content, "refusal": None}
+
+
+def plain_completion(completion: Completion, tool: str | None = None) -> dict[str, Any]:
+    """A completion as a ``chat.completion`` whose content is the text as it is.
+
+    Args:
+        tool: name of a function, of which the text is the arguments.
+    """
+    choices = []
+    for choice in completion["choices"]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice["text"]}
+        reason = choice["finish_reason"]
+        if tool is not None:
+            function = {"name": tool, "arguments": choice["text"]}
+            call = {"id": _call_id(tool, completion), "type": "function", "function": function}
+            message |= {"content": None, "function_call": function, "tool_calls": [call]}
+            reason = "tool_calls" if reason == "stop" else reason
+        choices.append(
+            {
+                "index": choice["index"],
+                "message": message,
+                "logprobs": _logprobs(choice["logprobs"]),
+                "finish_reason": reason,
+            }
+        )
+    head = _head(completion, "chat.completion")
+    return {**head, "choices": choices, "usage": completion["usage"]}
+
+
+def plain_chunks(
+    chunks: Iterator[CompletionChunk], tool: str | None = None
+) -> Generator[dict[str, Any]]:
+    """Completion chunks as chat chunks: the role, then each text, then the reason."""
+    begun = set[int]()
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            i, reason, text = choice["index"], choice["finish_reason"], choice["text"]
+            delta: dict[str, Any] = {} if reason is not None else {"content": text}
+            if tool is not None and reason is None:
+                function = {"name": None if i in begun else tool, "arguments": text}
+                call = {"index": 0, "id": _call_id(tool, chunk), "type": "function"}
+                delta = {"function_call": function, "tool_calls": [{**call, "function": function}]}
+            if i not in begun:
+                begun.add(i)
+                yield _chunk(chunk, i, {"role": "assistant"}, None, None)
+            if tool is not None and reason == "stop":
+                reason = "tool_calls"
+            yield _chunk(chunk, i, delta, _logprobs(choice["logprobs"]), reason)
+
+
+def _call_id(tool: str, chunk: CompletionChunk) -> str:
+    return f"call__0_{tool}_{chunk['id']}"

@@ -71,6 +71,7 @@ class CompletionRequest:
         echo: whether the text begins with the prompt.
         logprobs: number of likeliest tokens to report; None for no log-probabilities.
         model: name to report.
+        suffix: appended to whole texts.
     """
 
     prompt: str
@@ -78,6 +79,7 @@ class CompletionRequest:
     echo: bool = False
     logprobs: int | None = None
     model: str = ""
+    suffix: str = ""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class CompletionRun:
                 logprobs = _no_logprobs()
                 for piece in mine:
                     _extend(logprobs, piece.logprobs)
-            text = "".join(piece.text for piece in mine)
+            text = "".join(piece.text for piece in mine) + self.request.suffix
             choices.append(_Piece(i, text, logprobs, mine[-1].finish_reason))
         n_prompt = len(self.request.prompt_tokens)
         n_tokens = sum(text.n_tokens for text in self._texts.values())

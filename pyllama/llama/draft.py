@@ -73,13 +73,20 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         """The drafter with the same proposals."""
         return PromptLookup(self.max_ngram_size, self.num_pred_tokens)
 
-    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
-        """The proposed tokens after these."""
-        index = self.drafter().new_index()
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
+    ) -> Ids:
+        """The proposed tokens after these, without an object."""
+        index = PromptLookup(max_ngram_size, num_pred_tokens).new_index()
         for token in np.asarray(input_ids).tolist():
             index.append(token)
-        draft = index.draft(self.num_pred_tokens)
+        draft = index.draft(num_pred_tokens)
         return np.array([] if draft is None else draft.tokens, np.intc)
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """The proposed tokens after these."""
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
 
 
 @dataclass

@@ -58,5 +58,10 @@ class LlamaGrammar(Grammar):
         """
         return super().from_json_schema(json_schema)
 
+    @property
+    def _grammar(self) -> str:
+        """Its GBNF: llama-cpp-python's name, which integrations read."""
+        return self.text
+
     def reset(self) -> None:
         """Does nothing: each generation has a state of its own."""

@@ -13,19 +13,23 @@ object gets `ReentrantCall`. Exceptions of callbacks propagate, and the object s
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
-import numpy as np
 import numpy.typing as npt
+
+from pyggml.host import default_threads
 
 from ..chat.formats import DEFAULT, ChatFormats
 from ..chat.turn import TurnOptions, legacy_tools
@@ -48,16 +52,29 @@ from ..sampling import (
     sampling_fields,
 )
 from ..speculative import Speculation
-from .arguments import cache_type, check_arguments, rope_overrides
+from .arguments import cache_type, check_arguments, rope_overrides, warn_of_unknown
 from .arguments import split_mode as split_mode_name
+from .cache import BaseLlamaCache, longest_token_prefix
 from .chat import ChatResults
+from .chat_handlers import FormatHandler, Handler, find_handler, is_registered
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
 from .draft import check_draft_model, speculation_for
+from .infill import infill_tokens
+from .internals import LlamaContext, LlamaModel, context_params, model_params
 from .sampler import StepSampler
 from .state import LlamaState, Scores, copy_state, restore_llama_state
-from .tokenizer import LlamaTokenizer
+from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 T = TypeVar("T")
+
+# arguments of `create_chat_completion` that llama-cpp-python's handlers do not know
+_OWN_CHAT_OPTIONS: Mapping[str, Any] = {
+    "parallel_tool_calls": None,
+    "reasoning_format": "auto",
+    "reasoning_budget": -1,
+    "chat_template_kwargs": None,
+    "sampling": None,
+}
 
 __all__ = ["Llama", "LogitsProcessorList", "StoppingCriteriaList"]
 
@@ -90,20 +107,30 @@ class Llama:
         logits_all: store the logits of every token in ``scores``.
         swa_full: keep all keys and values of sliding-window layers.
         last_n_tokens_size: number of last tokens for the penalties.
-        chat_format: name of a chat format of llama.cpp or llama-cpp-python; None for the model's
-            own template.
+        chat_format: name of a chat format of llama.cpp or llama-cpp-python, or of a registered
+            handler (see `pyllama.llama.chat_handlers`); None for the model's own template.
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         draft_model: proposes tokens, which saves time and changes no text: a function of token ids
             such as `LlamaPromptLookupDecoding`, a GGUF file, a `Model`, a `Drafter`, a
             `Speculation`, or names of drafters, see `pyllama.llama.draft`.
+        tokenizer: tokenizes and detokenizes in place of the model's own, with its token ids;
+            generated text is made by the model's own.
+        spm_infill: put the suffix of an infill before its prefix.
         verbose: print load, reuse and timings to stderr; warnings are logged in any case.
 
     Other arguments of llama-cpp-python are refused if they would change results, and logged as a
-    warning if they would only change speed, see `pyllama.llama.arguments`.
+    warning if they would only change speed, see `pyllama.llama.arguments`. Unknown arguments, such
+    as those that llama-cpp-python has removed, are ignored with one warning.
+
+    An object can be pickled and copied: that loads the model again, with an empty context.
 
     Attributes:
         metadata: metadata of the file as text, without arrays.
+        tokenizer_: the tokenizer of `tokenize` and `detokenize`.
+        cache: states of earlier prompts, see `set_cache`.
+        n_batch, n_threads, n_threads_batch: maximum tokens per decode, and threads.
+        model_params, context_params: the constructor's arguments by llama.cpp's names, to read.
 
     Raises:
         ModelError (a ValueError): there is no such file, or it is not a supported model.
@@ -157,21 +184,25 @@ class Llama:
         chat_format: str | None = None,
         chat_handler: Callable[..., Any] | None = None,
         draft_model: object | None = None,
-        tokenizer: object | None = None,
+        tokenizer: BaseLlamaTokenizer | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
         spm_infill: bool = False,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         verbose: bool = True,
+        **kwargs: Any,
     ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")}
+        self._given = {**given, "model_path": os.fspath(model_path)}
         self._lock = CallLock("this Llama object", self._recover)
         self._held: Scores | None = None
         self._drafting = ExitStack()  # closes what was opened for drafts
-        check_arguments("Llama", locals())
+        check_arguments("Llama", given)
+        warn_of_unknown("Llama", kwargs, given)
         check_draft_model(draft_model)
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
-        changed = rope_overrides(locals())
+        changed = rope_overrides(given)
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -186,7 +217,7 @@ class Llama:
             offload_kqv=offload_kqv,
             overrides=changed,
         )
-        self._model = Model.load(
+        model = Model.load(
             model_path,
             n_gpu_layers=n_gpu_layers or 0,
             split_mode=split_mode_name(split_mode),
@@ -200,17 +231,21 @@ class Llama:
             sparse=sparse,
             sparse_threshold=sparse_threshold,
         )
-        self._chat_formats = ChatFormats(self._model)
+        self._model = LlamaModel(model)
+        self.tokenizer_ = self.tokenizer() if tokenizer is None else tokenizer
+        self._chat_formats = ChatFormats(model)
         self.chat_format, self.chat_handler = chat_format, chat_handler
-        if chat_format is not None:
+        if chat_format is not None and not is_registered(chat_format):
             self._chat_formats.check(chat_format)
-        elif chat_handler is None:
+        elif chat_format is None and chat_handler is None:
             self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"
         self._timings = Timings()
-        self._n_ctx = n_ctx or self._model.n_ctx_train
+        self._n_ctx = n_ctx or model.n_ctx_train
+        self.n_threads = n_threads or default_threads()
+        self.n_threads_batch = n_threads_batch or self.n_threads
         if not vocab_only:
             context = Context(
-                self._model,
+                model,
                 **vars(params),
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
@@ -219,21 +254,39 @@ class Llama:
             lease = Lease(Engine(context, timings=self._timings, speculation=speculation))
             self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
+            self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
+        self._ctx = LlamaContext(
+            None if self._held is None else self._held.lease, self._lock, self._timings, model
+        )
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
         self.verbose, self._no_perf = verbose, no_perf
         self._draft_model = draft_model
-        self.last_n_tokens_size = last_n_tokens_size
-        self.metadata = _as_text(self._model.metadata)
+        self.cache: BaseLlamaCache | None = None
+        self.last_n_tokens_size, self.spm_infill = last_n_tokens_size, spm_infill
+        self.metadata = self._model.metadata()
+        self.model_params = model_params(given)
+        sizes = {"n_ctx": self._n_ctx, "n_batch": self.n_batch}
+        threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
+        self.context_params = context_params({**given, **sizes, **threads})
         self.set_seed(seed)
-        self._say(f"{self._model.desc}, {self._model.size_bytes / 2**20:.2f} MiB: {model_path}")
+        self._say(f"{model.desc}, {model.size_bytes / 2**20:.2f} MiB: {model_path}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        now = ("verbose", "chat_format", "chat_handler", "draft_model", "last_n_tokens_size")
+        return {**self._given, "seed": self._seed, **{name: getattr(self, name) for name in now}}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(
         cls,
         repo_id: str,
         filename: str | None = None,
-        *,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
@@ -243,23 +296,38 @@ class Llama:
             repo_id: ``user/model``, or ``user/model:QUANT``.
             filename: name or pattern of the GGUF file, such as ``*Q4_K_M.gguf``; None for the
                 default choice.
+            additional_files: names or patterns of further files to download, of one file each.
+                All parts of a split model are downloaded in any case.
+            local_dir: folder for the files in place of the cache.
+            local_dir_use_symlinks: has no effect, as in huggingface_hub since 0.23.
             cache_dir: folder of the cache; None for the hub's default.
             options: arguments of the constructor.
 
         Raises:
             HubError: see `pyllama.files.hub.hub_model`.
         """
-        from ..files.hub import Hub, hub_model  # imported late: takes 3 ms
+        from ..files.hub import Hub, hub_files, hub_model  # imported late: takes 3 ms
 
-        hub = Hub(cache_dir=None if cache_dir is None else Path(cache_dir))
-        return cls(hub_model(repo_id, filename, hub), **options)
+        cache, local = (None if given is None else Path(given) for given in (cache_dir, local_dir))
+        hub = Hub(cache_dir=cache, local_dir=local)
+        path = hub_model(repo_id, filename, hub)
+        hub_files(repo_id, additional_files or (), hub)
+        return cls(os.fspath(path), **options)
 
     # --- the model ------------------------------------------------------------------------------
 
     @property
     def model(self) -> Model:
         """The model."""
-        return self._model
+        return self._model.model
+
+    @property
+    def ctx(self) -> object | None:
+        """The context; with ``vocab_only`` the model in its place, None after `close`."""
+        return self._ctx.ctx
+
+    # there are no architectures yet whose cache cannot be cut at any token
+    _is_recurrent = _is_hybrid = False
 
     @property
     def context(self) -> Context:
@@ -268,8 +336,20 @@ class Llama:
 
     @property
     def draft_model(self) -> object | None:
-        """The argument of the constructor."""
+        """What drafts tokens: the argument of the constructor, until another is assigned."""
         return self._draft_model
+
+    @draft_model.setter
+    def draft_model(self, given: object | None) -> None:
+        check_draft_model(given)
+        with self._lock:
+            engine = self._lease.engine
+            speculation, opened = speculation_for(given, engine.context)
+            if engine.speculation is not None:
+                engine.speculation.release_all()
+            engine.speculation, self._draft_model = speculation, given
+            self._drafting.close()
+            self._drafting = opened
 
     @property
     def speculation(self) -> Speculation | None:
@@ -295,11 +375,15 @@ class Llama:
 
     def n_embd(self) -> int:
         """Width of an embedding."""
-        return self._model.n_embd
+        return self.model.n_embd
 
     def n_vocab(self) -> int:
         """Tokens of the vocabulary."""
-        return self._model.tokenizer.n_vocab
+        return self.model.tokenizer.n_vocab
+
+    def pooling_type(self) -> int:
+        """How embeddings are pooled: 0, not at all."""
+        return self._ctx.pooling_type()
 
     def token_bos(self) -> int:
         """Beginning-of-text token, -1 if there is none."""
@@ -314,12 +398,12 @@ class Llama:
         return self.tokenizer().token_nl()
 
     def tokenizer(self) -> LlamaTokenizer:
-        """The tokenizer, with llama-cpp-python's methods."""
-        return LlamaTokenizer(self._model.tokenizer)
+        """The model's own tokenizer, with llama-cpp-python's methods."""
+        return LlamaTokenizer(self.model.tokenizer)
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of UTF-8 text; see `LlamaTokenizer.tokenize`."""
-        return self.tokenizer().tokenize(text, add_bos, special)
+        return self.tokenizer_.tokenize(text, add_bos, special)
 
     def detokenize(
         self,
@@ -328,12 +412,18 @@ class Llama:
         special: bool = False,
     ) -> bytes:
         """Bytes of tokens; see `LlamaTokenizer.detokenize`."""
-        return self.tokenizer().detokenize(tokens, prev_tokens, special)
+        return self.tokenizer_.detokenize(list(tokens), prev_tokens, special)
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Set a cache of states: each completion loads one from it, and saves one in it.
+
+        Without it, the common prefix with the last prompt is reused in any case. None for no cache.
+        """
+        self.cache = cache
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of further sampling; 0xFFFFFFFF or -1 for random seeds."""
         self._seed = seed & RANDOM_SEED
-        self._seeds = random.Random(self._seed)
         self._sampler = StepSampler(self._chain)
 
     def _recover(self) -> None:
@@ -348,8 +438,9 @@ class Llama:
             if held is not None:
                 held.lease.on_logits(None)  # breaks the reference cycle, to free the cache
                 held.lease.context.close()
+            self._ctx.close()
             self._drafting.close()
-            self._model.close()
+            self.model.close()
 
     def __enter__(self) -> Self:
         return self
@@ -396,6 +487,18 @@ class Llama:
             AllocError: the address space cannot be reserved.
         """
         return self._scores_kept.rows
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The tokens in the cache, as a copy."""
+        return deque(self._input_ids.tolist(), maxlen=self._n_ctx)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The logits of the tokens in the cache, as a copy; without ``logits_all`` the last."""
+        if self._scores_kept.logits_all:
+            return deque(self._scores.tolist(), maxlen=self._n_ctx)
+        return deque(self._scores[-1:].tolist(), maxlen=1)
 
     @property
     def _input_ids(self) -> Ids:
@@ -557,16 +660,23 @@ class Llama:
             sent = (yield event.tokens[0]) if event.tokens else None
 
     def _chain(self, params: SamplingParams, grammar: Grammar | None = None) -> Chain:
-        return chain_for(params, self.n_vocab(), self._model.tokenizer, grammar)
+        return chain_for(params, self.n_vocab(), self.model.tokenizer, grammar)
 
     def _params(self, **given: Any) -> SamplingParams:
         return SamplingParams(
             **{"seed": self._seed, **given}, min_keep=1, repeat_last_n=self.last_n_tokens_size
         )
 
-    def _next_seed(self) -> int:
-        """The seed of the next completion, derived from the object's seed unless that is random."""
-        return RANDOM_SEED if self._seed == RANDOM_SEED else self._seeds.randrange(RANDOM_SEED)
+    def _next_seed(self, given: int | None) -> int:
+        """The seed of a completion, from which that of the next one is derived.
+
+        Source: llama-cpp-python, ``Llama._create_completion``; but a random seed stays random.
+        """
+        if given is not None:
+            self._seed = given & RANDOM_SEED
+        elif self._seed != RANDOM_SEED:
+            self._seed = random.Random(self._seed).randint(0, 2**32) & RANDOM_SEED
+        return self._seed
 
     # --- completion -----------------------------------------------------------------------------
 
@@ -606,13 +716,15 @@ class Llama:
 
         Args:
             prompt: text, in which special tokens are parsed, or token ids.
+            suffix: text after the gap that the completion fills, for models with tokens for that
+                (infill); for others it is only appended to the text.
             max_tokens: maximum number of tokens; None or 0 until the context is full.
             temperature: 0 is greedy.
             logprobs: number of likeliest tokens to report; needs ``logits_all``.
             echo: begin the text with the prompt.
             stop: stop strings, which are not part of the text.
             stream: return an iterator, which holds the lock only while a chunk is computed.
-            seed: seed of this completion.
+            seed: seed of this completion, and of those after it.
             model: name to report, instead of the path.
             stopping_criteria: called with all ids and the logits; True ends the text.
             logits_processor: called with all ids and a copy of the logits; returns new logits.
@@ -639,7 +751,8 @@ class Llama:
                 "logprobs is not supported for models created with logits_all=False; "
                 "create Llama(..., logits_all=True)"
             )
-        tokens = self._prompt_tokens(prompt)
+        filled = None if suffix is None else self._infill(prompt, suffix)
+        tokens = self._prompt_tokens(prompt) if filled is None else filled
         check_prompt(len(tokens), 0, self._n_ctx, min_room=1)
         room = self._n_ctx - len(tokens)
         result_format = CompletionRequest(
@@ -648,13 +761,14 @@ class Llama:
             echo=echo,
             logprobs=logprobs,
             model=self.model_path if model is None else model,
+            suffix=suffix or "" if filled is None else "",
         )
         params = self._params(
             temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
             mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
             repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            seed=self._next_seed() if seed is None else seed,
+            seed=self._next_seed(seed),
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
             n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
         )  # fmt: skip
@@ -671,16 +785,20 @@ class Llama:
             grammar=grammar,
             progress=self.verbose,
         )
-        run = CompletionRun(result_format, self._model.tokenizer)
+        run = CompletionRun(result_format, self.model.tokenizer)
+        self._load_cached(tokens)
         if stream:
             return locked(self._lock, self._timed_chunks(run, request))
         with self._lock:
             self._timings.reset()
             result = run.result(self._events(request))
             self._say_timings()
+            self._save_cached()
             return result
 
     __call__ = create_completion
+
+    longest_token_prefix = staticmethod(longest_token_prefix)
 
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Floats:
@@ -691,6 +809,32 @@ class Llama:
         self._timings.reset()
         yield from run.chunks(self._events(request))
         self._say_timings()
+        self._save_cached()
+
+    def _load_cached(self, tokens: Sequence[int]) -> None:
+        """Load the state of the cache that has more of a prompt than the context has."""
+        if self.cache is None:
+            return
+        try:
+            state = self.cache[tokens]
+        except KeyError:
+            return self._say("Llama: cache miss")
+        found = longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), tokens)
+        if found > longest_token_prefix(self._input_ids.tolist(), tokens):
+            seed = self._seed  # that of this completion is chosen already
+            self.load_state(state)
+            self._seed = seed
+            self._say("Llama: cache hit")
+
+    def _save_cached(self) -> None:
+        if self.cache is not None:
+            state = copy_state(self._scores_kept, self._seed)
+            self.cache[state.input_ids[: state.n_tokens].tolist()] = state
+            self._say("Llama: state saved in the cache")
+
+    def _infill(self, prompt: str | Sequence[int], suffix: str) -> list[int] | None:
+        before = prompt if isinstance(prompt, str) else list(map(int, prompt))
+        return infill_tokens(self.model.tokenizer, before, suffix, suffix_first=self.spm_infill)
 
     def _events(self, request: Request) -> Iterator[Event]:
         """The events of a request; prints the reuse of its prompt."""
@@ -703,8 +847,13 @@ class Llama:
             raise BatchError("the prompt is bytes, want text or token ids; decode() it")
         if not isinstance(prompt, str):
             return list(map(int, prompt))
-        tokenizer = self._model.tokenizer
-        tokens = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        tokenizer = self.model.tokenizer
+        if isinstance(self.tokenizer_, LlamaTokenizer):
+            tokens = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        else:
+            tokens = self.tokenize(prompt.encode(), add_bos=False, special=True)
+            begin = tokenizer.vocab.begin
+            tokens = tokens if begin is None or tokens[:1] == [begin] else [begin, *tokens]
         return tokens or ([] if tokenizer.bos is None else [tokenizer.bos])
 
     def _say_timings(self) -> None:
@@ -782,38 +931,82 @@ class Llama:
             ContextFull (a ValueError): the conversation leaves no room for a token.
             SchemaError (a ValueError): a schema is invalid, or cannot be a grammar.
         """
-        options = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        if self.chat_handler is not None:
-            return self.chat_handler(llama=self, **options)  # type: ignore[no-any-return]
+        options = {k: v for k, v in locals().items() if k != "self"}
+        handler = self.chat_handler or find_handler(self.chat_format)
+        if handler is not None:
+            for name, default in _OWN_CHAT_OPTIONS.items():
+                if options[name] == default:
+                    del options[name]
+            return handler(llama=self, **options)  # type: ignore[no-any-return]
+        return self._reply(self.chat_format, options)
+
+    def _reply(
+        self, chat_format: str | None, options: dict[str, Any]
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """`create_chat_completion` in a format, without a handler."""
+        functions, function_call, tools, tool_choice = (
+            options.pop(name) for name in ("functions", "function_call", "tools", "tool_choice")
+        )
         if functions is not None or function_call is not None:
             tools, tool_choice = legacy_tools(functions, function_call)
-        turn = self._chat_formats.get(self.chat_format, tools=bool(tools)).turn(
-            messages,
+        turn = self._chat_formats.get(chat_format, tools=bool(tools)).turn(
+            options.pop("messages"),
             TurnOptions(
-                tools, tool_choice, parallel_tool_calls, response_format, reasoning_format,
-                chat_template_kwargs or {},
+                tools, tool_choice, options.pop("parallel_tool_calls"),
+                options.pop("response_format"), options.pop("reasoning_format"),
+                options.pop("chat_template_kwargs") or {},
             ),
         )  # fmt: skip
-        if turn.grammar is not None and grammar is not None:
+        if turn.grammar is not None and options["grammar"] is not None:
             raise GrammarError("a grammar cannot be combined with tools or a response_format")
-        for used in (
-            "messages", "functions", "function_call", "tools", "tool_choice", "response_format",
-            "top_logprobs", "parallel_tool_calls", "reasoning_format", "reasoning_budget",
-            "chat_template_kwargs",
-        ):  # fmt: skip
-            del options[used]
+        top_logprobs, stop = options.pop("top_logprobs"), options["stop"]
         stops = [stop] if isinstance(stop, str) else list(stop or ())
         options["stop"] = [*stops, *turn.prompt.stop]
-        options["logprobs"] = (top_logprobs or 0) if logprobs else None
-        options["grammar"] = grammar if turn.grammar is None else turn.grammar.compile()
+        options["logprobs"] = (top_logprobs or 0) if options["logprobs"] else None
+        if turn.grammar is not None:
+            options["grammar"] = turn.grammar.compile()
         options["special"] = turn.shown
         options["sampling"] = {
-            **turn.budget(reasoning_budget, self._model.tokenizer),
-            **sampling_fields(sampling),
+            **turn.budget(options.pop("reasoning_budget"), self.model.tokenizer),
+            **sampling_fields(options["sampling"]),
         }
         made: Any = self.create_completion(turn.prompt.tokens, **options)
         results = ChatResults(turn, functions is not None)
-        return results.chunks(made) if stream else results.completion(made)
+        return results.chunks(made) if options["stream"] else results.completion(made)
+
+    def _reply_in(self, chat_format: str, options: Mapping[str, Any]) -> Any:
+        """`create_chat_completion` in a format; unknown options are variables of its template."""
+        parameters = inspect.signature(Llama.create_chat_completion).parameters
+        given = {name: p.default for name, p in parameters.items() if name != "self"}
+        variables = {name: value for name, value in options.items() if name not in given}
+        given.update((name, value) for name, value in options.items() if name in given)
+        given["chat_template_kwargs"] = {**variables, **(given["chat_template_kwargs"] or {})}
+        return self._reply(chat_format, given)
+
+    @property
+    def _chat_handlers(self) -> dict[str, Handler]:
+        """Handlers of the model's own templates, by name."""
+        return {name: FormatHandler(name) for name in self._chat_formats.own}
+
+    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
+        """`create_chat_completion` with objects of the package openai as results.
+
+        Returns:
+            A ``ChatCompletion``, or with ``stream`` an iterator of ``ChatCompletionChunk``.
+
+        Raises:
+            ImportError: the package is not installed.
+        """
+        try:
+            types = import_module("openai.types.chat")
+        except ImportError:
+            raise ImportError(
+                "create_chat_completion_openai_v1 needs the package openai: pip install openai"
+            ) from None
+        made: Any = self.create_chat_completion(*args, **options)
+        if options.get("stream"):
+            return (types.ChatCompletionChunk(**chunk) for chunk in made)
+        return types.ChatCompletion(**made)
 
     # --- not supported yet ----------------------------------------------------------------------
 
@@ -822,14 +1015,6 @@ class Llama:
         raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
 
     create_embedding = embed
-
-    def set_cache(self, cache: object | None) -> None:
-        """Accepts only None; caches are not supported yet. Raises: NotSupported."""
-        if cache is not None:
-            raise NotSupported(
-                "Llama: a cache of states is not supported yet; leave it out: the common prefix "
-                "with the last prompt is reused in any case"
-            )
 
     # --- messages on stderr ---------------------------------------------------------------------
 
@@ -845,24 +1030,6 @@ class Llama:
                 f"Llama.generate: {usage.n_cached} prefix-match hit, remaining {rest} prompt "
                 "tokens to eval"
             )
-
-
-def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Metadata as llama.cpp prints it, without arrays.
-
-    Source: llama.cpp, ``gguf_kv_to_str``.
-    """
-    text = {}
-    for key, value in metadata.items():
-        if isinstance(value, str):
-            text[key] = value
-        elif isinstance(value, (bool, np.bool_)):
-            text[key] = "true" if value else "false"
-        elif isinstance(value, (int, np.integer)):
-            text[key] = str(value)
-        elif isinstance(value, (float, np.floating)):
-            text[key] = f"{value:f}"
-    return text
 
 
 def _as_list(given: Sequence[T] | T | None) -> tuple[T, ...]:

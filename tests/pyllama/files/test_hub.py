@@ -82,6 +82,17 @@ def test_llama_from_the_hub(server: HubServer, tmp_path: Path) -> None:
 
     made = Given.from_pretrained("user/model", "*F16.gguf", cache_dir=tmp_path, n_ctx=8)
     assert isinstance(made, Given) and made.given == (b"f16", {"n_ctx": 8})
+    local = tmp_path / "here"
+    made = Given.from_pretrained(
+        "user/model", "*F16.gguf", ["mmproj*", "README.md"], local, "auto", verbose=False
+    )
+    assert made.given == (b"f16", {"verbose": False})
+    assert {p.name for p in local.iterdir() if p.is_file()} == {
+        "model-F16.gguf", "mmproj-Q4_K_M.gguf", "README.md",
+    }  # fmt: skip
+    for pattern, message in (("*.gguf", "several files"), ("*.txt", "no file")):
+        with pytest.raises(HubError, match=message):
+            Given.from_pretrained("user/model", "*F16.gguf", [pattern], local)
 
 
 def test_a_broken_download_is_resumed(server: HubServer, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyllama.core.overrides import Overrides
 from pyllama.errors import ModelError, NotSupported, PyllamaError
 from pyllama.llama import arguments
 from pyllama.llama.llama import Llama
+from pyllama.llama.tokenizer import BaseLlamaTokenizer
 
 from ..fake_context import BOS, EOS, ids, text_of
 
@@ -65,20 +66,40 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     ):
         with pytest.raises(NotSupported, match=next(iter(options))):
             reciting(**options)
-    with pytest.raises(TypeError):
-        reciting(n_gqa=8)
-    llama = reciting()
-    for options in ({"suffix": "x"},):
-        with pytest.raises(NotSupported):
-            llama("x", **options)
     with pytest.raises(ValueError, match="did you mean chatglm4"):
         reciting(chat_format="chatlm")
     for embed in (reciting().embed, reciting().create_embedding):
         with pytest.raises(NotSupported, match="embeddings are not supported yet"):
             embed("The cat")
-    reciting().set_cache(None)
-    with pytest.raises(NotSupported, match="cache of states is not supported yet"):
-        reciting().set_cache({})
+
+
+def test_unknown_arguments_are_ignored_with_one_warning(
+    reciting: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LangChain sends some that llama-cpp-python has removed."""
+    assert built(reciting(n_parts=-1, f16_kv=True, n_thread=2)) == built(reciting())
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "n_parts, f16_kv, n_thread (did you mean n_threads?)" in line
+
+
+class Upper(BaseLlamaTokenizer):
+    """Writes capitals."""
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        return [3 + byte for byte in text.upper()]
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: Any = None, special: bool = False
+    ) -> bytes:
+        return bytes(token - 3 for token in tokens if token > 2)
+
+
+def test_a_tokenizer_of_ones_own(reciting: Any) -> None:
+    llama = reciting(tokenizer=Upper())
+    assert llama.detokenize(llama.tokenize(b"abc")) == b"ABC"
+    llama("xy", max_tokens=1)
+    assert llama.input_ids[:3].tolist() == [BOS, 3 + ord("X"), 3 + ord("Y")]
+    assert llama.tokenizer().decode(llama.tokenizer().encode("abc")) == "abc"
 
 
 # For each parameter that is obeyed, a value other than its default.
@@ -89,22 +110,28 @@ OBEYED: dict[str, Any] = {
     "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
     "logits_all": True, "swa_full": True, "no_perf": True, "last_n_tokens_size": 8,
     "chat_format": "chatml", "chat_handler": print, "type_k": 0, "type_v": 0, "sparse": "off",
-    "sparse_threshold": 0.5, "draft_model": "suffix", "verbose": True, "n_gpu_layers": -1,
-    "split_mode": 0, "main_gpu": 1, "tensor_split": [0.5, 0.5], "offload_kqv": False,
+    "sparse_threshold": 0.5, "draft_model": "suffix", "spm_infill": True, "verbose": True,
+    "n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1, "tensor_split": [0.5, 0.5],
+    "offload_kqv": False,
 }  # fmt: skip
 # For each that is refused or warned of, some such values.
 NOT_OBEYED: dict[str, tuple[Any, ...]] = {
     "pooling_type": (1,), "attention_type": (1,), "embedding": (True,), "lora_base": ("x",),
-    "lora_path": ("x",), "tokenizer": (object(),), "op_offload": (True,), "numa": (True, 1, 2),
+    "lora_path": ("x",), "op_offload": (True,), "numa": (True, 1, 2),
 }  # fmt: skip
 
 
 def test_each_parameter_is_obeyed_or_in_a_table() -> None:
-    parameters = {*inspect.signature(Llama).parameters} - {"model_path"}
-    tables = ({*OBEYED}, {*arguments.REFUSED}, {*arguments.WITHOUT_EFFECT}, {*arguments.IGNORED})
+    parameters = {*inspect.signature(Llama).parameters} - {"model_path", "kwargs"}
+    tables = (
+        {*OBEYED, "tokenizer"},
+        {*arguments.REFUSED},
+        {*arguments.WITHOUT_EFFECT},
+        {*arguments.IGNORED},
+    )
     for name in parameters:
         assert sum(name in table for table in tables) == 1, name
-    assert {*OBEYED, *NOT_OBEYED} == parameters - {*arguments.IGNORED}
+    assert {*OBEYED, *NOT_OBEYED, "tokenizer"} == parameters - {*arguments.IGNORED}
 
 
 def built(llama: Llama) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""The module ``llama_cpp.llama_cpp``: llama.h's constants; its functions are refused.
+
+    llama_cpp.LLAMA_POOLING_TYPE_MEAN, llama_cpp.GGML_TYPE_Q8_0
+    llama_cpp.llama_supports_gpu_offload()         # some questions have answers
+    llama_cpp.llama_decode(...)                    # NotSupported
+
+There is no C library and no pointer to a model: what a program does with those, it does with
+`Model`, `Context` and `Batch` of pyllama.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pyggml.dtype import GGMLType
+
+from ...errors import NotSupported
+
+T = TypeVar("T")
+
+# The first value and the names of each enumeration. Source: llama.cpp, ``llama.h``.
+_ENUMS = (
+    ("LLAMA_VOCAB_TYPE_", 0, "NONE SPM BPE WPM UGM RWKV PLAMO2"),
+    ("LLAMA_TOKEN_TYPE_", 0, "UNDEFINED NORMAL UNKNOWN CONTROL USER_DEFINED UNUSED BYTE"),
+    ("LLAMA_ROPE_SCALING_TYPE_", -1, "UNSPECIFIED NONE LINEAR YARN LONGROPE"),
+    ("LLAMA_POOLING_TYPE_", -1, "UNSPECIFIED NONE MEAN CLS LAST RANK"),
+    ("LLAMA_ATTENTION_TYPE_", -1, "UNSPECIFIED CAUSAL NON_CAUSAL"),
+    ("LLAMA_FLASH_ATTN_TYPE_", -1, "AUTO DISABLED ENABLED"),
+    ("LLAMA_SPLIT_MODE_", 0, "NONE LAYER ROW TENSOR"),
+    ("LLAMA_LOAD_MODE_", -1, "AUTO NONE MMAP MLOCK MMAP_MLOCK DIRECT_IO"),
+    ("LLAMA_KV_OVERRIDE_TYPE_", 0, "INT FLOAT BOOL STR"),
+    ("GGML_NUMA_STRATEGY_", 0, "DISABLED DISTRIBUTE ISOLATE NUMACTL MIRROR COUNT"),
+    ("LLAMA_FTYPE_", 0, "ALL_F32 MOSTLY_F16 MOSTLY_Q4_0 MOSTLY_Q4_1"),
+    (
+        "LLAMA_FTYPE_MOSTLY_",
+        7,
+        "Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
+        "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16",
+    ),
+    ("LLAMA_FTYPE_MOSTLY_", 36, "TQ1_0 TQ2_0 MXFP4_MOE NVFP4"),
+    ("LLAMA_ROPE_TYPE_", -1, "NONE NORM"),
+)
+_CONSTANTS: dict[str, int] = {
+    **{
+        prefix + name: value
+        for prefix, first, names in _ENUMS
+        for value, name in enumerate(names.split(), first)
+    },
+    **{f"GGML_TYPE_{kind.name}": int(kind) for kind in GGMLType},
+    "LLAMA_DEFAULT_SEED": 0xFFFFFFFF,
+    "LLAMA_TOKEN_NULL": -1,
+    "LLAMA_ROPE_TYPE_NEOX": 2,
+    "LLAMA_FTYPE_GUESSED": 1024,
+    "LLAMA_MAX_DEVICES": 1,
+}
+
+
+def llama_backend_init() -> None:
+    """Does nothing: there is nothing to start."""
+
+
+def llama_backend_free() -> None:
+    """Does nothing."""
+
+
+def llama_numa_init(numa: int) -> None:
+    """Does nothing: start the process with numactl(8)."""
+
+
+def llama_supports_mmap() -> bool:
+    """Whether files can be mapped."""
+    return True
+
+
+def llama_supports_mlock() -> bool:
+    """Whether weights can be pinned in RAM."""
+    return sys.platform != "win32"
+
+
+def llama_supports_gpu_offload() -> bool:
+    """Whether there is a GPU backend."""
+    return False
+
+
+def llama_supports_rpc() -> bool:
+    """Whether there are several machines."""
+    return False
+
+
+def llama_max_devices() -> int:
+    """Number of devices at most."""
+    return _CONSTANTS["LLAMA_MAX_DEVICES"]
+
+
+def llama_print_system_info() -> bytes:
+    """The host, in a line."""
+    from pyggml.host import default_threads
+
+    return f"pyllama | n_threads = {default_threads()}".encode()
+
+
+def llama_log_callback(function: T) -> T:
+    """The function as it is; decorates callbacks of `llama_log_set`."""
+    return function
+
+
+def llama_log_set(log_callback: object, user_data: object) -> None:
+    """Does nothing: messages come from the loggers ``pyllama`` and, with ``verbose``, on stderr."""
+
+
+def refused(name: str) -> Callable[..., Any]:
+    """A function that raises NotSupported, in place of one of the C API."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise NotSupported(
+            f"llama_cpp.{name}: llama.cpp's C API does not exist in pyllama, which has no C "
+            "library; use Llama, or Model, Context and Batch of pyllama"
+        )
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CONSTANTS:
+        return _CONSTANTS[name]
+    if name.startswith(("llama_", "ggml_", "mtmd_", "gguf_")):
+        return refused(name)
+    raise AttributeError(
+        f"module 'llama_cpp' has no attribute {name!r} in pyllama, see docs/from-llama-cpp.md"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_CONSTANTS})

@@ -1,0 +1,176 @@
+"""`pyllama.compat.install`: names of llama-cpp-python, and scripts that need nothing changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pyllama
+from pyllama import compat
+from pyllama.errors import NotSupported, TemplateError
+from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
+
+from ..fake_context import text_of
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    before = {name for name in sys.modules if name.partition(".")[0] == "llama_cpp"}
+    assert not before
+    yield compat.install()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
+        del sys.modules[name]
+
+
+def test_modules_and_names(llama_cpp: Any) -> None:
+    import importlib
+
+    from_module = importlib.import_module
+    assert compat.install() is llama_cpp is from_module("llama_cpp")
+    assert llama_cpp.Llama is pyllama.Llama is from_module("llama_cpp.llama").Llama
+    for module, name in (
+        ("llama_grammar", "LlamaGrammar"), ("llama_cache", "LlamaDiskCache"),
+        ("llama_tokenizer", "LlamaHFTokenizer"), ("llama_speculative", "LlamaDraftModel"),
+        ("llama_types", "ChatCompletionRequestMessage"), ("llama_types", "CompletionChunk"),
+        ("llama_chat_format", "Jinja2ChatFormatter"), ("_internals", "LlamaModel"),
+        ("llama_cpp", "llama_log_set"),
+    ):  # fmt: skip
+        assert getattr(from_module(f"llama_cpp.{module}"), name)
+    for name in ("LlamaCache", "LlamaRAMCache", "LogitsProcessorList", "StoppingCriteriaList"):
+        assert getattr(llama_cpp, name)
+    assert llama_cpp.__version__ == "0.3.36"
+
+
+def test_constants_and_the_c_api(llama_cpp: Any) -> None:
+    assert llama_cpp.LLAMA_POOLING_TYPE_MEAN == 1 and llama_cpp.LLAMA_SPLIT_MODE_LAYER == 1
+    assert llama_cpp.GGML_TYPE_Q8_0 == 8 and llama_cpp.LLAMA_FTYPE_MOSTLY_BF16 == 32
+    assert llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN == 2
+    assert llama_cpp.llama_supports_mmap() and not llama_cpp.llama_supports_gpu_offload()
+    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(print), None)
+    for call in (
+        llama_cpp.llama_model_default_params,
+        llama_cpp.llama_cpp.llama_decode,
+        llama_cpp._internals.LlamaBatch,
+    ):
+        with pytest.raises(NotSupported, match="C API does not exist in pyllama"):
+            call()
+    with pytest.raises(NotSupported, match="Llava15ChatHandler: only text models"):
+        llama_cpp.llama_chat_format.Llava15ChatHandler(clip_model_path="x")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(llama_cpp, "no" + "thing")
+
+
+def test_after_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", ModuleType("llama_cpp"))
+    with pytest.raises(ImportError, match="call install"):
+        compat.install()
+
+
+def test_sources_of_its_server(llama_cpp: Any, tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match="no subpackage server"):
+        compat.install(tmp_path)
+    (tmp_path / "llama_cpp" / "server").mkdir(parents=True)
+    (tmp_path / "llama_cpp" / "server" / "__init__.py").write_text("import llama_cpp\nX = 5\n")
+    compat.install(tmp_path)
+    from importlib import import_module
+
+    assert import_module("llama_cpp.server").X == 5
+    llama_cpp.__path__.remove(str(tmp_path / "llama_cpp"))
+
+
+def test_handlers_of_ones_own(llama_cpp: Any, reciting: Any) -> None:
+    formats = llama_cpp.llama_chat_format
+
+    @formats.register_chat_format("cat")
+    def cat(messages: Any, **options: Any) -> Any:
+        assert options["tools"] is None and options["colour"] == "grey"
+        return formats.ChatFormatterResponse(prompt="The cat", stop="on")
+
+    try:
+        llama = reciting(chat_format="cat")
+        handler = formats.get_chat_completion_handler("cat")
+        whole = handler(llama=llama, messages=HI, temperature=0, colour="grey", repeat_penalty=1.0)
+        assert whole["choices"][0]["message"] == {"role": "assistant", "content": " sat "}
+        assert whole["object"] == "chat.completion" and whole["usage"]["prompt_tokens"] == 8
+        chunks = handler(llama=llama, messages=HI, temperature=0, colour="grey", stream=True)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert deltas[0] == {"role": "assistant"} and deltas[-1] == {}
+        assert "".join(delta.get("content", "") for delta in deltas) == " sat "
+        with pytest.raises(TemplateError, match="already"):
+            formats.register_chat_format("cat")(cat)
+    finally:
+        LlamaChatCompletionHandlerRegistry().unregister_chat_handler("cat")
+    with pytest.raises(formats.LlamaChatCompletionHandlerNotFoundException, match="no chat format"):
+        formats.get_chat_completion_handler("cat")(llama=llama, messages=HI)
+    reply = formats.get_chat_completion_handler("chatml")(llama=llama, messages=HI, max_tokens=1)
+    assert reply["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_templates_as_formatters(llama_cpp: Any) -> None:
+    made = llama_cpp.llama_chat_format.Jinja2ChatFormatter(
+        "{{ bos_token }}{{ messages[0].content }}{{ mood }}{{ '>' if add_generation_prompt }}",
+        eos_token="</s>", bos_token="<s>", stop_token_ids=[2],
+    )(messages=HI, mood="!")  # fmt: skip
+    assert (made.prompt, made.stop, made.added_special) == ("<s>hi!>", ["</s>"], True)
+    assert made.stopping_criteria[0]([5, 2], None) and not made.stopping_criteria[0]([5], None)
+
+
+def test_min_tokens(llama_cpp: Any, reciting: Any) -> None:
+    llama = reciting("The cat")  # ends after the prompt
+    processors = llama_cpp.LogitsProcessorList(
+        [llama_cpp.MinTokensLogitsProcessor(3, llama.token_eos())]
+    )
+    assert text_of(llama("The cat", temperature=0)) == ""
+    longer = llama("The cat", temperature=0, logits_processor=processors)
+    assert longer["usage"]["completion_tokens"] == 3
+
+
+SCRIPT = """
+import sys
+from llama_cpp import Llama, LlamaGrammar
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+# README of llama-cpp-python 0.3.36: text completion, chat, JSON, JSON schema, functions, drafts
+llm = Llama(model_path=sys.argv[1], verbose=False, n_ctx=1024,
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2))
+output = llm("Q: Name the planets in the solar system? A: ", max_tokens=4, stop=["Q:", "\\n"],
+             echo=True)
+assert output["choices"][0]["text"].startswith("Q: Name"), output
+for chunk in llm("Question: ", max_tokens=4, stream=True):
+    assert chunk["object"] == "text_completion"
+messages = [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Who won?"}]
+llm = Llama(model_path=sys.argv[1], chat_format="chatml", verbose=False, n_ctx=1024)
+llm.create_chat_completion(messages=messages, max_tokens=4)
+for schema in ({}, {"schema": {"type": "object", "properties": {"team_name": {"type": "string"}},
+                               "required": ["team_name"]}}):
+    llm.create_chat_completion(messages=messages, response_format={"type": "json_object", **schema},
+                               temperature=0.7, max_tokens=4)
+call = llm.create_chat_completion(
+    messages=messages,
+    tools=[{"type": "function", "function": {"name": "UserDetail", "parameters": {
+        "type": "object", "properties": {"age": {"title": "Age", "type": "integer"}},
+        "required": ["age"]}}}],
+    tool_choice={"type": "function", "function": {"name": "UserDetail"}}, max_tokens=60,
+)
+assert call["choices"][0]["message"]["tool_calls"], call
+yes = llm("Is it?", grammar=LlamaGrammar.from_string('root ::= "yes"'), max_tokens=4)
+assert yes["choices"][0]["text"] == "yes"
+llm.create_completion(prompt="def add(", suffix="\\n    return sum\\n\\n", max_tokens=4)
+print("done")
+"""
+
+
+def test_scripts_of_its_readme(tmp_path: Path, model_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "pyllama.compat", str(script), str(model_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

@@ -1,0 +1,73 @@
+"""llama-cpp-python's own test suite, with `pyllama.compat` in place of its package.
+
+Needs its sources, which are fetched and unpacked by
+
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 -d build/llama-cpp-python
+    tar -xf build/llama-cpp-python/llama_cpp_python-0.3.36.tar.gz -C build/llama-cpp-python
+
+or named by the environment variable ``LLAMA_CPP_PYTHON_SOURCES``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = Path(
+    os.environ.get(
+        "LLAMA_CPP_PYTHON_SOURCES", ROOT / "build" / "llama-cpp-python" / "llama_cpp_python-0.3.36"
+    )
+)
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.slow,
+    pytest.mark.skipif(not SOURCES.is_dir(), reason="no sources of llama-cpp-python"),
+]
+TRANSFORMER = "tinyllamas/stories15M-q4_0.gguf"
+
+
+def outcomes(folder: Path, models: dict[str, Path], *options: str) -> dict[str, str]:
+    """ "passed", or the message of the failure, by the name of the test."""
+    report = folder / "report.xml"
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PYLLAMA_TEST_MODELS": json.dumps({name: str(path) for name, path in models.items()}),
+    }
+    command = ["-m", "pyllama.compat", "-m", "pytest", "tests", "-p", "local_models"]
+    command += ["-p", "no:cacheprovider", "--noconftest", f"--junit-xml={report}", "-q", *options]
+    done = subprocess.run(
+        [sys.executable, "-P", *command], cwd=SOURCES, env=env, capture_output=True, text=True
+    )
+    assert report.is_file(), done.stdout + done.stderr
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [*case.iter("failure"), *case.iter("error")]
+        found[case.get("name", "")] = bad[0].get("message", "failed") if bad else "passed"
+    return found
+
+
+def test_only_downloads_fail(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, {})
+    passed = {name for name, message in found.items() if message == "passed"}
+    assert passed == {
+        "test_llama_cpp_version", "test_llama_cpp_tokenization", "test_mistral_instruct",
+        "test_hf_tokenizer_config_str_to_chat_formatter", "test_grammar_from_string",
+        "test_composed_pydantic_grammar", "test_grammar_anyof", "test_find_candidate_pred_tokens",
+    }  # fmt: skip
+    assert len(found) == 26
+    assert not [n for n, m in found.items() if n not in passed and "no download: " not in m]
+
+
+@pytest.mark.model
+def test_with_another_transformer_in_place_of_theirs(tmp_path: Path, demo_model: Path) -> None:
+    """The tests of caches expect no particular text of it."""
+    found = outcomes(tmp_path, {TRANSFORMER: demo_model}, "-k", "llama_cpp_transformer_model_path")
+    assert len(found) == 4 and {*found.values()} == {"passed"}
