@@ -12,6 +12,7 @@ TABLE = {
     "lookup-merge": ".commands.lookup:merge",
     "lookup-stats": ".commands.lookup:stats",
     "lookahead": ".commands.speculative:lookahead",
+    "embedding": ".commands.embedding:command",
     "perplexity": ".commands.perplexity:command",
     "tokenize": ".commands.tokenize:command",
     "info": ".commands.info:command",
