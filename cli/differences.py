@@ -35,9 +35,23 @@ from llama_cpp.llama_chat_format import register_chat_format
 
 or run it by `python -m pyllama.compat script.py`. llama-cpp-python's server runs from its own
 sources: `python -m pyllama.compat --sources llama_cpp_python-0.3.36 -m llama_cpp.server --model
-x.gguf`. The modules are those of version 0.3.36, whose own tests pass where they need no download
-(`tests/pyllama/compat`). llama.cpp's constants exist; its C API does not, and neither do images:
-their names are there and raise `NotSupported` when called.
+x.gguf`. The modules are those of version 0.3.36, whose own tests pass where they need no download.
+llama.cpp's constants exist; its C API does not, and neither do images: their names are there and
+raise `NotSupported` when called.
+
+These run unmodified, and are tested by `pytest -m compat`
+([how](decisions/0024-programs-of-llama-cpp-python-as-an-extra.md)):
+
+| program | what was tried |
+|---|---|
+| llama-cpp-python's README and examples | all scripts that need no other model, image or C API |
+| `llama_cpp.server` | completions, chats, streams, grammars, tools, caches; by OpenAI's client |
+| langchain-community | `LlamaCpp`, `ChatLlamaCpp`: streams, grammars, tools, structured output |
+| llama-index-llms-llama-cpp | `LlamaCPP`: texts, streams, chats; `pip install --no-deps` it |
+| outlines | JSON, regular expressions, streams; not its backend `llguidance` |
+| instructor | `patch(create=llama.create_chat_completion_openai_v1, mode=Mode.JSON_SCHEMA)` |
+
+guidance needs the C API, and is refused when a model is made.
 
 What differs:
 

@@ -4,8 +4,8 @@
     llama._ctx.kv_cache_clear()
     llama.context_params.n_ctx
 
-These are views: `Llama.model` and `Llama.context` are what they show. Parameters are to read; to
-assign them has no effect.
+These are views of `Llama.model` and `Llama.context`, with the methods that programs use and `Llama`
+does not have itself. Parameters are to read; to assign them has no effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.model import Model
-from ..engine import CallLock, Lease, Timings
+from ..engine import CallLock, Lease
 from .tokenizer import LlamaTokenizer
 
 _MMAP, _MLOCK = 1, 2  # bits of llama.cpp's load_mode
@@ -35,17 +35,9 @@ class LlamaModel:
         self.model = model
         self._tokenizer = LlamaTokenizer(model.tokenizer)
 
-    def n_vocab(self) -> int:
-        """Tokens of the vocabulary."""
-        return self.model.tokenizer.n_vocab
-
     def n_ctx_train(self) -> int:
         """Context length of training."""
         return self.model.n_ctx_train
-
-    def n_embd(self) -> int:
-        """Width of an embedding."""
-        return self.model.n_embd
 
     def n_params(self) -> int:
         """Number of weights."""
@@ -80,25 +72,9 @@ class LlamaModel:
         """Text of a token in the vocabulary."""
         return self.model.tokenizer.vocab.tokens[token]
 
-    def token_bos(self) -> int:
-        """Beginning-of-text token, -1 if there is none."""
-        return self._tokenizer.token("bos")
-
-    def token_eos(self) -> int:
-        """End-of-text token, -1 if there is none."""
-        return self._tokenizer.token("eos")
-
     def token_eot(self) -> int:
         """End-of-turn token, -1 if there is none."""
         return self._tokenizer.token("eot")
-
-    def token_sep(self) -> int:
-        """Separator token, -1 if there is none."""
-        return self._tokenizer.token("sep")
-
-    def token_nl(self) -> int:
-        """Newline token, -1 if there is none."""
-        return self._tokenizer.token_nl()
 
     def token_prefix(self) -> int:
         """Token before the first part of an infill, -1 if there is none."""
@@ -128,10 +104,6 @@ class LlamaModel:
         """Bytes of tokens."""
         return self._tokenizer.detokenize(list(tokens), special=special)
 
-    def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        """Bytes of one token."""
-        return self.model.tokenizer.token_to_piece(token, special)
-
 
 class LlamaContext:
     """A context with llama-cpp-python's methods.
@@ -139,24 +111,19 @@ class LlamaContext:
     Args:
         lease: the sequence of the context; None for a model without weights.
         lock: held while the cache changes.
-        timings: of the context.
         model: stands for the context if there is none.
 
     Attributes:
         ctx: the context, None after `close`.
     """
 
-    def __init__(self, lease: Lease | None, lock: CallLock, timings: Timings, model: Model) -> None:
-        self._lease, self._lock, self._timings = lease, lock, timings
+    def __init__(self, lease: Lease | None, lock: CallLock, model: Model) -> None:
+        self._lease, self._lock = lease, lock
         self.ctx: object | None = model if lease is None else lease.context
 
     def close(self) -> None:
         """Release the context; the `Llama` closes it."""
         self._lease = self.ctx = None
-
-    def n_ctx(self) -> int:
-        """Tokens of context."""
-        return 0 if self._lease is None else self._lease.context.n_ctx
 
     def pooling_type(self) -> int:
         """How embeddings are pooled: 0, not at all."""
@@ -179,17 +146,6 @@ class LlamaContext:
                 return False
             self._lease.n_tokens = max(p0, 0)
         return True
-
-    def set_n_threads(self, n_threads: int, n_threads_batch: int) -> None:
-        """Does nothing: threads are those of the constructor."""
-
-    def reset_timings(self) -> None:
-        """Set all timings to zero."""
-        self._timings.reset()
-
-    def print_timings(self) -> None:
-        """Print the timings."""
-        print("\n".join(self._timings.lines()))
 
 
 def model_params(given: Mapping[str, Any]) -> SimpleNamespace:

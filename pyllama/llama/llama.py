@@ -243,6 +243,7 @@ class Llama:
         self._n_ctx = n_ctx or model.n_ctx_train
         self.n_threads = n_threads or default_threads()
         self.n_threads_batch = n_threads_batch or self.n_threads
+        lease = None
         if not vocab_only:
             context = Context(
                 model,
@@ -255,9 +256,7 @@ class Llama:
             self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
             self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
-        self._ctx = LlamaContext(
-            None if self._held is None else self._held.lease, self._lock, self._timings, model
-        )
+        self._ctx = LlamaContext(lease, self._lock, model)
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
         self.verbose, self._no_perf = verbose, no_perf

@@ -11,6 +11,6 @@ __all__ = ["LlamaContext", "LlamaModel"]
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("Llama"):
+    if name[0].isupper():
         return refused(f"_internals.{name}")
     raise AttributeError(f"module 'llama_cpp._internals' has no attribute {name!r}")

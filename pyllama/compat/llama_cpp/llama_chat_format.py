@@ -54,7 +54,7 @@ def format_mistral_instruct(messages: Any, **options: Any) -> ChatFormatterRespo
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith("ChatHandler") and not name.startswith("_"):
+    if name.endswith(("ChatHandler", "VisionAlpha")) and not name.startswith("_"):
 
         def refuse(*args: object, **options: object) -> None:
             raise NotSupported(f"{name}: only text models are supported; no images, audio or video")

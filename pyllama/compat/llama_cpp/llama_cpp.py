@@ -5,18 +5,22 @@
     llama_cpp.llama_decode(...)                    # NotSupported
 
 There is no C library and no pointer to a model: what a program does with those, it does with
-`Model`, `Context` and `Batch` of pyllama.
+`Model`, `Context` and `Batch` of pyllama. Only the texts of tokens can be read by the C API's
+functions, as outlines does; its pointer to a vocabulary is a `Tokenizer`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pyggml.dtype import GGMLType
 
+from ...core.model import Model
 from ...errors import NotSupported
+from ...tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -99,6 +103,29 @@ def llama_print_system_info() -> bytes:
     from pyggml.host import default_threads
 
     return f"pyllama | n_threads = {default_threads()}".encode()
+
+
+def llama_model_get_vocab(model: Model) -> Tokenizer:
+    """The vocabulary of `Llama.model`."""
+    return model.tokenizer
+
+
+def llama_token_to_piece(
+    vocab: Tokenizer, token: int, buf: ctypes.Array[ctypes.c_char], length: int,
+    lstrip: int, special: bool,
+) -> int:  # fmt: skip
+    """Write the bytes of a token; lstrip: maximum number of first spaces to leave out.
+
+    Returns:
+        Their number; if the buffer is shorter, minus that, and nothing is written.
+    """
+    piece = vocab.token_to_piece(token, special)
+    n_spaces = len(piece) - len(piece.lstrip(b" "))
+    piece = piece[min(lstrip, n_spaces) :]
+    if len(piece) > length:
+        return -len(piece)
+    ctypes.memmove(buf, piece, len(piece))
+    return len(piece)
 
 
 def llama_log_callback(function: T) -> T:

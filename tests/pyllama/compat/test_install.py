@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,15 +19,6 @@ from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
 from ..fake_context import text_of
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    before = {name for name in sys.modules if name.partition(".")[0] == "llama_cpp"}
-    assert not before
-    yield compat.install()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
-        del sys.modules[name]
 
 
 def test_modules_and_names(llama_cpp: Any) -> None:
@@ -138,39 +129,18 @@ import sys
 from llama_cpp import Llama, LlamaGrammar
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-# README of llama-cpp-python 0.3.36: text completion, chat, JSON, JSON schema, functions, drafts
-llm = Llama(model_path=sys.argv[1], verbose=False, n_ctx=1024,
-            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2))
-output = llm("Q: Name the planets in the solar system? A: ", max_tokens=4, stop=["Q:", "\\n"],
-             echo=True)
-assert output["choices"][0]["text"].startswith("Q: Name"), output
-for chunk in llm("Question: ", max_tokens=4, stream=True):
-    assert chunk["object"] == "text_completion"
-messages = [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Who won?"}]
-llm = Llama(model_path=sys.argv[1], chat_format="chatml", verbose=False, n_ctx=1024)
-llm.create_chat_completion(messages=messages, max_tokens=4)
-for schema in ({}, {"schema": {"type": "object", "properties": {"team_name": {"type": "string"}},
-                               "required": ["team_name"]}}):
-    llm.create_chat_completion(messages=messages, response_format={"type": "json_object", **schema},
-                               temperature=0.7, max_tokens=4)
-call = llm.create_chat_completion(
-    messages=messages,
-    tools=[{"type": "function", "function": {"name": "UserDetail", "parameters": {
-        "type": "object", "properties": {"age": {"title": "Age", "type": "integer"}},
-        "required": ["age"]}}}],
-    tool_choice={"type": "function", "function": {"name": "UserDetail"}}, max_tokens=60,
-)
-assert call["choices"][0]["message"]["tool_calls"], call
-yes = llm("Is it?", grammar=LlamaGrammar.from_string('root ::= "yes"'), max_tokens=4)
-assert yes["choices"][0]["text"] == "yes"
-llm.create_completion(prompt="def add(", suffix="\\n    return sum\\n\\n", max_tokens=4)
-print("done")
+llm = Llama(sys.argv[1], verbose=False, draft_model=LlamaPromptLookupDecoding())
+grammar = LlamaGrammar.from_string('root ::= "yes"')
+print(llm("Is it?", grammar=grammar)["choices"][0]["text"], __name__, sys.argv[2:])
 """
 
 
-def test_scripts_of_its_readme(tmp_path: Path, model_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "pyllama.compat", str(script), str(model_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
+def test_a_program_from_the_command_line(tmp_path: Path, model_path: Path, how: list[str]) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "pyllama.compat", *how, str(model_path), "-m", "x"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=env
+    )
+    assert (done.stdout, done.returncode) == ("yes __main__ ['-m', 'x']\n", 0), done.stderr

@@ -1,12 +1,4 @@
-"""llama-cpp-python's own test suite, with `pyllama.compat` in place of its package.
-
-Needs its sources, which are fetched and unpacked by
-
-    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 -d build/llama-cpp-python
-    tar -xf build/llama-cpp-python/llama_cpp_python-0.3.36.tar.gz -C build/llama-cpp-python
-
-or named by the environment variable ``LLAMA_CPP_PYTHON_SOURCES``.
-"""
+"""llama-cpp-python's own test suite, with `pyllama.compat` in place of its package."""
 
 from __future__ import annotations
 
@@ -19,21 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-SOURCES = Path(
-    os.environ.get(
-        "LLAMA_CPP_PYTHON_SOURCES", ROOT / "build" / "llama-cpp-python" / "llama_cpp_python-0.3.36"
-    )
-)
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.slow,
-    pytest.mark.skipif(not SOURCES.is_dir(), reason="no sources of llama-cpp-python"),
-]
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
 TRANSFORMER = "tinyllamas/stories15M-q4_0.gguf"
 
 
-def outcomes(folder: Path, models: dict[str, Path], *options: str) -> dict[str, str]:
+def outcomes(sources: Path, folder: Path, models: dict[str, Path], *options: str) -> dict[str, str]:
     """ "passed", or the message of the failure, by the name of the test."""
     report = folder / "report.xml"
     env = {
@@ -44,7 +26,7 @@ def outcomes(folder: Path, models: dict[str, Path], *options: str) -> dict[str, 
     command = ["-m", "pyllama.compat", "-m", "pytest", "tests", "-p", "local_models"]
     command += ["-p", "no:cacheprovider", "--noconftest", f"--junit-xml={report}", "-q", *options]
     done = subprocess.run(
-        [sys.executable, "-P", *command], cwd=SOURCES, env=env, capture_output=True, text=True
+        [sys.executable, "-P", *command], cwd=sources, env=env, capture_output=True, text=True
     )
     assert report.is_file(), done.stdout + done.stderr
     found = {}
@@ -54,8 +36,8 @@ def outcomes(folder: Path, models: dict[str, Path], *options: str) -> dict[str, 
     return found
 
 
-def test_only_downloads_fail(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, {})
+def test_only_downloads_fail(sources: Path, tmp_path: Path) -> None:
+    found = outcomes(sources, tmp_path, {})
     passed = {name for name, message in found.items() if message == "passed"}
     assert passed == {
         "test_llama_cpp_version", "test_llama_cpp_tokenization", "test_mistral_instruct",
@@ -67,7 +49,11 @@ def test_only_downloads_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_with_another_transformer_in_place_of_theirs(tmp_path: Path, demo_model: Path) -> None:
+def test_with_another_transformer_in_place_of_theirs(
+    sources: Path, tmp_path: Path, demo_model: Path
+) -> None:
     """The tests of caches expect no particular text of it."""
-    found = outcomes(tmp_path, {TRANSFORMER: demo_model}, "-k", "llama_cpp_transformer_model_path")
+    found = outcomes(
+        sources, tmp_path, {TRANSFORMER: demo_model}, "-k", "llama_cpp_transformer_model_path"
+    )
     assert len(found) == 4 and {*found.values()} == {"passed"}
