@@ -57,7 +57,7 @@ class FakeModel:
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, causal=True)
+        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, causal=True, pooling_type=0)
         self.closed = False
         self.given: dict[str, Any] = {}  # what it was loaded with
 
