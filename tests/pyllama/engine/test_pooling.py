@@ -15,6 +15,7 @@ from pyllama.engine import Engine, Event, Policy, Request
 from pyllama.engine.pooling import PooledRows
 from pyllama.errors import BatchError
 from pyllama.sampling import SamplingParams
+from pyllama.speculative import PromptLookup, Speculation
 
 from ..conftest import Make
 
@@ -116,6 +117,13 @@ def test_among_texts(
     requests = [mixed.requests[i] for i in order]
     found = collect(engine, requests)
     assert [Mixed.result(events) for events in found] == [mixed.alone[i] for i in order]
+
+
+def test_beside_drafted_texts(make: Make, mixed: Mixed) -> None:
+    speculation = Speculation(PromptLookup(), adaptive=False)
+    engine = Engine(make(n_ctx=256, n_seq_max=4), speculation=speculation)
+    found = collect(engine, mixed.requests)
+    assert [Mixed.result(events) for events in found] == mixed.alone
 
 
 def test_a_preempted_request_goes_on(make: Make, rows: np.ndarray) -> None:
