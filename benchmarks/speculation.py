@@ -1,11 +1,12 @@
 """Measures generation with drafts beside generation without, on a chat model.
 
-    python -m benchmarks.speculation [MODEL.gguf] [--threads 2] [--rounds 5]
+    python -m benchmarks.speculation [MODEL.gguf] [--threads 2] [--rounds 5] [--drafters suffix]
 
 A line a model in results/speculation.jsonl: for each task and drafter the tokens/s without and with
-drafts, ``ratio`` as the median over rounds in turns, and the accepted share of drafted tokens. The
-tasks quote their prompt (an edit of a file) or do not (a story, an explanation). Every text is
-compared with the one without drafts.
+drafts, ``ratio`` as the median over rounds in turns, the accepted share of drafted tokens, and the
+time of the drafter, in which a draft model also reads the prompt. The tasks quote their prompt (an
+edit of a file) or do not (a story, an explanation). Every text is compared with the one without
+drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from pyllama import Context, Model
 from pyllama.engine import Engine, Request
 from pyllama.files.demo import demo_model_path
 from pyllama.sampling import SamplingParams
-from pyllama.speculative import LookupCache, PromptLookup, Speculation, SuffixDecoding
+from pyllama.speculative import (
+    LookupCache,
+    ModelDrafter,
+    PromptLookup,
+    Speculation,
+    SuffixDecoding,
+    self_draft,
+)
 
 FILE = '''import json
 import os
@@ -64,10 +72,16 @@ TASKS = {  # the request, and the beginning of the answer
     "story": ("Write a story about a dragon who learns to paint.", ""),
     "explanation": ("Explain photosynthesis.", ""),
 }
-DRAFTERS: dict[str, Callable[[], Any]] = {
-    "prompt lookup": PromptLookup,
-    "lookup cache": LookupCache,
-    "suffix": SuffixDecoding,
+DRAFTERS: dict[str, Callable[[Context], Any]] = {  # of a target
+    "prompt lookup": lambda target: PromptLookup(),
+    "lookup cache": lambda target: LookupCache(),
+    "suffix": lambda target: SuffixDecoding(),
+    "same model": lambda target: ModelDrafter(
+        Context(target.model, n_ctx=target.n_ctx, n_threads=target.n_threads)
+    ),
+    "half of its layers": lambda target: self_draft(
+        target, n_layer=target.model.hparams.n_layer // 2
+    ),
 }
 
 
@@ -85,7 +99,7 @@ def generated(context: Context, request: Request, drafter: Any) -> tuple[list[in
 
 
 def measure(
-    context: Context, request: Request, drafters: dict[str, Callable[[], Any]], rounds: int
+    context: Context, request: Request, drafters: dict[str, Callable[[Context], Any]], rounds: int
 ) -> dict[str, Any]:
     """Speeds of a task without drafts and with each drafter."""
     speeds: dict[str, list[float]] = {"plain": [], **{name: [] for name in drafters}}
@@ -94,7 +108,7 @@ def measure(
         text, speed, _ = generated(context, request, None)
         measured = {"plain": speed}
         for name, make in drafters.items():
-            tokens, measured[name], stats[name] = generated(context, request, make())
+            tokens, measured[name], stats[name] = generated(context, request, make(context))
             if tokens != text and request.sampling.temp == 0:
                 raise SystemExit(f"{name}: the text is not the one without drafts")
         for name, value in measured.items() if number else ():  # the first round compiles
@@ -109,6 +123,7 @@ def measure(
             "ratio": round(statistics.median(ratios), 3),
             "drafted": one.n_drafted,
             "accepted": round(one.n_accept / max(one.n_drafted, 1), 3),
+            "draft_s": round(one.draft_s, 4),
         }
     return found
 
@@ -119,6 +134,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", "--n-predict", type=int, default=200)
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=[*DRAFTERS])
     args = parser.parse_args()
     model = Model.load(args.model or demo_model_path(), n_threads=args.threads)
     context = Context(model, n_ctx=2048, n_threads=args.threads)
@@ -129,7 +145,8 @@ def main() -> None:
         request = Request(
             tokens, SamplingParams(temp=0.0), max_tokens=args.n_predict, stop=("```",)
         )
-        line[name] = measure(context, request, DRAFTERS, args.rounds)
+        drafters = {one: DRAFTERS[one] for one in args.drafters}
+        line[name] = measure(context, request, drafters, args.rounds)
         print(name, line[name])
     save(head(model, args.threads) | line, "speculation.jsonl")
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group, stack
+from .help_pages import stack
+from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group
 from .output import note
 
 if TYPE_CHECKING:
@@ -122,7 +123,6 @@ def _list_option(
         type=IntList(minimum, maximum),
         multiple=True,
         default=[str(default)],
-        show_default=str(default),
         callback=_chained,
         help=help,
     )
@@ -134,7 +134,6 @@ def _type_option(*flags: str, help: str) -> Any:
         type=TypeList(),
         multiple=True,
         default=[F16],
-        show_default=F16,
         callback=_chained,
         help=f"{help}: {', '.join(CACHE_TYPES)}.",
     )

@@ -4,8 +4,8 @@
     converse(engine, talk.mode(has_template), talk, params, prompt)
 
 Replies are streamed to stdout; everything else goes to stderr, except the prompt marker in a
-terminal. Ctrl-C during a reply stops it; at the prompt Ctrl-C and the end of input exit. In a pipe
-each line is one message.
+terminal. There Ctrl-C stops a reply or discards a line; in an empty line it asks, and exits if it
+is pressed again. The end of input exits. In a pipe each line is one message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
 from .drafting import drafted_text
 from .flags import in_flags
-from .lines import LineReader
+from .lines import Discarded, Reader, line_reader
 from .output import note, wants_color, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyllama.chat.reader import Delta
     from pyllama.chat.reply import ReplyOptions
     from pyllama.chat.transcript import Transcript
+    from pyllama.core.context import Context
     from pyllama.engine import Engine, Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.grammar import Grammar
@@ -40,12 +41,23 @@ if TYPE_CHECKING:
 
     Dialogue = Conversation | Transcript
 
-_HELP = r"""  /regen           regenerate the last reply
-  /clear           clear the conversation
-  /read FILE       add a text file to the next message
-  /glob PATTERN    add text files that match a pattern
-  /exit            exit, same as Ctrl-D
-Ctrl-C stops a reply. A \ at the end of a line continues the message on the next line."""
+_COMMANDS = {
+    "/regen": "generate the last reply again",
+    "/clear": "begin a new conversation",
+    "/read FILE": "add a text file to the next message",
+    "/glob PATTERN": "add text files that match a pattern",
+    "/help": "show this help",
+    "/exit": "exit",
+}
+_KEYS = {
+    "Enter": "send the message",
+    "Alt-Enter": "new line; also Enter after a \\ at the end of the message",
+    "Up, Down, Ctrl-R": "earlier messages, search in them",
+    "Tab": "complete a command or the name of a file",
+    "Ctrl-C": "stop the reply, or discard the line",
+    "Ctrl-D": "exit",
+}
+_ASK = "Press Ctrl-C again to exit, or go on."
 _MAX_FILES = 100
 
 
@@ -74,13 +86,13 @@ def converse(
     from pyllama.engine import Lease
 
     lease, timings = Lease(engine), engine.timings
-    if is_terminal() and not options.single_turn:
-        title = "Chat with the model" if mode == "talk" else "Write one text with the model"
-        note(f"{title}; /help lists the commands, /exit or Ctrl-D exits.")
+    dialogue: Dialogue
     if mode == "talk":
-        dialogue: Dialogue = _conversation(lease, options)
+        dialogue, template = _conversation(lease, options)
     else:
-        dialogue = _transcript(lease, options, prompt)
+        dialogue, template = _transcript(lease, options, prompt), "none: you and it write one text"
+    if is_terminal() and not options.single_turn:
+        _banner(engine.context, template)
     opening = dialogue.opening(prompt if mode == "talk" else "")
     settings = ReplyOptions(
         replace(params, include_stop_str_in_output=mode == "write"),
@@ -91,14 +103,15 @@ def converse(
         grammar=grammar,
     )
     cache = _prompt_cache(lease, opening, options)
-    reader = LineReader(
+    reader = line_reader(
         editing=not options.simple_io,
         color=wants_color(options.color),
         multiline=options.multiline_input,
+        commands=[re.sub("[A-Z]+", "", command) for command in _COMMANDS],
     )
     try:
-        with reader as lines:
-            _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
+        with reader:
+            _Talk(dialogue, mode, settings, timings, reader, options).run(prompt)
     finally:
         writes = options.prompt_cache_all and not options.prompt_cache_ro
         if cache is not None and writes and lease.n_tokens and not lease.n_forgotten:
@@ -136,14 +149,32 @@ def note_cache(cache: PromptFile, n: int, n_prompt: int) -> None:
         note(f"prompt cache: {cache.path} does not exist yet, or is empty")
 
 
-def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
-    from pyllama.chat.conversation import Conversation
-    from pyllama.chat.formats import ChatFormats
+def _banner(context: Context, template: str) -> None:
+    """Print the model, the chat template, the size of the context, and how to get help and exit."""
+    model = context.model
+    note(f"model     {model.desc}, {model.path.name}")
+    note(f"template  {template}")
+    note(f"context   {context.n_ctx_seq} tokens")
+    if model.n_gpu_layers:
+        n_layer = model.hparams.n_layer + 1
+        note(f"devices   {model.n_gpu_layers} of {n_layer} layers on the GPU, the rest on the CPU")
+    note("/help lists the commands and keys; /exit or Ctrl-D exits.")
 
-    formats, name = ChatFormats(lease.context.model), options.template()
-    if name is None and not formats.has_own:
-        note("the model has no chat template: using chatml, which it may not be trained for")
-    return Conversation(
+
+def _conversation(lease: Lease, options: ConversationOptions) -> tuple[Conversation, str]:
+    """Return the conversation and a description of its chat template."""
+    from pyllama.chat.conversation import Conversation
+    from pyllama.chat.formats import NAMES_OF_TOOLS, ChatFormats
+
+    formats, name = ChatFormats(lease.context.model, NAMES_OF_TOOLS), options.template()
+    if name is None:
+        template = "the model's own" if formats.has_own else "chatml"
+        if not formats.has_own:
+            note("the model has no chat template: using chatml, which it may not be trained for")
+    else:
+        is_source = "\n" in name or "{" in name
+        template = "Jinja text of the command line" if is_source else name
+    conversation = Conversation(
         lease,
         formats.get(name),
         system=options.system(),
@@ -152,13 +183,12 @@ def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
         reasoning_budget=options.reasoning_budget,
         budget_message=options.reasoning_budget_message,
     )
+    return conversation, template
 
 
 def _transcript(lease: Lease, options: ConversationOptions, prompt: str) -> Transcript:
     from pyllama.chat.transcript import Transcript
 
-    if options.display_prompt:
-        write_raw(prompt)
     return Transcript(lease, prompt, between=options.between(), bos=options.in_prefix_bos)
 
 
@@ -171,31 +201,51 @@ class _Talk:
         mode: Mode,
         settings: ReplyOptions,
         timings: Timings,
-        lines: LineReader,
+        lines: Reader,
         options: ConversationOptions,
     ) -> None:
         self._dialogue, self._settings, self._timings = dialogue, settings, timings
         self._lines, self._options, self._talks = lines, options, mode == "talk"
         self._terminal = is_terminal()
+        self._ctrl_c = _CtrlC(self._terminal)
         self._marker = "> " if self._terminal and self._talks else ""
         self._files = ""  # texts of /read and /glob, for the next message
+        self._sent_files = ""  # those of the last message
+        self._shown = ""  # the unfinished line of output
         self._n_replies = 0
 
     def run(self, prompt: str) -> None:
         """Run the conversation; the prompt of the command line is the first message."""
-        replied = self._first(prompt)
-        while not (replied and self._options.single_turn):
-            text = self._lines.read(f"\n{self._marker}" if self._marker else "")
-            if text is None:
-                if self._terminal:
-                    write_raw("\n")
-                return
-            needs_reply = self._command(text)
-            if needs_reply is None:
-                return
-            replied = needs_reply and self._reply()
+        with self._ctrl_c:
+            replied = self._first(prompt)
+            while not (replied and self._options.single_turn):
+                text = self._read_message()
+                needs_reply = None if text is None else self._command(text)
+                if needs_reply is None:
+                    return
+                replied = needs_reply and self._reply()
+
+    def _read_message(self) -> str | None:
+        """Return the next message, None at the end of input; after Ctrl-C ask before exiting."""
+        if self._marker:
+            write_raw("\n")
+        while True:
+            try:
+                text = self._lines.read(self._marker, self._shown)
+            except Discarded:
+                self._ctrl_c.go_on()
+            except KeyboardInterrupt:
+                if not self._terminal:
+                    raise
+                self._ctrl_c.ask()
+            else:
+                self._ctrl_c.go_on()
+                self._shown = ""
+                return text
 
     def _first(self, prompt: str) -> bool:
+        if not self._talks and self._options.display_prompt:
+            self._write(prompt)
         if not prompt or (not self._talks and self._options.interactive_first):
             return False
         if self._marker:
@@ -204,9 +254,14 @@ class _Talk:
             self._dialogue.say(prompt)
         return self._reply(strict=True)
 
+    def _write(self, text: str) -> None:
+        write_raw(text)
+        if not self._talks:
+            self._shown = (self._shown + text).rpartition("\n")[2]
+
     def _command(self, text: str) -> bool | None:
         """Run a command or add a message; return whether to reply now, None to exit."""
-        word, _, rest = text.strip().partition(" ")
+        word, _, rest = text.rstrip().partition(" ") if "\n" not in text else ("", "", "")
         if word in ("/exit", "/quit"):
             return None
         if word == "/regen" and not rest:
@@ -216,8 +271,8 @@ class _Talk:
             self._files = ""
             note("The conversation has been cleared.")
         elif word == "/help" and not rest:
-            for line in _HELP.splitlines():
-                note(line)
+            for name, what in (_COMMANDS | _KEYS).items():
+                note(f"  {name:<18}{what}")
         elif word == "/read" and rest:
             self._read(rest.strip())
         elif word == "/glob" and rest:
@@ -229,7 +284,7 @@ class _Talk:
             )
         elif text.strip() or (self._files and not text) or not self._talks:
             self._dialogue.say(self._files + text)
-            self._files = ""
+            self._sent_files, self._files = self._files, ""
             return True
         return False
 
@@ -273,16 +328,16 @@ class _Talk:
         from pyggml.errors import Aborted, PyggmlError
         from pyllama.errors import ContextFull
 
-        printer = _ReplyPrinter(color=wants_color(self._options.color))
+        printer = _ReplyPrinter(self._write, color=wants_color(self._options.color))
         self._timings.reset()
-        with _ctrl_c_stops() as stopped:
+        with self._ctrl_c.stops_reply() as stopped:
             try:
                 for delta in self._dialogue.reply(self._next_settings()):
                     printer.write(delta)
-                    if stopped:
+                    if stopped():
                         break
             except Aborted:
-                if not stopped:
+                if not stopped():
                     raise
             except PyggmlError as error:
                 if strict:
@@ -291,10 +346,17 @@ class _Talk:
                 advice = "; /clear starts a new conversation" if full else ""
                 note(f"error: {in_flags(str(error))}{advice}")
         printer.end_reasoning()
+        shown = printer.last
+        if stopped() and self._terminal and self._talks:
+            shown = "^C\n"
+            write_raw(shown)
         if not printer.last and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
+            self._files = self._sent_files
+            if shown:
+                note("No reply yet: your message was taken back.")
             return False
-        if self._talks and not printer.last.endswith("\n"):
+        if self._talks and not shown.endswith("\n"):
             write_raw("\n")
         self._say_speed()
         return True
@@ -322,6 +384,7 @@ class _ReplyPrinter:
     """Prints a reply, its reasoning between lines that mark it.
 
     Args:
+        write: prints text.
         color: whether reasoning and accepted drafted tokens have colours.
 
     Attributes:
@@ -330,8 +393,8 @@ class _ReplyPrinter:
     Source: llama.cpp, ``llama-cli``.
     """
 
-    def __init__(self, color: bool) -> None:
-        self._color = color
+    def __init__(self, write: Callable[[str], None], color: bool) -> None:
+        self._write_text, self._color = write, color
         self._gray, self._reset = ("\x1b[90m", "\x1b[0m") if color else ("", "")
         self._reasons = False
         self.last = ""
@@ -355,28 +418,60 @@ class _ReplyPrinter:
 
     def _write(self, text: str, drafted: bool = False) -> None:
         after = self._gray if self._reasons else self._reset
-        write_raw(drafted_text(text, after) if drafted and self._color else text)
+        self._write_text(drafted_text(text, after) if drafted and self._color else text)
         self.last = text
 
 
-@contextlib.contextmanager
-def _ctrl_c_stops() -> Iterator[list[bool]]:
-    """Yield a list that Ctrl-C makes non-empty; a second Ctrl-C raises KeyboardInterrupt."""
-    stopped: list[bool] = []
+class _CtrlC:
+    """Ctrl-C during a conversation (a context manager).
 
-    def handle(number: int, frame: Any) -> None:
-        if stopped and callable(before):
-            before(number, frame)
-        stopped.append(True)
+    The first stops the reply. Another one, or one at the prompt, raises KeyboardInterrupt: in a
+    terminal it asks first.
 
-    before: Any = signal.default_int_handler
-    try:
-        before = signal.signal(signal.SIGINT, handle)
-    except ValueError:  # not the main thread
-        yield stopped
-        return
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
-        sys.stdout.flush()
+    Args:
+        asks: whether it asks.
+    """
+
+    def __init__(self, asks: bool) -> None:
+        self._asks, self._asked = asks, False
+        self._replies, self._stopped = False, False
+        self._before: Any = signal.default_int_handler
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._before)
+
+    @contextlib.contextmanager
+    def stops_reply(self) -> Iterator[Callable[[], bool]]:
+        """Yield a function that says whether Ctrl-C has stopped this reply."""
+        self._replies, self._stopped = True, False
+        try:
+            yield lambda: self._stopped
+        finally:
+            self._replies = False
+            sys.stdout.flush()
+
+    def ask(self) -> None:
+        """Ask whether to exit. Raises: KeyboardInterrupt, if it was asked before."""
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        with contextlib.suppress(OSError):  # not by note(), which this may interrupt
+            os.write(2, f"{_ASK}\n".encode())
+
+    def go_on(self) -> None:
+        """The user goes on: ask again next time."""
+        self._asked = False
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._replies and not self._stopped:
+            self._stopped = True
+        elif self._asks and not self._asked:
+            self.ask()
+        elif callable(self._before):
+            self._before(number, frame)

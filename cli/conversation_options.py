@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from .options import INT32_MAX, Group, Number, stack
+from .help_pages import stack
+from .options import INT32_MAX, Group, Number
 from .output import color_option, note
 from .paths import read_text
 from .prompt import process_escapes
@@ -205,11 +206,15 @@ conversation_options = stack(
         help=r"Enter starts a new line; a line that ends in \ sends the message.",
     ),
     click.option(
-        "--in-prefix", default="", help="Text before each input; replaces the chat template."
+        "--in-prefix",
+        default="",
+        help="Text before each input; replaces the chat template.",
     ),
     click.option("--in-prefix-bos", is_flag=True, help="Put a BOS token before --in-prefix."),
     click.option(
-        "--in-suffix", default="", help="Text after each input; replaces the chat template."
+        "--in-suffix",
+        default="",
+        help="Text after each input; replaces the chat template.",
     ),
     color_option,
     click.option("--simple-io", is_flag=True, help="Disable line editing and history."),
@@ -229,42 +234,42 @@ conversation_options = stack(
         callback=_json,
         help='Variables for the chat template, such as {"enable_thinking": false}.',
     ),
-    click.option(
-        "-rea",
-        "--reasoning",
-        type=click.Choice(["on", "off", "auto"]),
-        default="auto",
-        show_default=True,
-        help="Whether the model reasons before it replies, if its chat template has the choice.",
-    ),
-    click.option(
-        "--reasoning-format",
-        type=click.Choice(["none", "auto", "deepseek", "deepseek-legacy"]),
-        default="auto",
-        show_default=True,
-        help="none prints the reasoning as part of the reply, the others mark it as reasoning and "
-        "leave later turns without it, if the chat template does.",
-    ),
-    click.option(
-        "--reasoning-effort",
-        metavar="LEVEL",
-        default="default",
-        show_default=True,
-        help="Level of reasoning for the chat template, such as low, medium or high.",
-    ),
-    click.option(
-        "--reasoning-budget",
-        type=Number(-1, INT32_MAX),
-        default=-1,
-        show_default=True,
-        help="Maximum number of tokens of the reasoning. -1: no limit, 0: none.",
-    ),
-    click.option(
-        "--reasoning-budget-message",
-        metavar="TEXT",
-        default="",
-        help="Text before the end of the reasoning when its budget is spent.",
+    stack(
+        click.option(
+            "-rea",
+            "--reasoning",
+            type=click.Choice(["on", "off", "auto"]),
+            default="auto",
+            help="Whether the model reasons before it replies, if its template has the choice.",
+        ),
+        click.option(
+            "--reasoning-format",
+            type=click.Choice(["none", "auto", "deepseek", "deepseek-legacy"]),
+            default="auto",
+            help="none prints the reasoning as part of the reply, the others mark it as reasoning "
+            "and leave later turns without it, if the chat template does.",
+        ),
+        click.option(
+            "--reasoning-effort",
+            metavar="LEVEL",
+            default="default",
+            help="Level of reasoning for the chat template, such as low, medium or high.",
+        ),
+        click.option(
+            "--reasoning-budget",
+            type=Number(-1, INT32_MAX),
+            default=-1,
+            help="Maximum number of tokens of the reasoning. -1: no limit, 0: none.",
+        ),
+        click.option(
+            "--reasoning-budget-message",
+            metavar="TEXT",
+            default="",
+            help="Text before the end of the reasoning when its budget is spent.",
+        ),
+        section="Reasoning",
     ),
     ignored_option("--jinja"),
     ignored_option("--no-jinja", why="chat templates are always run as Jinja"),
+    section="Conversation",
 )

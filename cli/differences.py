@@ -40,7 +40,7 @@ llama.cpp's constants exist; its C API does not, and neither do images: their na
 raise `NotSupported` when called.
 
 These run unmodified, and are tested by `pytest -m compat`
-([how](decisions/0024-programs-of-llama-cpp-python-as-an-extra.md)):
+([how](decisions/0026-programs-of-llama-cpp-python-as-an-extra.md)):
 
 | program | what was tried |
 |---|---|

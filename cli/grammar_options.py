@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import Group, stack
+from .help_pages import stack
+from .options import Group
 from .paths import read_text
 
 if TYPE_CHECKING:
@@ -102,4 +103,5 @@ grammar_options = stack(
         type=click.Path(path_type=Path),
         help="File with a JSON schema.",
     ),
+    section="Grammar",
 )

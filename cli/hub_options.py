@@ -9,15 +9,16 @@ The values are stored in click's context, so commands need no parameters for the
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from .help_pages import stack
 from .output import progress_bar
 
-F = TypeVar("F")
 _META = "pyllama.files.hub."
 
 
@@ -87,30 +88,31 @@ def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
     ctx.meta[f"{_META}{(param.name or '').removeprefix('hub_')}"] = value
 
 
-def hub_options(function: F) -> F:
-    """``-hf``, ``-hff``, ``-hft`` and ``--offline``."""
-    options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-        (
-            ("-hf", "-hfr", "--hf-repo", "hub_repo"),
-            {
-                "metavar": "USER/MODEL[:QUANT]",
-                "help": "Hugging Face repository of the model, downloaded once.  [default QUANT: "
-                "Q4_K_M, else Q8_0, else the first file]",
-            },
-        ),
-        (
-            ("-hff", "--hf-file", "hub_file"),
-            {"help": "File in the repository; overrides QUANT.", "metavar": "FILE"},
-        ),
-        (
-            ("-hft", "--hf-token", "hub_token"),
-            {"help": "Hugging Face access token.  [default: HF_TOKEN]"},
-        ),
-        (
-            ("--offline", "hub_offline"),
-            {"is_flag": True, "help": "Use only the local cache, no network."},
-        ),
-    ]
-    for flags, more in reversed(options):
-        function = click.option(*flags, expose_value=False, callback=_keep, **more)(function)  # type: ignore[type-var]
-    return function
+def _option(*flags: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(*flags, expose_value=False, callback=_keep, **more)
+
+
+hub_options = stack(
+    _option(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        "hub_repo",
+        metavar="USER/MODEL[:QUANT]",
+        help="Hugging Face repository of the model, downloaded once.  [default QUANT: Q4_K_M, else "
+        "Q8_0, else the first file]",
+    ),
+    _option(
+        "-hff",
+        "--hf-file",
+        "hub_file",
+        metavar="FILE",
+        help="File in the repository; overrides QUANT.",
+    ),
+    _option(
+        "-hft", "--hf-token", "hub_token", help="Hugging Face access token.  [default: HF_TOKEN]"
+    ),
+    _option("--offline", "hub_offline", is_flag=True, help="Use only the local cache, no network."),
+    section="Model",
+)
+"""``-hf``, ``-hff``, ``-hft`` and ``--offline``."""

@@ -17,13 +17,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130  # the exit code
 _CLEANUP_S = 2.0  # time for the clean-up after the first Ctrl-C
 _IMPORT = "<frozen importlib"  # file name of the import system's frames
+
+before_exit: list[Callable[[], None]] = []
+"""Called before the process exits at once, such as to restore the terminal."""
 
 
 class _Handler:
@@ -114,7 +117,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _leave() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for last in (*before_exit, sys.stdout.flush, sys.stderr.flush):
         with contextlib.suppress(Exception):
-            stream.flush()
+            last()
     os._exit(INTERRUPTED)

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
+from .help_pages import stack
 from .output import note
 
 _KEY = "pyllama_cli.machine"
-Decorator = Callable[[Any], Any]
 
 
 def _mask(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -66,37 +66,36 @@ def _set(ctx: click.Context, name: str, value: Any) -> None:
     ctx.meta.setdefault(_KEY, {})[name] = value
 
 
-def machine_options(function: Any) -> Any:
-    """Declare the flags; ``apply`` gets their values, not the command."""
-    options = (
-        click.option(
-            "--list-devices", is_flag=True, is_eager=True, expose_value=False, callback=_list,
-            help="List the available devices and exit.",
-        ),
-        click.option(
-            "-C", "--cpu-mask", metavar="HEX", expose_value=False, callback=_mask,
-            help="CPU affinity mask.  [default: all CPUs that this process may use]",
-        ),
-        click.option(
-            "-Cr", "--cpu-range", metavar="LO-HI", expose_value=False, callback=_range,
-            help="Range of CPUs for affinity, added to --cpu-mask.",
-        ),
-        click.option(
-            "--cpu-strict", type=click.IntRange(0, 1), expose_value=False,
-            callback=_plain("strict"), help="1: bind each thread to one of these CPUs.",
-        ),
-        click.option(
-            "--prio", type=click.IntRange(-1, 3), expose_value=False, callback=_plain("prio"),
-            help="Process priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
-        ),
-        click.option(
-            "--poll", type=click.IntRange(0, 100), expose_value=False, callback=_plain("poll"),
-            help="Polling level of idle threads; 0: no polling.  [default: 50]",
-        ),
-    )  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
+machine_options = stack(
+    click.option(
+        "--list-devices", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+        help="List the available devices and exit.",
+    ),
+    click.option(
+        "-C", "--cpu-mask", metavar="HEX", expose_value=False, callback=_mask,
+        help="CPU affinity mask.  [default: all CPUs that this process may use]",
+    ),
+    click.option(
+        "-Cr", "--cpu-range", metavar="LO-HI", expose_value=False, callback=_range,
+        help="Range of CPUs for affinity, added to --cpu-mask.",
+    ),
+    click.option(
+        "--cpu-strict", type=click.IntRange(0, 1), metavar="N", expose_value=False,
+        callback=_plain("strict"), help="1: bind each thread to one of these CPUs.",
+    ),
+    click.option(
+        "--prio", type=click.IntRange(-1, 3), metavar="N", expose_value=False,
+        callback=_plain("prio"),
+        help="Process priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
+    ),
+    click.option(
+        "--poll", type=click.IntRange(0, 100), metavar="N", expose_value=False,
+        callback=_plain("poll"),
+        help="Polling level of idle threads; 0: no polling.  [default: 50]",
+    ),
+    section="CPU",
+)  # fmt: skip
+"""Declares the flags; ``apply`` gets their values, not the command."""
 
 
 def apply(ctx: click.Context) -> None:

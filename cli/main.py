@@ -1,20 +1,21 @@
 """The umbrella command ``pyllama``: every tool as a sub-command.
 
-    pyllama --help
-    pyllama bench -m x.gguf                        # the same as pyllama-bench -m x.gguf
+    pyllama bench -m x.gguf            # the same as pyllama-bench -m x.gguf
+    pyllama completion --help          # the same as pyllama-cli --help
 
-A sub-command is one line in ``commands.TABLE`` and one file there; it is imported only when named.
+A sub-command is one line in ``commands.COMMANDS`` and one file there; it is imported only when
+named.
 """
 
 from __future__ import annotations
 
 import click
 
-from .commands import TABLE
+from .commands import COMMANDS
 from .tool import LazyGroup, version_option
 
 
-@click.group("pyllama", cls=LazyGroup, table=TABLE)
+@click.group("pyllama", cls=LazyGroup, sections=COMMANDS)
 @version_option()
 def pyllama() -> None:
     """LLM inference from GGUF files in pure Python + Numba."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import click
 
+from .help_pages import stack
 from .hub_options import hub_options
 from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
@@ -99,20 +100,9 @@ class Group:
         return cls(**{f.name: options[f.name] for f in fields(cls)})  # type: ignore[arg-type]
 
 
-def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Combine decorators into one; ``--help`` lists their options in the order written."""
-
-    def decorate(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
 def _threads(*flags: str, help: str) -> Callable[[F], F]:
     kind = Number(-1, MAX_THREADS)
-    return click.option(*flags, type=kind, default=-1, show_default=True, help=help)
+    return click.option(*flags, type=kind, default=-1, help=help)
 
 
 class GpuLayers(click.ParamType[int | Literal["auto"]]):
@@ -279,7 +269,6 @@ offload_options = stack(
         "-sm",
         "--split-mode",
         default="layer",
-        show_default=True,
         callback=_split_mode,
         metavar="MODE",
         help="layer: divide the layers and their KV cache among the GPUs. none: use one GPU.",
@@ -348,6 +337,7 @@ offload_options = stack(
         is_flag=True,
         help="Print what would be on which device, with bytes, and exit; loads no weights.",
     ),
+    section="GPU",
 )  # fmt: skip
 
 model_option = stack(
@@ -359,6 +349,7 @@ model_option = stack(
         "downloaded once]",
     ),
     hub_options,
+    section="Model",
 )
 
 load_options = stack(
@@ -371,7 +362,6 @@ load_options = stack(
     click.option(
         "--mmap/--no-mmap",
         default=True,
-        show_default=True,
         help="Memory-map the file, or read it into memory. Truncating a mapped file kills the "
         "process (SIGBUS).",
     ),
@@ -390,6 +380,7 @@ load_options = stack(
     ),
     sparse_options,
     offload_options,
+    section="Model",
 )
 
 model_options = stack(model_option, load_options)
@@ -455,7 +446,6 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             "--ctx-size",
             type=Number(0, INT32_MAX),
             default=ctx_size,
-            show_default=True,
             help="Size of the context in tokens. 0: the model's training context.",
         ),
         click.option(
@@ -463,7 +453,6 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             "--batch-size",
             type=positive,
             default=2048,
-            show_default=True,
             help="Logical batch size: maximum number of tokens per decode call.",
         ),
         click.option(
@@ -471,16 +460,20 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             "--ubatch-size",
             type=positive,
             default=512,
-            show_default=True,
             help="Physical batch size: maximum number of tokens per graph; limits the memory for "
             "activations.",
         ),
-        _threads(
-            "-t",
-            "--threads",
-            help="Threads for generation. -1: min(affinity, cgroup quota, physical cores).",
+        stack(
+            _threads(
+                "-t",
+                "--threads",
+                help="Threads for generation. -1: min(affinity, cgroup quota, physical cores).",
+            ),
+            _threads(
+                "-tb", "--threads-batch", help="Threads for prompt processing. -1: same as -t."
+            ),
+            section="CPU",
         ),
-        _threads("-tb", "--threads-batch", help="Threads for prompt processing. -1: same as -t."),
         click.option(
             "-fa",
             "--flash-attn",
@@ -488,7 +481,6 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             is_flag=False,
             flag_value="on",
             default="auto",
-            show_default=True,
             expose_value=False,
             callback=_flash_attn,
             help="Flash attention. It is always on; off is ignored with a note.",
@@ -498,16 +490,16 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             "--cache-type-k",
             type=click.Choice(CACHE_TYPES),
             default="f16",
-            show_default=True,
-            help="KV cache type for K. Relative to f16, f32 takes twice the memory, q8_0 about "
-            "half, q4_0 about a quarter.",
+            metavar="TYPE",
+            help=f"KV cache type for K: {', '.join(CACHE_TYPES)}. Relative to f16, f32 takes twice "
+            "the memory, q8_0 about half, q4_0 about a quarter.",
         ),
         click.option(
             "-ctv",
             "--cache-type-v",
             type=click.Choice(CACHE_TYPES),
             default="f16",
-            show_default=True,
+            metavar="TYPE",
             help="KV cache type for V.",
         ),
         click.option(
@@ -516,23 +508,28 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             help="Use a full-size KV cache for sliding-window attention layers.",
         ),
         override_options,
-        click.option(
-            "-kvo/-nkvo",
-            "--kv-offload/--no-kv-offload",
-            default=True,
-            show_default="on",
-            help="Keep the KV cache of a layer on the layer's device, or in host memory.",
+        stack(
+            click.option(
+                "-kvo/-nkvo",
+                "--kv-offload/--no-kv-offload",
+                default=True,
+                help="Keep the KV cache of a layer on the layer's device, or in host memory.",
+            ),
+            section="GPU",
         ),
         *(ignored_option(flag, why=OP_OFFLOAD) for flag in ("--op-offload", "--no-op-offload")),
         machine_options,
         numa_option,
+        section="Context",
     )
 
 
-kv_unified_option = click.option(
-    "-kvu/-no-kvu",
-    "--kv-unified/--no-kv-unified",
-    default=True,
-    show_default="on",
-    help="Share one KV cache among all sequences, or give each sequence an equal part.",
+kv_unified_option = stack(
+    click.option(
+        "-kvu/-no-kvu",
+        "--kv-unified/--no-kv-unified",
+        default=True,
+        help="Share one KV cache among all sequences, or give each sequence an equal part.",
+    ),
+    section="Context",
 )

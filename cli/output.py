@@ -72,7 +72,6 @@ color_option = click.option(
     is_flag=False,
     flag_value="on",
     default="auto",
-    show_default=True,
     help="Colour your input, and drafted tokens that were accepted. auto: in a terminal, unless "
     "NO_COLOR is set.",
 )

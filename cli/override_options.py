@@ -9,14 +9,16 @@ when the context is created (``pyllama.core.overrides``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from .help_pages import stack
 
 if TYPE_CHECKING:
     from pyllama.core.overrides import Overrides
 
-F = TypeVar("F")
 _META = "pyllama.core.overrides."
 _SCALE = "rope_scale"
 _OPTIONS: tuple[tuple[tuple[str, ...], type, str], ...] = (
@@ -36,33 +38,28 @@ def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
         ctx.meta[f"{_META}{param.name}"] = value
 
 
-def override_options(function: F) -> F:
-    """``--rope-*``, ``--yarn-*`` and ``--act``."""
-    options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-        (
-            ("--rope-scaling",),
-            {
-                "type": click.Choice(["none", "linear", "yarn"]),
-                "help": "RoPE frequency scaling method.  [default: the model's]",
-            },
-        )
-    ]
-    for flags, kind, help in _OPTIONS:
-        options.append((flags, {"type": kind, "metavar": "N", "help": help}))
-    options.append(
-        (
-            ("--act", "hidden_act"),
-            {
-                "type": click.Choice(
-                    ["relu", "gelu", "silu", "gelu_erf", "gelu_quick", "relu_sqr"]
-                ),
-                "help": "Activation of the feed-forward network.  [default: the model's]",
-            },
-        )
-    )
-    for flags, more in reversed(options):
-        function = click.option(*flags, expose_value=False, callback=_keep, **more)(function)  # type: ignore[type-var]
-    return function
+def _option(*flags: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(*flags, expose_value=False, callback=_keep, **more)
+
+
+override_options = stack(
+    _option(
+        "--rope-scaling",
+        type=click.Choice(["none", "linear", "yarn"]),
+        help="RoPE frequency scaling method.  [default: the model's]",
+    ),
+    *(_option(*flags, type=kind, metavar="N", help=help) for flags, kind, help in _OPTIONS),
+    _option(
+        "--act",
+        "hidden_act",
+        type=click.Choice(["relu", "gelu", "silu", "gelu_erf", "gelu_quick", "relu_sqr"]),
+        metavar="NAME",
+        help="Activation of the feed-forward network: relu, gelu, silu, gelu_erf, gelu_quick or "
+        "relu_sqr.  [default: the model's]",
+    ),
+    section="RoPE and activation",
+)
+"""``--rope-*``, ``--yarn-*`` and ``--act``."""
 
 
 def current_overrides() -> Overrides:

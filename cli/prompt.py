@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import click
 
-from .options import Group, stack
+from .help_pages import stack
+from .options import Group
 from .paths import MAX_TEXT_BYTES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,7 +73,6 @@ def escape_option(default: bool = True) -> Callable[[F], F]:
         "--escape",
         "escape",
         default=default,
-        show_default="on" if default else "off",
         help=r"Process the escapes \n, \r, \t, \', \", \\ and \xHH in the prompt.",
     )
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from .options import INT32_MAX, Group, Number, stack
+from .help_pages import stack
+from .options import INT32_MAX, Group, Number
 from .prompt import process_escapes
 
 if TYPE_CHECKING:
@@ -139,14 +140,14 @@ def _real(
     maximum: float = math.inf,
 ) -> Callable[[F], F]:
     kind = Number(minimum, maximum, kind=float)
-    return click.option(*flags, type=kind, default=default, show_default=True, help=help)
+    return click.option(*flags, type=kind, default=default, help=help)
 
 
 def _whole(
     *flags: str, default: int, help: str, minimum: int = 0, maximum: int = INT32_MAX
 ) -> Callable[[F], F]:
     kind = Number(minimum, maximum)
-    return click.option(*flags, type=kind, default=default, show_default=True, help=help)
+    return click.option(*flags, type=kind, default=default, help=help)
 
 
 sampling_options = stack(
@@ -310,4 +311,5 @@ sampling_options = stack(
         metavar="ID(+/-)BIAS",
         help="Change the logit of a token, as in 15043+1 or 2-inf. Repeatable.",
     ),
+    section="Sampling",
 )

@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from .flags import in_flags
-
-F = TypeVar("F")
+from .help_pages import stack
 
 
 class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -47,22 +46,22 @@ def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-def sparse_options(function: F) -> F:
-    """Declare ``--sparse`` and ``--sparse-threshold``."""
-    threshold = click.option(
-        "--sparse-threshold",
-        type=Threshold(),
-        metavar="X",
-        help="Minimum score of a neuron that is computed.  [default: the file's, or 0]",
-    )
-    sources = click.option(
+sparse_options = stack(
+    click.option(
         "--sparse",
         default="auto",
-        show_default=True,
         callback=_sources,
         metavar="SOURCE",
         help="How to select the active neurons of a ReLU model: predictor (PowerInfer's), exact "
         "(lossless), signs, svd or svd=RANK, off (compute all). auto: predictor or exact if the "
         "file supports it. Per layer: predictor,exact:0-3.",
-    )
-    return sources(threshold(function))  # type: ignore[type-var]
+    ),
+    click.option(
+        "--sparse-threshold",
+        type=Threshold(),
+        metavar="X",
+        help="Minimum score of a neuron that is computed.  [default: the file's, or 0]",
+    ),
+    section="Sparse inference",
+)
+"""``--sparse`` and ``--sparse-threshold``."""

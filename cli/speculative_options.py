@@ -18,7 +18,8 @@ from typing import Any, Self, TypeVar
 import click
 from click.core import ParameterSource
 
-from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, GpuLayers, Group, Number, stack
+from .help_pages import stack
+from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, GpuLayers, Group, Number
 from .output import note
 from .paths import writable
 from .sparse_options import Threshold
@@ -209,14 +210,12 @@ def _types(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 
 def _probability(*flags: str, default: float | None, help: str) -> Callable[[F], F]:
     kind = Number(0, 1, kind=float)
-    return click.option(
-        *flags, type=kind, default=default, show_default=default is not None, help=help
-    )
+    return click.option(*flags, type=kind, default=default, help=help)
 
 
 def _threads(*flags: str, help: str) -> Callable[[F], F]:
     kind = Number(-1, MAX_THREADS)
-    return click.option(*flags, type=kind, default=-1, show_default=True, help=help)
+    return click.option(*flags, type=kind, default=-1, help=help)
 
 
 def _cache_type(*flags: str, of: str) -> Callable[[F], F]:
@@ -224,7 +223,7 @@ def _cache_type(*flags: str, of: str) -> Callable[[F], F]:
         *flags,
         type=click.Choice(CACHE_TYPES),
         default="f16",
-        show_default=True,
+        metavar="TYPE",
         help=f"KV cache type for {of} of the draft model.",
     )
 
@@ -269,16 +268,15 @@ length_options = stack(
         "draft_min",
         type=Number(0, MAX_DRAFT),
         default=0,
-        show_default=True,
         help="Minimum number of drafted tokens; shorter drafts are not used.",
     ),
     click.option(
         "--adaptive-draft/--no-adaptive-draft",
         default=True,
-        show_default=True,
         help="Draft as many tokens as pay, by measured times and accept rates, or always as many "
         "as --draft-max.",
     ),
+    section="Speculative decoding",
 )
 
 lookup_cache_options = stack(
@@ -295,6 +293,7 @@ lookup_cache_options = stack(
         callback=writable,
         help="Lookup cache of earlier texts: read if it exists, updated at the end.",
     ),
+    section="Drafts of n-grams",
 )
 
 draft_model_options = stack(
@@ -380,7 +379,6 @@ draft_model_options = stack(
         "--ctx-size-draft",
         type=Number(0, INT32_MAX),
         default=0,
-        show_default=True,
         help="Size of the draft model's context. 0: the size of the model's.",
     ),
     _threads(
@@ -420,6 +418,7 @@ draft_model_options = stack(
         type=GpuLayers(),
         help="Layers of the draft model to offload: a number, auto or all.  [default: auto]",
     ),
+    section="Draft model",
 )
 
 
@@ -437,7 +436,6 @@ def speculative_options(*branch_flags: str) -> Callable[[F], F]:
             "draft_branches",
             type=Number(1, 64),
             default=1,
-            show_default=True,
             help="Number of branches of a draft. Above 1, a draft model and suffix draft trees.",
         ),
         click.option(
@@ -457,5 +455,6 @@ def speculative_options(*branch_flags: str) -> Callable[[F], F]:
         click.option("--spec-default", is_flag=True, help="Same as --spec-type ngram-mod."),
         lookup_cache_options,
         length_options,
-        *_ngram_options(),
+        stack(*_ngram_options(), section="Drafts of n-grams"),
+        section="Speculative decoding",
     )

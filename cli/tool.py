@@ -35,8 +35,9 @@ import click
 from click.core import ParameterSource
 
 from . import interrupt
-from .commands import TABLE
+from .commands import COMMANDS
 from .environment import PREFIX, bind_environment, variables
+from .help_pages import show_defaults, write_commands, write_options
 from .interrupt import INTERRUPTED
 from .machine import apply
 from .output import note, report, visible_logs
@@ -53,6 +54,7 @@ class Tool(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs["context_settings"] = {**_SETTINGS, **kwargs.get("context_settings", {})}
         super().__init__(*args, **kwargs)
+        show_defaults(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Check that flags are written in full, then parse; variables give the defaults."""
@@ -76,6 +78,10 @@ class Tool(click.Command):
         visible_logs()
         return super().invoke(ctx)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and the options in sections."""
+        write_options(self, ctx, formatter)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the note on environment variables."""
         formatter.write_paragraph()
@@ -92,12 +98,16 @@ class LazyGroup(click.Group):
     """A command with sub-commands that are imported on first use.
 
     Args:
-        table: maps a sub-command to ``module:attribute``, with the module relative to this package.
+        sections: for each section of the help page, maps a sub-command to ``module:attribute``,
+            with the module relative to this package.
     """
 
-    def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any
+    ) -> None:
         super().__init__(*args, context_settings=_SETTINGS, **kwargs)
-        self.table = table
+        self.sections = sections
+        self.table = {name: path for table in sections.values() for name, path in table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the table's order."""
@@ -126,6 +136,15 @@ class LazyGroup(click.Group):
         if args and args[0].startswith("-"):
             _check_flags(self.name, _flags(self, ctx), args[:1])
         return super().parse_args(ctx, args or ["--help"])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, the options, and the commands in sections."""
+        write_options(self, ctx, formatter)
+        commands = {
+            title: {name: found for name in table if (found := self.get_command(ctx, name))}
+            for title, table in self.sections.items()
+        }
+        write_commands(commands, formatter)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run the command and exit with its code."""
@@ -269,7 +288,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
             elif command is not None:
                 yield program, _flags(command, ctx)
 
-    return walk("pyllama-", LazyGroup("pyllama", table=TABLE))
+    return walk("pyllama-", LazyGroup("pyllama", sections=COMMANDS))
 
 
 def _n_values(param: click.Parameter, following: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ each command-line tool. Nothing is fetched from the network.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -17,7 +18,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, get_origin
 
+import click
 from sphinx.application import Sphinx
+
+from pyllama_cli.help_pages import SECTIONS, examples, in_sections
 
 DOCS = Path(__file__).resolve().parent
 SCRIPTS = "pyllama_cli.main:pyllama"
@@ -48,7 +52,8 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_generated_pages)
     app.connect("source-read", adapt_page)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
-    app.connect("sphinx-click-process-options", escape_backslashes)
+    app.connect("sphinx-click-process-usage", add_examples)
+    app.connect("sphinx-click-process-options", arrange_options)
 
 
 def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -70,6 +75,9 @@ def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
                 lines = ["", "```{toctree}", ":hidden:", f":caption: {title}", *pages, "```", ""]
                 text += "\n".join(lines)
     source[0] = text
+
+
+_GPU = ("pyggml.backend.cuda.kernels", "pyggml.backend.cuda.kernels.sparse")
 
 
 def write_generated_pages(app: Sphinx) -> None:
@@ -113,6 +121,8 @@ def public_packages() -> Iterator[str]:
         path = importlib.import_module(root).__path__
         found = [m.name for m in pkgutil.walk_packages(path, f"{root}.") if m.ispkg]
         for name in (root, *sorted(found)):
+            if name in _GPU and importlib.util.find_spec("numba_cuda") is None:
+                continue  # they have no page
             if getattr(importlib.import_module(name), "__all__", ()):
                 yield name
 
@@ -140,9 +150,27 @@ def adapt_docstring(
             lines[i:i] = ["::", ""]
 
 
-def escape_backslashes(app: Sphinx, ctx: object, lines: list[str]) -> None:
-    """Keep backslashes of help texts, which reStructuredText would drop."""
-    lines[:] = [line.replace("\\", "\\\\") for line in lines]
+def add_examples(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    """Add the examples of a command's help page."""
+    found = [f"   {line}" for line in examples(ctx.command)]
+    if found:
+        lines += [".. rubric:: Examples", "", ".. code-block:: sh", "", *found, ""]
+
+
+def arrange_options(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    """Put options into the sections of the help page; keep the backslashes of help texts."""
+    blocks: list[list[str]] = []
+    for line in lines:
+        if line.startswith(".. option::"):
+            blocks.append([])
+        blocks[-1].append(line.replace("\\", "\\\\"))
+    params = [p for p in ctx.command.params if isinstance(p, click.Option) and not p.hidden]
+    of_param = dict(zip(params, blocks, strict=True))
+    lines.clear()
+    for title, members in in_sections(params).items():
+        if title != SECTIONS[0]:
+            lines += [f".. rubric:: {title}", ""]
+        lines += [line for param in members for line in of_param[param]]
 
 
 def command_pages() -> Iterator[tuple[str, str]]:

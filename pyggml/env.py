@@ -71,6 +71,11 @@ TUNING = Variable(
     "ignore all measured values. `pyllama info` lists names and values.",
 )
 FUSION = Variable("PYGGML_FUSION", "1", "`0` disables the fusion of graph nodes.")
+CUDA_GRAPHS = Variable(
+    "PYGGML_CUDA_GRAPHS",
+    "1",
+    "`0` launches the kernels of a GPU one by one instead of replaying them as a CUDA graph.",
+)
 KEEP_BARRIERS = Variable(
     "PYGGML_KEEP_BARRIERS",
     "0",
@@ -112,6 +117,7 @@ VARIABLES = (
     SELF_TEST,
     TUNING,
     FUSION,
+    CUDA_GRAPHS,
     KEEP_BARRIERS,
     GRAPH_REUSE,
     DEMO_MODEL,

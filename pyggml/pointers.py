@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 def _pointer(numba_type: types.Type) -> Any:
     """An intrinsic that makes an address a typed pointer: ``p[i]``, unchecked."""
-    pointer_type = types.CPointer(numba_type)  # type: ignore[no-untyped-call]
+    pointer_type = types.CPointer(numba_type)
 
     @intrinsic
     def as_pointer(typingctx: Any, address: Any) -> Any:

@@ -1,26 +1,39 @@
-"""The sub-commands of ``pyllama``: each has a line in ``TABLE``, and small ones share a file."""
+"""The sub-commands of ``pyllama``: each has a line in ``COMMANDS``, and small ones share a file."""
 
-TABLE = {
-    "completion": ".commands.completion:command",
-    "bench": ".commands.bench:command",
-    "batched-bench": ".commands.batched_bench:command",
-    "parallel": ".commands.parallel:command",
-    "speculative": ".commands.speculative:command",
-    "speculative-simple": ".commands.speculative:simple",
-    "lookup": ".commands.lookup:command",
-    "lookup-create": ".commands.lookup:create",
-    "lookup-merge": ".commands.lookup:merge",
-    "lookup-stats": ".commands.lookup:stats",
-    "lookahead": ".commands.speculative:lookahead",
-    "embedding": ".commands.embedding:command",
-    "perplexity": ".commands.perplexity:command",
-    "tokenize": ".commands.tokenize:command",
-    "info": ".commands.info:command",
-    "eval-callback": ".commands.eval_callback:command",
-    "graph": ".commands.graph:command",
-    "convert": ".commands.convert:command",
-    "quantize": ".commands.quantize:command",
-    "imatrix": ".commands.imatrix:command",
-    "gguf": ".commands.gguf:command",
-    "powerinfer": ".commands.powerinfer:command",
+COMMANDS = {
+    "Generate text": {
+        "completion": ".commands.completion:command",
+        "parallel": ".commands.parallel:command",
+    },
+    "Generate text with drafts": {
+        "speculative": ".commands.speculative:command",
+        "speculative-simple": ".commands.speculative:simple",
+        "lookup": ".commands.lookup:command",
+        "lookup-create": ".commands.lookup:create",
+        "lookup-merge": ".commands.lookup:merge",
+        "lookup-stats": ".commands.lookup:stats",
+        "lookahead": ".commands.speculative:lookahead",
+    },
+    "Compare texts": {
+        "embedding": ".commands.embedding:command",
+    },
+    "Measure": {
+        "bench": ".commands.bench:command",
+        "batched-bench": ".commands.batched_bench:command",
+        "perplexity": ".commands.perplexity:command",
+    },
+    "Inspect": {
+        "info": ".commands.info:command",
+        "tokenize": ".commands.tokenize:command",
+        "eval-callback": ".commands.eval_callback:command",
+        "graph": ".commands.graph:command",
+    },
+    "Make and change model files": {
+        "convert": ".commands.convert:command",
+        "quantize": ".commands.quantize:command",
+        "imatrix": ".commands.imatrix:command",
+        "gguf": ".commands.gguf:command",
+        "powerinfer": ".commands.powerinfer:command",
+    },
 }
+"""For each section of the help page, the commands and where they are."""

@@ -35,9 +35,7 @@ _WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
 def _list(
     *flags: str, default: str, minimum: int, help: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
-        *flags, type=IntList(minimum, 1 << 20), default=default, show_default=True, help=help
-    )
+    return click.option(*flags, type=IntList(minimum, 1 << 20), default=default, help=help)
 
 
 @click.command("batched-bench", cls=Tool)
@@ -49,7 +47,6 @@ def _list(
     "--output-format",
     type=click.Choice(["md", "jsonl"]),
     default="md",
-    show_default=True,
     help="Output format: Markdown table, or one JSON object per line.",
 )
 @model_options

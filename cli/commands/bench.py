@@ -68,14 +68,12 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "--repetitions",
     type=Number(1, 10_000),
     default=5,
-    show_default=True,
     help="Number of runs per test.",
 )
 @click.option(
     "--delay",
     type=Number(0, 86_400),
     default=0,
-    show_default=True,
     help="Seconds to wait before each test.",
 )
 @click.option(
@@ -83,7 +81,6 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "--output",
     type=click.Choice(list(PRINTERS)),
     default="md",
-    show_default=True,
     help="Output format on stdout.",
 )
 @click.option(

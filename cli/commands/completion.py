@@ -1,6 +1,10 @@
 """``pyllama-cli``: complete a prompt or chat with a model, like llama.cpp's llama-completion.
 
+    pyllama-cli -m x.gguf                                        # a conversation
+    pyllama-cli -hf user/model:Q4_K_M -sys "Be brief."
     pyllama-cli -m x.gguf -p "The capital of France is" -n 24 --temp 0 -no-cnv
+    pyllama-cli -m x.gguf -st -f question.txt > answer.txt       # one reply
+    pyllama-cli -m x.gguf -p "Water is wet: " --grammar 'root ::= "yes" | "no"'
 
 Prompt and generated text are streamed to stdout; timings in llama.cpp's format go to stderr.
 """
@@ -18,6 +22,7 @@ from ..conversation import converse, note_cache
 from ..conversation_options import ConversationOptions, conversation_options
 from ..drafting import Drafting, write_event
 from ..grammar_options import GrammarOptions, grammar_options
+from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -27,7 +32,6 @@ from ..options import (
     Number,
     context_options,
     model_options,
-    stack,
 )
 from ..output import note, wants_color, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
@@ -68,7 +72,6 @@ run_options = stack(
         "--n-predict",
         type=Number(-2, INT32_MAX),
         default=-1,
-        show_default=True,
         help="Number of tokens to generate. -1: until the end of text or a full context, -2: until "
         "a full context, without context shift.",
     ),
@@ -86,14 +89,12 @@ run_options = stack(
     click.option(
         "--context-shift/--no-context-shift",
         default=False,
-        show_default=True,
         help="When the context is full, discard half of it and continue, or stop.",
     ),
     click.option(
         "--keep",
         type=Number(-1, INT32_MAX),
         default=0,
-        show_default=True,
         help="Number of prompt tokens that a context shift keeps. -1: all.",
     ),
     click.option(

@@ -29,7 +29,6 @@ from ..tool import Tool, version_option
     "--outtype",
     type=click.Choice(["f32", "f16", "bf16", "q8_0", "auto"]),
     default="auto",
-    show_default=True,
     help="Output type of matrices. auto: f16 if DIR has f16, else bf16.",
 )
 @click.option(

@@ -55,7 +55,6 @@ _N_SHOWN = 16  # numbers of each of several embeddings
     "--embd-normalize",
     type=Number(-1, 1000),
     default=2,
-    show_default=True,
     help="Normalization. -1: none, 0: 16-bit integers, 1: taxicab, 2: Euclidean, N: p-norm. Scores "
     "are never normalized.",
 )
@@ -88,7 +87,6 @@ _N_SHOWN = 16  # numbers of each of several embeddings
     "n_parallel",
     type=Number(1, 256),
     default=64,
-    show_default=True,
     help="Maximum number of texts per batch.",
 )
 @model_options

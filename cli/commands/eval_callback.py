@@ -1,6 +1,6 @@
 """``pyllama-eval-callback``: print the values of graph nodes, like llama-eval-callback.
 
-    pyllama-eval-callback -m x.gguf -p "Hello" --tensor-filter "l_out-" --save states
+    pyllama-eval-callback -m x.gguf -p "Hello" --tensor-filter l_out --save states
 
 The prompt is decoded once. ``--tensor-filter`` is a regular expression matched at the start of a
 node's name; ``--save`` writes each printed node to a .npy file.

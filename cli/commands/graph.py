@@ -1,7 +1,7 @@
 """``pyllama-graph``: draw the compute graph of a model, its memory plan and its times.
 
     pyllama-graph -m x.gguf --html graph.html --layers 0:2 --color buffer
-    pyllama-graph -m x.gguf --profile --depth 512 --html times.html --trace trace.json
+    pyllama-graph -m x.gguf --profile --depth 512 --html t.html --trace t.json
 
 Without --profile and --trace only the header of the model is read, and the output is deterministic.
 """
@@ -45,7 +45,6 @@ def _layers(
     "--tokens",
     type=Number(1, INT32_MAX),
     default=1,
-    show_default=True,
     help="Batch size of the graph, in tokens.",
 )
 @click.option("--dot", type=_FILE, help="Write Graphviz DOT.  [default: stdout]")
@@ -64,7 +63,6 @@ def _layers(
     "--depth",
     type=Number(0, INT32_MAX),
     default=512,
-    show_default=True,
     help="Tokens in the KV cache before the measured decode.",
 )
 @click.option(
@@ -72,7 +70,6 @@ def _layers(
     "--threads",
     type=Number(-1, MAX_THREADS),
     default=-1,
-    show_default=True,
     help="Threads for --profile and --trace. -1: min(affinity, cgroup quota, physical cores).",
 )
 @click.option("--layers", metavar="A:B", callback=_layers, help="Draw only layers A to B-1.")

@@ -44,14 +44,14 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.command("imatrix", cls=Tool)
 @prompt_options
 @click.option("-o", "--output", "--output-file", "output", type=_PATH, callback=writable,
-              default=Path("imatrix.gguf"), show_default=True, help="Output file.")  # fmt: skip
+              default=Path("imatrix.gguf"), help="Output file.")  # fmt: skip
 @click.option("--chunk", "--from-chunk", "first_chunk", type=Number(0, INT32_MAX), default=0,
-              show_default=True, help="Start at this chunk of the text.")  # fmt: skip
-@click.option("--chunks", type=Number(-1, INT32_MAX), default=-1, show_default=True,
+              help="Start at this chunk of the text.")  # fmt: skip
+@click.option("--chunks", type=Number(-1, INT32_MAX), default=-1,
               help="Maximum number of chunks to process. -1: all.")  # fmt: skip
 @click.option("-ofreq", "--output-frequency", type=Number(1, INT32_MAX), default=10,
-              show_default=True, help="Save the output file every N chunks.")  # fmt: skip
-@click.option("--save-frequency", type=Number(0, INT32_MAX), default=0, show_default=True,
+              help="Save the output file every N chunks.")  # fmt: skip
+@click.option("--save-frequency", type=Number(0, INT32_MAX), default=0,
               help="Save a copy, FILE.at_N, every N chunks. 0: never.")  # fmt: skip
 @click.option("--process-output", is_flag=True, help="Collect data for output.weight as well.")
 @click.option("--no-ppl/--ppl", "no_ppl", help="Do not print the perplexity.")

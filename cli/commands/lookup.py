@@ -149,6 +149,7 @@ class _Text:
 
     id: int
     tokens: list[int]
+    matcher: None = None
 
 
 @click.command("lookup-stats", cls=Tool)
@@ -160,7 +161,6 @@ class _Text:
     "n_ctx",
     type=Number(0, INT32_MAX),
     default=0,
-    show_default=True,
     help="Tokens of a chunk of the text. 0: the model's training context.",
 )
 @lookup_cache_options

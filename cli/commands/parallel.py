@@ -1,6 +1,6 @@
 """``pyllama-parallel``: complete many prompts at once, with continuous batching.
 
-    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64      # one prompt per line
+    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64  # one per line
     pyllama-parallel -m x.gguf -p "Once upon a time" -np 8 -ns 32
 
 Each text is printed to stdout when it is complete; timings go to stderr.
@@ -9,8 +9,7 @@ Each text is printed to stdout when it is complete; timings go to stderr.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ _MAX_TEXTS = 100_000
     "n_parallel",
     type=Number(1, 256),
     default=4,
-    show_default=True,
     help="Number of sequences decoded in parallel.",
 )
 @click.option(
@@ -57,7 +55,6 @@ _MAX_TEXTS = 100_000
     "n_sequences",
     type=Number(0, _MAX_TEXTS),
     default=0,
-    show_default=True,
     help="Total number of texts; prompts repeat cyclically. 0: one per prompt.",
 )
 @click.option(
@@ -66,7 +63,6 @@ _MAX_TEXTS = 100_000
     "--n-predict",
     type=Number(-1, INT32_MAX),
     default=128,
-    show_default=True,
     help="Number of tokens to generate per text. -1: until the end of text, or until its equal "
     "share of the context is full.",
 )
@@ -118,10 +114,14 @@ def command(
             grammar=grammar,
             speculation=drafting.speculation(context),
         )
-        color = wants_color(options["color"])
-        for i, n, text in _texts(events, sum(map(len, ids)), n_seq, color):
-            write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
-        drafting.write_stats()
+        totals, color = _Totals(n_seq), wants_color(options["color"])
+        try:
+            for i, n, text in totals.texts(events, ids, color):
+                write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
+        finally:  # also after Ctrl-C
+            if totals.n_prompt:
+                note(totals.line())
+                drafting.write_stats()
 
 
 def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:
@@ -133,22 +133,43 @@ def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: b
     return max(512 * n_parallel, sum(longest) + n_parallel * (n_gen + 1))
 
 
-def _texts(
-    events: Iterable[tuple[int, Event]], n_prompt: int, n_parallel: int, color: bool
-) -> Iterator[tuple[int, int, str]]:
-    """Yield index, number of tokens and text of each completion; then print the totals."""
-    start = time.perf_counter()
-    n_done = n_gen = 0
-    texts: defaultdict[int, str] = defaultdict(str)
-    for i, event in events:
-        texts[i] += drafted_text(event.text) if color and event.drafted else event.text
-        if event.usage is not None:
-            n = event.usage.n_generated
-            n_done, n_gen = n_done + 1, n_gen + n
-            yield i, n, texts.pop(i)
-    seconds = time.perf_counter() - start
-    note(
-        f"{n_done} texts, {n_parallel} in parallel: {n_prompt} prompt and {n_gen} "
-        f"generated tokens in {seconds:.2f} s, {n_gen / seconds:.2f} generated tokens per second, "
-        f"{(n_prompt + n_gen) / seconds:.2f} tokens per second in total"
-    )
+class _Totals:
+    """Counts what is generated.
+
+    Args:
+        n_parallel: number of sequences.
+
+    Attributes:
+        n_prompt: tokens of the prompts whose texts have begun.
+    """
+
+    def __init__(self, n_parallel: int) -> None:
+        self._n_parallel, self._start = n_parallel, time.perf_counter()
+        self.n_prompt = self._n_generated = self._n_texts = 0
+
+    def texts(
+        self, events: Iterable[tuple[int, Event]], prompts: Sequence[Sized], color: bool
+    ) -> Iterator[tuple[int, int, str]]:
+        """Yield index, number of tokens and text of each completion."""
+        texts: dict[int, str] = {}
+        for i, event in events:
+            if i not in texts:
+                texts[i] = ""
+                self.n_prompt += len(prompts[i])
+            self._n_generated += len(event.tokens)
+            texts[i] += drafted_text(event.text) if color and event.drafted else event.text
+            if event.usage is not None:
+                self._n_texts += 1
+                yield i, event.usage.n_generated, texts[i]
+                texts[i] = ""
+
+    def line(self) -> str:
+        """Return the numbers of texts and tokens, and the speeds."""
+        seconds = time.perf_counter() - self._start
+        n_prompt, n_generated = self.n_prompt, self._n_generated
+        return (
+            f"{self._n_texts} texts, {self._n_parallel} in parallel: {n_prompt} prompt and "
+            f"{n_generated} generated tokens in {seconds:.2f} s, {n_generated / seconds:.2f} "
+            f"generated tokens per second, {(n_prompt + n_generated) / seconds:.2f} tokens per "
+            "second in total"
+        )

@@ -2,8 +2,8 @@
 
     pyllama-perplexity -m x.gguf -f text.txt -c 512 --chunks 4
     pyllama-perplexity -m x.gguf -f text.txt --ppl-stride 256
-    pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits x.logits
-    pyllama-perplexity -m x-Q4_K_M.gguf --kl-divergence --kl-divergence-base x.logits
+    pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits all.bin
+    pyllama-perplexity -m x-Q4_K.gguf --kl-divergence --kl-divergence-base all.bin
 
 Prints the running value after each chunk, then the final estimate with its error. With
 --kl-divergence compares the model with the saved probabilities of another.
@@ -41,14 +41,12 @@ if TYPE_CHECKING:
     "--chunks",
     type=Number(-1, INT32_MAX),
     default=-1,
-    show_default=True,
     help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(
     "--ppl-stride",
     type=Number(0, INT32_MAX),
     default=0,
-    show_default=True,
     help="Distance of the beginnings of overlapping chunks, of which the last N tokens are scored; "
     "half of it is added to the context. 0: no overlap, and the second half of each is scored.",
 )
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
     "--ppl-output-type",
     type=click.Choice(["0", "1"]),
     default="0",
-    show_default=True,
     help="0: running values in a line. 1: a line per chunk: its position and the running value; "
     "without --ppl-stride also the mean of -log p and its error.",
 )

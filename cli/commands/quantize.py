@@ -1,8 +1,8 @@
 """``pyllama-quantize``: quantize a GGUF file, with llama-quantize's types and flags.
 
-pyllama-quantize x-F16.gguf Q4_K_M                           # writes ggml-model-Q4_K_M.gguf
+pyllama-quantize x-F16.gguf Q4_K_M           # writes ggml-model-Q4_K_M.gguf
 pyllama-quantize --imatrix imatrix.gguf x-F16.gguf x-Q4_K_M.gguf Q4_K_M 4
-pyllama-quantize --dry-run x-F16.gguf Q4_K_M                 # prints types and sizes
+pyllama-quantize --dry-run x-F16.gguf Q4_K_M # prints types and sizes
 """
 
 from __future__ import annotations

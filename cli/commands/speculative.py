@@ -19,6 +19,7 @@ import click
 
 from ..drafting import Drafting, write_event
 from ..grammar_options import GrammarOptions, grammar_options
+from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -27,7 +28,6 @@ from ..options import (
     Number,
     context_options,
     model_options,
-    stack,
 )
 from ..output import color_option, note, wants_color, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
@@ -44,7 +44,6 @@ text_options = stack(
         "--n-predict",
         type=Number(-1, INT32_MAX),
         default=-1,
-        show_default=True,
         help="Number of tokens to generate. -1: until the end of text or a full context.",
     ),
     color_option,

@@ -300,6 +300,9 @@ _CASES: list[Case] = [
     _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0, bias_scale=0.125),
     _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
     _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
+    _indexed(80, 40, 12, 3, (140, 300, 2), max_bias=8.0, sinks=arg(12), window=70),
+    _indexed(128, 20, 4, 2, (140, 300, 1), logit_softcap=2.0, type_v=BF16),
+    _dense(96, 20, 8, 2, 70, mask=causal_mask(70, 20, hidden_row=True), max_bias=8.0, type=Q8_0),
     *(
         _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
         for type, type_v in (

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backend.interface import flat
-from ..dtype import GGMLType, numpy_dtype
+from ..dtype import GGMLType, numpy_dtype, row_size
 from ..quants import dequantize
 from ..quants.reference import bf16_to_float
 from ..tensor import Tensor
@@ -29,10 +29,9 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
     Raises:
         AllocError: the tensor has no data. TypeMismatch: an unknown format.
-        ShapeError: quantized rows with gaps.
     """
     if tensor.type.is_quantized:
-        return dequantize(tensor.bytes(), tensor.type).reshape(tensor.ne[::-1])
+        return dequantize(_rows(tensor), tensor.type).reshape(tensor.ne[::-1])
     dtype = numpy_dtype(tensor.type)
     assert dtype is not None
     if tensor.nelements == 0:
@@ -43,3 +42,12 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     if tensor.type == GGMLType.BF16:
         return bf16_to_float(values)
     return values.astype(np.float32) if tensor.type == GGMLType.F16 else values.copy()
+
+
+def _rows(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of all rows in order, without the gaps between them."""
+    if tensor.is_contiguous():
+        return tensor.bytes()
+    shape = (*tensor.ne[:0:-1], row_size(tensor.type, tensor.ne[0]))
+    data = np.ascontiguousarray(flat(tensor).bytes()).data
+    return np.ndarray(shape, np.uint8, data, 0, (*tensor.nb[:0:-1], 1)).reshape(-1)

@@ -4,7 +4,13 @@
     prompt = formats.get(None).prompt([{"role": "user", "content": "Hi"}])
     prompt.tokens, prompt.stop
 
-Without a name, the model's own template is used. Formats are created at first use.
+Without a name, the model's own template is used. llama.cpp and llama-cpp-python have different
+texts under the same names, such as ``vicuna``. A caller says which of them it means by a table:
+
+    ChatFormats(model)                             # NAMES_OF_LLAMA: Llama(chat_format=NAME)
+    ChatFormats(model, NAMES_OF_TOOLS)             # --chat-template NAME: llama.cpp's
+
+Formats are created at first use.
 """
 
 from __future__ import annotations
@@ -16,21 +22,37 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TemplateError
 from ..tokenizer import Tokenizer
 from ..tokenizer.special import CONTROL
-from .builtin import ALIASES, FORMATS, NamedFormat
+from . import llama_cpp_formats, llama_cpp_python_formats
 from .capabilities import Capabilities, probe
+from .function_calling import ToolFormat, with_template
+from .llama_cpp_formats import NamedFormat
+from .llama_cpp_python_formats import TextFormat
 from .reasoning import Markers, State, check_format, find_markers, state_after
 from .template import JinjaTemplate, Messages
 from .tools import find_family
-from .tools.definitions import parse_choice, parse_tools
+from .tools.definitions import Mode, Tool, parse_choice, parse_tools
 from .tools.grammar import ReplyRules, reply_grammar
 from .tools.history import for_template, instruction, read_messages, with_instruction
-from .turn import ChatPrompt, Turn, TurnOptions, response_schema, split_generation
+from .turn import (
+    ChatPrompt,
+    OldFunctions,
+    Turn,
+    TurnOptions,
+    response_schema,
+    split_generation,
+)
 
 if TYPE_CHECKING:
     from ..core.model import Model
 
 DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""
+
+Writer = JinjaTemplate | NamedFormat | TextFormat | ToolFormat
+NAMES_OF_TOOLS: Mapping[str, Writer] = llama_cpp_formats.FORMATS
+"""Names of the tools: llama.cpp's."""
+NAMES_OF_LLAMA: Mapping[str, Writer] = {**NAMES_OF_TOOLS, **llama_cpp_python_formats.FORMATS}
+"""Names of `Llama`: llama-cpp-python's, and those that only llama.cpp has."""
 
 _KEY = "tokenizer.chat_template"
 _TOOL_USE = "chat_template.tool_use"
@@ -45,14 +67,13 @@ class ChatFormat:
         name: name of the format, ``chat_template.*``, or ``jinja``.
     """
 
-    def __init__(
-        self, name: str, writer: JinjaTemplate | NamedFormat, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, name: str, writer: Writer, tokenizer: Tokenizer) -> None:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
         self._knows_system: bool | None = None
         self._capabilities: Capabilities | None = None
         source = writer.source if isinstance(writer, JinjaTemplate) else ""
-        self._family, self._markers = find_family(source), find_markers(source)
+        self._markers = find_markers(source)
+        self._family = writer.family if isinstance(writer, ToolFormat) else find_family(source)
 
     def turn(self, messages: Messages, options: TurnOptions) -> Turn:
         """Prepare the model's next reply.
@@ -64,31 +85,34 @@ class ChatFormat:
             TemplateError: an invalid message, tool or option, or an error of the template.
             SchemaError: a schema is invalid, or cannot be a grammar.
         """
-        family = self._family
+        family, own = self._family, self._own
         reasoning_format = check_format(options.reasoning_format)
-        tools = parse_tools(options.tools)
-        mode, named = parse_choice(options.tool_choice, tools)
+        tools, choice = parse_tools(options.tools), options.tool_choice
+        if choice is None and own is not None:
+            choice = own.default_choice
+        mode, named = parse_choice(choice, tools)
         schema = response_schema(options.response_format)
-        given = read_messages([_checked(i, message) for i, message in enumerate(messages)])
         check_values(options.values)
+        given = [_checked(i, message) for i, message in enumerate(messages)]
+        given = self._prepared(given, mode, named, bool(tools))
         values = {"enable_thinking": True, **options.values}
         parallel = False
-        if tools or any("tool_calls" in m or m.get("role") == "tool" for m in given):
-            can = self.capabilities()
-            given = for_template(given, family, can)
-            if mode != "none":
-                wish = options.parallel_tool_calls
-                parallel = can.parallel if wish is None else wish
-                if not (can.tools and family.lazy):
-                    required = mode == "required"
-                    told = instruction(family, named, required=required, describe=not can.tools)
-                    given = with_instruction(given, told)
-            if tools:
-                values["tools"] = [dict(tool.definition) for tool in tools]
-                values["tool_choice"] = options.tool_choice
+        if tools:
+            wish = options.parallel_tool_calls
+            parallel = self.capabilities().parallel if wish is None else wish
+            values["tools"] = [dict(tool.definition) for tool in tools]
+            values["tool_choice"] = options.tool_choice
+        begun = ""
+        if own is not None:
+            begun = own.begun(tools, choice)
+            old = isinstance(options.tools, OldFunctions)
+            values |= {"tools": values.get("tools"), "tool_choice": choice, "old_functions": old}
         prompt = self.prompt(given, **values)
         thinking = self._thinking(given, values, prompt)
-        rules = ReplyRules(family, named, mode, parallel, schema, thinking, self._split)
+        rules = ReplyRules(
+            family, named, mode, parallel, schema, thinking,
+            named[0] if begun and mode == "required" else None, self._split,
+        )  # fmt: skip
         return Turn(
             prompt,
             reply_grammar(rules),
@@ -98,13 +122,42 @@ class ChatFormat:
             named if mode != "none" else (),
             reasoning_format,
             only_calls=mode == "required",
+            begun=begun,
         )
+
+    @property
+    def _own(self) -> ToolFormat | None:
+        """The format, if it writes tools and calls by itself."""
+        return self._writer if isinstance(self._writer, ToolFormat) else None
+
+    def _prepared(
+        self, messages: list[dict[str, Any]], mode: Mode, named: Sequence[Tool], has_tools: bool
+    ) -> list[dict[str, Any]]:
+        """Messages in a form that the format writes, with an instruction to call these tools."""
+        given, family, own = read_messages(messages), self._family, self._own
+        if own is not None and own.as_given:
+            return messages
+        if not has_tools and not any("tool_calls" in m or m["role"] == "tool" for m in given):
+            return given
+        can = self.capabilities()
+        given = for_template(given, family, can)
+        if mode == "none" or own is not None or (can.tools and family.lazy):
+            return given
+        required = mode == "required"
+        told = instruction(family, named, required=required, describe=not can.tools)
+        given = with_instruction(given, told)
+        return given if self._takes_system() else _system_into_user(given)
 
     def capabilities(self) -> Capabilities:
         """What the template does with tools."""
         if self._capabilities is None:
-            named = isinstance(self._writer, NamedFormat)
-            self._capabilities = Capabilities() if named else probe(self._writer.render)
+            writer = self._writer
+            if isinstance(writer, JinjaTemplate):
+                self._capabilities = probe(writer.render)
+            elif isinstance(writer, ToolFormat):
+                self._capabilities = writer.abilities
+            else:
+                self._capabilities = Capabilities()
         return self._capabilities
 
     def _thinking(
@@ -153,15 +206,15 @@ class ChatFormat:
         """
         check_values(values)
         checked = [_checked(i, message) for i, message in enumerate(messages)]
-        if any(m["role"] == "system" for m in checked) and not self._takes_system():
-            checked = _system_into_user(checked)
+        if isinstance(self._writer, JinjaTemplate):
+            checked = [{**message, "content": message["content"] or ""} for message in checked]
+            if any(m["role"] == "system" for m in checked) and not self._takes_system():
+                checked = _system_into_user(checked)
         text = self._writer.render(checked, **values)
         return ChatPrompt(text, self._encode(text), self._stop())
 
     def _takes_system(self) -> bool:
-        """Whether the template writes system messages; some reject or silently drop them."""
-        if isinstance(self._writer, NamedFormat):
-            return True
+        """Whether the format writes system messages; some reject or silently drop them."""
         if self._knows_system is None:
             probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]
             try:
@@ -181,13 +234,11 @@ class ChatFormat:
 
     def _stop(self) -> tuple[str, ...]:
         """Stop strings that are not end-of-generation tokens."""
+        if isinstance(self._writer, JinjaTemplate):
+            return ()
         tokenizer = self._tokenizer
-        if isinstance(self._writer, NamedFormat):
-            ids = {stop: tokenizer.text_to_id(stop) for stop in self._writer.stop}
-            return tuple(
-                s for s, token in ids.items() if token is None or token not in tokenizer.eog
-            )
-        return ()
+        ids = {stop: tokenizer.text_to_id(stop) for stop in self._writer.stop}
+        return tuple(s for s, token in ids.items() if token is None or token not in tokenizer.eog)
 
 
 class ChatFormats:
@@ -195,10 +246,12 @@ class ChatFormats:
 
     Args:
         model: provides tokenizer and metadata.
+        named: the formats that have names, apart from the model's own templates.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, named: Mapping[str, Writer] = NAMES_OF_LLAMA) -> None:
         self._tokenizer, self._made = model.tokenizer, dict[str, ChatFormat]()
+        self._named = named
         self._sources = _sources(model.metadata)
 
     @property
@@ -213,8 +266,8 @@ class ChatFormats:
 
     def check(self, name: str) -> None:
         """Raise TemplateError unless there is a format of this name."""
-        if name not in FORMATS and name not in ALIASES and name not in self._sources:
-            known = [*FORMATS, *ALIASES, *self._sources]
+        if name not in self._named and name not in self._sources:
+            known = [*self._named, *self._sources]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             raise TemplateError(f"there is no chat format {name!r}; {hint}")
@@ -244,10 +297,15 @@ class ChatFormats:
         source = self._sources.get(name, name)
         if name in self._sources or "{{" in source or "{%" in source:
             label = name if name in self._sources else "jinja"
-            template = JinjaTemplate(source, _token_texts(self._tokenizer))
-            return ChatFormat(label, template, self._tokenizer)
+            return ChatFormat(label, self._template(source), self._tokenizer)
         self.check(name)
-        return ChatFormat(name, FORMATS[ALIASES.get(name, name)], self._tokenizer)
+        writer = self._named[name]
+        if isinstance(writer, ToolFormat) and self.has_own:
+            writer = with_template(writer, self._template(self._sources[DEFAULT]))
+        return ChatFormat(name, writer, self._tokenizer)
+
+    def _template(self, source: str) -> JinjaTemplate:
+        return JinjaTemplate(source, _token_texts(self._tokenizer))
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -284,10 +342,10 @@ def _checked(i: int, message: Any) -> dict[str, Any]:
     return {**message, "content": _text(i, message.get("content"))}
 
 
-def _text(i: int, content: Any) -> str:
-    """The content of a message as text; parts are joined as in llama.cpp."""
+def _text(i: int, content: Any) -> str | None:
+    """The content of a message as text or None; parts are joined as in llama.cpp."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     if not isinstance(content, Sequence):
         raise TemplateError(f"messages[{i}].content is neither text nor a list of parts")
     texts = []
@@ -310,9 +368,9 @@ def _system_into_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     waiting: list[str] = []
     for message in messages:
         if message["role"] == "system":
-            waiting.append(message["content"])
+            waiting.append(message["content"] or "")
         elif waiting and message["role"] == "user":
-            merged.append({**message, "content": "\n".join([*waiting, message["content"]])})
+            merged.append({**message, "content": "\n".join([*waiting, message["content"] or ""])})
             waiting = []
         else:
             merged.append(message)

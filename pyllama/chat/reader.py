@@ -141,6 +141,7 @@ class Reader:
     Args:
         parse: generator function that reads the whole reply.
         make_id: makes the ids of calls for which the model gives none.
+        begun: text of the reply before the first piece; its delta is part of the first.
 
     Attributes:
         message: the message so far.
@@ -150,19 +151,21 @@ class Reader:
     """
 
     def __init__(
-        self, parse: Callable[[Reader], Steps[None]], make_id: Callable[[], str] = random_id
+        self,
+        parse: Callable[[Reader], Steps[None]],
+        make_id: Callable[[], str] = random_id,
+        begun: str = "",
     ) -> None:
         self.message, self.n_calls = Message(), 0
         self.is_cut = self.only_calls = False
         self._make_id = make_id
-        self._text, self._at, self._mark = "", 0, -1
+        self._text, self._at, self._mark = begun, 0, -1
         self._ended = False
         self._delta = Delta()
         self._spaces = ""  # white space that ends the content so far; dropped before a call
         self._trims = False  # whether white space that follows is dropped
         self._has_id = False
         self._steps = parse(self)
-        self._resume()
 
     def feed(self, text: str) -> Delta:
         """Read a piece of the reply."""

@@ -71,6 +71,7 @@ class Turn:
             no reasoning.
         shown: control tokens whose text the reader needs.
         only_calls: whether the grammar allows nothing but calls after the reasoning.
+        begun: the beginning of the reply that is the end of the prompt.
     """
 
     prompt: ChatPrompt
@@ -81,6 +82,7 @@ class Turn:
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
     only_calls: bool = False
+    begun: str = ""
 
     def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
@@ -114,7 +116,7 @@ class Turn:
 
     def reader(self) -> Reader:
         """A new reader of a reply."""
-        return Reader(self._read)
+        return Reader(self._read, begun=self.begun)
 
     def _read(self, reader: Reader) -> Steps[None]:
         if self.thinking is not None:
@@ -165,6 +167,10 @@ def split_generation(without: str, whole: str) -> str:
     return whole[n:]
 
 
+class OldFunctions(list[Any]):
+    """Tools that were given as OpenAI's old ``functions``; functionary's prompt shows it."""
+
+
 def legacy_tools(functions: Any, function_call: Any) -> tuple[Any, Any]:
     """``tools`` and ``tool_choice`` for OpenAI's old ``functions`` and ``function_call``.
 
@@ -175,7 +181,7 @@ def legacy_tools(functions: Any, function_call: Any) -> tuple[Any, Any]:
         not isinstance(functions, Sequence) or isinstance(functions, str)
     ):
         raise TemplateError("functions is not a list of function definitions")
-    tools = [{"type": "function", "function": f} for f in functions or ()] or None
+    tools = OldFunctions({"type": "function", "function": f} for f in functions or ()) or None
     if isinstance(function_call, Mapping):
         return tools, {"type": "function", "function": function_call}
     return tools, function_call

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..grammar import Matcher
 from ..sampling import Chain
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
@@ -101,6 +102,11 @@ class Job:
     def id(self) -> int:
         """Number of the text for drafters."""
         return self.arrival
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """See `View.matcher`."""
+        return self.chain.matcher
 
     def is_steady(self, sequence: Sequence, n: int) -> bool:
         """Whether one token is left to evaluate after the ``n`` of its sequence, and to sample."""

@@ -70,13 +70,10 @@ from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 T = TypeVar("T")
 
 # arguments of `create_chat_completion` that llama-cpp-python's handlers do not know
-_OWN_CHAT_OPTIONS: Mapping[str, Any] = {
-    "parallel_tool_calls": None,
-    "reasoning_format": "auto",
-    "reasoning_budget": -1,
-    "chat_template_kwargs": None,
-    "sampling": None,
-}
+_OWN_CHAT_OPTIONS = (
+    "parallel_tool_calls", "reasoning_format", "reasoning_budget", "chat_template_kwargs",
+    "sampling",
+)  # fmt: skip
 
 __all__ = ["Llama", "LogitsProcessorList", "StoppingCriteriaList"]
 
@@ -946,8 +943,9 @@ class Llama:
         options = {k: v for k, v in locals().items() if k != "self"}
         handler = self.chat_handler or find_handler(self.chat_format)
         if handler is not None:
-            for name, default in _OWN_CHAT_OPTIONS.items():
-                if options[name] == default:
+            defaults = _chat_defaults()
+            for name in _OWN_CHAT_OPTIONS:
+                if options[name] == defaults[name]:
                     del options[name]
             return handler(llama=self, **options)  # type: ignore[no-any-return]
         return self._reply(self.chat_format, options)
@@ -988,8 +986,7 @@ class Llama:
 
     def _reply_in(self, chat_format: str, options: Mapping[str, Any]) -> Any:
         """`create_chat_completion` in a format; unknown options are variables of its template."""
-        parameters = inspect.signature(Llama.create_chat_completion).parameters
-        given = {name: p.default for name, p in parameters.items() if name != "self"}
+        given = _chat_defaults()
         variables = {name: value for name, value in options.items() if name not in given}
         given.update((name, value) for name, value in options.items() if name in given)
         given["chat_template_kwargs"] = {**variables, **(given["chat_template_kwargs"] or {})}
@@ -1089,6 +1086,12 @@ class Llama:
                 f"Llama.generate: {usage.n_cached} prefix-match hit, remaining {rest} prompt "
                 "tokens to eval"
             )
+
+
+def _chat_defaults() -> dict[str, Any]:
+    """The arguments of `Llama.create_chat_completion` with their defaults."""
+    parameters = inspect.signature(Llama.create_chat_completion).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
 
 
 def _as_list(given: Sequence[T] | T | None) -> tuple[T, ...]:

@@ -49,6 +49,7 @@ from pyllama.sampling.typical import Typical
 from pyllama.sampling.xtc import Xtc
 
 if TYPE_CHECKING:
+    from pyllama.grammar import Matcher
     from pyllama.tokenizer import Tokenizer
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -170,6 +171,11 @@ class Chain:
     def seed(self) -> int:
         """The seed in use, including a random one."""
         return self._final.seed
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """State of the grammar that applies to the next token; None if none does."""
+        return None
 
     def sample(self, logits: Floats, argmax: int | None = None) -> int:
         """Sample a token; does not add it to the history, see `accept`.

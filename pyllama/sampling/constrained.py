@@ -97,6 +97,11 @@ class ConstrainedChain(Chain):
             matcher.accept(token)
         matcher.rollback(mark)
 
+    @property
+    def matcher(self) -> Matcher | None:
+        """See `Chain.matcher`."""
+        return self._matcher if self._applies else None
+
     def sample(self, logits: Floats, argmax: int | None = None) -> int:
         """See `Chain.sample`.
 

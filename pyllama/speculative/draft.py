@@ -14,9 +14,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import DraftError
+from ..grammar import Matcher
 from ..sampling import Distribution
 
 
@@ -105,6 +106,8 @@ class View(Protocol):
     Attributes:
         id: number of the text, the same for its whole life.
         tokens: prompt and accepted tokens; the last one is not evaluated yet.
+        matcher: state of the grammar that applies to the next token; None if none does. A drafter
+            may advance it, and must roll it back.
     """
 
     @property
@@ -115,9 +118,31 @@ class View(Protocol):
     def tokens(self) -> Sequence[int]:
         """Prompt and accepted tokens."""
 
+    @property
+    def matcher(self) -> Matcher | None:
+        """State of the grammar."""
+
+
+class Costs(NamedTuple):
+    """What the drafts of a model cost on this machine, as measured before the first one.
+
+    Attributes:
+        read_s: time to read a token of a text, in which a model must read all of them.
+        draft_s: time to draft a token.
+        accept_rate: the rate that is expected until drafts were verified.
+    """
+
+    read_s: float
+    draft_s: float
+    accept_rate: float
+
 
 class Drafter(Protocol):
-    """Proposes tokens for several texts at once."""
+    """Proposes tokens for several texts at once.
+
+    One that reads a text before it drafts may have an attribute ``costs`` (`Costs`): it then reads
+    a text only if that is expected to pay.
+    """
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """A draft of at most so many nodes for each text; None where there is nothing to propose.

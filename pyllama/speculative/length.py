@@ -12,7 +12,9 @@ number of accepted tokens; `plan` maximizes expected tokens per second. It spend
 is only made if, were all of its tokens rejected, the loss would be less than all earlier gains, a
 small allowance at the start and 1 % of the time. So a wrong estimate, a drafter that fails or a
 processor on which rows are expensive costs little. If drafting does not pay, a rare draft of one
-token, paid from the 1 %, finds out when it does again.
+token, paid from the 1 %, finds out when it does again. Before it, a draft model reads the tokens
+since its last draft; if that takes more than the 1 %, the draft is not made. A text is first read
+only if drafts are expected to save more time in as many tokens as it has, but at most 256.
 
 All times are measured on the host: there is no constant of a machine. Not thread-safe.
 """
@@ -31,6 +33,7 @@ _MEMORY = 16  # drafts that accept rates remember, on average
 _PROBES = 0.01  # share of the time that may be spent on finding out whether drafting pays
 _START = 1.0  # budget of a new object, in steps without drafts
 _MAX_BUDGET = 8.0  # gains beyond are not spent on later losses
+_TEXT = 256  # tokens after a prompt for which reading it must pay, at most
 _PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
 _MIN_PLAIN = 4  # steps without drafts before the first draft
 _MEDIAN = 5  # times
@@ -129,16 +132,23 @@ class AcceptRates:
     Args:
         parent: the rates of the drafter, which those of a text start from, and which count its
             drafts as well.
+        expected: without a parent, the rate until drafts were counted.
+        seconds: the time to draft a token until one was counted; None for the parent's.
 
     Attributes:
         seconds_per_token: time of drafting.
     """
 
-    def __init__(self, parent: AcceptRates | None = None) -> None:
-        self._parent = parent
+    def __init__(
+        self,
+        parent: AcceptRates | None = None,
+        expected: float = 0.5,
+        seconds: float | None = None,
+    ) -> None:
+        self._parent, self._expected = parent, expected
         self._accepted: list[float] = []
         self._tried: list[float] = []
-        self._seconds: float | None = None
+        self._seconds = seconds
 
     def count(self, n_drafted: int, n_accepted: int) -> None:
         """Add a verified draft: its number of tokens in depth, and how many were accepted."""
@@ -181,7 +191,7 @@ class AcceptRates:
     def _rates(self, n: int) -> list[float]:
         """The rates of the first ``n`` positions."""
         rates = [] if self._parent is None else self._parent._rates(n)
-        last = 0.5
+        last = self._expected
         for i in range(n):
             prior = last if self._parent is None else rates[i]
             if i < len(self._tried):
@@ -224,16 +234,27 @@ class DraftLength:
     Attributes:
         times: measured steps.
         budget: possible loss that is paid for, in steps without drafts.
+        reads: whether the last plan has texts that are read for the first time, because it pays:
+            the time of reading is then no cost of the step.
     """
 
     max_draft: int = 16
     times: StepTimes = field(default_factory=StepTimes)
     budget: float = _START
+    reads: bool = False
     _probe_budget: float = _START
+    _most: float = _START  # limit of the budget of probes
     _is_probe: bool = False
+    _planned_loss: float = 0.0  # of the last plan, if all of its tokens are rejected
     _n_since_plain: int = 0
 
-    def plan(self, rates: Sequence[AcceptRates], limits: Sequence[int] | None = None) -> list[int]:
+    def plan(
+        self,
+        rates: Sequence[AcceptRates],
+        limits: Sequence[int] | None = None,
+        reading_s: Sequence[float] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> list[int]:
         """The number of tokens to draft for each text.
 
         Rows of all texts compete: each draft grows by the token that is most likely accepted.
@@ -241,10 +262,11 @@ class DraftLength:
         Args:
             rates: of each text.
             limits: maximum length of each draft; None for ``max_draft``.
+            reading_s: time in which the drafter reads what is new of each text before it drafts.
+            first: number of tokens of each text that is read for the first time, 0 for others.
         """
         n, lengths = len(rates), [0] * len(rates)
-        self._is_probe = False
-        plain_s = self.times.seconds(n)
+        self._is_probe = self.reads = False
         n_plain = self.times.n_seen(n)
         if not n or n_plain < _MIN_PLAIN or self._n_since_plain >= min(4 * n_plain, _PLAIN_EVERY):
             return lengths
@@ -256,22 +278,50 @@ class DraftLength:
         order = sorted(
             ((-p, i) for i, of_text in enumerate(reached) for p in of_text), key=lambda x: x[0]
         )
-        tokens, draft_s, best, best_k = float(n), 0.0, self._error(n) * n / plain_s, 0
-        for k, (negative, i) in enumerate(order, 1):
-            tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token
-            if self._loss(n, k, draft_s) > self.budget:
-                break
-            speed = tokens / (self.times.seconds(n + k) + draft_s)
-            if speed > best:
-                best, best_k = speed, k
+        unread_s = [0.0] * n if reading_s is None else list(reading_s)
+        best_k = 0
+        if first is not None and any(first):
+            later_s = [0.0 if new else s for new, s in zip(first, unread_s, strict=True)]
+            best_k, speed = self._best(rates, order, later_s)
+            read = {i for _, i in order[:best_k] if first[i]}
+            per_token_s = self.times.seconds(n) / n - self._error(n) / speed
+            saved_s = sum(min(first[i], _TEXT) for i in read) * per_token_s
+            self.reads = bool(read) and saved_s > sum(unread_s[i] for i in read)
+        if not self.reads:
+            best_k, _ = self._best(rates, order, unread_s)
         if not best_k and order:
-            draft_s = rates[order[0][1]].seconds_per_token
-            loss = self._loss(n, 1, draft_s)
+            i = order[0][1]
+            loss = self._loss(n, 1, rates[i].seconds_per_token + unread_s[i])
+            self._most = max(_START, 2 * loss)  # it grows from step to step by what is to be read
             if loss <= min(self.budget, self._probe_budget):
                 best_k, self._is_probe = 1, True
         for _, i in order[:best_k]:
             lengths[i] += 1
+        draft_s = sum(k * one.seconds_per_token for k, one in zip(lengths, rates, strict=True))
+        if not self.reads:
+            draft_s += sum(s for k, s in zip(lengths, unread_s, strict=True) if k)
+        self._planned_loss = self._loss(n, best_k, draft_s)
         return lengths
+
+    def _best(
+        self,
+        rates: Sequence[AcceptRates],
+        order: Sequence[tuple[float, int]],
+        unread_s: Sequence[float],
+    ) -> tuple[int, float]:
+        """How many of the tokens in ``order`` are drafted, and the expected tokens per second."""
+        n, draft_s, to_read = len(rates), 0.0, list(unread_s)
+        tokens, speed = float(n), n / self.times.seconds(n)
+        best_k, best = 0, self._error(n) * speed
+        for k, (negative, i) in enumerate(order, 1):
+            tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token + to_read[i]
+            to_read[i] = 0.0
+            if self._loss(n, k, draft_s) > self.budget:
+                break
+            found = tokens / (self.times.seconds(n + k) + draft_s)
+            if found > best:
+                best_k, best, speed = k, found, found
+        return best_k, speed
 
     def _loss(self, n: int, k: int, draft_s: float) -> float:
         """The loss if all of k drafted tokens are rejected, in steps without drafts."""
@@ -295,8 +345,10 @@ class DraftLength:
         if step.n_drafted:
             spent_s *= self._error(step.n_texts)
         gain = step.n_tokens / step.n_texts - (spent_s + step.draft_s) / max(plain_s, 1e-9)
-        self.budget = min(self.budget + gain + _PROBES, _MAX_BUDGET)
+        if step.n_drafted:  # one slow call says nothing about the drafter
+            gain = max(gain, -self._planned_loss)
+        self.budget = min(self.budget + gain + _PROBES, max(_MAX_BUDGET, self._most))
         self._probe_budget = min(
-            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), _START
+            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), self._most
         )
         self._is_probe = False

@@ -11,6 +11,9 @@ the drafts after the other. A text gets no draft where it does not fit. Not thre
 At each depth the ``width`` continuations with the largest probability, as far as the draft's
 distributions tell, get a node each. How many children a node gets is thus known before they are
 drawn, as `verify` requires.
+
+Under a grammar only tokens that it allows are drafted. The target's own matcher tells which: it is
+advanced with the nodes, and rolled back.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,11 +33,13 @@ from ..core.batch import Batch
 from ..core.context import Context
 from ..core.overrides import Overrides
 from ..errors import ContextFull, DraftError, ModelError
+from ..grammar import Matcher
 from ..kv.table import MAX_BRANCHES
 from ..sampling import Chain, Distribution, SamplingParams
+from ..sampling.constrained import constrain
 from ..sampling.top import Floats
 from ..tokenizer import Tokenizer
-from .draft import Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, View
 from .translate import Translated, mismatch
 
 log = logging.getLogger(__name__)
@@ -40,7 +47,10 @@ log = logging.getLogger(__name__)
 LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature"))
 """llama.cpp's sampling of drafts: the likeliest token, its probability among the first ten."""
 
-_SIZES = (2, 3, 4, 6, 9, 13)  # batches of accepted tokens whose graphs are built at once
+_SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
+_LONG = 256  # tokens: as many are read in large batches, whose graphs are built then
+_ACCEPT_RATE = 0.7  # of small models of one family, see Leviathan 2023, table 3
+_NOTHING = Distribution(np.empty(0, np.int32), np.empty(0))
 _SMALLEST = 5e-324  # a random number of 0 would draw a leading token of probability 0
 
 
@@ -92,7 +102,8 @@ class _Growing:
 
     Attributes:
         rest: tokens of the text that are not in the cache.
-        mark: state of the chain after the text, set before the first node.
+        matcher: state of the text's grammar.
+        mark: states of chain and matcher after the text, set before the first node.
         tokens, parent, q: see `Draft`.
         share: probability of the path to each node.
         frontier: nodes that get children next; -1 is the text's last token.
@@ -103,7 +114,8 @@ class _Growing:
     text: _Text
     max_nodes: int
     rest: list[int]
-    mark: Any = None
+    matcher: Matcher | None = None
+    mark: tuple[Any, Any] = (None, None)
     tokens: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     q: list[Distribution] = field(default_factory=list)
@@ -126,14 +138,32 @@ class _Growing:
             node = self.parent[node]
         return found[::-1]
 
+    def begin(self) -> None:
+        """Note the states after the text."""
+        self.mark = self.text.chain.mark(), self.matcher and self.matcher.mark()
+
+    def rewind(self) -> None:
+        """Restore the states after the text."""
+        chain, matcher = self.mark
+        self.text.chain.rollback(chain)
+        if self.matcher is not None:
+            self.matcher.rollback(matcher)
+
+    def hear(self, node: int) -> None:
+        """Add a node's token to chain and matcher."""
+        token = self.tokens[node]
+        self.text.chain.accept(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+
     def listen(self, node: int) -> None:
-        """Bring the chain into its state after a node."""
+        """Bring chain and matcher into their states after a node."""
         path, n = self.path(node), len(self.heard)
         if path[:n] != self.heard:
-            self.text.chain.rollback(self.mark)
+            self.rewind()
             n = 0
         for i in path[n:]:
-            self.text.chain.accept(self.tokens[i])
+            self.hear(i)
         self.heard = path
 
 
@@ -155,6 +185,7 @@ class ModelDrafter:
 
     Attributes:
         context: the same.
+        costs: measured times of reading and drafting.
 
     Raises:
         DraftError: a parameter is out of its range.
@@ -198,11 +229,13 @@ class ModelDrafter:
             self._params, self._width = sampling, 1
         n_positions = context.hparams.n_ctx_train if context.hparams.learned_positions else None
         self._n_ctx = min(context.n_ctx_seq, n_positions or context.n_ctx_seq)
+        self._restricted: Floats | None = None  # logits of tokens that a grammar allows
         self._texts: dict[int, _Text] = {}
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
         context.reserve(_SIZES, "last")
+        self.costs = self._measure()
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`.
@@ -228,7 +261,7 @@ class ModelDrafter:
         finally:
             for g in admitted:
                 if g is not None:
-                    g.text.chain.rollback(g.mark)
+                    g.rewind()
         return [
             Draft(g.tokens, g.parent, g.q if self._draws else None)
             if g is not None and g.tokens
@@ -245,6 +278,24 @@ class ModelDrafter:
         if text is not None:
             self.context.kv.drop_tree(text.seq)
             self._idle.append((text.seq, text.held))
+
+    def _measure(self) -> Costs:
+        """What reading and drafting costs; the first round touches the pages of a new context."""
+        context, read_s, draft_s = self.context, inf, inf
+        n = max(1, min(max(_SIZES), context.n_batch, self._n_ctx - 1))
+        try:
+            for _ in range(3):
+                context.kv.clear()
+                start = perf_counter()
+                context.decode(Batch([0] * n))
+                read = perf_counter()
+                if self._n_ctx > n:
+                    context.decode_token(0)
+                draft_s = min(draft_s, perf_counter() - read)
+                read_s = min(read_s, (read - start) / n)
+        finally:
+            context.kv.clear()
+        return Costs(read_s, draft_s, _ACCEPT_RATE)
 
     # -- texts -----------------------------------------------------------------------------------
 
@@ -283,7 +334,7 @@ class ModelDrafter:
             if kv.unified:
                 g.max_nodes = min(g.max_nodes, n_free + 1)
                 n_free -= g.max_nodes - 1
-            g.mark = g.text.chain.mark()
+            g.begin()
         return admitted
 
     def _admit(self, view: View, max_nodes: int) -> _Growing | None:
@@ -310,7 +361,8 @@ class ModelDrafter:
                 text.chain.accept(token)
         text.n_heard = len(tokens)
         # the last drafted token needs no cell
-        return _Growing(text, min(max_nodes, self._n_ctx - len(tokens) + 1), rest)
+        max_nodes = min(max_nodes, self._n_ctx - len(tokens) + 1)
+        return _Growing(text, max_nodes, rest, view.matcher)
 
     def _clear(self, text: _Text) -> None:
         """Remove all tokens of a text from the cache."""
@@ -355,6 +407,10 @@ class ModelDrafter:
         for g in growing:
             start = 0
             while start < len(g.rest):
+                n = len(g.rest) - start
+                if len(growing) == 1 and n < _LONG:
+                    n = max((size for size in _SIZES if size <= n), default=1)
+                    room = min(n, self.context.n_batch)
                 tokens = g.rest[start : start + room]
                 start, room = start + len(tokens), room - len(tokens)
                 part.append((g, tokens, start == len(g.rest)))
@@ -476,8 +532,10 @@ class ModelDrafter:
         """Give the only node of the frontier a child."""
         node = g.frontier[0]
         if node >= 0:
-            g.text.chain.accept(g.tokens[node])
-        logits, argmax = self._logits(row)
+            g.hear(node)
+        logits, argmax = self._logits(g, row)
+        if argmax is not None and argmax < 0:
+            return
         if self._draws:
             q = g.text.chain.distribution(logits, argmax)
             assert q is not None
@@ -498,7 +556,11 @@ class ModelDrafter:
         slots: list[tuple[float, int]] = []  # probability of a path to a child, and its parent
         for i, node in enumerate(g.frontier):
             g.listen(node)
-            q = g.text.chain.distribution(*self._logits(row + i))
+            logits, argmax = self._logits(g, row + i)
+            if argmax is not None and argmax < 0:
+                found.append((_NOTHING, _NOTHING.ids))
+                continue
+            q = g.text.chain.distribution(logits, argmax)
             assert q is not None
             top = likeliest_positions(q, self._width)
             probs = q.probs[top].tolist()
@@ -521,12 +583,19 @@ class ModelDrafter:
                 g.add(node, token, share * float(q.probs[q.ids == token][0]))
                 g.q.append(q)
 
-    def _logits(self, row: int) -> tuple[Floats, int | None]:
-        """Logits of the tokens that may be drafted, and their argmax if it is known."""
+    def _logits(self, g: _Growing, row: int) -> tuple[Floats, int | None]:
+        """Logits of the tokens that may be drafted, and their argmax if it is known.
+
+        The argmax is -1 if the grammar allows no token.
+        """
         logits = self.context.logits_ith(row)
         if self._is_cut:
-            return logits[: self._n_vocab], None
-        return logits, self.context.argmax_ith(row)
+            logits = logits[: self._n_vocab]
+        if g.matcher is not None and g.matcher.is_active:
+            if self._restricted is None:
+                self._restricted = np.empty(self._n_vocab, np.float32)
+            return self._restricted, constrain(logits, g.matcher.mask(), self._restricted)
+        return logits, None if self._is_cut else self.context.argmax_ith(row)
 
 
 def draft_model(

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 from ..errors import DraftError
-from .draft import Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, View
 from .length import AcceptRates, DraftLength, Step
 from .stats import Stats
 
@@ -58,7 +59,11 @@ class Speculation:
                 "want 0 <= min_draft <= max_draft"
             )
         self._lengths = DraftLength(self.max_draft)
-        self._rates = AcceptRates()
+        costs: Costs | None = getattr(self.drafter, "costs", None)
+        self._costs = costs
+        self._rates = AcceptRates(
+            None, *(() if costs is None else (costs.accept_rate, costs.draft_s))
+        )
         self._texts: dict[int, AcceptRates] = {}
         self._views: dict[int, View] = {}  # texts that have not ended
         self._n_read: dict[int, int] = {}  # tokens of each text at the last call of the drafter
@@ -67,6 +72,8 @@ class Speculation:
         self._plain: list[tuple[int, float, float]] = []  # steps since: n_texts, step_s, draft_s
         self._draft_s = 0.0  # of this step
         self._missed_s = 0.0  # of calls of the drafter that found nothing
+        # per token of a text that a drafter had to read
+        self._read_s = inf if costs is None else costs.read_s
         self._n_missed = self._pause = 0  # such calls in a row, and steps until the next one
 
     def sizes(self, n_texts: int) -> list[int]:
@@ -104,9 +111,8 @@ class Speculation:
         drafts = self.drafter.propose(views, planned)
         self._draft_s = perf_counter() - start
         self.stats.count_calls(len(views), self._draft_s)
-        if self._has_unread(views):
-            self._draft_s = 0.0
-        self._missed_s += self._draft_s
+        if not self._count_read(views):
+            self._missed_s += self._draft_s
         for draft in drafts:
             if draft is not None:
                 self._n_missed = 0
@@ -117,18 +123,28 @@ class Speculation:
             self._pause = min(int(_MISS_SHARE * self._draft_s / max(step_s, 1e-9)), _MAX_PAUSE)
         return None
 
-    def _has_unread(self, views: Sequence[View]) -> bool:
-        """Whether a draft model had to read more than a step's tokens of a text.
+    def _n_unread(self, view: View) -> int:
+        """Tokens that a drafter has to read before it drafts; 0 for those of a step.
 
-        It reads a prompt once, and many tokens faster than it drafts them: the time of such a call
-        is not what a draft costs.
+        A draft model reads many tokens faster than it drafts them: the time of such a call is not
+        what a draft costs.
         """
-        found = False
-        for view in views:
-            n = len(view.tokens)
-            found |= n - self._n_read.get(view.id, 0) > self.max_draft + 1
-            self._n_read[view.id] = n
-        return found
+        n = len(view.tokens) - self._n_read.get(view.id, 0)
+        return n if n > self.max_draft + 1 else 0
+
+    def _count_read(self, views: Sequence[View]) -> bool:
+        """Whether a drafter had to read more than a step's tokens of a text.
+
+        The first time, it reads a prompt, which is no cost of this step if it was planned.
+        """
+        n = sum(map(self._n_unread, views))
+        if n:
+            self._read_s = min(self._read_s, self._draft_s / n)
+            is_first = any(view.id not in self._n_read for view in views)
+            if is_first and (self._costs is None or self._lengths.reads):
+                self._draft_s = 0.0
+        self._n_read.update((view.id, len(view.tokens)) for view in views)
+        return n > 0
 
     def _used(self, views: Sequence[View], drafts: list[Draft | None]) -> list[Draft | None] | None:
         """The drafts that are long enough; counts them."""
@@ -153,7 +169,13 @@ class Speculation:
         for n, step_s, draft_s in self._plain:
             self._lengths.count(Step(n, 0, n, step_s, draft_s))
         self._plain, self._ids = [], ids
-        self._planned = self._lengths.plan([self._rates_of(view) for view in views])
+        reading_s, first = [], []
+        for view in views:
+            n, known = self._n_unread(view), view.id in self._n_read
+            reading_s.append(self._read_s * n if n and (known or self._costs) else 0.0)
+            first.append(n if self._costs and not known else 0)
+        rates = [self._rates_of(view) for view in views]
+        self._planned = self._lengths.plan(rates, reading_s=reading_s, first=first)
         return self._planned
 
     def verified(self, view: View, draft: Draft, path: Sequence[int]) -> None:

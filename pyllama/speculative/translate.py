@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from ..errors import TokenizerError
 from ..tokenizer import Tokenizer
-from .draft import Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, View
 
 MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED = 5  # the ids before are special tokens, whose texts differ
@@ -172,6 +172,7 @@ def encoded(tokenizer: Tokenizer, text: bytes) -> list[tuple[int, int]] | None:
 class _InnerView:
     id: int
     tokens: list[int]
+    matcher: None = None  # the grammar is one of the target's tokens
 
 
 @dataclass
@@ -188,6 +189,11 @@ class Translated:
     target: Tokenizer
     draft: Tokenizer
     _texts: dict[int, TextInVocabulary] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def costs(self) -> Costs | None:
+        """Those of the inner drafter."""
+        return getattr(self.inner, "costs", None)
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama.errors import ModelError
-from pyllama_cli import conversation, conversation_options, output
+from pyllama_cli import conversation, conversation_options, lines, output
 from pyllama_cli.commands import completion
 from pyllama_cli.conversation_options import ConversationOptions
-from pyllama_cli.lines import LineReader
+from pyllama_cli.lines import PlainReader
 
 from ..pyllama.fake_context import METADATA, FakeContext, FakeModel
 
@@ -163,7 +163,7 @@ def test_interactive_mode_without_a_template(talk: Any) -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_a_second_one_exits(
-    talk: Any, monkeypatch: pytest.MonkeyPatch
+    talk: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[str] = []
 
@@ -176,11 +176,15 @@ def test_ctrl_c_stops_a_reply_and_a_second_one_exits(
     assert talk("u:Hi|a:one two three", "-cnv", stdin="Hi\n")[0] == 0
     assert shown == ["o", "n", "\n"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with conversation._ctrl_c_stops() as stopped:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stopped
-        with pytest.raises(KeyboardInterrupt):
+    for asks in (False, True):
+        with conversation._CtrlC(asks) as ctrl_c, ctrl_c.stops_reply() as stopped:
             os.kill(os.getpid(), signal.SIGINT)
+            assert stopped()
+            if asks:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert "again to exit" in capfd.readouterr().err
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_regen_differs_with_a_fixed_seed(talk: Any) -> None:
@@ -210,25 +214,35 @@ def test_line_reader(
     file.write_bytes(typed.encode("utf-8", "surrogateescape"))
     with file.open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        with LineReader(multiline=multiline) as reader:
+        with PlainReader(multiline=multiline) as reader:
             got = [reader.read("> ") for _ in read]
             assert got == read
             assert reader.read("> ") is None
 
 
-def test_history_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    readline = pytest.importorskip("readline")
+def test_the_history_keeps_the_last_messages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(lines, "_MAX_MESSAGES", 3)
+    path = tmp_path / "pyllama" / "history"
+    for i in range(8):
+        history = lines._history()
+        assert len([*history.load_history_strings()]) == min(i, 3)
+        history.store_string(f"message\n{i}")
+    assert [*lines._history().load_history_strings()] == [f"message\n{i}" for i in (7, 6, 5)]
+    assert path.read_text().count("+message") < 7
+    assert path.stat().st_mode & 0o077 == 0
+    path.unlink()
+    path.mkdir()  # cannot be read or written
+    history = lines._history()
+    history.store_string("lost")
+    assert not [*history.load_history_strings()]
+
+
+def test_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    typed = iter(["one", "two"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    with LineReader(color=True) as reader:
-        assert (reader.read("> "), reader.read("> ")) == ("one", "two")
-        readline.add_history("one")
-    path = tmp_path / "pyllama" / "history"
-    assert path.read_text().splitlines()[-1] == "one"
-    assert path.stat().st_mode & 0o077 == 0
     assert output.wants_color("on") and not output.wants_color("off")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not output.wants_color("auto")

@@ -143,7 +143,7 @@ def test_info_lists_versions_and_devices(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    raced = tuning.Choice("few_bytes", 8192, {4096: 10.0, 8192: 12.5}, 1.25)
+    raced = tuning.Choice("few_bytes", 16384, {8192: 10.0, 16384: 12.5}, 1.25)
     records = {
         "not measured yet": None,
         "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
@@ -161,9 +161,9 @@ def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         (head,) = [line for line in lines if line.startswith("tuning")]
         assert text in head
         at = lines.index(next(line for line in lines if line.split()[:1] == ["few_bytes"]))
-        assert lines[at].split()[1] == ("8192" if record and record.choices else "4096")
+        assert lines[at].split()[1] == ("16384" if record and record.choices else "8192")
         if record and record.choices:
-            assert "4096: 10.0, 8192: 12.5; best other 1.25 x" in lines[at + 1]
+            assert "8192: 10.0, 16384: 12.5; best other 1.25 x" in lines[at + 1]
             assert any("a pause takes 50.0 ns" in line for line in lines)
     monkeypatch.setattr(selftest, "measure_again", lambda: tuning.save(records["0.25 s"]))
     with tuning.using(None):

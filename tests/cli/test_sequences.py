@@ -58,7 +58,9 @@ def test_batched_bench_as_json_lines(model: Path) -> None:
     assert code == 2 and "no combination fits into a context of 20" in err
 
 
-def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> None:
+def test_parallel_continues_each_line_of_a_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "p.txt").write_text("one\n\ntwo three\n")
     args = ("-f", tmp_path / "p.txt", "-ns", 5, "-np", 2, "-n", 6, "--seed", 7, "--ignore-eos")
     code, out, err = run(parallel.command, model, *args)
@@ -67,6 +69,15 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     assert parts == {str(i): ("one", "two three")[i % 2] for i in range(5)}
     assert out == run(parallel.command, model, *args)[1]  # the same seed, the same texts
     assert run(parallel.command, model, "-p", "")[0] in (0, 2)
+
+    def interrupted(text: str) -> None:
+        if "--- 1" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "write_raw", interrupted)
+    code, _, err = run(parallel.command, model, *args)
+    assert code == 130 and "2 texts, 2 in parallel: " in err
+    monkeypatch.undo()
     top = run(parallel.command, model, "-f", tmp_path / "p.txt", "-n", 1, "--seed", 2**32 - 2)
     assert top[0] == 0 and "2 texts" in top[2]
     code, _, err = run(parallel.command, model, "-p", "x", "-ns", 2**31 - 1)

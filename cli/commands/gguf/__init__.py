@@ -17,7 +17,7 @@ TABLE = {
 }
 
 
-@click.group("gguf", cls=LazyGroup, table=TABLE)
+@click.group("gguf", cls=LazyGroup, sections={"Commands": TABLE})
 @version_option()
 def command() -> None:
     """Inspect, edit, split, merge and compare GGUF files."""

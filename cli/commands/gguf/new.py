@@ -1,7 +1,9 @@
 """``pyllama-gguf new``: copy a file with changed metadata.
 
-pyllama-gguf new x.gguf y.gguf --general-name "Mine" --chat-template-file chat.jinja
-pyllama-gguf new x.gguf y.gguf --set llama.rope.freq_base=f32:1e6 --remove-metadata general.url
+pyllama-gguf new x.gguf y.gguf --general-name "Mine"
+pyllama-gguf new x.gguf y.gguf --chat-template-file chat.jinja
+pyllama-gguf new x.gguf y.gguf --set llama.rope.freq_base=f32:1e6
+pyllama-gguf new x.gguf y.gguf --remove-metadata general.url
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``pyllama-gguf split``: split a file into several, like llama-gguf-split.
 
-pyllama-gguf split --split-max-size 2G x.gguf x        # x-00001-of-00003.gguf ...
+pyllama-gguf split --split-max-size 2G x.gguf x  # x-00001-of-00003.gguf ...
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``pyllama-powerinfer plan``: plan the placement of a sparse model on a GPU and the CPU.
 
-    pyllama-powerinfer plan -m x.gguf --stats stats.json --vram-budget 8 --svg plan.svg
-    pyllama-powerinfer plan -m x.gguf --vram-budget 8 --simulate --gpu-bandwidth 900
+    pyllama-powerinfer plan -m x.gguf --stats stats.json --vram-budget 8
+    pyllama-powerinfer plan -m x.gguf --vram-budget 8 --svg plan.svg --simulate
 
 Prints tables, and writes PowerInfer's ``x.gguf.generated.gpuidx`` next to the model.
 """

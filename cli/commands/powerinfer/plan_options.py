@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 
-from ...options import INT32_MAX, Group, Number, stack
+from ...help_pages import stack
+from ...options import INT32_MAX, Group, Number
 
 _PATH = click.Path(path_type=Path)
 _POSITIVE = Number(1e-6, kind=float)
@@ -70,7 +71,6 @@ plan_options = stack(
         "--solver",
         type=click.Choice(["greedy", "balance"]),
         default="greedy",
-        show_default=True,
         help="greedy: choose the neurons with the most activity per byte, like PowerInfer. "
         "balance: in each layer, balance the times of GPU and CPU, like Q-Infer.",
     ),
@@ -85,7 +85,6 @@ plan_options = stack(
         "--block",
         type=Number(1, INT32_MAX),
         default=256,
-        show_default=True,
         help="Number of neurons placed together.",
     ),
     click.option("--stats", type=_PATH, help="Statistics written by the stats command (JSON)."),
@@ -126,14 +125,12 @@ simulate_options = stack(
         type=_POSITIVE,
         metavar="GB/S",
         default=25.0,
-        show_default=True,
         help="Bandwidth between CPU and GPU.",
     ),
     click.option(
         "--depth",
         type=Number(0, INT32_MAX),
         default=512,
-        show_default=True,
         help="Tokens in the KV cache before the simulated token.",
     ),
 )

@@ -43,14 +43,12 @@ _PATH = click.Path(path_type=Path)
     "--ctx-size",
     type=Number(1, INT32_MAX),
     default=512,
-    show_default=True,
     help="Number of tokens per chunk of the text; each chunk starts with an empty KV cache.",
 )
 @click.option(
     "--chunks",
     type=Number(-1, INT32_MAX),
     default=-1,
-    show_default=True,
     help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(
@@ -58,7 +56,6 @@ _PATH = click.Path(path_type=Path)
     "--threads",
     type=Number(-1, MAX_THREADS),
     default=-1,
-    show_default=True,
     help="Threads. -1: min(affinity, cgroup quota, physical cores).",
 )
 @model_options

@@ -29,6 +29,7 @@ from ...tensor import Tensor
 from .atomics import pause
 from .backend import CpuBackend, CpuProgram
 from .buffer import REPACK, RepackBuffer
+from .simd.tile import widest_tile
 from .simd.vector import vectors
 from .tuning import DEFAULT, Choice, Record, Tuning, cpu_key, using
 
@@ -37,7 +38,7 @@ _ALTERNATIONS = 5
 _MIN_BYTES, _MAX_BYTES = 96 << 20, 128 << 20
 _BUDGET_S = 1.0  # later races are skipped and keep the defaults
 _PAUSES = 20_000
-_HINTS, _BYTES = (0, 3), (1024, 2048, 8192)
+_HINTS, _BYTES, _FEW_BYTES = (0, 3), (1024, 2048, 8192), (2048, 4096, 16384)
 _NEVER = (1 << 20,)  # tokens, more than any matmul has
 _FILL = 0x11  # of all memory: as a half float 0.0006, no denormal number
 
@@ -187,7 +188,7 @@ def _races(memory: _Memory) -> list[Race]:
     races = [
         race(large, 1, times(1), one_hint=_HINTS, one_bytes=_BYTES),
         race(small, 1, times(1), chunk_bytes=(1 << 16, 1 << 18)),
-        race(large, 1, times(4), few_hint=_HINTS, few_bytes=_BYTES),
+        race(large, 1, times(widest_tile(GGMLType.Q4_1)), few_bytes=_FEW_BYTES, few_hint=(0, 2)),
         race(floats, 1, times(1), float_hint=_HINTS, float_bytes=_BYTES),
         race(cells, 1, attention, kv_hint=_HINTS, kv_keys=(8, 16, 64)),
         race(rows, 0.5, axpy, axpy_hint=_HINTS),

@@ -37,8 +37,8 @@ class Tuning:
 
     one_hint: int = _tuned(2, 0, 3, "prefetch hint of quantized weights, one token")
     one_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
-    few_hint: int = _tuned(2, 0, 3, "prefetch hint of quantized weights, several tokens")
-    few_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
+    few_hint: int = _tuned(3, 0, 3, "prefetch hint of quantized weights, a few tokens")
+    few_bytes: int = _tuned(8192, 0, 1 << 16, "how far ahead, in bytes")
     float_hint: int = _tuned(2, 0, 3, "prefetch hint of float weights, one token")
     float_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
     kv_hint: int = _tuned(2, 0, 3, "prefetch hint of keys and values, one token")

@@ -9,16 +9,27 @@ A family is an object in a file of its own (see `call_format.Family`), and a lin
 from __future__ import annotations
 
 from .call_format import Family
-from .functionary import FUNCTIONARY_31, FUNCTIONARY_32
+from .functionary import (
+    FUNCTIONARY_0,
+    FUNCTIONARY_1,
+    FUNCTIONARY_2,
+    FUNCTIONARY_31,
+    FUNCTIONARY_32,
+)
 from .generic import GENERIC
 from .hermes import HERMES
 from .llama3 import LLAMA3
 from .mistral import MISTRAL_ARRAY, MISTRAL_NAMED
+from .recipient import FUNCTIONS
 from .section import SECTIONS
 
 FAMILIES: tuple[Family, ...] = (
     FUNCTIONARY_32,
     FUNCTIONARY_31,
+    FUNCTIONARY_2,
+    FUNCTIONARY_1,
+    FUNCTIONARY_0,
+    FUNCTIONS,
     MISTRAL_NAMED,
     MISTRAL_ARRAY,
     *SECTIONS,

@@ -17,7 +17,6 @@ from ...grammar import Grammar, Trigger
 from ..reasoning import Markers, State
 from .call_format import Family
 from .definitions import Mode, Tool
-from .generic import Generic
 from .rules import Rules, Split
 
 
@@ -43,6 +42,7 @@ class ReplyRules:
         parallel: whether a reply may have several calls.
         schema: JSON schema of the content; None for free text.
         thinking: markers of the reasoning and where the reply begins; None without reasoning.
+        begun: the prompt ends before the arguments of this call.
         split: splits markers at control tokens.
     """
 
@@ -52,6 +52,7 @@ class ReplyRules:
     parallel: bool = False
     schema: Mapping[str, Any] | bool | None = None
     thinking: tuple[Markers, State] | None = None
+    begun: Tool | None = None
     split: Split = lambda text: [text]
 
 
@@ -65,6 +66,9 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
     if mode == "none" and schema is None:
         return None
     rules = Rules(given.split)
+    if given.begun is not None:
+        rules.add("root", given.begun.arguments_rule(rules, "call"))
+        return ReplyGrammar(rules.text())
     calls = family.rules(rules, given.tools, given.parallel) if mode != "none" else ""
     if mode == "auto" and schema is None and family.lazy:
         rules.add("root", calls)
@@ -73,9 +77,9 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
             rules.text(), tuple(t for f in found for t in _after(given.thinking, f))
         )
     ways = [calls] if calls else []
-    if isinstance(family, Generic) and mode == "auto":
+    if mode == "auto":
         ways.append(family.response_rule(rules, schema))
-    elif schema is not None and mode != "required":
+    elif schema is not None and mode == "none":
         ways.append(rules.schema("content", schema, "response_format"))
     prefix = _thoughts(rules, given.thinking)
     rules.add("root", f"{prefix}({' | '.join(ways)})")

@@ -24,7 +24,8 @@ SPACE = r"(?:| |\n{1,2}[ \t]{0,20})"
 """The rule ``space`` of a grammar as a regular expression."""
 
 _SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
-_ANY = "[^\\x00]*"
+ANY_TEXT = "[^\\x00]*"
+"""A grammar expression for any text."""
 _QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _IN_GRAMMAR = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|!?<[^>]*>|#[^\n]*|\{[^}]*\}|[A-Za-z0-9-]+'
@@ -94,7 +95,7 @@ class Rules:
     def through(self, name: str, marker: str) -> str:
         """Add rules for any text up to the first of this marker, and the marker."""
         if self._split(marker) != [marker]:
-            return self.add(name, f"{_ANY} {self.marker(marker)}")
+            return self.add(name, f"{ANY_TEXT} {self.marker(marker)}")
         chars = sorted(set(marker))
         others = "[^" + "".join(map(_in_class, chars)) + "]"
         states = [name, *(f"{name}-{i}" for i in range(1, len(marker)))]

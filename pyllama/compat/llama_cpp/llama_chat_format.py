@@ -1,9 +1,16 @@
-"""The module ``llama_cpp.llama_chat_format``: chat handlers and formatters."""
+"""The module ``llama_cpp.llama_chat_format``: chat handlers and formatters.
+
+    format_chatml(messages).prompt
+
+Formatters and handlers of the named formats are made when they are read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...chat.llama_cpp_python_formats import FORMATS
 from ...errors import NotSupported
 from ...llama.chat_handlers import (
     ChatFormatter,
@@ -30,7 +37,6 @@ __all__ = [
     "LlamaChatCompletionHandlerNotFoundException",
     "LlamaChatCompletionHandlerRegistry",
     "chat_formatter_to_chat_completion_handler",
-    "format_mistral_instruct",
     "get_chat_completion_handler",
     "hf_autotokenizer_to_chat_completion_handler",
     "hf_autotokenizer_to_chat_formatter",
@@ -41,19 +47,38 @@ __all__ = [
 ]
 
 
-def format_mistral_instruct(messages: Any, **options: Any) -> ChatFormatterResponse:
-    """Mistral's prompt: ``[INST] question [/INST]answer</s>``, without BOS."""
-    text = ""
-    for message in messages:
-        content = message.get("content")
-        if message["role"] == "user" and isinstance(content, str):
-            text += f"[INST] {content}"
-        elif message["role"] == "assistant" and content is not None:
-            text += f" [/INST]{content}</s>"
-    return ChatFormatterResponse(text + " [/INST]", stop="</s>")
+# Functions whose names are not "format_" and the format's name.
+_NAMED = {
+    "format": "vicuna",
+    "format_llama2": "llama-2",
+    "format_llama3": "llama-3",
+    "format_baichuan2": "baichuan-2",
+}
+_HANDLERS = {
+    "chatml_function_calling": "chatml-function-calling",
+    "functionary_chat_handler": "functionary",
+    "functionary_v1_v2_chat_handler": "functionary-v2",
+}
+_FORMATTERS = {f"format_{name.replace('-', '_')}": name for name in FORMATS} | _NAMED
+
+
+def _formatter(name: str) -> ChatFormatter:
+    """The function that writes a format's prompt."""
+    text_format = FORMATS[name]
+
+    def formatter(messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatFormatterResponse:
+        return ChatFormatterResponse(
+            text_format.render(messages), "".join(text_format.stop) or None
+        )
+
+    return formatter
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HANDLERS:
+        return get_chat_completion_handler(_HANDLERS[name])
+    if name in _FORMATTERS:
+        return _formatter(_FORMATTERS[name])
     if name.endswith(("ChatHandler", "VisionAlpha")) and not name.startswith("_"):
 
         def refuse(*args: object, **options: object) -> None:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pyggml.backend.registry import HOST_BACKENDS, available
 from pyggml.dtype import GGMLType
 
 from ...core.model import Model
@@ -57,7 +58,7 @@ _CONSTANTS: dict[str, int] = {
     "LLAMA_TOKEN_NULL": -1,
     "LLAMA_ROPE_TYPE_NEOX": 2,
     "LLAMA_FTYPE_GUESSED": 1024,
-    "LLAMA_MAX_DEVICES": 1,
+    "LLAMA_MAX_DEVICES": 16,
 }
 
 
@@ -84,8 +85,8 @@ def llama_supports_mlock() -> bool:
 
 
 def llama_supports_gpu_offload() -> bool:
-    """Whether there is a GPU backend."""
-    return False
+    """Whether a device other than the CPU was found."""
+    return not {*available()} <= {*HOST_BACKENDS}
 
 
 def llama_supports_rpc() -> bool:
@@ -94,7 +95,7 @@ def llama_supports_rpc() -> bool:
 
 
 def llama_max_devices() -> int:
-    """Number of devices at most."""
+    """Maximum number of devices in a ``tensor_split``."""
     return _CONSTANTS["LLAMA_MAX_DEVICES"]
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
-from pyllama.chat.builtin import FORMATS
 from pyllama.chat.conversation import Conversation
 from pyllama.chat.formats import ChatFormat
+from pyllama.chat.llama_cpp_formats import FORMATS
 from pyllama.chat.reply import Reply, ReplyOptions
 from pyllama.chat.transcript import Transcript
 from pyllama.chat.turn import TurnOptions

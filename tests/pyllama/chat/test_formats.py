@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyllama.chat.formats import DEFAULT, ChatFormats
+from pyllama.chat.formats import DEFAULT, NAMES_OF_LLAMA, ChatFormats, Writer
 from pyllama.errors import TemplateError
 from pyllama.tokenizer import load_tokenizer
 
@@ -17,11 +18,15 @@ SIMPLE = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% 
 USER = [{"role": "user", "content": "Hi"}]
 
 
-def formats(template: str | None = None, **metadata: Any) -> ChatFormats:
+def formats(
+    template: str | None = None, named: Mapping[str, Writer] = NAMES_OF_LLAMA, **metadata: Any
+) -> ChatFormats:
+    """The formats of a model with this template."""
     values = {**METADATA, **metadata}
     if template is not None:
         values["tokenizer.chat_template"] = template
-    return ChatFormats(SimpleNamespace(metadata=values, tokenizer=load_tokenizer(values)))  # type: ignore[arg-type]
+    model: Any = SimpleNamespace(metadata=values, tokenizer=load_tokenizer(values))
+    return ChatFormats(model, named)
 
 
 @pytest.mark.parametrize("bos", ["{{ bos_token }}", "", "<s>"])
@@ -38,12 +43,12 @@ def test_the_format_is_the_models_or_the_fallback() -> None:
     own = formats(SIMPLE, **{"tokenizer.chat_template.tool_use": "tools"})
     assert own.has_own and own.get().name == DEFAULT
     assert own.get("chat_template.tool_use").prompt(USER).text == "tools"
-    assert own.get("vicuna").prompt(USER).text == "USER: Hi\nASSISTANT:"
+    assert own.get("vicuna-orca").prompt(USER).text == "USER: Hi\nASSISTANT:"
     assert own.get("{{ messages|length }}").prompt(USER).text == "1"
     assert own.get() is own.get()
     none = formats()
     assert not none.has_own and none.get().name == "chatml"
-    assert none.get(fallback="llama-2").prompt(USER).text == "[INST] Hi [/INST]"
+    assert none.get(fallback="llama-2").prompt(USER).text == " <s>[INST]Hi  [/INST]"
     with pytest.raises(TemplateError, match="did you mean zephyr"):
         none.get("zephir")
     with pytest.raises(TemplateError, match=r"there are: .*chatml"):
@@ -59,7 +64,7 @@ def test_reserved_template_variables(name: str, format: str | None) -> None:
 
 def test_ends_that_are_no_tokens_are_stop_texts() -> None:
     assert formats().get("chatml").prompt(USER).stop == ("<|im_end|>",)
-    assert formats().get("vicuna").prompt(USER).stop == ()  # </s> is this vocabulary's EOS
+    assert formats().get("zephyr").prompt(USER).stop == ()  # </s> is this vocabulary's EOS
 
 
 def test_contents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import pyllama
 from pyllama import compat
+from pyllama.core.devices import gpu_devices
 from pyllama.errors import NotSupported, TemplateError
 from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
 
@@ -44,7 +46,8 @@ def test_constants_and_the_c_api(llama_cpp: Any) -> None:
     assert llama_cpp.LLAMA_POOLING_TYPE_MEAN == 1 and llama_cpp.LLAMA_SPLIT_MODE_LAYER == 1
     assert llama_cpp.GGML_TYPE_Q8_0 == 8 and llama_cpp.LLAMA_FTYPE_MOSTLY_BF16 == 32
     assert llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN == 2
-    assert llama_cpp.llama_supports_mmap() and not llama_cpp.llama_supports_gpu_offload()
+    assert llama_cpp.llama_supports_mmap()
+    assert llama_cpp.llama_supports_gpu_offload() is bool(gpu_devices())
     llama_cpp.llama_log_set(llama_cpp.llama_log_callback(print), None)
     for call in (
         llama_cpp.llama_model_default_params,
@@ -57,6 +60,18 @@ def test_constants_and_the_c_api(llama_cpp: Any) -> None:
         llama_cpp.llama_chat_format.Llava15ChatHandler(clip_model_path="x")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(llama_cpp, "no" + "thing")
+
+
+def test_texts_of_tokens_by_the_c_api(llama_cpp: Any, model_path: Path) -> None:
+    llama = llama_cpp.Llama(str(model_path), vocab_only=True, verbose=False)
+    vocab, buffer = llama_cpp.llama_model_get_vocab(llama.model), (ctypes.c_char * 32)()
+    for token in range(llama.n_vocab()):
+        n = llama_cpp.llama_token_to_piece(vocab, token, buffer, 32, 0, True)
+        assert buffer[:n] == llama.model.tokenizer.token_to_piece(token, True)
+        assert llama_cpp.llama_token_to_piece(vocab, token, buffer, 0, 0, True) == -n
+    space = next(t for t in range(llama.n_vocab()) if vocab.token_to_piece(t) == b" ")
+    assert llama_cpp.llama_token_to_piece(vocab, space, buffer, 32, 0, True) == 1
+    assert llama_cpp.llama_token_to_piece(vocab, space, buffer, 32, 1, True) == 0
 
 
 def test_after_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +101,7 @@ def test_handlers_of_ones_own(llama_cpp: Any, reciting: Any) -> None:
         return formats.ChatFormatterResponse(prompt="The cat", stop="on")
 
     try:
-        llama = reciting(chat_format="cat")
+        llama = reciting(chat_format="cat", n_ctx=128)
         handler = formats.get_chat_completion_handler("cat")
         whole = handler(llama=llama, messages=HI, temperature=0, colour="grey", repeat_penalty=1.0)
         assert whole["choices"][0]["message"] == {"role": "assistant", "content": " sat "}
@@ -112,6 +127,19 @@ def test_templates_as_formatters(llama_cpp: Any) -> None:
     )(messages=HI, mood="!")  # fmt: skip
     assert (made.prompt, made.stop, made.added_special) == ("<s>hi!>", ["</s>"], True)
     assert made.stopping_criteria[0]([5, 2], None) and not made.stopping_criteria[0]([5], None)
+
+
+def test_named_formats_as_functions(llama_cpp: Any, reciting: Any) -> None:
+    formats = llama_cpp.llama_chat_format
+    made = formats.format_chatml(messages=HI, temperature=0)
+    assert (made.prompt, made.stop) == (
+        "<|im_start|>system\n<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+    )
+    assert formats.format(HI).prompt.endswith(" USER: hi ASSISTANT:")
+    assert formats.format_llama3(HI).stop == "<|eot_id|>"
+    reply = formats.chatml_function_calling(llama=reciting(n_ctx=512), messages=HI, max_tokens=1)
+    assert reply["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_min_tokens(llama_cpp: Any, reciting: Any) -> None:

@@ -6,6 +6,7 @@ is installed with ``pip install --no-deps``. A test of a library that is missing
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -133,8 +134,10 @@ def test_guidance_is_refused(llama: Llama) -> None:
         guidance.models.LlamaCpp(llama)
 
 
-@pytest.fixture
-def client(sources: Path, demo_model: Path, tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(params=["its module", "its example"])
+def client(
+    request: pytest.FixtureRequest, sources: Path, demo_model: Path, tmp_path: Path
+) -> Iterator[Any]:
     """OpenAI's client of llama-cpp-python's own server, in another process."""
     for name in ("uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings"):
         pytest.importorskip(name)
@@ -142,23 +145,22 @@ def client(sources: Path, demo_model: Path, tmp_path: Path) -> Iterator[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = ["-m", "pyllama.compat", "--sources", sources, "-m", "llama_cpp.server"]
-    command += ["--model", demo_model, "--model_alias", "demo", "--port", port, "--n_ctx", 512]
-    command += [
-        "--cache",
-        "true",
-        "--logits_all",
-        "true",
-        "--draft_model",
-        "prompt-lookup-decoding",
-    ]
-    if "embedding" not in REFUSED:
-        command += ["--embedding", "true"]
+    settings = {
+        "model": str(demo_model), "model_alias": "demo", "host": "127.0.0.1", "port": str(port),
+        "n_ctx": "512", "cache": "true", "logits_all": "true",
+        "draft_model": "prompt-lookup-decoding", "embedding": str("embedding" not in REFUSED),
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", "pyllama.compat", "--sources", str(sources)]
+    env = dict(os.environ)
+    if request.param == "its module":
+        command += ["-m", "llama_cpp.server"]
+        command += [word for name, value in settings.items() for word in (f"--{name}", value)]
+    else:
+        command += [str(sources / "examples" / "high_level_api" / "fastapi_server.py")]
+        env |= {name.upper(): value for name, value in settings.items()}
     log = tmp_path / "log"
     with open(log, "wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-P", *map(str, command)], stdout=file, stderr=file, cwd=tmp_path
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path, env=env)
     try:
         for _ in range(600):
             with socket.socket() as probe:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -34,6 +36,24 @@ def outcomes(sources: Path, folder: Path, models: dict[str, Path], *options: str
         bad = [*case.iter("failure"), *case.iter("error")]
         found[case.get("name", "")] = bad[0].get("message", "failed") if bad else "passed"
     return found
+
+
+# Classes and functions that are not there: parts of its grammars, of embeddings, of templates.
+ABSENT = {
+    "BuiltinRule", "SchemaConverter", "guess_chat_format_from_gguf_metadata", "normalize_embedding",
+}  # fmt: skip
+
+
+def test_names_of_its_modules(sources: Path, llama_cpp: ModuleType) -> None:
+    for path in (sources / "llama_cpp").glob("*.py"):
+        if f"llama_cpp.{path.stem}" not in sys.modules or path.stem == "llama_cpp":
+            continue
+        module = sys.modules[f"llama_cpp.{path.stem}"]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        absent = {name for name in names if name[0] != "_" and not hasattr(module, name)}
+        assert absent <= ABSENT, path
+    assert callable(llama_cpp.llama_chat_format.format_chatml)
 
 
 def test_only_downloads_fail(sources: Path, tmp_path: Path) -> None:

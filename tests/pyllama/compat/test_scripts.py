@@ -34,7 +34,6 @@ def test_the_readme(sources: Path, tmp_path: Path, demo_model: Path) -> None:
     blocks = [b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "Llama(" in b]
     scripts = [block for block in blocks if not NEEDS.search(block)]
     assert (len(blocks), len(scripts)) == (9, 8)
-    scripts = [script for script in scripts if "chatml-function-calling" not in script]  # not yet
     for number, script in enumerate(scripts):
         if "embedding=True" in script and not EMBEDDINGS:
             continue
@@ -52,7 +51,7 @@ def test_the_readme(sources: Path, tmp_path: Path, demo_model: Path) -> None:
     ("name", "output"),
     [
         ("inference", '"object": "text_completion"'),
-        ("streaming", '"finish_reason": null'),
+        ("streaming", '"object": "text_completion"'),
         ("infill", "Fill-in-Middle completion"),
         ("embedding", "'object': 'embedding'"),
     ],

@@ -289,6 +289,40 @@ def test_fifty_random_prompts(
             assert stats.n_accept == stats.n_drafted
 
 
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("sampling", [SamplingParams(temp=0.0), DRAWN], ids=["points", "drawn"])
+def test_a_model_drafts_what_the_grammar_allows(
+    make: Make, width: int, sampling: SamplingParams
+) -> None:
+    grammar = Grammar('root ::= ([0-9] [a-f] ", "){12}')
+    request = Request(TOKENS[:9], GREEDY, max_tokens=40, grammar=grammar)
+    wanted = run(make(), [request])[0]
+    drafter = ModelDrafter(make(n_ctx=256), sampling, width=width, p_split=0.0)
+    propose, drafts = drafter.propose, list[Draft]()
+
+    def checked(views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        found, matcher = propose(views, max_nodes), views[0].matcher
+        assert matcher is not None
+        for draft in filter(None, found):
+            drafts.append(draft)
+            for node in range(len(draft)):
+                mark, path = matcher.mark(), [node]
+                while draft.parent[path[0]] >= 0:
+                    path.insert(0, draft.parent[path[0]])
+                for i in path:
+                    assert matcher.allows(draft.tokens[i])
+                    matcher.accept(draft.tokens[i])
+                matcher.rollback(mark)
+        return found
+
+    drafter.propose = checked  # type: ignore[method-assign]
+    events = run(make(), [request], drafter)[0]
+    assert plain(events) == plain(wanted) and drafts
+    if sampling.temp == 0 and width == 1:
+        text = "".join(event.text for event in events)
+        assert all(event.drafted for event in events[1:6]), text
+
+
 def test_limits(make: Make) -> None:
     request = Request(TOKENS[:6], GREEDY, max_tokens=40)
     (without,) = run(make(), [request])

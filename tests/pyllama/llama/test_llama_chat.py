@@ -20,7 +20,7 @@ PROMPT = "USER: Hi\nASSISTANT:"
 
 @pytest.fixture
 def llama(reciting: Any) -> Llama:
-    return reciting(PROMPT + " naïve 🙂!", chat_format="vicuna", logits_all=True)  # type: ignore[no-any-return]
+    return reciting(PROMPT + " naïve 🙂!", chat_format="vicuna-orca", logits_all=True)  # type: ignore[no-any-return]
 
 
 def test_a_reply_has_openais_form(llama: Llama) -> None:
@@ -319,7 +319,7 @@ def test_errors(llama: Llama, reciting: Any) -> None:
     with pytest.raises(ContextFull):
         llama.create_chat_completion([{"role": "user", "content": "x" * 100}])
     with pytest.raises(ValueError, match="no chat format"):
-        reciting(chat_format="functionary")
+        reciting(chat_format="nosuch")
 
 
 def test_chat_formats_and_handlers(reciting: Any) -> None:

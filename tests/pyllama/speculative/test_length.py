@@ -28,6 +28,8 @@ class Machine:
 
     curve: list[float]
     draft_s: float = 0.0  # per token, in steps of one row
+    read_s: float = 0.0  # per token that was added since the last draft, in the same
+    n_prompt: int = 0  # tokens to read before the first draft, where that is known
     noise: float = 0.1
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     unit_s: float = 5e-3
@@ -48,27 +50,38 @@ Accept = Callable[[int, int], float]  # rate by position, and tokens so far
 def speed_up(machine: Machine, accept: Accept, n_tokens: int, n_texts: int = 1) -> float:
     """Mean time without drafts, divided by that with them."""
     lengths, drafter = DraftLength(), AcceptRates()
+    if machine.n_prompt:
+        prompt_s = machine.n_prompt * machine.unit_s * machine.curve[-1] / 17
+        lengths.times.count_prompt(machine.n_prompt, machine.noisy(prompt_s))
+        drafter = AcceptRates(None, 0.7, machine.noisy(machine.draft_s * machine.unit_s))
     texts = [AcceptRates(drafter) for _ in range(n_texts)]
     done, spent_s, plain_s = 0, 0.0, 0.0
-    random = machine.random
+    random, unread = machine.random, [machine.n_prompt] * n_texts
+    first = [machine.n_prompt > 0] * n_texts
     while done < n_tokens * n_texts:
-        drafted = lengths.plan(texts)
-        made = 0
-        for text, n in zip(texts, drafted, strict=True):
+        reading = [machine.read_s * machine.unit_s * n for n in unread]
+        to_read = [n if new else 0 for n, new in zip(unread, first, strict=True)]
+        drafted = lengths.plan(texts, reading_s=reading, first=to_read)
+        made, reading_s = 0, 0.0
+        for i, (text, n) in enumerate(zip(texts, drafted, strict=True)):
             n_accepted = 0
             while n_accepted < n and random.random() < accept(n_accepted, done // n_texts):
                 n_accepted += 1
             if n:
                 text.count(n, n_accepted)
                 text.count_time(machine.noisy(n * machine.draft_s * machine.unit_s), n)
+                reading_s += reading[i]
+            first[i] &= not n
+            unread[i] = 0 if n else unread[i] + 1
             made += n_accepted + 1
         k = sum(drafted)
-        draft_s = k * machine.draft_s * machine.unit_s
+        draft_s = k * machine.draft_s * machine.unit_s + reading_s
         step_s = machine.mean_s(n_texts + k, done // n_texts)
         plain_s += made / n_texts * machine.mean_s(n_texts, done // n_texts)
         spent_s += step_s + draft_s
         done += made
-        lengths.count(Step(n_texts, k, made, machine.noisy(step_s), machine.noisy(draft_s)))
+        counted_s = draft_s - reading_s if lengths.reads else draft_s
+        lengths.count(Step(n_texts, k, made, machine.noisy(step_s), machine.noisy(counted_s)))
     return plain_s / spent_s
 
 
@@ -98,19 +111,39 @@ RATES: dict[str, Accept] = {
 @pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("curve", CURVES)
 def test_never_slower_than_without_drafts(curve: str, rates: str) -> None:
-    for seed, (draft_s, growth, n_texts) in enumerate(
-        [(0, 0, 1), (0.004, 1e-3, 1), (0.1, 0, 1), (0.4, 0, 1), (0.1, 0, 4)]
+    for seed, (draft_s, read_s, growth, n_texts) in enumerate(
+        [
+            (0, 0, 0, 1),
+            (0.004, 0, 1e-3, 1),
+            (0.1, 0.005, 0, 1),
+            (0.4, 0, 0, 1),
+            (0.1, 0, 0, 4),
+            (1.0, 0.25, 0, 1),  # a draft model as large as its target
+        ]
     ):
         random = np.random.default_rng(seed)
-        machine = Machine(CURVES[curve], draft_s, 0.1, random, growth=growth)
+        machine = Machine(CURVES[curve], draft_s, read_s, 0, 0.1, random, growth=growth)
         assert speed_up(machine, RATES[rates], 600, n_texts) >= 0.97
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("draft_s", [0.1, 0.3, 0.55, 1.0])
+@pytest.mark.parametrize("n_prompt", [40, 220, 2000])
+def test_a_prompt_is_read_only_if_that_pays(rates: str, draft_s: float, n_prompt: int) -> None:
+    machine = Machine(CURVES["memory bound"], draft_s, draft_s / 8, n_prompt)
+    got = speed_up(machine, RATES[rates], 300)
+    if rates == "always":
+        assert (got > 1.2) == (draft_s * max(n_prompt, 128) < 128) or got >= 0.97
+    at_most = n_prompt * draft_s / 8  # a bet that was lost
+    assert got >= 0.97 * 300 / (300 + (at_most if draft_s < 0.5 else 0))
 
 
 def test_never_slower_on_any_machine() -> None:
     for seed in range(60):
         random = np.random.default_rng(seed)
         steps = random.choice([0.0, 0.05, 0.3, 1.0, 1.3], 4) * random.random(4) * [1, 2, 4, 9]
-        machine = Machine([1, *(1 + steps.cumsum())], random.choice([0, 0.05, 0.3]), 0.15, random)
+        draft_s = random.choice([0, 0.05, 0.3])
+        machine = Machine([1, *(1 + steps.cumsum())], draft_s, 0.0, 0, 0.15, random)
         assert speed_up(machine, changing(seed), 800) >= 0.97
 
 
@@ -141,6 +174,21 @@ def test_rows_of_several_texts_compete() -> None:
     n_good, n_bad = lengths.plan([good, bad])
     assert n_good > 4 and n_bad == 0
     assert lengths.plan([]) == []
+
+
+@pytest.mark.parametrize(("read_s", "is_read"), [(0.002, True), (0.2, False)])
+def test_a_draft_model_reads_what_it_missed_if_that_is_cheap(read_s: float, is_read: bool) -> None:
+    lengths, text, unread, reads = DraftLength(), AcceptRates(), 0, list[int]()
+    for step in range(1500):  # nothing is ever accepted
+        (n,) = lengths.plan([text], reading_s=[read_s * unread])
+        reading_s = read_s * unread if n else 0.0
+        if n:
+            text.count(n, 0)
+            text.count_time(0.5 * n, n)
+            reads += [step] * (unread > 17)
+        unread = 0 if n else unread + 1
+        lengths.count(Step(1, n, 1, 1 + 0.2 * n, 0.5 * n + reading_s))
+    assert bool(reads) == is_read and len(reads) < 20
 
 
 def test_step_times() -> None:

@@ -229,9 +229,8 @@ def test_a_failed_decode(
         run(schedule)
 
     monkeypatch.setattr(Schedule, "run", counted)
-    wanted = [
-        shape(draft) for draft in ModelDrafter(context, width=width, **OPEN).propose(texts, [5, 5])
-    ]
+    drafter, left[0] = ModelDrafter(context, width=width, **OPEN), 0
+    wanted = [shape(draft) for draft in drafter.propose(texts, [5, 5])]
     n_runs = -left[0]
     assert n_runs > 3
     for i in range(1, n_runs + 1):
@@ -426,19 +425,22 @@ def test_end_tokens_that_the_target_lacks(tmp_path: Path) -> None:
 
 def test_a_new_text_uses_the_tokens_of_one_that_has_ended(make: Make) -> None:
     context = make(n_ctx=512, n_seq_max=2)
-    drafter, decoded = ModelDrafter(context, **OPEN), list[int]()
+    drafter, held = ModelDrafter(context, **OPEN), list[int]()
     decode = context.decode
 
     def counted(batch: Batch) -> None:
-        decoded.append(len(batch.tokens))
+        held.append(context.kv.n_used)
         decode(batch)
+        assert context.kv.n_used == held[-1] + len(batch.tokens)
 
     context.decode = counted  # type: ignore[method-assign]
     first, second = Text(TOKENS[:100], 0), Text(TOKENS[:150], 1)
-    drafter.propose([first], [3])
+    drafter.propose([first], [1])
+    assert held[0] == 0 and context.kv.n_used == 100
     drafter.release(first)
+    held.clear()
     (found,) = drafter.propose([second], [3])
-    assert decoded == [100, 50]
+    assert held[0] == 100 and min(held) == 100
     (alone,) = ModelDrafter(make(n_ctx=512), **OPEN).propose([second], [3])
     assert found is not None and alone is not None and found.tokens == alone.tokens
     drafter.release(second)

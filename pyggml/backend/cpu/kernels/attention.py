@@ -4,9 +4,10 @@ A group of query rows (a block of tokens of one sequence times the heads of one 
 same keys. Where its tokens are on several branches of a tree, that holds for the chunks before the
 cut; each later chunk is read once for each run of tokens of one branch. For many rows, keys and
 values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
-from the cache directly. For a few tokens, chunks are computed by several threads and merged in a
-second launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and
-chunks are always merged in order: a row's bits depend on its keys alone, on none of these choices.
+from the cache directly. For a few tokens, chunks (where there are few, parts of the tokens too) are
+computed by several threads and merged in a second launch. Each chunk gives a row's (max, sum,
+values[hdv]), float32 like the row's state, and chunks are always merged in order: a row's bits
+depend on its keys alone, on none of these choices.
 """
 
 from __future__ import annotations
@@ -71,7 +72,6 @@ _CHUNKS = 8  # per thread, if there are enough tokens
 _SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
 _SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed by several threads
 _DIRECT_ROWS = 24  # at most so many query rows read the cache directly
-DIRECT_TILE = 4  # query rows of one direct pass
 NO_CUT = 1 << 40  # of tokens that are on no branch
 
 
@@ -354,10 +354,21 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 if branch_of(node, after) != 0:
                     shared = min(shared, branch_cut(node, after))
             after += 1
-        n_rows, head_0 = (after - t) * n_rep, kv_head * n_rep
         n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
-        c = lo // CHUNK + n_met * split // splits
-        end_chunk = lo // CHUNK + n_met * (split + 1) // splits
+        # Splits share the chunks; where these are fewer, also the tokens, a pass or more in each
+        group, group_end, key_parts = after - t, after, max(1, min(splits, n_met))
+        passes = (group * n_rep + TILE_ROWS - 1) // TILE_ROWS
+        token_parts = min(splits // key_parts, min(group, passes))
+        place = split - (splits - key_parts * token_parts)  # the first splits have nothing to do
+        if place < 0:
+            t = group_end
+            continue
+        part, of_keys = place // key_parts, place % key_parts
+        after = t + group * (part + 1) // token_parts
+        t += group * part // token_parts
+        n_rows, head_0 = (after - t) * n_rep, kv_head * n_rep
+        c = lo // CHUNK + n_met * of_keys // key_parts
+        end_chunk = lo // CHUNK + n_met * (of_keys + 1) // key_parts
         a, b, hi_of = t, after, hi  # tokens that read the chunk from one list, and their last key
         if c < end_chunk:
             first = c * CHUNK
@@ -393,16 +404,19 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     n_prefetched = min(CHUNK, next_hi - begin)
                 else:
                     next_cells = cells
-            elif after < stop:
-                begin = list_begin(node, after) // CHUNK * CHUNK
-                end = max(list_end(node, after), begin + 1)
-                find_cells(list_entries(node, after, begin), begin, end, later)
+            elif group_end < stop:
+                begin = list_begin(node, group_end) // CHUNK * CHUNK
+                end = max(list_end(node, group_end), begin + 1)
+                find_cells(list_entries(node, group_end, begin), begin, end, later)
             else:
                 next_cells, keys_after = cells, next_k
             if n_keys > 0 and not direct:
                 pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
-            step = DIRECT_TILE if direct else TILE_ROWS
+            step = TILE_ROWS
+            if direct:  # as few passes as possible, about equal
+                passes = (r1 - r0 + step - 1) // step
+                step = (r1 - r0 + passes - 1) // passes
             entries = list_entries(node, a, first)
             for r in range(r0, r1, step):
                 rows = min(step, r1 - r)
@@ -451,7 +465,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
             for r in range(n_rows):
                 head = head_0 + r % n_rep
                 finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
-        t = after
+        t = group_end
 
 
 @kernel
@@ -510,9 +524,11 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     block = (
         ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
     )
-    splits = ceil_div(_SPLITS * low.n_threads, n_kv_head) if split else 1
-    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that all threads get equally many
-    splits = min(round_up(splits, even), n_chunks) if split else 1
+    blocks = ceil_div(n_tokens, block)
+    splits, n_tasks = 1, n_kv_head * blocks * n_streams
+    if split:
+        even = low.n_threads // gcd(low.n_threads, n_tasks)  # so that threads get equally many
+        splits = min(round_up(ceil_div(_SPLITS * low.n_threads, n_tasks), even), n_chunks)
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
@@ -536,12 +552,11 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
-    blocks = ceil_div(n_tokens, block)
     low.launch(
         flash_attn,
         node,
         params,
-        splits * n_kv_head * blocks * n_streams,
+        splits * n_tasks,
         writes=parts,
         scratch=scratch,
         variant="_".join(x.type.name.lower() for x in (k, v)),

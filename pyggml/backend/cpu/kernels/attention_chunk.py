@@ -5,8 +5,8 @@
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
-are padded with zeros to a multiple of 8. A pass over the cache serves up to 4 query rows, a pass
-over packed rows 6. Functions that depend on the types of the cache are called by address.
+are padded with zeros to a multiple of 8. A pass serves up to 6 query rows. Functions that depend on
+the types of the cache are called by address.
 """
 
 from __future__ import annotations
@@ -120,7 +120,11 @@ def _pv_packed(p, values, n, sums, padded):
 def _qk_direct(kind: int, tail: int, hint: int) -> Kernel:
     def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
         q_row = 4 * ((d + 7) // 8 * 8)
-        if rows == 4:
+        if rows == 6:
+            _qk(kind, 6, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 5:
+            _qk(kind, 5, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 4:
             _qk(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         elif rows == 3:
             _qk(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
@@ -158,7 +162,11 @@ def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
 @inline_strict
 def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
     s_row, o_row = S_STRIDE, 4 * padded
-    if rows == 4:
+    if rows == 6:
+        attn_pv(kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 5:
+        attn_pv(kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 4:
         attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 3:
         attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
@@ -223,7 +231,7 @@ def qk_packed(traits, q, d, keys, n, scores):
 
 @inline
 def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
-    """Scores of up to 4 query rows against ``n`` keys in the cache; prefetches their values."""
+    """Scores of up to 6 query rows against ``n`` keys in the cache; prefetches their values."""
     ahead = trait(traits, KEYS_AHEAD)
     call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
 

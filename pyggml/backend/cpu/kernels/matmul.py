@@ -33,7 +33,7 @@ from ..type_traits import trait
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
-from .quantize import add_quantize, quantize_row, widened
+from .quantize import add_quantize, quantize_blocks, widened
 from .span import overlap
 from .weights import (
     ACT_BYTES,
@@ -61,7 +61,8 @@ from .weights import (
 )
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
-_LEAST_MACS = 1 << 17  # work of a chunk for a few tokens, at least
+_LEAST_MACS = 1 << 17  # work of a thread's only chunk for a few tokens, at least
+_FEW_MACS = 1 << 20  # work of a chunk if a thread has several: some microseconds
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
@@ -229,10 +230,9 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                             v = function(activation, load_elem(F32, a, r)) * load_elem(F32, b, r)
                             store_elem(F32, y, r, v)
                 if quantized != 0:
-                    for i in range(tokens):
-                        y = data(node, DST) + (t + i) * out_stride + 128 * u
-                        row = quantized + (t + i) * units * Q8_BLOCK
-                        quantize_row(y, row + u * Q8_BLOCK, 32)
+                    y = data(node, DST) + t * out_stride + 128 * u
+                    row = quantized + (t * units + u) * Q8_BLOCK
+                    quantize_blocks(y, out_stride, row, units * Q8_BLOCK, tokens)
                 t += tokens
         if t_tiles > t0:
             use_tiles(traits, 0)
@@ -262,7 +262,10 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / MAX_TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
-    few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
+    few = 0
+    if token_chunks * batch == 1:
+        each = min(8, macs // _FEW_MACS // low.n_threads)  # the same number for all threads
+        few = max(each * low.n_threads, min(low.n_threads, macs // _LEAST_MACS))
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
@@ -286,6 +289,7 @@ def _launch(
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
     functions = tiles_for(w, node.ne[1])
+    one_pass = len(functions) == 1
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES + 1,)
     scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
@@ -296,7 +300,7 @@ def _launch(
         activations=act[0].address if act else 0,
         add=0 if glu else len(add),
         quantize=0,
-        traits=weight_traits(w, *functions, *more),
+        traits=weight_traits(w, *functions, *more, one_pass=one_pass),
         plain=plain,
         panel=panel,
     )

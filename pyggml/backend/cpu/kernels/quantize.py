@@ -90,12 +90,19 @@ def _codes(b: Any, values: Any, inverse: Any) -> Any:
 
 
 @emitted
-def _quantize_32(b: Any, source: Any, target: Any) -> None:
-    """32 floats at ``source`` as one block at ``target``; branch-free."""
+def _scale_32(b: Any, source: Any, target: Any) -> None:
+    """Store the scale of 32 floats, not rounded yet, and its inverse in the block at ``target``."""
+    largest = _largest(b, _magnitudes(b, load(b, source, vec(f32, BLOCK), 4)))
+    store(b, b.fdiv(largest, ir.Constant(f32, 127.0)), at(b, target, SCALE), 4)
+    store(b, _inverse(b, largest), at(b, target, SUM), 4)
+
+
+@emitted
+def _encode_32(b: Any, source: Any, target: Any) -> None:
+    """32 floats at ``source`` as one block at ``target``, which has their scale; branch-free."""
     values = load(b, source, vec(f32, BLOCK), 4)
-    largest = _largest(b, _magnitudes(b, values))
-    d = b.fdiv(largest, ir.Constant(f32, 127.0))
-    codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
+    d, inverse = (load(b, at(b, target, offset), f32, 4) for offset in (SCALE, SUM))
+    codes = b.trunc(_codes(b, values, inverse), vec(i8, BLOCK))
     wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
     total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
     v = vectors()
@@ -163,10 +170,21 @@ def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
 
 
 @inline_strict
+def quantize_blocks(x, x_stride, out, out_stride, n):
+    """``n`` times 32 float32 as blocks; the strides, in bytes, are from one to the next.
+
+    Two loops: in one, a CPU would wait for a block's scale before it gets to the next blocks.
+    """
+    for i in range(n):
+        _scale_32(x + i * x_stride, out + i * out_stride)
+    for i in range(n):
+        _encode_32(x + i * x_stride, out + i * out_stride)
+
+
+@inline_strict
 def quantize_row(x, out, n):
     """``n`` (a multiple of 32) float32 at address ``x`` as blocks at ``out``."""
-    for i in range(n // BLOCK):
-        _quantize_32(x + 4 * BLOCK * i, out + Q8_BLOCK * i)
+    quantize_blocks(x, 4 * BLOCK, out, Q8_BLOCK, n // BLOCK)
 
 
 @inline_strict

@@ -53,15 +53,16 @@ from ..type_traits import TypeTraits, trait
 COLUMNS, BLOCK_BYTES, ACT_BYTES, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = range(8)
 PACK = 8
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
-# formats, the decoder or 0. Functions: add rows to sums, to the sums of four tokens; a row's groups
-# as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(9, 16)
+# formats, the decoder or 0. A function: a row's groups as float32.
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_UNPACK = range(9, 14)
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(16, 18)
-TILE = 17  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
+TILES, USE_TILES = range(14, 16)
+TILE = 15  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
 TILE_1, TILE_4 = TILE + 1, TILE + 4
-ROW_TILES = 25  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
-ROW_TOKENS = 4  # that plain rows are multiplied with at a time
+ROW_TILES = 23  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
+AXPY_ROWS = 27  # in the places ``AXPY_ROWS + n``: rows added to the sums of n = 1 to 4 tokens
+_L2 = 2  # the prefetch hint for the second-level cache
+ROW_TOKENS = 4  # that plain rows are multiplied with, or added for, at a time
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -112,19 +113,11 @@ def _pack(kind: int) -> Kernel:
 
 
 @cache
-def _axpy_rows(kind: int, hint: int) -> Kernel:
-    def add_rows(table, n_rows, values, sums, n_groups):
-        axpy.axpy_rows(kind, hint, table, n_rows, values, sums, n_groups)
+def _axpy_rows(tokens: int, kind: int, hint: int) -> Kernel:
+    def add_rows(table, n_rows, values, sums, stride, n_groups):
+        axpy.axpy_rows(kind, hint, tokens, table, n_rows, values, sums, stride, n_groups)
 
-    return named_kernel(add_rows, GGMLType(kind).name)
-
-
-@cache
-def _axpy_four(kind: int, hint: int) -> Kernel:
-    def add_rows_of_four(table, n_rows, values, sums, stride, n_groups):
-        axpy.axpy_tokens(kind, hint, 4, table, n_rows, values, sums, stride, n_groups)
-
-    return named_kernel(add_rows_of_four, GGMLType(kind).name)
+    return named_kernel(add_rows, tokens, GGMLType(kind).name)
 
 
 @cache
@@ -143,14 +136,14 @@ def _decoded_bytes(type: GGMLType) -> int:
 
 
 @cache
-def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
+def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
-    one, few = tuned.float_hint, tuned.float_hint
+    one, several = tuned.float_hint, tuned.float_hint
     ahead_one = ahead_few = tuned.float_bytes
     if quantized:
-        one, few = tuned.one_hint, tuned.few_hint
+        one, several = tuned.one_hint, tuned.few_hint if one_pass else _L2
         ahead_one, ahead_few = tuned.one_bytes, tuned.few_bytes
     numbers = {
         COLUMNS: columns,
@@ -165,14 +158,16 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        **{TILE + n: partial(_tile, n, kind, one if n == 1 else few) for n in range(1, 9)},
+        **{TILE + n: partial(_tile, n, kind, one if n == 1 else several) for n in range(1, 9)},
         **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
         USE_TILES: lambda: configure_tiles,
-        AXPY_ROWS: partial(_axpy_rows, summed, tuned.axpy_hint),
+        **{
+            AXPY_ROWS + n: partial(_axpy_rows, n, summed, tuned.axpy_hint)
+            for n in range(1, ROW_TOKENS + 1)
+        },
         AXPY_UNPACK: partial(_axpy_unpack, summed),
-        AXPY_FOUR: partial(_axpy_four, summed, tuned.axpy_hint),
     }
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):
@@ -182,13 +177,18 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     return TypeTraits(numbers, functions)
 
 
-def weight_traits(w: Tensor, *functions: int) -> int:
+def weight_traits(w: Tensor, *functions: int, one_pass: bool = False) -> int:
     """The address of the traits of a weight's format, with these functions compiled.
 
     The decoder that they need, if any, is compiled too.
+
+    Args:
+        one_pass: all tokens are multiplied with a group at once. In several passes, the first one
+            prefetches the next group, which L1 may be too small for.
     """
-    decoder = AXPY_DECODER if functions[0] in (AXPY_ROWS, AXPY_UNPACK) else DECODER
-    return _traits(w.type, tuning()).address(decoder, *functions)
+    is_axpy = functions[0] == AXPY_UNPACK or functions[0] > AXPY_ROWS
+    decoder = AXPY_DECODER if is_axpy else DECODER
+    return _traits(w.type, tuning(), one_pass).address(decoder, *functions)
 
 
 def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:

@@ -1,15 +1,15 @@
 """Sums of rows in registers, each row times a float: the inner loops of AXPY.
 
-    axpy_rows(Q4_0, hint, table, n_rows, values, sums, n_groups)   # in jitted code: one token
+    axpy_rows(Q4_0, hint, 4, table, n_rows, values, sums, stride, n_groups)   # a few tokens
     decode_row(Q4_0, row, panel, stride, n_groups)             # a row as float32, for many tokens
-    axpy_tokens(Q4_0, hint, 4, table, n_rows, values, sums, stride, n_groups)   # 4 tokens
     axpy_panel(mask, panel, values, sums)                      # one token, one group of columns
 
 A group is 8 vectors of columns. Weights become float32 with the bits of ``decode_block``, and each
 column is one chain of multiply-adds, row after row, so all ways give the same bits.
 Sums of quantized formats are in another order than the columns (``place_of``), so that decoding
 moves nothing across 128-bit lanes; with a table of floats (AVX-512) they are in order.
-Access: rows front to back, 8 at a time side by side; sums stay in registers while 8 rows pass.
+Access: rows side by side, front to back; the sums of a group of columns stay in registers while
+the rows pass.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from .vector import (
     times,
     vec,
     vectors,
+    when,
     while_loop,
     widen,
 )
@@ -217,20 +218,27 @@ def _loaded(b: Value, sums: Value) -> list[Value]:
     return [load(b, at(b, sums, 4 * lanes * k), vec(f32, lanes)) for k in range(VECTORS)]
 
 
+def _stored(b: Value, values: Iterable[Value], sums: Value) -> None:
+    for k, value in enumerate(values):
+        store(b, value, at(b, sums, 4 * vectors().lanes * k))
+
+
 @emitted(literals=3)
-def axpy_tokens(
+def axpy_rows(
     b: Value, kind: int, locality: int, n_tokens: int, table: Value, n_rows: Value, values: Value,
     sums: Value, stride: Value, n_groups: Value,
 ) -> None:  # fmt: skip
-    """``sums[t] += values[r][t] * row[r]`` for a few rows in order and a few tokens.
+    """``sums[t] += values[r][t] * row[r]`` for rows in order and a few tokens.
 
-    A row is decoded once for all tokens; a token whose value is 0 keeps its sums. The sums of
-    tokens are ``stride`` bytes apart. ``table`` as of ``axpy_rows``. A group of columns is added in
-    as many passes as its sums need to fit registers.
+    A row is decoded once and added to the sums of each token whose value is not 0; of a single
+    token, no value is. ``table`` has the rows' addresses, then as many of the next rows, which are
+    prefetched with LLVM's locality ``locality``. The sums of tokens are ``stride`` bytes apart. A
+    group of columns is added in as many passes as its sums need to fit registers.
     """
     lanes, size = vectors().lanes, group_bytes(kind)
-    some = min(VECTORS, (16 if vectors().width == 64 else 8) // n_tokens)  # vectors of a pass
-    following, zero = item_at(b, table, n_rows, 8), splat(f32, lanes, 0.0)
+    fitting = (16 if vectors().width == 64 else 8) // n_tokens
+    some = min(VECTORS, 1 << (fitting.bit_length() - 1))  # vectors of a pass
+    following = item_at(b, table, n_rows, 8)
     with for_range(b, n_groups) as g:
         offset, total = times(b, g, size), item_at(b, sums, g, 4 * group_columns())
         for first in range(0, VECTORS, some):
@@ -247,49 +255,26 @@ def axpy_tokens(
                     prefetch_lines(b, later, ceil_div(size, LINE), locality)
                 address = b.add(load(b, b.add(table, entry), i64), offset)
                 w = [*islice(_decoded(b, kind, address), first, first + some)]
-                after = []
+                after: list[Value] = []
                 for t in range(n_tokens):
                     place = at(b, item_at(b, values, r, 4 * n_tokens), 4 * t)
-                    y = broadcast_f32(b, place, lanes)
-                    taken = b.fcmp_unordered("!=", y, zero)
-                    for x, acc in zip(w, accs[some * t : some * (t + 1)], strict=True):
-                        after.append(b.select(taken, fma(b, y, x, acc), acc))
+                    mine = accs[some * t : some * (t + 1)]
+
+                    def add(accs: list[Value], place: Value = place) -> list[Value]:
+                        y = broadcast_f32(b, place, lanes)
+                        return [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]
+
+                    if n_tokens > 1:
+                        y = load(b, place, f32)
+                        taken = b.fcmp_unordered("!=", y, ir.Constant(f32, 0.0))
+                        after += when(b, taken, mine, add)
+                    else:
+                        after += add(mine)
                 return after
 
             accs = [load(b, place, vec(f32, lanes)) for place in places]
             for place, acc in zip(places, counted_loop(b, n_rows, accs, row), strict=True):
                 store(b, acc, place)
-
-
-def _stored(b: Value, values: Iterable[Value], sums: Value) -> None:
-    for k, value in enumerate(values):
-        store(b, value, at(b, sums, 4 * vectors().lanes * k))
-
-
-@emitted(literals=2)
-def axpy_rows(
-    b: Value, kind: int, locality: int, table: Value, n_rows: Value, values: Value, sums: Value,
-    n_groups: Value,
-) -> None:  # fmt: skip
-    """``sums += value * row`` for a few rows in order.
-
-    ``table`` has their addresses, then as many of the next rows, which are prefetched with
-    LLVM's locality ``locality``.
-    """
-    lanes, size = vectors().lanes, group_bytes(kind)
-    following = item_at(b, table, n_rows, 8)
-    with for_range(b, n_groups) as g:
-        offset, total = times(b, g, size), item_at(b, sums, g, 4 * group_columns())
-
-        def row(r: Value, accs: list[Value]) -> list[Value]:
-            entry = times(b, r, 8)
-            later = b.add(load(b, b.add(following, entry), i64), offset)
-            prefetch_lines(b, later, ceil_div(size, LINE), locality)
-            y = broadcast_f32(b, item_at(b, values, r, 4), lanes)
-            w = _decoded(b, kind, b.add(load(b, b.add(table, entry), i64), offset))
-            return [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]
-
-        _stored(b, counted_loop(b, n_rows, _loaded(b, total), row), total)
 
 
 @emitted(literals=1)

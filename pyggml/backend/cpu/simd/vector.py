@@ -200,6 +200,22 @@ def counted_loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Va
     return last
 
 
+def when(b: Value, condition: Value, carried: list[Value], body: Any) -> list[Value]:
+    """``if condition: carried = body(carried)``, all in registers."""
+    before = b.block
+    inside, end = (b.append_basic_block(x) for x in ("then", "end"))
+    b.cbranch(condition, inside, end)
+    b.position_at_end(inside)
+    after, last = body(carried), b.block
+    b.branch(end)
+    b.position_at_end(end)
+    phis = [b.phi(x.type) for x in carried]
+    for phi, x, y in zip(phis, carried, after, strict=True):
+        phi.add_incoming(x, before)
+        phi.add_incoming(y, last)
+    return phis
+
+
 @contextmanager
 def for_range(b: Value, n: Value) -> Iterator[Value]:
     """``for i in range(n)``: the code that is emitted inside of ``with`` is the loop's body."""

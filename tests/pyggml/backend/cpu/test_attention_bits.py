@@ -28,7 +28,7 @@ F16, Q8_0, BF16, F32 = GGMLType.F16, GGMLType.Q8_0, GGMLType.BF16, GGMLType.F32
 Q4_0, Q5_1 = GGMLType.Q4_0, GGMLType.Q5_1
 RNG = np.random.default_rng(0)
 K, V = (RNG.standard_normal((1, KV_HEADS, CELLS, 100)).astype(np.float32) for _ in range(2))
-Q = RNG.standard_normal((HEADS, 24, 100)).astype(np.float32)
+Q = RNG.standard_normal((14, 24, 100)).astype(np.float32)
 LISTS = np.stack(
     [np.stack([RNG.permutation(CELLS)[:LIST], np.arange(LIST)], -1) for _ in range(SEQS)]
 ).astype(np.int32)
@@ -52,12 +52,12 @@ def cached(kind: GGMLType, values: str, hd: int, widened: bool) -> Tensor:
 
 def attend(
     kinds: tuple[GGMLType, GGMLType], tokens: list[int], n_threads: int = 1, in_turn: bool = True,
-    dense: bool = False, hd: int = 64, widened: bool = False,
+    dense: bool = False, hd: int = 64, widened: bool = False, heads: int = HEADS,
 ) -> Array:  # fmt: skip
     """float32[tokens, heads * hd]."""
     ctx = Context()
     caches = [cached(kind, x, hd, widened) for kind, x in zip(kinds, "kv", strict=True)]
-    q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens, :hd]))
+    q = ctx.from_numpy(np.ascontiguousarray(Q[:heads, tokens, :hd]))
     if dense:
         mask = np.where(np.arange(CELLS) <= 600 + 9 * np.array(tokens)[:, None], 0, -np.inf)
         last = ctx.from_numpy(mask.astype(np.float32))
@@ -94,11 +94,19 @@ def test_bits_depend_on_the_token_alone(
         alone = np.concatenate([attend(kinds, [t], 1, in_turn, hd=hd) for t in range(24)])
         for limit in (DIRECT, PACKED, 9):
             monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
-            for i, n in enumerate((1, 2, 3, 8, 9, 24)):
-                first = 24 - n  # these have long lists
-                got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
-                assert got.tobytes() == alone[first:].tobytes(), (limit, n, in_turn)
+            for i, n in enumerate((1, 2, 3, 8, 9, 24, 7, 5)):
+                first = 0 if i > 5 else 24 - n  # the first have lists of one chunk
+                got = attend(kinds, list(range(first, first + n)), 1 + i % 3, in_turn, hd=hd)
+                assert got.tobytes() == alone[first : first + n].tobytes(), (limit, n, in_turn)
             monkeypatch.undo()
+
+
+def test_a_token_may_have_more_query_rows_than_a_pass() -> None:
+    alone = np.concatenate([attend((F16, F16), [t], heads=14) for t in range(24)])
+    for n_threads in (1, 2, 3):
+        for first, n in ((0, 1), (1, 2), (3, 5), (20, 4)):
+            got = attend((F16, F16), list(range(first, first + n)), n_threads, heads=14)
+            assert got.tobytes() == alone[first : first + n].tobytes(), (n_threads, first)
 
 
 @pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda k: k.name)
@@ -132,7 +140,7 @@ def test_branches_have_the_bits_of_whole_lists(
     caches = [cached(kind, x, 64, False) for x in "kv"]
 
     def attend_to(tokens: slice, *lists: Array, n_threads: int, tree: bool) -> Array:
-        q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens, :64]))
+        q = ctx.from_numpy(np.ascontiguousarray(Q[:HEADS, tokens, :64]))
         cells, to, *other = (ctx.from_numpy(np.ascontiguousarray(x)) for x in lists)
         branched = other[0] if tree else None
         node = ops.flash_attn_cells(ctx, q, *caches, cells, to, 0.125, max_bias, branches=branched)

@@ -436,8 +436,8 @@ def test_plain_rows(
         (plain_rows.row_tiles, 7, (1,), 1),
         (plain_rows.row_tiles, 7, (4,), 4),
         (plain_rows.pack_rows, 3, (), 0),
-        (axpy.axpy_rows, 5, (2,), 8),
-        (axpy.axpy_tokens, 6, (2, 4), 8),
+        (axpy.axpy_rows, 6, (2, 1), 8),
+        (axpy.axpy_rows, 6, (2, 4), 8),
         (axpy.decode_row, 4, (), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, literals)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.chat.formats import ChatFormat
+from pyllama.chat.formats import NAMES_OF_LLAMA, ChatFormat
 from pyllama.chat.template import JinjaTemplate
 from pyllama.tokenizer import Tokenizer
+
+from .. import record
 
 _CHATML_REST = """
 {%- if add_generation_prompt %}<|im_start|>assistant
@@ -159,13 +161,16 @@ DEEPSEEK = """{{- bos_token }}
 
 @dataclass(frozen=True)
 class Case:
-    """A template, and the family that it is of."""
+    """A template, or the name of a format that has none, and the family that it is of."""
 
     source: str
     family: str
+    named: str = ""
 
     def format(self, tokenizer: Tokenizer) -> ChatFormat:
         """The chat format of a model with this template."""
+        if self.named:
+            return ChatFormat(self.named, NAMES_OF_LLAMA[self.named], tokenizer)
         template = JinjaTemplate(self.source, {"bos_token": "<s>", "eos_token": "</s>"})
         return ChatFormat("jinja", template, tokenizer)
 
@@ -180,6 +185,10 @@ TEMPLATES = {
     "magistral": Case(MAGISTRAL, "mistral-args"),
     "functionary-3.1": Case(FUNCTIONARY_31, "functionary-3.1"),
     "functionary-3.2": Case(FUNCTIONARY_32, "functionary-3.2"),
+    "functionary-2": Case(record.TEMPLATES["functionary-v2"], "functionary-2"),
+    "functionary-1": Case(record.TEMPLATES["functionary-v1"], "functionary-1"),
+    "functionary-0": Case("", "functionary-0", "functionary"),
+    "functions": Case("", "functions", "chatml-function-calling"),
     "plain": Case(PLAIN, "generic"),
     "deepseek": Case(DEEPSEEK, "deepseek-v3.1"),
 }

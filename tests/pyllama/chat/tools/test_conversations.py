@@ -57,6 +57,10 @@ REPLIES = {
         f"get_time\n{ARGUMENTS}",
         "<|start_header_id|>tool<|end_header_id|>\n\n10:15",
     ),
+    "functionary-2": (
+        f"get_time\n<|content|>{ARGUMENTS}",
+        "<|from|>tool\n<|recipient|>all\n<|content|>10:15",
+    ),
     "plain": (
         f'{{"tool_call": {{"name": "get_time", "arguments": {ARGUMENTS}}}}}',
         "<|im_start|>tool\n10:15<|im_end|>",
@@ -154,7 +158,7 @@ def test_a_template_that_reads_no_results_gets_them_as_text() -> None:
     assert 'user: {"tool_response": {"tool_call_id": "1", "content": "10:15"}}' in text
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", [name for name, case in TEMPLATES.items() if case.source])
 def test_families_are_detected(name: str) -> None:
     case = TEMPLATES[name]
     assert find_family(case.source).name == case.family

@@ -9,7 +9,7 @@ import pytest
 
 from pyllama.chat.tools.grammar import ReplyGrammar
 from pyllama.chat.tools.rules import Rules, literal
-from pyllama.chat.turn import TurnOptions
+from pyllama.chat.turn import Turn, TurnOptions
 from pyllama.errors import GrammarError
 from pyllama.grammar import Trigger
 
@@ -30,10 +30,15 @@ STRICT = [row for row in CALLS if not any(form in row[1] for form in LOOSE)]
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
+def turn_of(template: str, **options: Any) -> Turn:
+    asked = TurnOptions(**{"tool_choice": "auto", **options})
+    return TEMPLATES[template].format(TOKENIZER).turn(USER, asked)
+
+
 def grammar_of(template: str, **options: Any) -> ReplyGrammar:
-    turn = TEMPLATES[template].format(TOKENIZER).turn(USER, TurnOptions(**options))
-    assert turn.grammar is not None
-    return turn.grammar
+    grammar = turn_of(template, **options).grammar
+    assert grammar is not None
+    return grammar
 
 
 def ends_of(grammar: ReplyGrammar, text: str) -> bool | None:
@@ -69,6 +74,10 @@ BEGINNINGS = {
     "mistral-named": '[TOOL_CALLS]special_function[ARGS]{"arg1": ',
     "functionary-3.1": '<function=special_function>{"arg1": ',
     "functionary-3.2": 'special_function\n{"arg1": ',
+    "functionary-2": 'special_function\n<|content|>{"arg1": ',
+    "functionary-1": '<|START_OF_FUNCTION_CALL|>special_function:\n{"arg1": ',
+    "functionary-0": ' to=functions.special_function:\n{"arg1": ',
+    "functions": 'functions.special_function:\n{"arg1": ',
     "plain": '{"tool_call": {"name": "special_function", "arguments": {"arg1": ',
 }
 
@@ -82,23 +91,34 @@ def test_calls_are_held_to_the_schema(template: str) -> None:
         assert ends_of(grammar, begin + '"') is None
         assert ends_of(grammar, begin + "12, ") is None
         other = begin.replace("special_function", "other_function")
-        free = choice == "auto" and template in ("llama", "functionary-3.2")
+        free = choice == "auto" and template in (
+            "llama",
+            "functionary-3.2",
+            "functionary-2",
+            "functionary-0",
+        )
         assert ends_of(grammar, other) is (True if free else None)
         text = ends_of(grammar, "Free text, {} and []. ")
-        assert text is (True if choice == "auto" and template != "plain" else None)
+        assert text is (
+            True if choice == "auto" and template not in ("plain", "functions") else None
+        )
     named = {"type": "function", "function": {"name": "get_time"}}
-    grammar = grammar_of(template, tools=TOOLS, tool_choice=named)
-    assert ends_of(grammar, begin) is None
-    assert (
-        ends_of(grammar, begin.replace("special_function", "get_time").replace("arg1", "city"))
-        is False
-    )
+    turn = turn_of(template, tools=TOOLS, tool_choice=named)
+    assert turn.grammar is not None
+    assert ends_of(turn.grammar, begin) is None
+    begin = begin.replace("special_function", "get_time").replace("arg1", "city")
+    assert ends_of(turn.grammar, begin.removeprefix(turn.begun)) is False
+    if template in ("functionary-0", "functions"):  # as llama-cpp-python's prompts
+        assert turn.begun and turn.prompt.text.endswith(turn.begun)
 
 
 def test_a_generic_reply_is_a_call_or_a_response() -> None:
     grammar = grammar_of("plain", tools=TOOLS)
     assert ends_of(grammar, '{"response": "Hi"}') is True
     assert ends_of(grammar_of("plain", tools=TOOLS, tool_choice="required"), '{"resp') is None
+    assert ends_of(grammar_of("functions", tools=TOOLS), "message:\nHi: {}\nfunctions.x:") is True
+    required = grammar_of("functions", tools=TOOLS, tool_choice="required")
+    assert ends_of(required, "message") is None
 
 
 @pytest.mark.parametrize(("template", "opened"), [("qwen", "<think>\n"), ("qwq", "")])
@@ -137,6 +157,9 @@ def test_response_formats() -> None:
     reply = grammar_of("plain", tools=TOOLS, response_format=schema)
     assert ends_of(reply, '{"response": {"n": 1}}') is True
     assert ends_of(reply, '{"response": "') is None
+    for name, head in (("functions", "message:\n"), ("functionary-3.2", "all\n")):
+        reply = grammar_of(name, tools=TOOLS, response_format=schema)
+        assert ends_of(reply, head + '{"n": 1}') is True and ends_of(reply, '{"') is None
     for options in (
         {},
         {"response_format": {"type": "text"}},
@@ -195,6 +218,8 @@ def test_patterns_of_triggers() -> None:
     for template, text in (
         ("llama", ' {"name": "get_time"'),
         ("functionary-3.2", "all\nHi>>>get_time\n"),
+        ("functionary-2", "all\nHi\n<|from|> assistant\n<|recipient|> get_time\n<|content|>"),
+        ("functionary-0", ":\nHi\nassistant to=functions.get_time:\n"),
     ):
         (trigger,) = [
             t for t in grammar_of(template, tools=TOOLS).triggers if t.kind == "pattern_full"

@@ -203,6 +203,66 @@ ROWS += [
     ),
     ("functionary-3.2", "all\nType >>> in Python.", "Type >>> in Python.", "", [], {}),
     ("functionary-3.2", "nobody\nHi", "nobody\nHi", "", [], {}),
+    ("functionary-2", f"all\n<|content|>{HELLO}", HELLO, "", [], {}),
+    ("functionary-2", f" all\n<|content|> {HELLO}", HELLO, "", [], NO_TOOLS),
+    ("functionary-2", 'special_function\n<|content|>{"arg1": 1}', "", "", [CALL], {}),
+    (
+        "functionary-2",
+        f'all\n<|content|>{HELLO}\n<|from|>assistant\n<|recipient|>special_function\n'
+        '<|content|>{"arg1": 1}\n<|from|>assistant\n<|recipient|>get_time\n'
+        '<|content|>{"city": "Tokyo"}',
+        HELLO, "", [CALL, TIME], {},
+    ),
+    (
+        "functionary-2",
+        ' special_function\n<|content|> {"arg1": 1}\n<|from|> assistant\n<|recipient|> get_time\n'
+        '<|content|> {"city": "Tokyo"}\n',
+        "", "", [CALL, TIME], {"tool_choice": "required"},
+    ),
+    ("functionary-2", "all\n<|content|>a <|from|> b", "a <|from|> b", "", [], {}),
+    (
+        "functionary-1",
+        f'{HELLO}\n<|START_OF_FUNCTION_CALL|>special_function:\n{{"arg1": 1}}'
+        "<|END_OF_FUNCTION_CALL|>",
+        HELLO, "", [CALL], {},
+    ),
+    ("functionary-0", f":\n{HELLO}", HELLO, "", [], {}),
+    ("functionary-0", HELLO, HELLO, "", [], NO_TOOLS),
+    (
+        "functionary-0",
+        ' to=functions.special_function:\n{"arg1": 1}',
+        "", "", [(*CALL, "special_function")], {},
+    ),
+    (
+        "functionary-0",
+        f':\n{HELLO}\nassistant to=functions.get_time:\n{{"city": "Tokyo"}}',
+        f"{HELLO}", "", [(*TIME, "get_time")], {},
+    ),
+    (
+        "functionary-0",
+        '{"arg1": 1}', "", "", [(*CALL, "special_function")],
+        {"tool_choice": {"function": {"name": "special_function"}}},
+    ),
+    # chatml-function-calling
+    ("functions", f"message:\n{HELLO}", HELLO, "", [], {}),
+    ("functions", f"message:\n{HELLO}", f"message:\n{HELLO}", "", [], NO_TOOLS),
+    ("functions", "message:\nfunctions.x:\n1", "functions.x:\n1", "", [], {}),
+    ("functions", "messa", "", "", [], {}),
+    (
+        "functions",
+        'functions.get_time:\n{"city": "Tokyo"}\nfunctio',
+        "", "", [TIME], {"tool_choice": "auto"},
+    ),
+    (
+        "functions",
+        'functions.special_function:\n{"arg1": 1}\nfunctions.get_time:\n{"city": "Tokyo"}',
+        "", "", [CALL, TIME], {},
+    ),
+    (
+        "functions",
+        '{"city": "Tokyo"}', "", "", [TIME],
+        {"tool_choice": {"function": {"name": "get_time"}}},
+    ),
     # a template without tools
     (
         "plain",
@@ -235,7 +295,7 @@ NAMES = [f"{row[0]}-{i}" for i, row in enumerate(ROWS)]
 
 
 def turn_of(template: str, options: dict[str, Any]) -> Turn:
-    asked = TurnOptions(**{"tools": TOOLS, **options})
+    asked = TurnOptions(**{"tools": TOOLS, "tool_choice": "auto", **options})
     return TEMPLATES[template].format(TOKENIZER).turn(USER, asked)
 
 

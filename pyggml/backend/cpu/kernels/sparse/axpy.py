@@ -3,21 +3,20 @@
 Rows fall into segments of 1,024. A column's sum over a segment is one chain of fused multiply-adds,
 and the segments' sums are added in order, so bits depend neither on threads nor on other tokens.
 
-- One token: a chunk is a segment, or a stripe of its columns where threads are many. Rows whose
-  values are not zero are decoded in registers, 8 side by side.
-- A few tokens (up to 16): a chunk is the same. 64 rows at a time come from memory once. Where most
-  are needed by several of four tokens, they are decoded in registers once for the four, and added
-  to the sums of those that need them; else they are decoded for each token.
-- Many tokens, for a stripe of columns and a block of tokens, over all segments: 64 rows at a time
-  are decoded into scratch, 8 groups of columns at a time, each of which stays in L1 while the
-  tokens pass; a token's sums of a group stay in registers while its rows are added. The same for a
-  few tokens of formats with a decoder.
+- One or a few tokens (up to 16): a chunk is a segment, or a stripe of its columns where threads are
+  many. In blocks of four tokens: rows that some of them need are decoded in registers, some side by
+  side, and added to the sums of those that need them. With several blocks, 64 listed rows at a time
+  come from memory once.
+- Many tokens, and a few tokens of formats with a decoder: for a stripe of columns and a block of
+  tokens, over all segments: 64 rows at a time are decoded into scratch, 8 groups of columns at a
+  time, each of which stays in L1 while the tokens pass; a token's sums of a group stay in registers
+  while its rows are added. A launch before writes masks: which of 64 listed rows each token takes,
+  and their values side by side. Else the values of all neurons would be read for every stripe, a
+  cache line for each.
 
-For one or a few tokens a second launch adds the sums of the segments. For several tokens a first
-launch writes masks: which of 64 listed rows each token takes, and their values side by side. Else
-the values of all neurons would be read for every stripe, a cache line for each.
+For one or a few tokens another launch adds the sums of the segments.
 
-Access: rows in the order of the list; the next 8 or 64 rows are prefetched meanwhile.
+Access: rows in the order of the list; the next rows are prefetched meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .....jit import Kernel, inline, kernel
-from .....rounding import ceil_div, round_up
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -64,10 +63,10 @@ from ..weights import (
     AXPY_BYTES,
     AXPY_COLUMNS,
     AXPY_DECODER,
-    AXPY_FOUR,
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
+    ROW_TOKENS,
     is_decoded,
     layout_name,
     tile_kind,
@@ -76,18 +75,13 @@ from ..weights import (
 from .active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
 from .mul_mat import supports_sparse
 
-TOGETHER = 8  # rows of one token that are read side by side
+TOGETHER = 8  # rows that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
-_BLOCK = 4  # tokens of ``axpy_tokens``
-_SHARED = 2.25  # with more tokens per row, on average, a row is decoded once for the block
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
-# Scratch besides rows and their ends: pointers to ends, twice; a segment's pointers and values.
-_SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
-_FEW_SCRATCH = 32 * TOGETHER + 8 * PANEL_ROWS + (4 * PANEL_ROWS + 8) * _BLOCK
 
 
 class Axpy(NamedTuple):
@@ -98,7 +92,6 @@ class Axpy(NamedTuple):
     bucket: int  # whether SRC3 is a bucket
     masks: int  # address of the tokens' masks
     sums: int  # address of the sums of each segment, or 0
-    sum_tokens: int  # of each segment there
     stripes: int  # of columns
     token_blocks: int
     threshold: float
@@ -125,43 +118,31 @@ def part_of(node, chunk):
     return stripes * whole + i - whole, thread, stripes
 
 
-@inline
-def set_ends(ends, size):
-    """Initialize memory of ``add_rows``: pointers to 8 row ends, twice, then zeros for the ends."""
-    for r in range(2 * TOGETHER):
-        i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
-    zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
+# --- one or a few tokens ---
 
 
-@inline
-def add_rows(traits, table, c, values, sums, full, left, ends):
-    """Add up to 8 rows times a token's values: ``full`` groups and ``left`` bytes of another."""
-    add, size = trait(traits, AXPY_ROWS), trait(traits, AXPY_BYTES)
-    call_address(add, (table, c, values, sums, full))
-    if left != 0:
-        for r in range(c):
-            copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
-        end_sums = sums + 4 * full * trait(traits, AXPY_COLUMNS)
-        call_address(add, (ends, c, values, end_sums, 1))
-
-
-# --- one token ---
+def _scratch(kind: int, tokens: int) -> int:
+    """Bytes of scratch of ``axpy`` besides decoded rows."""
+    listed = SEGMENT if tokens <= ROW_TOKENS else PANEL_ROWS
+    ends = TOGETHER * (16 + group_bytes(kind))
+    return ends + 8 * (listed + TOGETHER) + 4 * listed * min(tokens, ROW_TOKENS)
 
 
 @kernel
 def axpy(node, chunk, n_chunks, scratch):
-    """One token, and weights of any format.
+    """One token and weights of any format, or a few tokens and weights without a decoder.
 
-    Scratch: the ends of 8 rows and pointers to them; pointers and values of the segment's rows; 8
-    decoded rows, if the format has a decoder.
+    Scratch: pointers to the ends of the rows that are added side by side, twice, and these ends;
+    pointers to a block's rows and to the next ones; their values, row by row; decoded rows, if the
+    format has a decoder.
     """
     p = params_of(node, Axpy)
     traits = p.traits
     columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
     sum_bytes = 4 * columns
-    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), p.listed
+    n, n_rows, width, listed = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0), p.listed
     bucket = data(node, SRC3) if p.bucket != 0 else 0
-    rows = list_rows(listed, n_rows)
+    rows, threshold = list_rows(listed, n_rows), p.threshold
     all_groups = (width + columns - 1) // columns
     segment, stripe, stripes = part_of(node, chunk)
     if segment >= segments(n_rows):
@@ -172,42 +153,71 @@ def axpy(node, chunk, n_chunks, scratch):
     decoder = trait(traits, AXPY_DECODER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
-    sums = p.sums + (segment * all_groups + g0) * sum_bytes
-    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
-    values_at = addresses_at + 8 * (SEGMENT + TOGETHER)
-    floats = values_at + 4 * SEGMENT
-    addresses, taken = i64_ptr(addresses_at), f32_ptr(values_at)
-    zero_run(sums, (g1 - g0) * columns)
-    set_ends(scratch, size)
-    values = f32_ptr(p.values)
-    n = 0
-    first = list_place(listed, n_rows, segment)
-    for i in range(first, list_place(listed, n_rows, segment + 1)):
-        row = i if listed == 0 else rows[i] + 0
-        addresses[n] = weights + row * nb(node, SRC0, 1)
-        taken[n] = values[neuron_of(row, bucket)]
-        n += taken[n] != 0
+    stride = all_groups * sum_bytes
+    sums = p.sums + (segment * n * all_groups + g0) * sum_bytes
+    blocks = (n + ROW_TOKENS - 1) // ROW_TOKENS
+    panel = SEGMENT if blocks == 1 else PANEL_ROWS
+    ends = scratch + 16 * TOGETHER
+    addresses_at = ends + TOGETHER * size
+    values_at = addresses_at + 8 * (panel + TOGETHER)
+    floats = values_at + 4 * panel * min(n, ROW_TOKENS)
+    addresses, taken = i64_ptr(addresses_at), i32_ptr(values_at)
+    values, value_bytes = p.values, nb(node, SRC1, 1)
+    scores, score_bytes = data(node, SRC2) if n > 1 else 0, nb(node, SRC2, 1)
+    weight_bytes = nb(node, SRC0, 1)
+    for r in range(2 * TOGETHER):
+        i64_ptr(scratch)[r] = ends + r % TOGETHER * size
+    zero_run(ends, TOGETHER * size // 4)
+    for t in range(n):
+        zero_run(sums + t * stride, (g1 - g0) * columns)
+    first, end = list_place(listed, n_rows, segment), list_place(listed, n_rows, segment + 1)
     later, stripe, stripes = part_of(node, chunk + 1)  # what this thread most likely reads next
-    begin = end = 0
+    begin = stop = skipped = 0
     if later < segments(n_rows):
-        begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
-        skipped = first_row(all_groups, stripe, stripes) - g0 if decoder == 0 else 0
-    for i in range(TOGETHER):
-        addresses[n + i] = addresses[max(n - 1, 0)]
-        if begin < end:
-            at = min(begin + i, end - 1)
-            row = at if listed == 0 else rows[at] + 0
-            addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
-    row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
-    prefetch_rows(addresses_at, min(n, TOGETHER), row_bytes)
-    for i in range(0, n, TOGETHER):
-        c, some = min(TOGETHER, n - i), values_at + 4 * i
-        if decoder != 0:
-            for r in range(c):
-                y = floats + 4 * n_columns * r
-                decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
-                addresses[i + r] = y
-        add_rows(traits, addresses_at + 8 * i, c, some, sums, full, left, scratch)
+        begin, stop = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
+        skipped = (first_row(all_groups, stripe, stripes) - g0) * size if decoder == 0 else 0
+    row_bytes = full * size if decoder == 0 else weight_bytes
+    for start in range(first, end, panel):
+        last = min(start + panel, end)
+        for block in range(blocks):
+            t0, t1 = first_row(n, block, blocks), first_row(n, block + 1, blocks)
+            tokens, c = t1 - t0, 0
+            for i in range(start, last):
+                row = i if listed == 0 else rows[i] + 0
+                neuron, needed = neuron_of(row, bucket), 0
+                for t in range(tokens):
+                    at = values + (t0 + t) * value_bytes
+                    is_taken = np.int32(f32_ptr(at)[neuron] != 0)
+                    if scores != 0:
+                        is_taken &= f32_ptr(scores + (t0 + t) * score_bytes)[neuron] >= threshold
+                    taken[c * tokens + t] = i32_ptr(at)[neuron] * is_taken  # float32 0 has no bits
+                    needed |= is_taken
+                addresses[c] = weights + row * weight_bytes
+                c += needed
+            ahead = last + TOGETHER * block  # the next rows of this segment, or of the next one
+            for i in range(TOGETHER):
+                addresses[c + i] = addresses[max(c - 1, 0)]
+                at = ahead + i if ahead + i < end else min(begin + ahead + i - end, stop - 1)
+                if ahead + i < end or begin < stop:
+                    row = at if listed == 0 else rows[at] + 0
+                    addresses[c + i] = weights + row * weight_bytes
+                    addresses[c + i] += skipped if ahead + i >= end else 0
+            if start == first and block == 0:
+                prefetch_rows(addresses_at, min(c, TOGETHER), row_bytes)
+            add, y = trait(traits, AXPY_ROWS + tokens), sums + t0 * stride
+            for i in range(0, c, TOGETHER):
+                some, table = min(TOGETHER, c - i), addresses_at + 8 * i
+                x = values_at + 4 * tokens * i
+                if decoder != 0:
+                    for r in range(some):
+                        place = floats + 4 * n_columns * r
+                        decode_columns(decoder, addresses[i + r], place, n_columns, g0 * columns)
+                        addresses[i + r] = place
+                call_address(add, (table, some, x, y, stride, full))
+                if left != 0:
+                    for r in range(some):
+                        copy_bytes(addresses[i + r] + full * size, ends + r * size, left)
+                    call_address(add, (scratch, some, x, y + full * sum_bytes, stride, 1))
 
 
 @kernel
@@ -224,7 +234,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):
         for i in range(columns):
             store_elem(F32, scratch, i, np.float32(0))
         for segment in range(n_segments):
-            sums = p.sums + 4 * columns * (segment * p.sum_tokens * groups + unit)
+            sums = p.sums + 4 * columns * (segment * n * groups + unit)
             for i in range(columns):
                 store_elem(F32, scratch, i, total[i] + load_elem(F32, sums, i))
         t, first = unit // groups, unit % groups * columns
@@ -233,7 +243,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):
             y[c] = total[place_of(c, columns, ordered)]
 
 
-# --- several tokens ---
+# --- many tokens ---
 
 
 @inline
@@ -291,97 +301,6 @@ def axpy_masks(node, chunk, n_chunks, scratch):
                 taken[c] = value
                 c += bit
             masks[t] = mask
-
-
-@kernel
-def axpy_few(node, chunk, n_chunks, scratch):
-    """Up to 16 tokens, in blocks of four; weights of formats without a decoder.
-
-    Scratch: the ends of 8 rows and pointers to them; pointers to the block's rows of 64; its
-    values, row by row; where the next value of each token is; pointers to 8 rows and to 8 of the
-    next 64.
-    """
-    p = params_of(node, Axpy)
-    traits = p.traits
-    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
-    sum_bytes = 4 * columns
-    n, n_rows, width, listed = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0), p.listed
-    rows, add = list_rows(listed, n_rows), trait(traits, AXPY_FOUR)
-    all_groups = (width + columns - 1) // columns
-    segment, stripe, stripes = part_of(node, chunk)
-    if segment >= segments(n_rows):
-        return
-    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
-    full = min(g1, width // columns) - g0
-    left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
-    weights = data(node, SRC0) + g0 * size
-    stride = all_groups * sum_bytes
-    sums = p.sums + (segment * p.sum_tokens * all_groups + g0) * sum_bytes
-    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
-    values_at = addresses_at + 8 * PANEL_ROWS
-    addresses, values = i64_ptr(addresses_at), f32_ptr(values_at)
-    places = i64_ptr(values_at + 4 * _BLOCK * PANEL_ROWS)
-    table_at = values_at + (4 * PANEL_ROWS + 8) * _BLOCK
-    table = i64_ptr(table_at)
-    for t in range(p.sum_tokens):
-        zero_run(sums + t * stride, (g1 - g0) * columns)
-    set_ends(scratch, size)
-    first, end = list_place(listed, n_rows, segment), list_place(listed, n_rows, segment + 1)
-    for k in range(SEGMENT_PANELS):
-        start = first + k * PANEL_ROWS
-        count = min(PANEL_ROWS, end - start)
-        if count <= 0:
-            break
-        unit = segment * SEGMENT_PANELS + k
-        masks, taken, prefetched = i64_ptr(p.masks + 8 * unit * n), _taken(node, unit, 0), 0
-        for t0 in range(0, n, _BLOCK):
-            tokens, needed, pairs = min(_BLOCK, n - t0), 0, 0
-            for t in range(tokens):
-                needed |= masks[t0 + t]
-                pairs += count_bits(masks[t0 + t])
-            at = sums + t0 * stride
-            shared = pairs > _SHARED * count_bits(needed)
-            for u in range(1 if shared else tokens):  # passes: all tokens of the block, or one
-                t1 = tokens if shared else u + 1
-                chosen, c = needed if shared else masks[t0 + u], 0
-                for t in range(u, t1):
-                    places[t] = taken
-                    taken += 4 * count_bits(masks[t0 + t])
-                for r in range(count):
-                    if (chosen >> r) & 1 == 0:
-                        continue
-                    row = start + r if listed == 0 else rows[start + r] + 0
-                    addresses[c] = weights + row * nb(node, SRC0, 1)
-                    if not shared:
-                        values[c] = f32_ptr(places[u])[c]
-                    else:
-                        for t in range(_BLOCK):
-                            values[_BLOCK * c + t] = 0
-                            if t < tokens and (masks[t0 + t] >> r) & 1 != 0:
-                                values[_BLOCK * c + t] = f32_ptr(places[t])[0]
-                                places[t] += 4
-                    c += 1
-                if k == 0 and t0 == 0 and u == 0:
-                    prefetch_rows(addresses_at, min(c, TOGETHER), full * size)
-                for i in range(0, c, TOGETHER):
-                    some = min(TOGETHER, c - i)
-                    for r in range(some):
-                        table[r] = addresses[i + r]
-                        later = min(start + PANEL_ROWS + prefetched, end - 1)
-                        row = later if listed == 0 else rows[later] + 0
-                        table[some + r] = weights + row * nb(node, SRC0, 1)
-                        prefetched += prefetched < PANEL_ROWS
-                    if not shared:
-                        y, here = values_at + 4 * i, at + u * stride
-                        add_rows(traits, table_at, some, y, here, full, left, scratch)
-                        continue
-                    y = values_at + 4 * _BLOCK * i
-                    call_address(add, (table_at, some, y, at, stride, full))
-                    if left != 0:
-                        for r in range(some):
-                            row_end = addresses[i + r] + full * size
-                            copy_bytes(row_end, scratch + 16 * TOGETHER + r * size, left)
-                        call_address(add, (scratch, some, y, at + full * sum_bytes, stride, 1))
 
 
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
@@ -510,12 +429,11 @@ def launch_axpy(
     n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
     kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
     listed = active_rows(low, node)
-    few = 1 < n <= _FEW and not is_decoded(w.type, TYPES)
-    functions, sum_tokens = [AXPY_ROWS if n == 1 else AXPY_UNPACK], n
-    if few:
-        functions = [AXPY_ROWS]
-        if n > _SHARED:
-            functions, sum_tokens = [AXPY_ROWS, AXPY_FOUR], round_up(n, _BLOCK)
+    few = n == 1 or (n <= _FEW and not is_decoded(w.type, TYPES))
+    functions = [AXPY_UNPACK]
+    if few:  # of the blocks of ``axpy``
+        blocks = ceil_div(n, ROW_TOKENS)
+        functions = [AXPY_ROWS + k for k in {n // blocks, ceil_div(n, blocks)}]
     tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
     if n <= _FEW:
         stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
@@ -529,17 +447,16 @@ def launch_axpy(
         share = whole + cut
         chunks, stripe = stripes * share, groups if whole else ceil_div(groups, stripes)
     masks = sums = None
-    if n > 1:
+    if not few:
         masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
     if n <= _FEW:
-        sums = low.take(4 * group_columns() * groups * sum_tokens * n_segments)
+        sums = low.take(4 * group_columns() * groups * n * n_segments)
     params = Axpy(
         values=values.data if isinstance(values, Tensor) else values.address,
         listed=listed.address if listed else 0,
         bucket=node.op_params["bucket"],
         masks=masks.address if masks else 0,
         sums=sums.address if sums else 0,
-        sum_tokens=sum_tokens,
         stripes=stripes,
         token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
@@ -559,13 +476,14 @@ def launch_axpy(
             scratch=scratch, variant=layout_name(w),
         )  # fmt: skip
 
-    made, scratch = axpy, _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
-    if masks:
+    made = axpy
+    if few:
+        scratch = _scratch(kind, n)
+        scratch += TOGETHER * 4 * group_columns() * stripe if is_decoded(w.type, TYPES) else 0
+    else:
         add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
         made, work = axpy_many, [*work, masks]
         scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
-    if few:
-        made, scratch = axpy_few, _FEW_SCRATCH + TOGETHER * group_bytes(kind)
     if sums is None:
         add(made, stripes * params.token_blocks, work, node, scratch)
         return

@@ -1,8 +1,8 @@
-"""llama.cpp's named chat formats, as data.
+"""llama.cpp's chat formats, as data.
 
     FORMATS["chatml"].render([{"role": "user", "content": "Hi"}])
 
-For models without a template, and for ``--chat-template NAME``. ``{role}`` and ``{content}`` are
+For ``--chat-template NAME`` and models without a template. ``{role}`` and ``{content}`` are
 replaced by those of a message, ``{Role}`` and ``{ROLE}`` by its capitalized or upper-case role.
 
 Source: llama.cpp, ``llm_chat_apply_template``. Its kimi-k2 begins a reply after every message; this
@@ -283,11 +283,3 @@ FORMATS: dict[str, NamedFormat] = {
     "zephyr": _all("<|{role}|>\n{content}<|endoftext|>\n", "<|assistant|>\n"),
 }
 """Every format by its llama.cpp name."""
-
-ALIASES = {
-    "llama-2": "llama2-sys",
-    "llama-3": "llama3",
-    "mistral-instruct": "mistral-v1",
-    "qwen": "chatml",
-}
-"""Alternative names of llama-cpp-python."""

@@ -1,4 +1,4 @@
-"""llama.cpp's named formats, on the conversation of its own test.
+"""llama.cpp's formats, on the conversation of its own test.
 
 Source of the expected texts: llama.cpp, ``tests/test-chat-template.cpp`` (its built-in formatter).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama.chat.builtin import ALIASES, FORMATS
+from pyllama.chat.llama_cpp_formats import FORMATS
 
 CONVERSATION = [
     {"role": "system", "content": "You are a helpful assistant"},
@@ -85,7 +85,6 @@ def test_every_format_keeps_contents_unchanged(name: str) -> None:
 
 
 def test_names() -> None:
-    assert set(ALIASES.values()) <= set(FORMATS)
     assert FORMATS["chatml"].stop == ("<|im_end|>",)
     assert FORMATS["rwkv-world"].stop == ("\n\n",)
     tool = [{"role": "assistant_tool_call", "content": "f()"}]

@@ -1,0 +1,64 @@
+"""Compiled kernels on disk: a cubin is found by the digest of all that it depends on.
+
+    image = compiled(KERNELS["scale_f32"], (9, 0))     # compiles once for a capability
+    image = carried.get(...)                           # or was brought along, see ``carry``
+
+A machine that has the cubins needs no compiler. The digest covers the sources of the kernel and all
+that it imports, its parameters, the capability and the compiler's versions.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from ... import env
+from ...code_cache import CodeCache
+from ...sources import Sources, digest
+from .kernel import Kernel, KernelImage
+
+_PACKAGES = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")
+
+
+@cache
+def _cache() -> CodeCache:
+    return CodeCache(env.code_dir() / "cuda")
+
+
+@cache
+def _sources() -> Sources:
+    return Sources(_cache())
+
+
+@cache
+def _versions() -> str:
+    return " ".join(f"{name} {version(name)}" for name in _PACKAGES)
+
+
+def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+    """A kernel's cubin for a compute capability, from disk if it is there.
+
+    Raises:
+        BackendError: there is no compiler here.
+    """
+    module = kernel.function.__module__
+    formats = json.dumps(_sources().formats())
+    key = digest(_sources().closure(module), formats, kernel.name, repr(kernel.parameters),
+                 repr((cc, kernel.threads)), _versions())  # fmt: skip
+    name = f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}.cubin"
+    data = _cache().read(name)
+    if data is not None:
+        text, code = data.split(b"\n", 1)
+        return KernelImage(code, **json.loads(text, object_hook=_tuples))
+    from .numba_compiler import compile_cubin
+
+    image = compile_cubin(kernel, cc)
+    head = {name: value for name, value in vars(image).items() if name != "code"}
+    _cache().write(name, json.dumps(head).encode() + b"\n" + image.code)
+    return image
+
+
+def _tuples(head: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in head.items()}

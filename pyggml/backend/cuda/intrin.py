@@ -1,0 +1,532 @@
+"""Device functions that Numba has no name for, each with its Python twin for the simulator.
+
+    w0, w1, w2, w3 = load_u32x4(weights, offset)   # 16 bytes at once; offset in bytes
+    total = dot4_ss(w0, x0, total)                 # four int8 products
+
+A load is an LLVM load of memory that no kernel writes while this one runs: never inline assembly,
+which LLVM would move before the ``if`` that guards it. ``TWINS`` maps each function to the Python
+that the simulator runs in its place; there a pointer has ``load(dtype, offset, n)`` and
+``store(dtype, offset, values)``, which check bounds and alignment.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.cuda import cgutils, jit
+from numba.cuda.extending import intrinsic
+
+TWINS: dict[Any, Callable[..., Any]] = {}
+
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_FLOAT, _VOID = ir.FloatType(), ir.VoidType()
+_LLVM = {
+    types.uint8: _I8,
+    types.int8: _I8,
+    types.uint16: _I16,
+    types.uint32: _I32,
+    types.int32: _I32,
+    types.int64: _I64,
+    types.float32: _FLOAT,
+}
+_DTYPE = {t: np.dtype(str(t)) for t in _LLVM}
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """A function that kernels call; it is inlined."""
+    return jit(device=True, forceinline=True)(function)
+
+
+def twin(of: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what the simulator runs in place of ``of``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        TWINS[of] = function
+        return function
+
+    return register
+
+
+def _at(builder: Any, signature: Any, args: Any, llvm: Any, space: int = 1) -> Any:
+    """The pointer to elements of a type at a byte offset of a pointer."""
+    offset = args[1]
+    if offset.type.width < 64:
+        extend = builder.sext if signature.args[1].signed else builder.zext
+        offset = extend(offset, _I64)
+    bytes_ = builder.bitcast(args[0], _I8.as_pointer())
+    there = builder.bitcast(builder.gep(bytes_, [offset]), llvm.as_pointer())
+    return builder.addrspacecast(there, llvm.as_pointer(space)) if space else there
+
+
+def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
+    """A load of ``n`` elements, aligned to all of them, from a byte offset.
+
+    Args:
+        constant: nothing writes that memory while the kernel runs.
+    """
+    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+
+    def load(typingctx, pointer, offset):
+        if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
+            return None
+
+        def codegen(context, builder, signature, args):
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            size = n * _DTYPE[type].itemsize
+            value = builder.load(_at(builder, signature, args, kind), align=size)
+            if constant:
+                value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            if n == 1:
+                return value
+            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
+            return cgutils.pack_array(builder, parts)
+
+        return result(pointer, offset), codegen
+
+    made = intrinsic(load)
+
+    @twin(made)
+    def load_here(pointer: Any, offset: Any) -> Any:
+        values = pointer.load(_DTYPE[type], int(offset), n)
+        return values[0] if n == 1 else tuple(values)
+
+    return made
+
+
+load_u8, load_u16, load_u32 = _load(types.uint8), _load(types.uint16), _load(types.uint32)
+load_i8, load_i32, load_f32 = _load(types.int8), _load(types.int32), _load(types.float32)
+load_i64 = _load(types.int64)
+load_u32x2, load_u32x4 = _load(types.uint32, 2), _load(types.uint32, 4)
+load_f32x2, load_f32x4 = _load(types.float32, 2), _load(types.float32, 4)
+# Of memory that this launch also writes:
+load_written_u32 = _load(types.uint32, constant=False)
+load_written_f32 = _load(types.float32, constant=False)
+
+
+def _store(type: Any, n: int = 1) -> Any:
+    """A store of ``n`` elements, aligned to all of them, at a byte offset."""
+    llvm = _LLVM[type]
+
+    def store(typingctx, pointer, offset, *values):
+        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+        if len(given) != n or any(v != type for v in given):
+            return None
+
+        def codegen(context, builder, signature, args):
+            size = n * _DTYPE[type].itemsize
+            parts = list(args[2:])
+            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+                parts = [builder.extract_value(parts[0], i) for i in range(n)]
+            if n == 1:
+                builder.store(parts[0], _at(builder, signature, args, llvm), align=size)
+                return context.get_dummy_value()
+            kind = ir.VectorType(llvm, n)
+            whole = ir.Constant(kind, ir.Undefined)
+            for i, part in enumerate(parts):
+                whole = builder.insert_element(whole, part, _I32(i))
+            builder.store(whole, _at(builder, signature, args, kind), align=size)
+            return context.get_dummy_value()
+
+        return types.void(pointer, offset, types.StarArgTuple(values)), codegen
+
+    made = intrinsic(store)
+
+    @twin(made)
+    def store_here(pointer: Any, offset: Any, *values: Any) -> None:
+        pointer.store(_DTYPE[type], int(offset), values)
+
+    return made
+
+
+store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
+store_f32, store_f32x4 = _store(types.float32), _store(types.float32, 4)
+store_u32x2, store_u32x4 = _store(types.uint32, 2), _store(types.uint32, 4)
+store_i32, store_i64 = _store(types.int32), _store(types.int64)
+
+
+def assembly(
+    name: str, result: Any, text: str, constraints: str, *arguments: Any, effects: bool = False
+) -> Any:
+    """A function of one piece of PTX.
+
+    Args:
+        result: its Numba type, or a tuple of them.
+        constraints: LLVM's, results first.
+        effects: it touches memory or other threads, so it must stay where it is.
+    """
+    several = isinstance(result, tuple)
+    given = types.Tuple(result) if several else result
+    llvm: Any = ir.LiteralStructType([_LLVM[t] for t in result]) if several else _LLVM.get(result)
+    llvm = _VOID if llvm is None else llvm
+    wanted = [_LLVM[t] for t in arguments]
+
+    def make(types_given: list[Any]) -> Any:
+        if any(
+            t != want and not isinstance(t, types.IntegerLiteral)
+            for t, want in zip(types_given, arguments, strict=True)
+        ):
+            return None
+
+        def codegen(context, builder, signature, args):
+            kind = ir.FunctionType(llvm, wanted)
+            code = ir.InlineAsm(kind, text, constraints, side_effect=effects)
+            made = builder.call(code, list(args))
+            if not several:
+                return context.get_dummy_value() if llvm is _VOID else made
+            parts = [builder.extract_value(made, i) for i in range(len(result))]
+            return context.make_tuple(builder, given, parts)
+
+        return given(*arguments), codegen
+
+    names = ", ".join(f"a{i}" for i in range(len(arguments)))
+    scope: dict[str, Any] = {"make": make}
+    exec(f"def {name}(typingctx, {names}):\n    return make([{names}])", scope)
+    return intrinsic(scope[name])
+
+
+_U16, _U32, _S32, _F32 = types.uint16, types.uint32, types.int32, types.float32
+_S64 = types.int64
+
+half_to_float = assembly("half_to_float", _F32, "cvt.f32.f16 $0, $1;", "=f,h", _U16)
+float_to_half = assembly("float_to_half", _U16, "cvt.rn.f16.f32 $0, $1;", "=h,f", _F32)
+halves_to_floats = assembly(
+    "halves_to_floats",
+    (_F32, _F32),
+    "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+    "=f,=f,r",
+    _U32,
+)
+# As ``load_matrices``, each matrix transposed: lane l gets column l / 4, rows 2 (l % 4) and next.
+load_matrices_transposed = assembly(
+    "load_matrices_transposed",
+    (_U32,) * 4,
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+    "=r,=r,=r,=r,r,~{memory}",
+    _U32,
+    effects=True,
+)
+floats_to_halves = assembly(  # the first one's bits are the low ones
+    "floats_to_halves",
+    _U32,
+    "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }",
+    "=r,f,f",
+    _F32,
+    _F32,
+)
+dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
+dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
+fma = assembly("fma", _F32, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", _F32, _F32, _F32)
+mul_rounded = assembly("mul_rounded", _F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", _F32, _F32)
+rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
+exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
+bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
+float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
+
+# Tensor cores: D[16, 8] = A[16, k] B[k, 8] + C, a warp at once. Lane l has, of A, rows l / 4 and
+# l / 4 + 8; of B and its result, column l / 4, and columns 2 (l % 4) and the next. A's and B's
+# operands are those that ``load_matrices`` gives. No twins: a lane of the simulator does not see
+# the others' operands, so kernels with them run on the emulator only. Compute capability 7.5 has
+# smaller shapes of the same layout: the functions named ``_75`` issue several of them.
+
+_D4, _A4 = "{$0, $1, $2, $3}", "{$4, $5, $6, $7}"
+_F32X4, _S32X4 = (_F32,) * 4, (_S32,) * 4
+_MMA_FLOAT = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+
+
+def _mma_16(name: str, kind: str) -> Any:
+    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {_D4}, {_A4}, {{$8, $9}}, "
+    text += "{$10, $11, $12, $13};"
+    return assembly(name, _F32X4, text, _MMA_FLOAT, *[_U32] * 6, *_F32X4, effects=True)
+
+
+mma_f16, mma_bf16 = _mma_16("mma_f16", "f16"), _mma_16("mma_bf16", "bf16")
+_HALF = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
+mma_f16_75 = assembly(
+    "mma_f16_75",
+    _F32X4,
+    f"{_HALF} {_D4}, {{$4, $5}}, {{$8}}, {{$10, $11, $12, $13}};\n"
+    f"{_HALF} {_D4}, {{$6, $7}}, {{$9}}, {_D4};",
+    _MMA_FLOAT.replace("=f", "=&f"),
+    *[_U32] * 6,
+    *_F32X4,
+    effects=True,
+)
+mma_s8 = assembly(  # k = 32
+    "mma_s8",
+    _S32X4,
+    f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {_D4}, {_A4}, {{$8, $9}}, "
+    "{$10, $10, $10, $10};",
+    "=r,=r,=r,=r,r,r,r,r,r,r,r",
+    *[_U32] * 6,
+    _S32,
+    effects=True,
+)
+mma_s8_16 = assembly(  # k = 16
+    "mma_s8_16",
+    _S32X4,
+    f"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {_D4}, {{$4, $5}}, {{$6}}, "
+    "{$7, $7, $7, $7};",
+    "=r,=r,=r,=r,r,r,r,r",
+    *[_U32] * 3,
+    _S32,
+    effects=True,
+)
+_EIGHT = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"
+mma_s8_75 = assembly(
+    "mma_s8_75",
+    _S32X4,
+    f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$8}}, {{$10, $10}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$8}}, {{$10, $10}};\n"
+    f"{_EIGHT} {{$0, $1}}, {{$6}}, {{$9}}, {{$0, $1}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$7}}, {{$9}}, {{$2, $3}};",
+    "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
+    *[_U32] * 6,
+    _S32,
+    effects=True,
+)
+mma_s8_16_75 = assembly(
+    "mma_s8_16_75",
+    _S32X4,
+    f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$6}}, {{$7, $7}};\n"
+    f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$6}}, {{$7, $7}};",
+    "=&r,=&r,=&r,=&r,r,r,r,r",
+    *[_U32] * 3,
+    _S32,
+    effects=True,
+)
+# Four matrices of 8 rows of 16 bytes; lane l gives the address in shared memory of row l % 8 of
+# matrix l / 8, and gets word l % 4 of row l / 4 of each.
+load_matrices = assembly(
+    "load_matrices",
+    (_U32,) * 4,
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+    "=r,=r,=r,=r,r,~{memory}",
+    _U32,
+    effects=True,
+)
+
+
+# Shared memory by address: what ``cp.async`` and ``ldmatrix`` take.
+
+
+@intrinsic
+def shared_address(typingctx, array):  # type: ignore[no-untyped-def]
+    """The address of a shared array, as uint32."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        there = builder.addrspacecast(builder.bitcast(data, _I8.as_pointer()), _I8.as_pointer(3))
+        return builder.ptrtoint(there, _I32)
+
+    return types.uint32(array), codegen
+
+
+@intrinsic
+def global_address(typingctx, pointer, offset):  # type: ignore[no-untyped-def]
+    """The address of a byte of the device's memory, as int64."""
+    if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ptrtoint(_at(builder, signature, args, _I8), _I64)
+
+    return types.int64(pointer, offset), codegen
+
+
+def _load_shared(type: Any, n: int = 1) -> Any:
+    """A load of ``n`` elements, aligned to all of them, from an address in shared memory."""
+    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+
+    def load(typingctx, address):  # type: ignore[no-untyped-def]
+        if address != types.uint32:
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            there = builder.inttoptr(args[0], kind.as_pointer(3))
+            value = builder.load(there, align=n * _DTYPE[type].itemsize)
+            if n == 1:
+                return value
+            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
+            return cgutils.pack_array(builder, parts)
+
+        return result(address), codegen
+
+    return intrinsic(load)
+
+
+load_shared_u32, load_shared_f32 = _load_shared(types.uint32), _load_shared(types.float32)
+load_shared_i32x2, load_shared_f32x2 = _load_shared(types.int32, 2), _load_shared(types.float32, 2)
+load_shared_u32x2 = _load_shared(types.uint32, 2)
+load_shared_f32x4 = _load_shared(types.float32, 4)
+
+
+def _store_shared(type: Any, n: int = 1) -> Any:
+    """A store of ``n`` elements, aligned to all of them, at an address in shared memory."""
+    llvm = _LLVM[type]
+
+    def store(typingctx, address, *values):  # type: ignore[no-untyped-def]
+        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+        if address != types.uint32 or len(given) != n or any(v != type for v in given):
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            parts = list(args[1:])
+            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+                parts = [builder.extract_value(parts[0], i) for i in range(n)]
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            whole = parts[0]
+            if n > 1:
+                whole = ir.Constant(kind, ir.Undefined)
+                for i, part in enumerate(parts):
+                    whole = builder.insert_element(whole, part, _I32(i))
+            there = builder.inttoptr(args[0], kind.as_pointer(3))
+            builder.store(whole, there, align=n * _DTYPE[type].itemsize)
+            return context.get_dummy_value()
+
+        return types.void(address, types.StarArgTuple(values)), codegen
+
+    return intrinsic(store)
+
+
+store_shared_u32, store_shared_f32 = _store_shared(types.uint32), _store_shared(types.float32)
+store_shared_u32x2, store_shared_u32x4 = (
+    _store_shared(types.uint32, 2),
+    _store_shared(types.uint32, 4),
+)
+store_shared_f32x4 = _store_shared(types.float32, 4)
+
+
+def _copy_async(name: str, n: int) -> Any:
+    """A copy of ``n`` bytes from the device's memory (int64) to shared memory (uint32).
+
+    The third argument is how many bytes are read; the rest are zeros. Data are there for this
+    thread after ``wait_copies``, for the others after a barrier too. From capability 8.0 on.
+    """
+    cached = "cg" if n == 16 else "ca"
+    text = f"cp.async.{cached}.shared.global [$0], [$1], {n}, $2;"
+    constraints = "r,l,r,~{memory}"
+    return assembly(name, types.void, text, constraints, _U32, _S64, _S32, effects=True)
+
+
+copy_async_16, copy_async_8 = _copy_async("copy_async_16", 16), _copy_async("copy_async_8", 8)
+copy_async_4 = _copy_async("copy_async_4", 4)
+commit_copies = assembly(
+    "commit_copies", types.void, "cp.async.commit_group;", "~{memory}", effects=True
+)
+wait_copies_0 = assembly(
+    "wait_copies_0", types.void, "cp.async.wait_group 0;", "~{memory}", effects=True
+)
+wait_copies_1 = assembly(  # all but the last committed group
+    "wait_copies_1", types.void, "cp.async.wait_group 1;", "~{memory}", effects=True
+)
+
+
+@intrinsic
+def u32(typingctx, x):
+    """The low 32 bits of an integer."""
+    if not isinstance(x, types.Integer):
+        return None
+
+    def codegen(context, builder, signature, args):
+        (value,) = args
+        if value.type.width > 32:
+            return builder.trunc(value, _I32)
+        if value.type.width < 32:
+            return (builder.sext if signature.args[0].signed else builder.zext)(value, _I32)
+        return value
+
+    return types.uint32(x), codegen
+
+
+@intrinsic
+def divide(typingctx, a, b):  # type: ignore[no-untyped-def]
+    """The int32 quotient of two int32 that are not negative; ``//`` would divide 64 bits."""
+    if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        narrow = [builder.trunc(x, _I32) if x.type.width > 32 else x for x in args]
+        return builder.udiv(*narrow)
+
+    return types.int32(a, b), codegen
+
+
+def _bits(value: Any, dtype: Any) -> Any:
+    return np.array([int(value) & 0xFFFFFFFF], np.uint32).view(dtype)
+
+
+@twin(u32)
+def _u32(x: Any) -> Any:
+    return np.uint32(int(x) & 0xFFFFFFFF)
+
+
+@twin(divide)
+def _divide(a: Any, b: Any) -> Any:
+    return np.int32(int(a) // int(b))
+
+
+@twin(fma)
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+@twin(mul_rounded)
+def _mul_rounded(a: Any, b: Any) -> Any:
+    return np.float32(a) * np.float32(b)
+
+
+@twin(half_to_float)
+def _half_to_float(bits: Any) -> Any:
+    return np.float32(np.uint16(bits).view(np.float16))
+
+
+@twin(float_to_half)
+def _float_to_half(x: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return np.float16(np.float32(x)).view(np.uint16)
+
+
+@twin(halves_to_floats)
+def _halves_to_floats(bits: Any) -> Any:
+    low, high = _bits(bits, np.float16)
+    return np.float32(low), np.float32(high)
+
+
+@twin(floats_to_halves)
+def _floats_to_halves(low: Any, high: Any) -> Any:
+    return np.array([low, high], np.float32).astype(np.float16).view(np.uint32)[0]
+
+
+@twin(dot4_us)
+def _dot4_us(a: Any, b: Any, c: Any) -> Any:
+    return np.int32(c + int(_bits(a, np.uint8).astype(int) @ _bits(b, np.int8).astype(int)))
+
+
+@twin(dot4_ss)
+def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
+    return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
+
+
+@twin(rsqrt)
+def _rsqrt(x: Any) -> Any:
+    return np.float32(1 / np.sqrt(np.float64(x)))
+
+
+@twin(exp2)
+def _exp2(x: Any) -> Any:
+    return np.float32(np.exp2(np.float64(x)))
+
+
+@twin(bits_to_float)
+def _bits_to_float(bits: Any) -> Any:
+    return _bits(bits, np.float32)[0]
+
+
+@twin(float_to_bits)
+def _float_to_bits(x: Any) -> Any:
+    return np.float32(x).view(np.uint32)

@@ -1,0 +1,236 @@
+"""Turn an allocated graph into launches: which kernel runs for which node, on how many blocks.
+
+    @lowers("SCALE", supports=all_f32)
+    def _lower_scale(low, node):
+        n = node.nelements
+        low.launch(scale_f32(x=node.src[0], y=node, n=n, s=node.op_params["s"]), blocks(n))
+
+Kernel files register a lowering for each op and for each fused pattern. Launches run in order, each
+after the one before, so a node may use memory that an earlier one is done with: ``low.take`` gives
+work memory until the node is lowered, and ``low.shared`` keeps one value, such as the int8 form of
+a matmul's input, for the nodes that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...cgraph import CGraph
+from ...dtype import GGMLType
+from ...errors import UnsupportedOp
+from ...tensor import Tensor
+from .driver import DeviceInfo, Grid
+from .kernel import Call, Kernel
+
+_ALIGN = 256  # bytes, of work memory
+
+
+class Work(NamedTuple):
+    """Work memory of a program: ``offset`` bytes into one of its two regions."""
+
+    region: int  # 0: until the node is lowered; 1: the shared value
+    offset: int
+
+    def __add__(self, n_bytes: int) -> Work:  # type: ignore[override]
+        return Work(self.region, self.offset + n_bytes)
+
+
+@dataclass(eq=False)
+class Launch:
+    """One launch, and what it computes.
+
+    Attributes:
+        values: of the kernel's parameters: numbers, tensors or work memory.
+        nodes: the nodes that it computes or helps to compute.
+    """
+
+    kernel: Kernel
+    grid: Grid
+    threads: int
+    values: tuple[Any, ...]
+    shared_bytes: int
+    nodes: tuple[Tensor, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def node(self) -> Tensor:
+        return self.nodes[0]
+
+    @property
+    def chunks(self) -> int:
+        return 1
+
+
+Lower = Callable[["Lowering", Tensor], None]
+LOWER: dict[str, Lower] = {}
+SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
+Pattern = tuple[tuple[str, ...], int, Callable[..., bool]]  # see ``fuses``
+FUSED: dict[str, list[Pattern]] = {}  # by their first op
+
+
+def lowers(
+    op: str, supports: Callable[[Tensor], bool] = lambda node: True
+) -> Callable[[Lower], Lower]:
+    """Register the lowering of an op; ``supports`` says which types and strides it takes."""
+
+    def register(lower: Lower) -> Lower:
+        LOWER[op], SUPPORTS[op] = lower, supports
+        return lower
+
+    return register
+
+
+def fuses(*ops: str, stored: int = 0) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, which may return False.
+
+    Each node but the last is read by a later node of the pattern, and by no other; nor is it an
+    output. That does not hold for the first ``stored`` nodes, whose results the lowering stores.
+    """
+
+    def register(lower: Callable[..., bool]) -> Callable[..., bool]:
+        FUSED.setdefault(ops[0], []).append((ops, stored, lower))
+        return lower
+
+    return register
+
+
+def blocks(n: int, per_block: int = 256) -> Grid:
+    """The grid of ``n`` pieces of work, ``per_block`` in each block."""
+    return Grid(max(1, -(-n // per_block)))
+
+
+def all_f32(node: Tensor) -> bool:
+    """Whether the result and all sources are F32 with gap-free rows."""
+    tensors = [node, *(s for s in node.src if s is not None)]
+    return all(t.type is GGMLType.F32 and t.is_contiguous_rows() for t in tensors)
+
+
+@dataclass
+class Lowering:
+    """Collects the launches of a graph.
+
+    Args:
+        device: what it is for: kernels are chosen by its capability.
+        error: the address of an int32 that a kernel sets to ``error_code`` where it meets an index
+            out of range.
+        first_code: the code of the graph's first node.
+        fusion: let kernels take several adjacent nodes at once.
+    """
+
+    graph: CGraph
+    device: DeviceInfo
+    error: int
+    first_code: int = 1
+    fusion: bool = True
+    launches: list[Launch] = field(default_factory=list)
+    work_bytes: list[int] = field(default_factory=lambda: [0, 0])
+    _taken: int = 0
+    _shared: tuple[Hashable, Tensor, Work] | None = None
+
+    def launch(self, call: Call, grid: Grid, *, threads: int = 0, shared_bytes: int = 0) -> None:
+        """Add a launch.
+
+        Args:
+            threads: of a block; by default the kernel's.
+            shared_bytes: dynamic shared memory of a block.
+        """
+        threads = threads or call.kernel.threads
+        self.launches.append(Launch(call.kernel, grid, threads, call.values, shared_bytes))
+
+    def take(self, n_bytes: int) -> Work:
+        """Work memory for the current node."""
+        start = self._taken
+        self._taken += -(-n_bytes // _ALIGN) * _ALIGN
+        self.work_bytes[0] = max(self.work_bytes[0], self._taken)
+        return Work(0, start)
+
+    def shared(
+        self, key: Hashable, source: Tensor, n_bytes: int, make: Callable[[Work], None]
+    ) -> Work:
+        """A value that several nodes use one after the other, such as ``source`` in int8.
+
+        Args:
+            key: what it is; with ``source`` it names the value.
+            make: adds the launches that compute it, if it is not there.
+        """
+        if self._shared is not None:
+            known_key, known, work = self._shared
+            if known_key == key and same_memory(known, source):
+                return work
+        work = Work(1, 0)
+        self._shared = None
+        make(work)
+        self.work_bytes[1] = max(self.work_bytes[1], n_bytes)
+        self._shared = key, source, work
+        return work
+
+    def error_code(self, node: Tensor) -> int:
+        """What a kernel writes to ``error`` for this node."""
+        return self.first_code + self.graph.nodes.index(node)
+
+    def run(self) -> None:
+        """Lower every node. Raises: UnsupportedOp."""
+        nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
+        i = 0
+        while i < len(nodes):
+            first = len(self.launches)
+            self._taken = 0
+            n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            for launch in self.launches[first:]:
+                launch.nodes = tuple(nodes[i : i + n])
+            if self._shared is not None and any(
+                overlap(node, self._shared[1]) for node in nodes[i : i + n]
+            ):
+                self._shared = None  # its source was written
+            i += n
+
+    def _lower_one(self, node: Tensor) -> int:
+        assert node.op is not None
+        lower = LOWER.get(node.op.name)
+        if lower is None or not SUPPORTS[node.op.name](node):
+            sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
+            raise UnsupportedOp(
+                f"CUDA backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "
+                f"{node.type.name}; leave the node to the scheduler, which finds a device for it"
+            )
+        lower(self, node)
+        return 1
+
+    def _lower_fused(self, nodes: list[Tensor], i: int) -> int:
+        if not self.fusion:
+            return 0
+        first = nodes[i].op
+        assert first is not None
+        for ops, stored, lower in FUSED.get(first.name, ()):
+            group = nodes[i : i + len(ops)]
+            if tuple(n.op.name for n in group if n.op) != ops:
+                continue
+            if self._fusable(group, stored) and lower(self, *group):
+                return len(ops)
+        return 0
+
+    def _fusable(self, group: list[Tensor], stored: int) -> bool:
+        """Whether all nodes but the last are read inside the group; see ``fuses``."""
+        return all(
+            (k < stored or (self.graph.use_count(n) == 1 and not n.flags))
+            and any(n in later.src for later in group[k + 1 :])
+            for k, n in enumerate(group[:-1])
+        )
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same elements in the same order."""
+    if a is b:
+        return True
+    whole = a.is_contiguous() and b.is_contiguous() and a.nelements == b.nelements
+    return whole and a.type is b.type and a.data == b.data and a.root is b.root
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have bytes in common."""
+    return a.data < b.data + b.nbytes and b.data < a.data + a.nbytes

@@ -1,0 +1,97 @@
+"""A program: an allocated graph as packed launches on a device's stream, replayed as a CUDA graph.
+
+    program = CudaProgram(lowering, device)
+    program.enqueue()                              # the first time: launches
+    program.enqueue()                              # the second time: captured, then replayed
+    program.enqueue()                              # from then on: one call
+
+What changes between runs (tokens, positions, lists of cells) is data of input tensors, so a replay
+serves every state of the cache. A graph that runs once, as that of a prompt's last part, is never
+captured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import ComputeError
+from ...tensor import Tensor
+from ..trace import RunTrace, TracedLaunch
+from .lowering import Launch, Lowering, Work
+from .stream import StreamQueue
+
+
+class CudaProgram:
+    """A lowered graph; see ``CudaBackend.compile``.
+
+    Attributes:
+        launches: in order.
+        replays: whether it is captured and replayed (``PYGGML_CUDA_GRAPHS=0`` forbids it).
+    """
+
+    def __init__(self, lowering: Lowering, queue: StreamQueue, *, replays: bool = True) -> None:
+        self.launches = tuple(lowering.launches)
+        self.replays = replays
+        self._queue = queue
+        self._graph = lowering.graph  # errors name its nodes
+        self._regions = tuple(map(queue.work, range(2), lowering.work_bytes))
+        # Weights and results that the launches point into live as long as the program.
+        self._keep = [
+            (node.buffer, *(s.buffer for s in node.src if s)) for node in self._graph.nodes
+        ]
+        self._packed = [self._pack(launch) for launch in self.launches]
+        self._runs = 0
+        self._captured: Any = None
+
+    def enqueue(self) -> None:
+        """Enqueue all nodes once; ``queue.synchronize`` raises what failed."""
+        if not self._packed:
+            return
+        driver, stream = self._queue.driver, self._queue.stream
+        self._runs += 1
+        if self._captured is None and self.replays and self._runs > 1:
+            self._captured = driver.capture(self._packed, stream)
+        if self._captured is None:
+            driver.launch(self._packed, stream)
+        else:
+            driver.replay(self._captured, stream)
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        """Traces of new runs on the current inputs. Raises: ComputeError."""
+        return [self._trace() for _ in range(repeats)]
+
+    def _trace(self) -> RunTrace:
+        driver, stream = self._queue.driver, self._queue.stream
+        events = [driver.record(stream)]
+        for packed in self._packed:
+            driver.launch([packed], stream)
+            events.append(driver.record(stream))
+        self._queue.synchronize()
+        ends = 1e3 * np.array([driver.elapsed_us(events[0], event) for event in events])
+        launches = tuple(TracedLaunch(launch, i, i) for i, launch in enumerate(self.launches))
+        thread = np.zeros(len(launches), np.int64)
+        return RunTrace(launches, ends[:-1], ends[1:], thread, 1)
+
+    def _pack(self, launch: Launch) -> Any:
+        queue = self._queue
+        values = [self._value(value) for value in launch.values]
+        try:
+            return queue.driver.pack(
+                queue.function(launch.kernel),
+                launch.grid,
+                threads=launch.threads,
+                arguments=values,
+                shared_bytes=launch.shared_bytes,
+            )
+        except ValueError as e:
+            raise ComputeError(f"{launch.name} for '{launch.node.name}': {e}") from None
+
+    def _value(self, value: Any) -> float:
+        """A number or an address."""
+        if isinstance(value, Work):
+            return self._regions[value.region].base + value.offset
+        if isinstance(value, Tensor):
+            return value.data
+        return 0 if value is None else value

@@ -1,0 +1,97 @@
+"""Whole models on the CUDA backend over the driver's twin: the CPU's greedy text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyllama import Batch, Context, Model
+from pyllama.sparsity.placement import NeuronSplit, Placement
+from pyllama.sparsity.plan import Budget, read_needs
+
+from ....pyllama.models import Spec, random_weights, write_model
+from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
+
+pytest.importorskip("numba_cuda")
+pytest.importorskip("greenlet")
+
+from pyggml.backend.cuda.backend import CudaBackend
+
+from .test_cases import COMPILE
+from .twin import TwinDriver
+
+SPEC = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
+PROMPT = [7, 42, 3, 99, 12]
+LONG = [7 * i % 250 for i in range(20)]
+EXACT: Any = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
+Logits = list[np.ndarray]
+
+
+def gpu(number: int = 0, **options: Any) -> CudaBackend:
+    driver = TwinDriver(cc=(9, 0), name=f"twin {number}", **options)
+    return CudaBackend(driver, f"cuda{number}", compile=COMPILE["ptx"])
+
+
+def greedy(model: Model, n: int = 5, **options: Any) -> tuple[list[int], Logits]:
+    """Tokens after the prompt, and all logits on the way."""
+    context = Context(model, n_ctx=64, n_threads=1, **options)
+    context.decode(Batch(PROMPT))
+    logits = [np.array(context.logits[-1])]
+    tokens = [int(logits[-1].argmax())]
+    for _ in range(n):
+        context.decode_token(tokens[-1])
+        logits.append(np.array(context.logits[-1]))
+        tokens.append(int(logits[-1].argmax()))
+    return tokens, logits
+
+
+def difference(a: Logits, b: Logits) -> float:
+    return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_a_llama_on_a_gpu_writes_the_cpus_text(tmp_path: Path, type: str) -> None:
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
+    there = gpu()
+    tokens, logits = greedy(Model.load(path, devices=[there]), **EXACT)
+    want, cpu = greedy(Model.load(path), **EXACT)
+    assert tokens == want
+    assert difference(logits, cpu) < (1e-4 if type == "F32" else 0.1)
+    assert there.driver.counts.graphs > 0
+
+
+def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:
+    spec = Spec(n_layer=4, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    options: Any = {"n_ctx": 64, "n_ubatch": 4, "n_threads": 1, **EXACT}
+    there = Context(Model.load(path, devices=[gpu(0), gpu(1)]), **options)
+    here = Context(Model.load(path), **options)
+    for tokens in (LONG, LONG[:7], LONG[:1]):
+        for context in (there, here):
+            context.decode(Batch(tokens))
+        np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dense", [False, True], ids=["neurons", "dense"])
+@pytest.mark.parametrize("share", [3, 1])
+def test_neurons_on_a_gpu_give_the_cpus_logits(
+    tmp_path: Path, name: str, dense: bool, share: int
+) -> None:
+    """A third of the neurons, or all of them, with and without the dense weights."""
+    model = Model.load(sparse_file(tmp_path, name))
+    device, n_ff = gpu(), model.hparams.n_ff
+    items = tuple(read_needs(model, Budget(1 << 30, n_ctx=64)).items) if dense else ()
+    ids = np.arange(0, n_ff, share, dtype=np.int32)
+    split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
+    placed = Placement(1 << 30, 0, items, (), split, (0,) * N_LAYER).apply(model, device)
+    there = Context(placed, n_ctx=64, n_threads=1, **EXACT)
+    here = Context(model, n_ctx=64, n_threads=1, **EXACT)
+    for tokens in (PROMPT, [3]):
+        for context in (there, here):
+            context.decode(Batch(tokens))
+        np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
