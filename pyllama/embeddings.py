@@ -40,7 +40,7 @@ def embed_many(engine: Engine, texts: Sequence[Sequence[int]], pooling: str) -> 
         For each text float32[n_embd]; with ``none`` [n_tokens, n_embd], with ``rank`` [n_cls_out].
 
     Raises:
-        BatchError, ContextFull, ModelError: as `Engine.submit`; the message names the text.
+        BatchError, ContextFull, ModelError: as `Engine.submit`, before any text is evaluated.
         Aborted, ComputeError: as `Engine.step`.
     """
     found: dict[int, Floats] = {}
@@ -59,18 +59,20 @@ def embed_many(engine: Engine, texts: Sequence[Sequence[int]], pooling: str) -> 
                 if event.kind in ("end", "error"):
                     open_numbers.discard(event.request)
 
-            try:
-                open_numbers.add(engine.submit(Request(tokens, pooling=pooling), receive))
-            except ValueError as error:
-                raise type(error)(f"text {i}: {error}") from None
+            open_numbers.add(engine.submit(Request(tokens, pooling=pooling), receive))
 
+    for i, tokens in enumerate(texts):
+        try:
+            engine.check_pooled(tokens, pooling)
+        except ValueError as error:
+            raise type(error)(f"text {i}: {error}") from None
     n_queued = 2 * engine.context.kv.n_seq_max
     try:
         submit(n_queued)
         while open_numbers:
             engine.step()
-            for error in errors:
-                raise error
+            for failure in errors:
+                raise failure
             submit(n_queued - len(open_numbers))
     finally:
         for number in open_numbers:

@@ -41,6 +41,7 @@ from ..errors import (
     TextComplete,
 )
 from ..grammar import Grammar
+from ..hparams import POOLINGS
 from ..sampling import SamplingParams, apply_logits_processors, chain_for
 from ..speculative import Speculation
 from .best_of import BestOf
@@ -146,6 +147,23 @@ class Engine:
         for job in jobs:
             self._inbox.put(job)
         return jobs[0].number
+
+    def check_pooled(self, tokens: Seq[int], pooling: str) -> None:
+        """Raise the error that `submit` raises for a request with a pooling."""
+        context = self.context
+        if not len(tokens):
+            raise BatchError("there are no tokens to embed: the text is empty")
+        if pooling not in POOLINGS:
+            raise BatchError(f"pooling is {pooling!r}, want one of {', '.join(POOLINGS)}")
+        check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
+        if not context.hparams.causal and len(tokens) > context.n_ubatch:
+            raise BatchError(
+                f"the text has {len(tokens)} tokens, which attend to later ones, so it must fit "
+                f"into one ubatch of {context.n_ubatch}; use `n_ubatch={len(tokens)}` or more"
+            )
+        _check_ids(tokens, context.model.hparams.n_vocab)
+        if pooling == "rank":
+            context.check_classifier()
 
     def abort(self, number: int) -> None:
         """End a request if it is waiting or running; its cells are freed after the current step."""
@@ -993,29 +1011,17 @@ class Engine:
     def _make_pooled_job(
         self, request: Request, pooling: str, tokens: list[int], lease: Sequence | None
     ) -> Job:
-        context = self.context
-        causal, n_vocab = context.hparams.causal, context.model.hparams.n_vocab
-        if not tokens:
-            raise BatchError("there are no tokens to embed: the text is empty")
-        pooled = PooledRows(pooling, len(tokens), causal)
-        check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
-        if not causal and len(tokens) > context.n_ubatch:
-            raise BatchError(
-                f"the text has {len(tokens)} tokens, which attend to later ones, so it must fit "
-                f"into one ubatch of {context.n_ubatch}; use `n_ubatch={len(tokens)}` or more"
-            )
-        _check_ids(tokens, n_vocab)
-        if pooling == "rank":
-            context.check_classifier()
+        self.check_pooled(tokens, pooling)
+        model, causal = self.context.model, self.context.hparams.causal
         return Job(
             replace(request, sampling=SamplingParams()), next(self._numbers), 0, tokens,
-            chain_for(SamplingParams(), n_vocab, context.model.tokenizer, None), None, {},
+            chain_for(SamplingParams(), model.hparams.n_vocab, model.tokenizer, None), None, {},
             n_left=0,
             arrival=next(self._arrivals),
             lease=lease,
             deadline=_deadline(request),
             n_prompt=len(tokens),
-            pooled=pooled,
+            pooled=PooledRows(pooling, len(tokens), causal),
         )  # fmt: skip
 
     def _connect(self, jobs: Seq[Job], sink: Callable[[Event], None] | None) -> None:

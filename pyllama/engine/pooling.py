@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import BatchError
-from ..hparams import POOLINGS
 from .request import Floats
 
 
@@ -24,22 +22,17 @@ class PooledRows:
     """Collects the rows of a text while it is evaluated.
 
     Args:
-        pooling: ``none`` keeps all rows, ``mean`` averages them, ``cls`` takes the first and
-            ``last`` the last one; ``rank`` takes the scores of the last one, of the first one if
-            the model attends to later tokens.
+        pooling: one of ``POOLINGS``: ``none`` keeps all rows, ``mean`` averages them, ``cls`` takes
+            the first and ``last`` the last one; ``rank`` takes the scores of the last one, of the
+            first one if the model attends to later tokens.
         n_tokens: tokens of the text.
         causal: whether rows depend on earlier tokens only, so that the text may be cut.
 
     Attributes:
         pooling: as given.
-
-    Raises:
-        BatchError: an unknown pooling.
     """
 
     def __init__(self, pooling: str, n_tokens: int, causal: bool) -> None:
-        if pooling not in POOLINGS:
-            raise BatchError(f"pooling is {pooling!r}, want one of {', '.join(POOLINGS)}")
         self.pooling, self._n_tokens, self._causal = pooling, n_tokens, causal
         self._kept: list[Floats] = []  # the result's rows
         self._sum: npt.NDArray[np.float64] | None = None
