@@ -26,6 +26,7 @@ FLAGS = {
     "n_prompt": "--n-prompt",
     "n_seq_max": "--parallel",
     "n_threads": "--threads",
+    "n_ubatch": "--ubatch-size",
     "outtype": "--outtype",
     "override_tensor": "--override-tensor",
     "save_logits": "--save-all-logits",

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
 _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
-_EMBEDDINGS = "embeddings and reranking are not supported yet"
+_EMBEDDINGS = "pyllama-embedding computes embeddings and ranks documents"
+_DENSE_MODULES = "dense layers after the pooling are not supported"
 DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
 LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
@@ -40,9 +41,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--control-vector", "--control-vector-scaled", "--control-vector-layer-range",
     ),
     _EMBEDDINGS: (
-        "--pooling", "--attention", "--embedding", "--embeddings", "-embd", "--rerank",
-        "--reranking", "--embd-normalize", "--embd-output-format", "--embd-separator",
-        "--cls-separator", "--embd-gemma-default",
+        "-embd", "--rerank", "--reranking", "--embd-gemma-default",
     ),
     _MEDIA: (
         "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj",
@@ -147,9 +146,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
         "--multiple-choice", "--multiple-choice-tasks",
     ),
-    "only the perplexity over whole chunks is computed": (
-        "--ppl-stride", "--ppl-output-type",
-    ),
     "multi-token prediction layers are not loaded": ("--nextn",),
     "all sequences are generated in one batch": ("-tgs",),
     "--save DIR writes any node; for the logits add --tensor-filter result_output": (
@@ -185,7 +181,7 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
             "--mistral-format", "--disable-mistral-community-chat-template",
         ),
         _MEDIA: ("--mmproj",),
-        _EMBEDDINGS: ("--sentence-transformers-dense-modules",),
+        _DENSE_MODULES: ("--sentence-transformers-dense-modules",),
         "multi-token prediction layers are not converted": (
             "--mtp", "--no-mtp", "--no-nextn", "--dspark", "--target-model-dir",
         ),

@@ -49,7 +49,10 @@ KEYS: Values = {
     "n_expert": Key("expert_count", 0),
     "n_expert_used": Key("expert_used_count", 0),
     "expert_weights_scale": Key("expert_weights_scale", 1.0),
+    "causal": Key("attention.causal", True),
+    "pooling_type": Key("pooling_type", 0),
 }
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Far above those of real models; bounds allocations and loops for damaged files.
@@ -68,6 +71,8 @@ _RANGES = {
     "swa_period": (0, 4096),
     "n_expert": (0, 4096),
     "n_embd_token": (0, 1 << 20),
+    "n_cls_out": (1, 1 << 20),
+    "pooling_type": (0, len(POOLINGS) - 1),
 }
 _FLOATS = (  # positive; positive or 0
     ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
@@ -108,7 +113,10 @@ class HParams:
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
     n_swa: int = 0  # size of the sliding window, the token's own position included
     swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
-    causal: bool = True
+    causal: bool = True  # a token attends to no later tokens
+    pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
+    n_cls_out: int = 1  # outputs of the classification head, if the model has one
+    softmax_scores: bool = False  # the scores of the classification head are probabilities
     max_alibi_bias: float = 0.0
     alibi_scaled: bool = False  # the ALiBi bias is multiplied by the scale of scores
     learned_positions: bool = False  # the model has position_embd.weight
@@ -229,6 +237,10 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
     _check_float(file, arch, "rope.scaling.factor", factor)
     got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
+    labels = file.get_strings(f"{arch}.classifier.output_labels", None)
+    got["n_cls_out"] = len(labels) if labels is not None and len(labels) else 1
+    head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
+    _check(file, arch, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
     if got["n_expert"]:
         n_ff = read("n_ff_exp", Key("expert_feed_forward_length", got["n_ff"]))
         got |= {"n_ff": 0, "n_ff_exp": n_ff}

@@ -58,6 +58,7 @@ FLOORS = {
             "pyllama.chat",
             "pyllama.compat",
             "pyllama.convert",
+            "pyllama.embeddings",
             "pyllama.eval",
             "pyllama.gguf_tools",
             "pyllama.inspect",

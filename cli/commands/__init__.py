@@ -14,6 +14,9 @@ COMMANDS = {
         "lookup-stats": ".commands.lookup:stats",
         "lookahead": ".commands.speculative:lookahead",
     },
+    "Compare texts": {
+        "embedding": ".commands.embedding:command",
+    },
     "Measure": {
         "bench": ".commands.bench:command",
         "batched-bench": ".commands.batched_bench:command",

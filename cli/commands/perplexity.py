@@ -1,6 +1,7 @@
 """``pyllama-perplexity``: compute perplexity and KL divergence by llama.cpp's method.
 
     pyllama-perplexity -m x.gguf -f text.txt -c 512 --chunks 4
+    pyllama-perplexity -m x.gguf -f text.txt --ppl-stride 256
     pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits all.bin
     pyllama-perplexity -m x-Q4_K.gguf --kl-divergence --kl-divergence-base all.bin
 
@@ -10,6 +11,7 @@ Prints the running value after each chunk, then the final estimate with its erro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,20 @@ if TYPE_CHECKING:
     help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(
+    "--ppl-stride",
+    type=Number(0, INT32_MAX),
+    default=0,
+    help="Distance of the beginnings of overlapping chunks, of which the last N tokens are scored; "
+    "half of it is added to the context. 0: no overlap, and the second half of each is scored.",
+)
+@click.option(
+    "--ppl-output-type",
+    type=click.Choice(["0", "1"]),
+    default="0",
+    help="0: running values in a line. 1: a line per chunk: its position and the running value; "
+    "without --ppl-stride also the mean of -log p and its error.",
+)
+@click.option(
     "--kl-divergence",
     is_flag=True,
     help="Compute the KL divergence to the saved probabilities of --kl-divergence-base, over the "
@@ -61,9 +77,18 @@ if TYPE_CHECKING:
 @context_options(ctx_size=512)
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **options: Any) -> None:
+def command(
+    chunks: int,
+    ppl_stride: int,
+    ppl_output_type: str,
+    kl_divergence: bool,
+    logits_file: Path | None,
+    **options: Any,
+) -> None:
     """Compute the perplexity of a model over a text."""
     n_chunks = None if chunks < 0 else chunks
+    if ppl_stride and (kl_divergence or logits_file is not None):
+        raise click.UsageError("--ppl-stride works neither with --kl-divergence nor with its file")
     if kl_divergence:
         if logits_file is None:
             raise click.UsageError(
@@ -75,20 +100,34 @@ def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **option
     text = PromptOptions.from_click(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    context = _context(options)
+    context = _context(options, ppl_stride // 2)
     tokens = context.model.tokenizer.encode(text, add_special=True, parse_special=False)
-    from pyllama.eval.perplexity import perplexity
+    from pyllama.eval.perplexity import perplexity, strided_perplexity
 
-    note(f"perplexity: {len(tokens)} tokens, n_ctx={context.n_ctx}, n_batch={context.n_batch}")
+    n_ctx = context.n_ctx
+    note(f"perplexity: {len(tokens)} tokens, n_ctx={n_ctx}, n_batch={context.n_batch}")
+    if ppl_stride:
+        results = strided_perplexity(context, tokens, ppl_stride, n_ctx, n_chunks)
+    else:
+        results = perplexity(context, tokens, n_ctx, n_chunks, logits_file)
     result = None
-    for result in perplexity(context, tokens, context.n_ctx, n_chunks, logits_file):
-        write(f"[{result.chunk}]{result.ppl:.4f},")
+    for result in results:
+        if ppl_output_type == "0":
+            write(f"[{result.chunk}]{result.ppl:.4f},")
+            continue
+        position, more = (result.chunk - 1) * (ppl_stride or n_ctx), ""
+        if not ppl_stride:
+            more = f"  {result.nll / result.n_scored:4f}  {result.error / result.ppl:4f}"
+        write(f"{position:8d}  {result.ppl:.4f}{more}\n")
     if result is not None:
         write(f"\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}\n")
 
 
-def _context(options: dict[str, Any]) -> Context:
+def _context(options: dict[str, Any], n_more: int = 0) -> Context:
+    """The context, with so many tokens more than the options say."""
     sizes = ContextOptions.from_click(options)
+    if n_more and sizes.ctx_size:
+        sizes = replace(sizes, ctx_size=sizes.ctx_size + n_more)
     model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     return make_context(model, sizes)
 

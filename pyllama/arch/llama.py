@@ -83,12 +83,15 @@ def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-_PLAIN = ["LlamaForCausalLM"]  # has no sliding window, even if config.json has one
+_PLAIN = (
+    ["LlamaForCausalLM"],
+    ["LlamaModel"],
+)  # have no sliding window, even if config.json has one
 
 
 def _keys(config: Config) -> dict[str, Any]:
     keys = base_keys(config) | hidden_act(config, "silu") | {"vocab_size": config["vocab_size"]}
-    if config.get("sliding_window") and config.get("architectures") != _PLAIN:
+    if config.get("sliding_window") and config.get("architectures") not in _PLAIN:
         keys["attention.sliding_window"] = int(config["sliding_window"])
     return keys
 
@@ -100,7 +103,13 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 
 CONVERT = Convert(
-    models=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    models=(
+        "LlamaForCausalLM",
+        "LlamaModel",
+        "MistralForCausalLM",
+        "MistralModel",
+        "MixtralForCausalLM",
+    ),
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
@@ -121,4 +130,5 @@ CONVERT = Convert(
     },
     keys=_keys,
     change=_change,
+    prefix="model.",
 )

@@ -43,7 +43,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 CONVERT = Convert(
-    models=("Qwen2ForCausalLM",),
+    models=("Qwen2ForCausalLM", "Qwen2Model"),
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
@@ -59,4 +59,5 @@ CONVERT = Convert(
         "lm_head.weight": "output.weight",
     },
     keys=_keys,
+    prefix="model.",
 )

@@ -38,6 +38,7 @@ from .general import read_general
 from .mapping import Config
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
 from .plan import PlannedTensor, check_missing, config_errors, find_arch, plan_tensors
+from .pooling import pooling_keys
 from .sparse import Form, check_neurons, sparse_form
 from .vocabulary import read_vocabulary
 
@@ -99,7 +100,7 @@ def convert(
     folder, config = source.path, read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
-    keys = _arch_keys(folder, config, arch)
+    keys = _arch_keys(folder, config, arch) | pooling_keys(source)
     planned: list[PlannedTensor] = []
     if not options.vocab_only:
         planned = plan_tensors(folder, read_checkpoint(source), config, arch)

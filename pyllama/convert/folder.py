@@ -63,6 +63,17 @@ class Folder:
             self._parsed[name] = read_json(path, self.budget) if exists else {}
         return self._parsed[name]
 
+    def json_objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects in a JSON array, [] without the file.
+
+        Raises:
+            ModelError: the file cannot be read, or is not JSON.
+        """
+        path = self.path / name
+        if not self.has(name):
+            return []
+        return objects(_json_value(path, read_small(path, self.budget), self.budget))
+
 
 def unreadable(path: Path, error: OSError) -> ModelError:
     """Return the error for a file that cannot be opened or read."""
@@ -90,14 +101,19 @@ def parse_object(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
         ModelError: it is not JSON, not an object, has a duplicate key, or too many values or
             levels.
     """
-    budget.take("values", count_values(data), path)
-    try:
-        value = parse_json(data, LIMITS["values"], make_object=_unique)
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
-        raise ModelError(f"{path}: not JSON ({error}): download the file again") from None
+    value = _json_value(path, data, budget)
     if not isinstance(value, dict):
         raise ModelError(f"{path}: JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _json_value(path: Path, data: bytes, budget: Budget) -> Any:
+    """Return the value of JSON ``data``. Raises: ModelError."""
+    budget.take("values", count_values(data), path)
+    try:
+        return parse_json(data, LIMITS["values"], make_object=_unique)
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
+        raise ModelError(f"{path}: not JSON ({error}): download the file again") from None
 
 
 def read_json(path: Path, budget: Budget) -> dict[str, Any]:

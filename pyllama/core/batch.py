@@ -1,7 +1,8 @@
-"""A batch: tokens to decode, with their positions, their sequences and which logits to compute.
+"""A batch: tokens to decode, with their positions, their sequences and which results to compute.
 
     Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
     Batch(tokens, logits="all")
+    Batch(tokens, logits="none", embeddings="all")
     Batch([5, 6, 7], parent=[-1, 0, 0], logits="all")          # a tree: 6 and 7 both follow 5
     Batch([5, 6, 7], pos=[9, 10, 10], seq_id=[[0, 1], 0, 1])   # the same in two sequences
 
@@ -25,13 +26,14 @@ class Batch:
         pos: position of each token; None continues each sequence after its last position.
         seq_id: one sequence for all tokens, or for each token a sequence or a list of sequences.
         logits: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for each.
+        embeddings: tokens to compute embeddings for, in the same way.
         parent: for each token the index of the token that it follows, or -1 if it follows the last
             cached token of its sequence. So each sequence has a tree, of which it gets a path by
             ``kv.commit_tree``. Positions follow from the depths.
 
     Raises:
-        BatchError: the lengths differ, ``logits`` is another string, or ``pos`` and ``parent`` are
-            both given.
+        BatchError: the lengths differ, ``logits`` or ``embeddings`` is another string, or ``pos``
+            and ``parent`` are both given.
     """
 
     tokens: Sequence[int]
@@ -39,24 +41,31 @@ class Batch:
     seq_id: int | Sequence[int | Sequence[int]] = 0
     logits: str | Sequence[bool] = "last"
     parent: Sequence[int] | None = None
+    embeddings: str | Sequence[bool] = "none"
 
     def __post_init__(self) -> None:
         given = self.pos is not None or self.parent is not None
-        if not given and self._only_last() and type(self.seq_id) is int:
+        plain = self._only_last() and not self.has_embeddings
+        if not given and plain and type(self.seq_id) is int:
             return  # one token of one sequence, the common case: no lengths to compare
         if self.pos is not None and self.parent is not None:
             raise BatchError("batch: pos and parent are given, but positions follow from parents")
         n = len(self.tokens)
-        for name in ("pos", "seq_id", "logits", "parent"):
+        for name in ("pos", "seq_id", "logits", "parent", "embeddings"):
             values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sized):
                 continue
             if len(values) != n:
                 raise BatchError(f"batch: {n} tokens but {len(values)} values of {name}")
-        if isinstance(self.logits, str) and self.logits not in ("last", "all", "none"):
-            raise BatchError(
-                f"batch: logits is {self.logits!r}, want 'last', 'all', 'none' or flags"
-            )
+        for name in ("logits", "embeddings"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in ("last", "all", "none"):
+                raise BatchError(f"batch: {name} is {value!r}, want 'last', 'all', 'none' or flags")
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether embeddings may be computed."""
+        return not isinstance(self.embeddings, str) or self.embeddings != "none"
 
     def _only_last(self) -> bool:
         return isinstance(self.logits, str) and self.logits == "last"  # an array has no bool()
@@ -73,12 +82,19 @@ class Batch:
 
     def outputs(self) -> list[int]:
         """Indices of the tokens to compute logits for."""
-        n = len(self.tokens)
-        if n == 1 and self._only_last():
+        if len(self.tokens) == 1 and self._only_last():
             return [0]
-        if isinstance(self.logits, str):
-            return list(range({"all": 0, "last": max(0, n - 1), "none": n}[self.logits], n))
-        return [i for i, flag in enumerate(self.logits) if flag]
+        return self._indices(self.logits)
+
+    def embedded(self) -> list[int]:
+        """Indices of the tokens to compute embeddings for."""
+        return self._indices(self.embeddings) if self.has_embeddings else []
+
+    def _indices(self, given: str | Sequence[bool]) -> list[int]:
+        n = len(self.tokens)
+        if isinstance(given, str):
+            return list(range({"all": 0, "last": max(0, n - 1), "none": n}[given], n))
+        return [i for i, flag in enumerate(given) if flag]
 
 
 def _sequences(seq: int | Sequence[int]) -> int | tuple[int, ...]:

@@ -31,11 +31,11 @@ from pyggml.sched import EvalCallback, Sched
 from pyggml.tensor import Tensor
 
 from ..errors import BatchError, ContextFull, ModelError
-from ..graph.builder import GraphBuilder
+from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
 from ..kv.table import Ints, Seqs, seq_tuple
 from .batch import Batch
-from .decode_graph import DecodeGraph, Outputs, as_array, bucket
+from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .model import Model
@@ -47,6 +47,7 @@ _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _FEW = 16  # tokens of a batch that may use a larger graph
 _MISSES = 32  # uses of a larger graph before one is built
+_ONE = GraphSize(1, 1)  # see decode_token
 
 
 class Context:
@@ -124,9 +125,9 @@ class Context:
         self.kv = params.memory(self.hparams, layer_buft)
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
-        self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
-        self._n_missed: Counter[tuple[int, int]] = Counter()
-        self._preferred: set[tuple[int, int]] = set()  # sizes of graphs, see `reserve`
+        self._graphs: OrderedDict[GraphSize, DecodeGraph] = OrderedDict()
+        self._n_missed: Counter[GraphSize] = Counter()
+        self._preferred: set[GraphSize] = set()  # see `reserve`
         self.build_s = 0.0
         self._token_graph: DecodeGraph | None = None  # for decode_token
         self._watched = False
@@ -135,7 +136,7 @@ class Context:
         self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
         self._reserve()
-        self._graph(1, 1)
+        self._graph(_ONE)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -160,6 +161,34 @@ class Context:
         except IndexError:
             raise self._no_output(i) from None
 
+    @property
+    def embeddings(self) -> npt.NDArray[np.float32]:
+        """Embeddings of the last decode's tokens, float32[n, n_embd]; the next one overwrites them.
+
+        They are what the output matrix multiplies: the result of the last norm.
+        """
+        found = self._outputs.embeddings
+        return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
+
+    @property
+    def scores(self) -> npt.NDArray[np.float32]:
+        """What the classification head computes of ``embeddings``: float32[n, n_cls_out].
+
+        Raises:
+            ModelError: the model has no classification head.
+        """
+        self.check_classifier()
+        found = self._outputs.scores
+        return np.empty((0, self.hparams.n_cls_out), np.float32) if found is None else found
+
+    def check_classifier(self) -> None:
+        """Raise ModelError if the model has no classification head."""
+        if HEAD not in self._weights:
+            raise ModelError(
+                f"{self.model.path}: the model has no classification head (tensor '{HEAD}'), so it "
+                "cannot rank; use a reranker, or another pooling"
+            )
+
     def _no_output(self, i: int) -> BatchError:
         n = len(self._outputs.rows)
         return BatchError(f"logits_ith({i}): the last decode had {n} outputs")
@@ -181,7 +210,7 @@ class Context:
             if self._decode_chain(batch):
                 return
             tokens, seqs, positions, parents = self._validate(batch)
-            output_ids, n = batch.outputs(), len(tokens)
+            output_ids, embedded_ids, n = batch.outputs(), batch.embedded(), len(tokens)
             parts, finished = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
@@ -198,15 +227,18 @@ class Context:
                         raise Aborted("the decode was aborted")
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
-                    outputs = [i - start for i in output_ids if start <= i < stop]
-                    graph = self._graph_for(stop - start, len(outputs))
+                    outputs, embedded = (
+                        [i - start for i in ids if start <= i < stop]
+                        for ids in (output_ids, embedded_ids)
+                    )
+                    graph = self._graph_for(stop - start, len(outputs), len(embedded))
                     placed = self._place(seqs[part], positions[part], parents)
                     ubatch = tokens[part], positions[part], placed
-                    if pipelined and not outputs and stop < n:
+                    if pipelined and not (outputs or embedded) and stop < n:
                         graph.enqueue(*ubatch)
                         continue
-                    made = graph.run(*ubatch, outputs)
-                    parts.append(made if stop == n else Outputs(made.logits.copy()))
+                    made = graph.run(*ubatch, outputs, embedded)
+                    parts.append(made if stop == n else made.copy())
                     finished = stop
             except ContextFull:
                 raise
@@ -217,10 +249,7 @@ class Context:
                 raise
             finally:
                 self._running = False
-            if len(parts) > 1:
-                self._outputs = Outputs(np.concatenate([made.logits for made in parts]))
-            else:
-                self._outputs = parts[0]
+            self._outputs = Outputs.concatenated(parts) if len(parts) > 1 else parts[0]
 
     def decode_token(self, token: int, seq: int = 0) -> None:
         """``decode(Batch([token], seq_id=seq))``, with the least Python.
@@ -261,7 +290,7 @@ class Context:
         n = len(tokens)
         if self._token_graph is None or cache.pending.any or not self.hparams.causal:
             return False
-        if type(seq) is not int or not isinstance(batch.logits, str):
+        if type(seq) is not int or not isinstance(batch.logits, str) or batch.has_embeddings:
             return False
         if batch.pos is not None or batch.parent is not None or not 1 <= n <= self.n_ubatch:
             return False
@@ -276,7 +305,7 @@ class Context:
         try:
             if cache.mirrored:
                 cache.update_tables()
-            self._outputs = self._graph(*size).run_chain(tokens, seq, placed, outputs)
+            self._outputs = self._graph(size).run_chain(tokens, seq, placed, outputs)
         except BaseException:
             self._outputs = self._no_outputs
             self.kv.seq_rm(seq, placed[2])
@@ -384,7 +413,7 @@ class Context:
 
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
         """A new graph of ``n_tokens`` tokens, without memory (for export and tests)."""
-        return self._build(n_tokens, n_outputs)[0]
+        return self._build(GraphSize(n_tokens, n_outputs))
 
     def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int], list[int] | None]:
         n_vocab = self.hparams.n_vocab
@@ -429,12 +458,13 @@ class Context:
             return False
         return not any(cache.window for cache in self.kv.caches)
 
-    def _graph_for(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
+    def _graph_for(self, n_tokens: int, n_outputs: int, n_embeddings: int) -> DecodeGraph:
         """The graph for a ubatch, which may be larger."""
-        n_outputs = max(1, n_outputs)  # a graph needs a result
         if self._watched:
-            return self._graph(n_tokens, n_outputs)
-        return self._graph(*self._size(n_tokens, n_outputs))
+            if not n_embeddings:
+                n_outputs = max(1, n_outputs)  # a graph needs a result
+            return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings))
+        return self._graph(self._size(n_tokens, n_outputs, n_embeddings))
 
     def _place(
         self, seqs: Seqs, positions: list[int], parents: list[int] | None
@@ -453,13 +483,14 @@ class Context:
         cells, places = cache.place(seqs, positions)
         return cells, cache.rows(seqs, positions, places, self.hparams.causal)
 
-    def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
-        b = GraphBuilder(self.hparams, self._weights, self.kv, n_tokens, n_outputs)
-        return b, b.finish(self.model.arch.build_graph(b))
+    def _build(self, size: GraphSize) -> GraphBuilder:
+        b = GraphBuilder(self.hparams, self._weights, self.kv, *size)
+        b.finish(self.model.arch.build_graph(b))
+        return b
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graph, so that no decode does."""
-        builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
+        builder = self._build(largest_graph(self.hparams, self.n_ubatch))
         self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
     def reserve(self, sizes: Iterable[int], logits: str = "all", *, build: bool = True) -> None:
@@ -471,18 +502,20 @@ class Context:
             build: build the graphs, which takes milliseconds for each; False: at their first use.
         """
         for n in sizes:
-            key = n, n if logits == "all" else 1
-            self._preferred.add(key)
+            size = GraphSize(n, n if logits == "all" else 1)
+            self._preferred.add(size)
             if build:
-                self._graph(*key)
+                self._graph(size)
 
-    def _size(self, n_tokens: int, n_outputs: int) -> tuple[int, int]:
-        """Tokens and outputs of the graph for a batch.
+    def _size(self, n_tokens: int, n_outputs: int, n_embeddings: int = 0) -> GraphSize:
+        """The size of the graph for a batch.
 
         Building a graph takes as long as many small batches: their size is built after some uses of
         a graph that is somewhat larger.
         """
-        size = bucket(n_tokens), max(1, bucket(n_outputs))
+        if not n_embeddings:
+            n_outputs = max(1, n_outputs)  # a graph needs a result
+        size = GraphSize(bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings))
         if size in self._graphs or size in self._preferred or not 1 < n_tokens <= _FEW:
             return size
         self._n_missed[size] += 1
@@ -494,25 +527,25 @@ class Context:
         ]  # fmt: skip
         return min(larger, default=size)
 
-    def _graph(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
-        key, start = (n_tokens, n_outputs), time.perf_counter()
-        found = self._graphs.get(key)
+    def _graph(self, size: GraphSize) -> DecodeGraph:
+        start = time.perf_counter()
+        found = self._graphs.get(size)
         if found is not None and self._reuse:
-            self._graphs.move_to_end(key)
+            self._graphs.move_to_end(size)
             self.n_reused += 1
             return found
-        builder, logits = self._build(n_tokens, n_outputs)
-        threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
+        builder = self._build(size)
+        threads = self.n_threads if size.n_tokens == 1 else self.n_threads_batch
         schedule = self.sched.compile(
             builder.graph, pins=self.pinned_nodes(builder.graph), n_threads=threads
         )
-        made = DecodeGraph(builder, logits, schedule)
+        made = DecodeGraph(builder, schedule)
         self.build_s += time.perf_counter() - start
-        self._graphs[key] = made
+        self._graphs[size] = made
         if len(self._graphs) > _MAX_GRAPHS:
-            oldest = next(k for k in self._graphs if k != (1, 1))  # see decode_token
+            oldest = next(other for other in self._graphs if other != _ONE)
             del self._graphs[oldest]
-        if key == (1, 1) and self._reuse and not self._watched and len(self.kv.caches) == 1:
+        if size == _ONE and self._reuse and not self._watched and len(self.kv.caches) == 1:
             self._token_graph = made
         return made
 

@@ -1,6 +1,6 @@
 """The graph of one ubatch, scheduled, with its inputs and results as arrays.
 
-    graph = DecodeGraph(builder, logits, schedule)
+    graph = DecodeGraph(builder, schedule)
     graph.run(tokens, positions, placed, outputs).logits[-1].argmax()
 
 A context keeps one for each ``bucket`` of token counts: positions, cells and lengths are inputs.
@@ -9,8 +9,8 @@ Inputs are in host memory; results may be in a device's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,18 @@ from pyggml.sched import Schedule
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..hparams import HParams
 from ..kv.table import Ints
 
 Floats = npt.NDArray[np.float32]
+
+
+class GraphSize(NamedTuple):
+    """Numbers of tokens, and of those with logits and with embeddings."""
+
+    n_tokens: int
+    n_outputs: int
+    n_embeddings: int = 0
 
 
 class Outputs:
@@ -31,39 +40,60 @@ class Outputs:
     Args:
         logits: float32[n_outputs, n_vocab].
         argmax: int32[n_outputs], of each row; None if the graph does not compute it.
+        embeddings: float32[n_embeddings, n_embd]; None if the graph has none.
+        scores: float32[n_embeddings, n_cls_out], of the classification head; None if there is none.
 
     Attributes:
         rows: the rows of the logits.
     """
 
-    __slots__ = ("argmax", "logits", "rows")
+    __slots__ = ("argmax", "embeddings", "logits", "rows", "scores")
 
-    def __init__(self, logits: Floats, argmax: memoryview | None = None) -> None:
-        self.logits, self.argmax = logits, argmax
+    def __init__(
+        self,
+        logits: Floats,
+        argmax: memoryview | None = None,
+        embeddings: Floats | None = None,
+        scores: Floats | None = None,
+    ) -> None:
+        self.logits, self.argmax, self.embeddings, self.scores = logits, argmax, embeddings, scores
         self.rows: list[Floats] = list(logits)
 
-    def first(self, n: int) -> Outputs:
-        """The first ``n`` outputs."""
-        if n == len(self.rows):
-            return self
-        return Outputs(self.logits[:n], None if self.argmax is None else self.argmax[:n])
+    def copy(self) -> Outputs:
+        """A copy that the next decode does not overwrite, without the argmax."""
+        embeddings, scores = (
+            None if x is None else x.copy() for x in (self.embeddings, self.scores)
+        )
+        return Outputs(self.logits.copy(), None, embeddings, scores)
+
+    @staticmethod
+    def concatenated(parts: Sequence[Outputs]) -> Outputs:
+        """The outputs of several ubatches in order, without the argmax."""
+        logits = np.concatenate([part.logits for part in parts])
+        embeddings = [part.embeddings for part in parts if part.embeddings is not None]
+        scores = [part.scores for part in parts if part.scores is not None]
+        return Outputs(
+            logits, None,
+            np.concatenate(embeddings) if embeddings else None,
+            np.concatenate(scores) if scores else None,
+        )  # fmt: skip
 
 
 class DecodeGraph:
     """A scheduled graph with its inputs and results as arrays."""
 
-    def __init__(self, builder: GraphBuilder, logits: Tensor, schedule: Schedule) -> None:
+    def __init__(self, builder: GraphBuilder, schedule: Schedule) -> None:
         self.builder, self.schedule = builder, schedule
         self.tokens, self.positions, self.out_ids = (
             as_array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
-        self._results = logits, builder.argmax
+        self._no_logits = np.empty((0, builder.hparams.n_vocab), np.float32)
         self._outputs: Outputs | None = None  # in host memory
-        if all(t is None or _on_host(t) for t in self._results):
-            argmax = None if builder.argmax is None else as_array(builder.argmax).data
-            self._outputs = Outputs(logits.numpy(squeeze=False)[0, 0], argmax)
+        results = builder.logits, builder.argmax, builder.embeddings, builder.scores
+        if all(t is None or _on_host(t) for t in results):
+            self._outputs = self._results(lambda t: t.numpy(squeeze=False)[0, 0])
         first = (
             self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
         )  # fmt: skip
@@ -76,6 +106,7 @@ class DecodeGraph:
         positions: list[int],
         placed: Sequence[tuple[list[int], Ints]],
         outputs: list[int],
+        embedded: Sequence[int] = (),
     ) -> Outputs:
         """Evaluate a ubatch; the rest up to the graph's size is padding.
 
@@ -85,12 +116,13 @@ class DecodeGraph:
             tokens, positions: of the ubatch.
             placed: cells and rows of each cache, see ``CellLists.place_tree``.
             outputs: indices of the tokens to compute logits for.
+            embedded: indices of the tokens to compute embeddings for.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
         """
-        self._write(tokens, positions, placed, outputs)
-        return self._evaluate(len(outputs))
+        self._write(tokens, positions, placed, outputs, embedded)
+        return self._evaluate(len(outputs), len(embedded))
 
     def enqueue(
         self, tokens: list[int], positions: list[int], placed: Sequence[tuple[list[int], Ints]]
@@ -109,13 +141,15 @@ class DecodeGraph:
         positions: list[int],
         placed: Sequence[tuple[list[int], Ints]],
         outputs: list[int],
+        embedded: Sequence[int] = (),
     ) -> None:
         """Write the inputs of a ubatch, as soon as queued ones are not read any more."""
         self.schedule.wait_inputs()
-        n, n_outputs = len(tokens), len(outputs)
+        n, n_outputs, first = len(tokens), len(outputs), self.builder.n_outputs
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
+        self.out_ids[first : first + len(embedded)] = embedded
         for index, row, (cells, attended) in zip(self.kv_index, self.rows, placed, strict=True):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
@@ -160,16 +194,36 @@ class DecodeGraph:
         self.schedule.run()
         return self._read() if self._outputs is None else self._outputs
 
-    def _evaluate(self, n_outputs: int) -> Outputs:
+    def _evaluate(self, n_outputs: int, n_embeddings: int = 0) -> Outputs:
         self.schedule.run()
         made = self._read() if self._outputs is None else self._outputs
-        return made.first(n_outputs)
+        if n_outputs == len(made.rows) and not n_embeddings:
+            return made
+        rows = slice(self.builder.n_outputs, self.builder.n_outputs + n_embeddings)
+        return Outputs(
+            made.logits[:n_outputs],
+            None if made.argmax is None else made.argmax[:n_outputs],
+            None if made.embeddings is None else made.embeddings[rows],
+            None if made.scores is None else made.scores[rows],
+        )
 
     def _read(self) -> Outputs:
         """The results of the last run, copied from the device."""
-        logits, argmax = self._results
-        ids = None if argmax is None else self.schedule.read(argmax).reshape(-1).data
-        return Outputs(self.schedule.read(logits)[0, 0], ids)
+        return self._results(lambda tensor: self.schedule.read(tensor)[0, 0])
+
+    def _results(self, rows: Callable[[Tensor], Any]) -> Outputs:
+        """The results; ``rows`` returns a matrix of the graph as an array."""
+        b = self.builder
+        logits, argmax, embeddings, scores = (
+            None if tensor is None else rows(tensor)
+            for tensor in (b.logits, b.argmax, b.embeddings, b.scores)
+        )
+        return Outputs(
+            self._no_logits if logits is None else logits,
+            None if argmax is None else argmax.reshape(-1).data,
+            embeddings,
+            scores,
+        )
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -187,3 +241,12 @@ def bucket(n: int) -> int:
         return n
     step = 1 << ((n - 1).bit_length() - 4)
     return round_up(n, step)
+
+
+def largest_graph(hparams: HParams, n_ubatch: int) -> GraphSize:
+    """The size of graph that a context reserves memory for.
+
+    A context whose tokens attend to later ones computes embeddings, of large ubatches.
+    """
+    n = bucket(n_ubatch)
+    return GraphSize(n, n) if hparams.causal else GraphSize(n, 1, n)

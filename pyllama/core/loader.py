@@ -31,7 +31,7 @@ from pyggml.tensor import Dims, Tensor
 
 from ..arch import Arch, get_arch
 from ..errors import ModelError
-from ..graph.builder import GraphBuilder
+from ..graph.builder import CLASSIFIER, HEAD, GraphBuilder
 from ..graph.variants import ANY, Bytes, WeightPlan, weight_faults, weight_patterns, weight_plan
 from ..hparams import HParams
 from ..kv.memory import Memory
@@ -164,8 +164,12 @@ def weight_headers(infos: Mapping[str, TensorInfo], plan: WeightPlan) -> dict[st
 def header_graph(
     arch: Arch, hparams: HParams, weights: Mapping[str, Tensor], n_tokens: int = 1
 ) -> CGraph:
-    """The graph of a ubatch of ``n_tokens`` with one output; its tensors have no memory."""
-    builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, n_outputs=1)
+    """The graph of a ubatch of ``n_tokens`` with one output; its tensors have no memory.
+
+    Of a model with a classification head also with its scores.
+    """
+    memory = Memory(hparams, _CELLS)
+    builder = GraphBuilder(hparams, weights, memory, n_tokens, 1, n_embeddings=int(HEAD in weights))
     builder.finish(arch.build_graph(builder))
     return builder.graph
 
@@ -373,7 +377,7 @@ def match_tensors(
     """The tensors that an architecture declares, by name, and a message for each fault."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
-    patterns = weight_patterns(patterns, file.tensors)
+    patterns = weight_patterns({**patterns, **CLASSIFIER}, file.tensors)
     whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)))

@@ -29,7 +29,7 @@ from pyggml.tensor import Tensor
 
 from ..arch import Arch, arch_of, get_arch
 from ..errors import ModelError
-from ..hparams import KEYS, HParams, Key, read_hparams
+from ..hparams import KEYS, POOLINGS, HParams, Key, read_hparams
 from ..sparsity.sources import choose_sources
 from ..sparsity.weights import normalize_powerinfer_metadata
 from ..tokenizer import Tokenizer, load_tokenizer
@@ -240,6 +240,21 @@ class Model:
     def n_embd(self) -> int:
         """Width of an embedding; 0 if only the vocabulary is known."""
         return self._size("n_embd")
+
+    @property
+    def pooling(self) -> str:
+        """How the file says that embeddings of texts are computed, one of ``POOLINGS``."""
+        return POOLINGS[self.hparams.pooling_type]
+
+    @property
+    def classifier_labels(self) -> list[str]:
+        """A name for each output of the classification head; its number if it has none."""
+        named = self.metadata.get(f"{self._arch_name}.classifier.output_labels") or ()
+        labels = [str(label) for label in named]
+        return [
+            labels[i] if i < len(labels) and labels[i] else str(i)
+            for i in range(self.hparams.n_cls_out)
+        ]
 
     def _size(self, field: str) -> int:
         if isinstance(self._hparams, HParams):

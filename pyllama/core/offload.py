@@ -27,7 +27,7 @@ from pyggml.tensor import Tensor
 from ..arch import Arch
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
-from .decode_graph import bucket
+from .decode_graph import largest_graph
 from .devices import (
     Offload,
     PlannedPlacement,
@@ -177,8 +177,8 @@ class Planner:
         real = kv_buffer_types(self.backends, tensors, hparams, params, host_kv)
         planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
         memory = params.memory(hparams, lambda layer: planned[real(layer)])
-        n = bucket(params.n_ubatch)  # as Context reserves memory
-        builder = GraphBuilder(hparams, tensors, memory, n, n)
+        largest = largest_graph(hparams, params.n_ubatch)
+        builder = GraphBuilder(hparams, tensors, memory, *largest)
         builder.finish(self.arch.build_graph(builder))
         kv, compute = Counter[str](), Counter[str]()
         layers = [LayerUse(Counter(), Counter()) for _ in range(hparams.n_layer + 2)]

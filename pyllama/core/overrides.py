@@ -1,4 +1,4 @@
-"""Hyperparameters that a context overrides: rope scaling, activation, sparsity and layers.
+"""Hyperparameters that a context overrides: rope scaling, activation, attention and others.
 
     context = Context(model, overrides=Overrides(rope_scaling="yarn", rope_freq_scale=0.25))
     draft = Context(model, overrides=Overrides(sparse_threshold=0.5, n_layer=20))
@@ -38,6 +38,7 @@ class Overrides:
         yarn_attn_factor: factor on rotated queries and keys.
         yarn_beta_fast, yarn_beta_slow: rotations within the original context above which a pair is
             extrapolated, and below which it is interpolated.
+        causal: False lets tokens attend to later ones of their batch, for embeddings.
         hidden_act: activation of the feed-forward part, one of ``ACTS``.
         sparse_threshold: minimum score of an active neuron, in layers with predicted scores.
         n_layer: number of layers to run, the first ones; the output norm and the head follow. The
@@ -52,6 +53,7 @@ class Overrides:
     yarn_attn_factor: float | None = None
     yarn_beta_fast: float | None = None
     yarn_beta_slow: float | None = None
+    causal: bool | None = None
     hidden_act: str | None = None
     sparse_threshold: float | None = None
     n_layer: int | None = None

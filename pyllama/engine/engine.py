@@ -2,6 +2,7 @@
 
     engine = Engine(context)
     number = engine.submit(Request(tokens, max_tokens=64))
+    other = engine.submit(Request(tokens, pooling="mean"))
     while engine.has_work:
         for event in engine.step(): ...
 
@@ -21,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +41,14 @@ from ..errors import (
     TextComplete,
 )
 from ..grammar import Grammar
-from ..sampling import apply_logits_processors, chain_for
+from ..hparams import POOLINGS
+from ..sampling import SamplingParams, apply_logits_processors, chain_for
 from ..speculative import Speculation
 from .best_of import BestOf
 from .drafting import DraftStep, Verification
 from .job import Job
 from .logprobs import PromptLogprobs, token_logprob
+from .pooling import PooledRows
 from .request import (
     EndReason,
     Event,
@@ -125,8 +129,10 @@ class Engine:
 
         Raises:
             ContextFull: the prompt does not fit into an empty context.
-            BatchError: no tokens, an unknown token, all sequences are leased, or a context shift
-                of a model with learned positions.
+            BatchError: no tokens, an unknown token, all sequences are leased, a context shift
+                of a model with learned positions, an unknown pooling; with non-causal attention a
+                text to generate, or to embed that does not fit into a ubatch.
+            ModelError: pooling ``rank`` of a model without classification head.
             SamplingError: see ``Chain`` and ``TextAssembler``.
             GrammarError: see ``Grammar.matcher``.
             QueueFull: see the policy's ``max_waiting``.
@@ -141,6 +147,23 @@ class Engine:
         for job in jobs:
             self._inbox.put(job)
         return jobs[0].number
+
+    def check_pooled(self, tokens: Seq[int], pooling: str) -> None:
+        """Raise the error that `submit` raises for a request with a pooling."""
+        context = self.context
+        if not len(tokens):
+            raise BatchError("there are no tokens to embed: the text is empty")
+        if pooling not in POOLINGS:
+            raise BatchError(f"pooling is {pooling!r}, want one of {', '.join(POOLINGS)}")
+        check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
+        if not context.hparams.causal and len(tokens) > context.n_ubatch:
+            raise BatchError(
+                f"the text has {len(tokens)} tokens, which attend to later ones, so it must fit "
+                f"into one ubatch of {context.n_ubatch}; use `n_ubatch={len(tokens)}` or more"
+            )
+        _check_ids(tokens, context.model.hparams.n_vocab)
+        if pooling == "rank":
+            context.check_classifier()
 
     def abort(self, number: int) -> None:
         """End a request if it is waiting or running; its cells are freed after the current step."""
@@ -422,10 +445,14 @@ class Engine:
                 jobs = sorted((job for job, _ in plan), key=lambda job: job.rank)
                 if not self._make_room(jobs[0]):
                     self._shift_or_end(jobs[-1], error)
-        start, output, n_chosen = time.perf_counter(), -1, 0
+        start, output, n_chosen, n_embedded = time.perf_counter(), -1, 0, 0
         for job, row in plan:
             output += row.n_outputs
             job.last_step = self._n_steps
+            if job.pooled is not None:
+                n_embedded += row.n_embedded
+                self._add_rows(job, job.pooled, row, n_embedded)
+                continue
             if job.prompt_logprobs is not None:
                 self._add_prompt_logprobs(job, job.prompt_logprobs, row, output)
             if job.sequence is None:
@@ -448,15 +475,18 @@ class Engine:
             n_pending = self._n_pending(job)
             if n_pending:
                 (ones if n_pending == 1 else longer).append(job)
-        n_batch = self.context.n_batch
+        whole = not self.context.hparams.causal  # texts cannot be cut
+        n_batch = self.context.n_ubatch if whole else self.context.n_batch
         if len(ones) > n_batch:
             ones = sorted(ones, key=lambda job: job.last_step)[:n_batch]
         room = n_batch - len(ones)
-        if ones:
+        if ones and not whole:
             room = min(room, self.policy.max_prompt_tokens)
         plan = [(job, self._row(job, 1)) for job in ones if job.sequence is not None]
         for job in sorted(longer, key=lambda job: job.rank):
             if room and job.sequence is not None:
+                if whole and len(job.tokens) > room:
+                    break  # keep the order
                 row = self._row(job, room)
                 plan.append((job, row))
                 room -= len(row.tokens)
@@ -482,6 +512,8 @@ class Engine:
         if job.prompt_logprobs is not None:  # bounds the memory of the logits
             room = min(room, self.context.n_ubatch)
         part = job.tokens[n : n + room]
+        if job.pooled is not None:
+            return Row(sequence, part, "none", job.pooled.wanted(n, len(part)))
         outputs = "last" if n + len(part) == len(job.tokens) else "none"
         wants_all = sequence.on_logits is not None or job.prompt_logprobs is not None
         return Row(sequence, part, "all" if wants_all else outputs)
@@ -601,6 +633,17 @@ class Engine:
         self._emit(job, "prompt", prompt_logprobs=tuple(prompt.found), usage=job.usage)
         if job.n_left <= 0:
             self._end(job, "length")
+
+    def _add_rows(self, job: Job, pooled: PooledRows, row: Row, end: int) -> None:
+        """Take the embeddings of a chunk of a text; ``end`` is the index after its last one."""
+        rows = self.context.scores if pooled.pooling == "rank" else self.context.embeddings
+        n = row.sequence.n_tokens
+        pooled.add(n - len(row.tokens), rows[end - row.n_embedded : end])
+        if n == len(job.tokens):
+            self._emit(job, "embedding", embedding=pooled.result(), usage=job.usage)
+            self._end(job, "length")
+        elif job.request.progress:
+            self._emit(job, "progress", usage=job.usage)
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -734,7 +777,7 @@ class Engine:
             if not self._free() and not self._preemptible(job):
                 return
             source, n = self._best_prefix(job.reusable)
-            if job.prompt_logprobs is None and self._will_share_prefix(job, n):
+            if len(job.reusable) == len(job.tokens) and self._will_share_prefix(job, n):
                 continue
             if not self._make_place(job, 0 if source in self._free() else n):
                 return  # keep the order: later jobs do not overtake this one
@@ -885,7 +928,7 @@ class Engine:
             if item.prompt_logprobs is not None:
                 if item.prompt_logprobs.is_complete:  # a prompt of one token
                     self._end_prompt(item, item.prompt_logprobs)
-            elif item.n_left <= 0:
+            elif item.n_left <= 0 and item.pooled is None:
                 self._end(item, "length")
         elif isinstance(item, int):
             for job in list(self._jobs.get(item, ())):
@@ -899,8 +942,15 @@ class Engine:
     def _make_jobs(
         self, request: Request, tokens: list[int], lease: Sequence | None = None
     ) -> list[Job]:
+        if request.pooling is not None:
+            return [self._make_pooled_job(request, request.pooling, tokens, lease)]
         context, tokenizer = self.context, self.context.model.tokenizer
         n_vocab = context.model.hparams.n_vocab
+        if not context.hparams.causal:
+            raise BatchError(
+                "tokens of this context attend to later ones (non-causal attention): it computes "
+                "embeddings, no texts"
+            )
         params, grammar = request.sampling, request.grammar
         stop: object = request.stop
         if isinstance(stop, str):
@@ -916,10 +966,7 @@ class Engine:
             check_prompt(min(len(tokens), 1), 0, 1, min_room=0)
         if request.n_keep is not None:
             context.kv.check_shift()
-        least = 0 if lease is None or scores_prompt else UNKNOWN
-        if min(tokens) < least or max(tokens) >= n_vocab:
-            bad = next(t for t in tokens if not least <= t < n_vocab)
-            raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+        _check_ids(tokens, n_vocab, 0 if lease is None or scores_prompt else UNKNOWN)
         ends: dict[int, EndReason] = dict.fromkeys(params.stop_token_ids, "stop")
         if request.stop_at_eog:
             ends |= dict.fromkeys(tokenizer.eog, "eog")
@@ -945,7 +992,6 @@ class Engine:
             prompt_logprobs = None
             if params.prompt_logprobs is not None and i == 0:
                 prompt_logprobs = PromptLogprobs(tokens, params.prompt_logprobs)
-            deadline = request.deadline_s
             jobs.append(
                 Job(
                     request, number, i, list(tokens), chain, text,
@@ -953,7 +999,7 @@ class Engine:
                     n_left=sys.maxsize if request.max_tokens is None else request.max_tokens,
                     arrival=next(self._arrivals),
                     lease=lease,
-                    deadline=None if deadline is None else time.perf_counter() + deadline,
+                    deadline=_deadline(request),
                     n_prompt=len(tokens),
                     n_logprobs=n_logprobs,
                     prompt_logprobs=prompt_logprobs,
@@ -961,6 +1007,22 @@ class Engine:
                 )
             )  # fmt: skip
         return jobs
+
+    def _make_pooled_job(
+        self, request: Request, pooling: str, tokens: list[int], lease: Sequence | None
+    ) -> Job:
+        self.check_pooled(tokens, pooling)
+        model, causal = self.context.model, self.context.hparams.causal
+        return Job(
+            replace(request, sampling=SamplingParams()), next(self._numbers), 0, tokens,
+            chain_for(SamplingParams(), model.hparams.n_vocab, model.tokenizer, None), None, {},
+            n_left=0,
+            arrival=next(self._arrivals),
+            lease=lease,
+            deadline=_deadline(request),
+            n_prompt=len(tokens),
+            pooled=PooledRows(pooling, len(tokens), causal),
+        )  # fmt: skip
 
     def _connect(self, jobs: Seq[Job], sink: Callable[[Event], None] | None) -> None:
         """Send the events of a request's texts to a sink; None for the result of `step`."""
@@ -1002,6 +1064,18 @@ class Engine:
         finally:
             if n_open:
                 self.abort(jobs[0].number)
+
+
+def _check_ids(tokens: Seq[int], n_vocab: int, least: int = 0) -> None:
+    """Raise BatchError for a token that is not in the vocabulary."""
+    if min(tokens) < least or max(tokens) >= n_vocab:
+        bad = next(t for t in tokens if not least <= t < n_vocab)
+        raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+
+
+def _deadline(request: Request) -> float | None:
+    """The time at which a request ends in any case."""
+    return None if request.deadline_s is None else time.perf_counter() + request.deadline_s
 
 
 def _insert(job: Job, tokens: Seq[int]) -> None:

@@ -10,6 +10,7 @@ from ..grammar import Matcher
 from ..sampling import Chain
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
+from .pooling import PooledRows
 from .request import EndReason, Event, Request, TokenLogprob, Usage
 from .sequence import Sequence
 from .text import TextAssembler
@@ -54,6 +55,7 @@ class Job:
             are needed.
         logprob: sum of the log-probabilities of the generated tokens.
         prompt_logprobs: collects those of the prompt; None if not requested, or complete.
+        pooled: collects the rows of an embedding; None for a text.
         max_draft: maximum number of drafted tokens.
         verifier: verifies its drafts; None before the first one.
         verified: tokens that are not in ``tokens`` yet, because the generator of its `run` has not
@@ -86,6 +88,7 @@ class Job:
     n_logprobs: int | None = None
     logprob: float = 0.0
     prompt_logprobs: PromptLogprobs | None = None
+    pooled: PooledRows | None = None
     last_step: int = 0
     max_draft: int = 0
     verifier: Verifier | None = None
@@ -106,14 +109,19 @@ class Job:
         return self.chain.matcher
 
     def is_steady(self, sequence: Sequence, n: int) -> bool:
-        """Whether exactly one token is left to evaluate after the ``n`` of its sequence."""
-        return len(self.tokens) == n + 1 and sequence.owner is self.key and not self.paused
+        """Whether one token is left to evaluate after the ``n`` of its sequence, and to sample."""
+        if self.paused or self.pooled is not None:
+            return False
+        return len(self.tokens) == n + 1 and sequence.owner is self.key
 
     @property
     def reusable(self) -> list[int]:
         """The tokens whose common prefix with a cache need not be evaluated."""
-        prompt = self.prompt_logprobs
-        return self.tokens if prompt is None else self.tokens[: prompt.n_evaluated + 1]
+        if self.prompt_logprobs is not None:
+            return self.tokens[: self.prompt_logprobs.n_evaluated + 1]
+        if self.pooled is not None:
+            return self.tokens[: self.pooled.n_reusable + 1]
+        return self.tokens
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Requests to an engine, the events it reports, and its policy.
 
     Request(tokens, SamplingParams(seed=1), max_tokens=64, stop=("User:",))
+    Request(tokens, pooling="mean")                # an embedding
 
 Plain values; `Engine.submit` validates a request against its context.
 """
@@ -22,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intc]
 StoppingCriteria = Callable[[Ids, Floats], bool]
 EndReason = Literal["eog", "stop", "length", "abort", "deadline"]
-Kind = Literal["progress", "prompt", "tokens", "shift", "end", "error"]
+Kind = Literal["progress", "prompt", "embedding", "tokens", "shift", "end", "error"]
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
@@ -51,6 +52,8 @@ class Request:
         progress: report the progress of the prompt.
         max_draft: maximum number of drafted tokens per step, where the engine drafts; None for its
             own limit, 0 for no drafts.
+        pooling: compute an embedding of the tokens, or with ``rank`` their scores, and generate no
+            text; one of ``POOLINGS``, see `PooledRows`.
     """
 
     tokens: Sequence[int]
@@ -69,6 +72,7 @@ class Request:
     deadline_s: float | None = None
     progress: bool = False
     max_draft: int | None = None
+    pooling: str | None = None
 
 
 class TokenLogprob(NamedTuple):
@@ -102,14 +106,16 @@ class Event(NamedTuple):
         request: the number from ``submit``.
         choice: index among the request's ``n`` texts.
         kind: ``tokens`` sampled, ``progress`` of the prompt, log-probabilities of the ``prompt``,
-            a context ``shift``, ``end``, or an ``error`` of a callback or grammar, which also ends
-            the text.
+            the ``embedding``, a context ``shift``, ``end``, or an ``error`` of a callback or
+            grammar, which also ends the text.
         text: whole characters, without a possible beginning of a stop string.
         rest: text after the stop string in the token that completes it; not in ``text``.
         n_held: number of characters held back, including an incomplete one.
         logprobs: of the sampled tokens.
         prompt_logprobs: of the prompt's tokens, None for the first; the ``prompt`` event comes
             once per request, before its tokens.
+        embedding: float32[n_embd]; with pooling ``none`` [n_tokens, n_embd], with ``rank``
+            [n_cls_out].
         cumulative_logprob: sum over the generated tokens, of an ``end`` with ``logprobs`` or
             ``best_of``.
         drafted: whether the token was drafted, and accepted.
@@ -129,6 +135,7 @@ class Event(NamedTuple):
     n_held: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    embedding: Floats | None = None
     cumulative_logprob: float | None = None
     usage: Usage | None = None
     reason: EndReason | None = None

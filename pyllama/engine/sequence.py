@@ -165,18 +165,28 @@ class Row:
     Attributes:
         outputs: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for
             each.
+        embedded: tokens to compute embeddings for, in the same way.
     """
 
     sequence: Sequence
     tokens: list[int]
     outputs: str | Seq[bool] = "last"
+    embedded: str | Seq[bool] = "none"
 
     @property
     def n_outputs(self) -> int:
         """Number of tokens with logits."""
-        if not isinstance(self.outputs, str):
-            return sum(map(bool, self.outputs))
-        return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
+        return self._n_of(self.outputs)
+
+    @property
+    def n_embedded(self) -> int:
+        """Number of tokens with embeddings."""
+        return self._n_of(self.embedded)
+
+    def _n_of(self, flags: str | Seq[bool]) -> int:
+        if not isinstance(flags, str):
+            return sum(map(bool, flags))
+        return len(self.tokens) if flags == "all" else int(flags == "last")
 
     @property
     def wants_last(self) -> bool:
@@ -187,11 +197,18 @@ class Row:
 
     def flags(self) -> list[bool]:
         """For each token, whether its logits are computed."""
-        if not isinstance(self.outputs, str):
-            return list(self.outputs)
+        return self._flags(self.outputs)
+
+    def embedded_flags(self) -> list[bool]:
+        """For each token, whether its embedding is computed."""
+        return self._flags(self.embedded)
+
+    def _flags(self, given: str | Seq[bool]) -> list[bool]:
+        if not isinstance(given, str):
+            return list(given)
         n = len(self.tokens)
-        flags = [self.outputs == "all"] * n
-        if n and self.outputs == "last":
+        flags = [given == "all"] * n
+        if n and given == "last":
             flags[-1] = True
         return flags
 
@@ -200,15 +217,21 @@ def batch_of(rows: Seq[Row]) -> Batch:
     """The batch of some rows."""
     if len(rows) == 1:
         row = rows[0]
-        return Batch(row.tokens, seq_id=row.sequence.seq_id, logits=row.outputs)
+        return Batch(
+            row.tokens, seq_id=row.sequence.seq_id, logits=row.outputs, embeddings=row.embedded
+        )
     tokens: list[int] = []
     seqs: list[int] = []
-    flags: list[bool] = []
+    outputs: list[bool] = []
+    embedded: list[bool] = []
     for row in rows:
         tokens += row.tokens
         seqs += [row.sequence.seq_id] * len(row.tokens)
-        flags += row.flags()
-    return Batch(tokens, seq_id=seqs, logits=flags)
+        outputs += row.flags()
+        embedded += row.embedded_flags()
+    return Batch(
+        tokens, seq_id=seqs, logits=outputs, embeddings=embedded if any(embedded) else "none"
+    )
 
 
 def batches(rows: Seq[Row], n_batch: int) -> Iterator[list[Row]]:

@@ -6,7 +6,8 @@
 
 The text is split into chunks of the context's size. Each is evaluated from an empty cache, with the
 first token replaced by BOS if the model adds BOS. Only the second half of a chunk is scored, so
-that every scored token has at least half a context before it.
+that every scored token has at least half a context before it. `strided_perplexity` scores every
+token once, with more context before it, in more time.
 """
 
 from __future__ import annotations
@@ -62,6 +63,15 @@ class Perplexity:
             return 0.0
         return math.sqrt(variance / (self.n_scored - 1)) * self.ppl
 
+    def after(self, losses: npt.NDArray[np.float64]) -> Perplexity:
+        """The estimate after a further chunk with these losses of scored tokens."""
+        return Perplexity(
+            self.chunk + 1,
+            self.n_scored + len(losses),
+            self.nll + math.fsum(losses),
+            self.nll2 + math.fsum(losses * losses),
+        )
+
 
 def perplexity(
     context: Context,
@@ -93,6 +103,70 @@ def perplexity(
     Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
     """
     n_ctx = context.n_ctx_seq if n_ctx is None else n_ctx
+    _check_sizes(context, tokens, n_ctx)
+    max_chunks = len(tokens) // n_ctx
+    n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
+    chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
+    return _run(context, chunks, logits_file)
+
+
+def strided_perplexity(
+    context: Context,
+    tokens: Sequence[int],
+    stride: int,
+    n_ctx: int | None = None,
+    n_chunks: int | None = None,
+) -> Iterator[Perplexity]:
+    """Evaluate a text in chunks that overlap: each begins ``stride`` tokens after the one before.
+
+    The last ``stride`` tokens of each chunk are scored. As in llama.cpp no token is replaced by
+    BOS.
+
+    Args:
+        context: its cache is cleared before every chunk.
+        tokens: the whole text, with BOS if the tokenizer adds one.
+        n_ctx: tokens per chunk; None for the context's size.
+        n_chunks: maximum number of chunks; None for all complete ones.
+
+    Yields:
+        As `perplexity`.
+
+    Raises:
+        PerplexityError: the text is shorter than two chunks; or logits are not finite (raised by
+            the iterator).
+        ContextFull: ``n_ctx`` is larger than the context.
+        BatchError: ``stride`` is not from 1 to ``n_ctx - 1``.
+
+    Source: llama.cpp, ``perplexity.cpp``, ``perplexity_v2``.
+    """
+    n_ctx = context.n_ctx_seq if n_ctx is None else n_ctx
+    _check_sizes(context, tokens, n_ctx)
+    if not 1 <= stride < n_ctx:
+        raise BatchError(
+            f"perplexity with a stride of {stride} in chunks of {n_ctx} tokens: want 1 to "
+            f"{n_ctx - 1}"
+        )
+    max_chunks = -(-(len(tokens) - n_ctx) // stride)
+    n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
+    return _run_strided(context, tokens, stride, n_ctx, n_chunks)
+
+
+def _run_strided(
+    context: Context, tokens: Sequence[int], stride: int, n_ctx: int, n_chunks: int
+) -> Iterator[Perplexity]:
+    estimate, ids = Perplexity(0, 0, 0.0, 0.0), np.array(tokens, np.int32)
+    for i in range(n_chunks):
+        chunk = ids[i * stride : i * stride + n_ctx]
+        parts = []
+        for logits, targets in scored_logits(context, chunk, n_ctx - stride - 1):
+            parts.append(token_losses(logits, targets))
+            check_finite(parts[-1], i)
+        estimate = estimate.after(np.concatenate(parts))
+        yield estimate
+
+
+def _check_sizes(context: Context, tokens: Sequence[int], n_ctx: int) -> None:
+    """Check that a text has two chunks of ``n_ctx`` tokens, which fit. Raises: as `perplexity`."""
     if n_ctx > context.n_ctx_seq:
         raise ContextFull(
             f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; use `n_ctx={n_ctx}`"
@@ -104,10 +178,6 @@ def perplexity(
             f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
             f"{2 * n_ctx}; use a longer text or a smaller `n_ctx`"
         )
-    max_chunks = len(tokens) // n_ctx
-    n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
-    chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
-    return _run(context, chunks, logits_file)
 
 
 def _run(
@@ -115,7 +185,7 @@ def _run(
     chunks: npt.NDArray[np.int32],
     logits_file: str | os.PathLike[str] | None,
 ) -> Iterator[Perplexity]:
-    n_scored, nll, nll2 = 0, 0.0, 0.0
+    estimate = Perplexity(0, 0, 0.0, 0.0)
     with contextlib.ExitStack() as stack:
         save: Callable[[npt.NDArray[np.float32]], None] | None = None
         if logits_file is not None:
@@ -128,11 +198,8 @@ def _run(
                 check_finite(parts[-1], i)
                 if save is not None:
                     save(logits)
-            losses = np.concatenate(parts)
-            n_scored += len(losses)
-            nll += math.fsum(losses)
-            nll2 += math.fsum(losses * losses)
-            yield Perplexity(i + 1, n_scored, nll, nll2)
+            estimate = estimate.after(np.concatenate(parts))
+            yield estimate
 
 
 def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
@@ -142,18 +209,24 @@ def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
 
 
 def scored_logits(
-    context: Context, chunk: npt.NDArray[np.int32]
+    context: Context, chunk: npt.NDArray[np.int32], first: int | None = None
 ) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]]:
-    """Evaluate a chunk from an empty cache, with BOS first if the model adds BOS.
+    """Evaluate a chunk from an empty cache.
+
+    Args:
+        first: position of the first logits; None for n/2, and BOS as the first token if the model
+            adds BOS.
 
     Yields:
-        The logits of positions n/2 to n-2, one decode at a time, and the tokens that follow them.
+        The logits of positions ``first`` to n-2, one decode at a time, and the tokens that follow.
     """
     tokenizer = context.model.tokenizer
     tokens = chunk.tolist()
-    if tokenizer.add_bos and tokenizer.bos is not None:
-        tokens[0] = tokenizer.bos
-    first, end = len(chunk) // 2, len(chunk) - 1
+    if first is None:
+        first = len(chunk) // 2
+        if tokenizer.add_bos and tokenizer.bos is not None:
+            tokens[0] = tokenizer.bos
+    end = len(chunk) - 1
     context.kv.clear()
     outputs = [position >= first for position in range(end)]  # the last token has no successor
     for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens[:end], outputs):

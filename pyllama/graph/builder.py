@@ -1,7 +1,7 @@
 """The parts that architectures share: embedding, norms, linear layers, rope, attention.
 
     b = GraphBuilder(hparams, weights, kv, n_tokens=1, n_outputs=1)
-    logits = b.finish(build_graph(b))              # b.graph is complete
+    b.finish(build_graph(b))                       # b.graph is complete; b.logits, b.argmax
 
 Shapes are in ne order; T is the number of tokens of the ubatch. Node names are llama.cpp's.
 """
@@ -29,6 +29,13 @@ ROPE_FACTORS = {  # divisors of rope's angles: of Llama 3; of longrope for long 
     "rope_factors_long.weight?": ("n_rot/2",),
     "rope_factors_short.weight?": ("n_rot/2",),
 }
+HEAD = "cls.output.weight"
+CLASSIFIER = {  # the head of a reranker, of any architecture; a dense layer and tanh come first
+    "cls.weight?": ("n_embd", "n_embd"),
+    "cls.bias?": ("n_embd",),
+    f"{HEAD}?": ("n_embd", "n_cls_out"),
+    "cls.output.bias?": ("n_cls_out",),
+}
 
 
 class GraphBuilder:
@@ -38,14 +45,21 @@ class GraphBuilder:
         hparams, weights, kv: of the model and the context.
         n_tokens: T, the number of tokens.
         n_outputs: the number of tokens to compute logits for.
+        n_embeddings: the number of tokens to compute embeddings for.
 
     Attributes:
         tokens, positions: I32 [T].
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
-        out_ids: I32 [n_outputs], indices of the tokens to compute logits for.
-        argmax: I32 [n_outputs], argmax of the logits; None for many outputs.
+        out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
+            of those to compute embeddings for.
+        logits: [n_vocab, n_outputs]; None without outputs.
+        argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
+        embeddings: [n_embd, n_outputs + n_embeddings], what the output matrix multiplies; None
+            without embeddings.
+        scores: [n_cls_out, n_outputs + n_embeddings], the classification head's of these; None if
+            the model has none.
     """
 
     def __init__(
@@ -55,9 +69,10 @@ class GraphBuilder:
         kv: Memory,
         n_tokens: int,
         n_outputs: int,
+        n_embeddings: int = 0,
     ) -> None:
         self.hparams, self.weights, self.kv = hparams, weights, kv
-        self.n_tokens, self.n_outputs = n_tokens, n_outputs
+        self.n_tokens, self.n_outputs, self.n_embeddings = n_tokens, n_outputs, n_embeddings
         self.ctx = Context(no_alloc=True)
         self.graph = CGraph()
         self.tokens = self._input(GGMLType.I32, "inp_tokens", n_tokens)
@@ -67,8 +82,11 @@ class GraphBuilder:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
-        self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
+        self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
+        self.logits: Tensor | None = None
         self.argmax: Tensor | None = None
+        self.embeddings: Tensor | None = None
+        self.scores: Tensor | None = None
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
@@ -245,27 +263,53 @@ class GraphBuilder:
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
     def select_outputs(self, x: Tensor) -> Tensor:
-        """The columns of ``x`` of the tokens to compute logits for: [n, n_outputs]."""
+        """The columns of ``x`` of the tokens in ``out_ids``: [n, n_outputs + n_embeddings]."""
         return ops.get_rows(self.ctx, x, self.out_ids)
 
     def output(self, x: Tensor) -> Tensor:
-        """Logits; tied embeddings are used if the model has no ``output.weight``."""
+        """Logits; tied embeddings are used if the model has no ``output.weight``.
+
+        In a graph of embeddings only: ``x``.
+
+        Shape:
+            x [n_embd, n_outputs + n_embeddings] -> [n_vocab, n_outputs]
+        """
+        if self.n_embeddings:
+            self.embeddings = x
+            if HEAD in self.weights:
+                self.scores = self._classify(x)
+            if not self.n_outputs:
+                return x
+            x = ops.view_2d(self.ctx, x, x.ne[0], self.n_outputs, x.nb[1])
         prefix = "output" if "output.weight" in self.weights else "token_embd"
         logits, cap = self.linear(x, prefix, "result_output"), self.hparams.final_logit_softcap
         if cap:
             logits = ops.unary(self.ctx, ops.scale(self.ctx, logits, 1 / cap), "tanh")
             logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")
+        self.logits = logits
         return logits
 
-    def finish(self, logits: Tensor) -> Tensor:
-        """Add the results to the graph; returns the logits."""
+    def _classify(self, x: Tensor) -> Tensor:
+        """The scores of the classification head: [n_embd, n] -> [n_cls_out, n].
+
+        Source: llama.cpp, ``llm_graph_context::build_pooling``.
+        """
+        if "cls.weight" in self.weights:
+            x = ops.unary(self.ctx, self.linear(x, "cls", "cls"), "tanh").set_name("cls_tanh")
+        x = self.linear(x, "cls.output", "cls_output")
+        return ops.soft_max(self.ctx, x) if self.hparams.softmax_scores else x
+
+    def finish(self, result: Tensor) -> None:
+        """Add the results to the graph; ``result`` is that of `output`."""
         self.graph.build_forward_expand(self.positions)  # keeps the input in graphs without rope
-        logits.set_output()
-        self.graph.build_forward_expand(logits)
-        if self.n_outputs <= MAX_ARGMAX_OUTPUTS:
-            self.argmax = ops.argmax(self.ctx, logits).set_name("result_argmax").set_output()
-            self.graph.build_forward_expand(self.argmax)
-        return logits
+        self.graph.build_forward_expand(result.set_output())
+        if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:
+            self.argmax = ops.argmax(self.ctx, self.logits).set_name("result_argmax")
+            self.graph.build_forward_expand(self.argmax.set_output())
+        if self.embeddings is not None:
+            self.graph.build_forward_expand(self.embeddings.set_output())
+        if self.scores is not None:
+            self.graph.build_forward_expand(self.scores.set_name("result_scores").set_output())
 
 
 def _cells_as_i16(tensor: Tensor, first: int, n: int) -> Tensor:

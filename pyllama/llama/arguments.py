@@ -35,12 +35,8 @@ class Rule(NamedTuple):
     why: str
 
 
-_NO_EMBEDDINGS = "embeddings are not supported yet"
 _NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 REFUSED = {
-    "pooling_type": Rule((-1, 0), _NO_EMBEDDINGS),
-    "attention_type": Rule((-1, 0), _NO_EMBEDDINGS),
-    "embedding": Rule((False,), _NO_EMBEDDINGS),
     "lora_base": Rule((None,), _NO_ADAPTERS),
     "lora_path": Rule((None,), _NO_ADAPTERS),
 }
@@ -130,6 +126,7 @@ def split_mode(given: int | None) -> str:
     return _SPLIT_MODES[given]
 
 
+_CAUSAL = {-1: None, 0: True, 1: False}
 # rope arguments and their values that mean the model's own
 _ROPE: dict[str, tuple[float, ...]] = {
     "rope_freq_base": (0.0,),
@@ -142,12 +139,17 @@ _ROPE: dict[str, tuple[float, ...]] = {
 }
 
 
-def rope_overrides(given: Mapping[str, Any]) -> Overrides:
-    """The rope overrides of a context from the constructor's arguments.
+def overrides_of(given: Mapping[str, Any]) -> Overrides:
+    """The overrides of a context, of rope and attention, from the constructor's arguments.
 
     Raises:
-        NotSupported: an unknown type of scaling.
+        NotSupported: an unknown type of scaling or of attention.
     """
+    if given["attention_type"] not in _CAUSAL:
+        raise NotSupported(
+            f"Llama: attention_type={given['attention_type']!r} is not known; want -1 (the "
+            "model's), 0 (causal) or 1 (non-causal)"
+        )
     kind = -1 if given["rope_scaling_type"] is None else given["rope_scaling_type"]
     if kind not in range(-1, len(ROPE_SCALINGS)):
         raise NotSupported(
@@ -155,4 +157,8 @@ def rope_overrides(given: Mapping[str, Any]) -> Overrides:
             f"1 (linear), 2 (yarn) or 3 (longrope)"
         )
     values = {name: given[name] for name, same in _ROPE.items() if given[name] not in same}
-    return Overrides(rope_scaling=None if kind == -1 else ROPE_SCALINGS[kind], **values)
+    return Overrides(
+        rope_scaling=None if kind == -1 else ROPE_SCALINGS[kind],
+        causal=_CAUSAL[given["attention_type"]],
+        **values,
+    )

@@ -81,7 +81,7 @@ class LlamaChatCompletionHandlerRegistry:
             TemplateError: there is one of this name.
         """
         if name in self._handlers and not overwrite:
-            raise TemplateError(f"there is a chat handler {name!r} already; use `overwrite=True`")
+            raise TemplateError(f"chat handler {name!r} exists already; overwrite=True replaces it")
         self._handlers[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.model import Model
 from ..engine import CallLock, Lease
+from .embedding import N_TEXTS
 from .tokenizer import LlamaTokenizer
 
 _MMAP, _MLOCK = 1, 2  # bits of llama.cpp's load_mode
@@ -112,13 +113,16 @@ class LlamaContext:
         lease: the sequence of the context; None for a model without weights.
         lock: held while the cache changes.
         model: stands for the context if there is none.
+        pooling_type: how embeddings are pooled, by llama.cpp's number.
 
     Attributes:
         ctx: the context, None after `close`.
     """
 
-    def __init__(self, lease: Lease | None, lock: CallLock, model: Model) -> None:
-        self._lease, self._lock = lease, lock
+    def __init__(
+        self, lease: Lease | None, lock: CallLock, model: Model, pooling_type: int
+    ) -> None:
+        self._lease, self._lock, self._pooling_type = lease, lock, pooling_type
         self.ctx: object | None = model if lease is None else lease.context
 
     def close(self) -> None:
@@ -126,8 +130,8 @@ class LlamaContext:
         self._lease = self.ctx = None
 
     def pooling_type(self) -> int:
-        """How embeddings are pooled: 0, not at all."""
-        return 0
+        """How embeddings are pooled, by llama.cpp's number."""
+        return self._pooling_type
 
     def kv_cache_clear(self) -> None:
         """Remove all tokens."""
@@ -170,7 +174,7 @@ def context_params(given: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         **{name: given[name] for name in names},
         n_ubatch=min(given["n_ubatch"], given["n_batch"]),
-        n_seq_max=1,
+        n_seq_max=min(given["n_batch"], N_TEXTS) if given["embedding"] else 1,
         embeddings=given["embedding"],
         flash_attn_type=int(given["flash_attn"]),
     )

@@ -25,7 +25,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy.typing as npt
 
@@ -42,6 +42,7 @@ from ..engine.logprobs import log_softmax
 from ..engine.request import Floats, Ids, Run, check_prompt
 from ..errors import BatchError, GrammarError, ModelError, NotSupported
 from ..grammar import Grammar
+from ..hparams import POOLINGS
 from ..sampling import (
     RANDOM_SEED,
     Chain,
@@ -52,13 +53,14 @@ from ..sampling import (
     sampling_fields,
 )
 from ..speculative import Speculation
-from .arguments import cache_type, check_arguments, rope_overrides, warn_of_unknown
+from .arguments import cache_type, check_arguments, overrides_of, warn_of_unknown
 from .arguments import split_mode as split_mode_name
 from .cache import BaseLlamaCache, longest_token_prefix
 from .chat import ChatResults
 from .chat_handlers import FormatHandler, Handler, find_handler, is_registered
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
 from .draft import check_draft_model, speculation_for
+from .embedding import N_TEXTS, embed, embedding_response, limited, pooling_number
 from .infill import infill_tokens
 from .internals import LlamaContext, LlamaModel, context_params, model_params
 from .sampler import StepSampler
@@ -102,6 +104,11 @@ class Llama:
         n_ubatch: maximum tokens per graph.
         n_threads, n_threads_batch: threads for one token and for batches; None for the default.
         logits_all: store the logits of every token in ``scores``.
+        embedding: allow `embed` and `create_embedding`; texts can be generated too.
+        pooling_type: how embeddings are pooled: none (0), mean (1), cls (2), last (3) or rank (4);
+            -1 as the model says.
+        attention_type: 0 for causal attention, 1 for attention to later tokens too, -1 as the model
+            says.
         swa_full: keep all keys and values of sliding-window layers.
         last_n_tokens_size: number of last tokens for the penalties.
         chat_format: name of a chat format of llama.cpp or llama-cpp-python, or of a registered
@@ -199,7 +206,7 @@ class Llama:
         warn_of_unknown("Llama", kwargs, given)
         check_draft_model(draft_model)
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
-        changed = rope_overrides(given)
+        changed = overrides_of(given)
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -208,6 +215,7 @@ class Llama:
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=n_ubatch,
+            n_seq_max=1 + min(n_batch, N_TEXTS) if embedding else 1,
             type_k=types[0],
             type_v=types[1],
             swa_full=bool(swa_full),
@@ -253,7 +261,12 @@ class Llama:
             self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
             self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
-        self._ctx = LlamaContext(lease, self._lock, model)
+        self._ctx = LlamaContext(
+            lease,
+            self._lock,
+            model,
+            0 if vocab_only else pooling_number(pooling_type, model.hparams),
+        )
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
         self.verbose, self._no_perf = verbose, no_perf
@@ -378,7 +391,7 @@ class Llama:
         return self.model.tokenizer.n_vocab
 
     def pooling_type(self) -> int:
-        """How embeddings are pooled: 0, not at all."""
+        """How embeddings are pooled: none (0), mean (1), cls (2), last (3) or rank (4)."""
         return self._ctx.pooling_type()
 
     def token_bos(self) -> int:
@@ -1004,13 +1017,60 @@ class Llama:
             return (types.ChatCompletionChunk(**chunk) for chunk in made)
         return types.ChatCompletion(**made)
 
-    # --- not supported yet ----------------------------------------------------------------------
+    # --- embeddings -----------------------------------------------------------------------------
 
-    def embed(self, *args: object, **options: object) -> NoReturn:
-        """Not supported yet. Raises: NotSupported."""
-        raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Compute embeddings of texts; removes all tokens from the cache.
 
-    create_embedding = embed
+        Args:
+            input: one text or several, which share batches.
+            normalize: divide each embedding by its Euclidean norm.
+            truncate: leave out what follows the first ``n_batch`` tokens of a text; False raises
+                an error for such a text.
+            return_count: return the number of tokens too.
+
+        Returns:
+            The embedding of the text, or a list of those of several. An embedding is a list of
+            floats; without pooling (``pooling_type`` 0, the default of most models) a list for
+            each token, of a reranker (``pooling_type`` 4) its scores.
+
+        Raises:
+            NotSupported (a RuntimeError): the object was created without ``embedding=True``.
+            BatchError (a ValueError): a text has no tokens, or too many.
+            ModelError (a ValueError): a reranker without classification head.
+        """
+        lease = self._lease  # raises an error for a model without weights
+        if not self._given["embedding"]:
+            raise NotSupported(
+                "Llama model must be created with embedding=True to call this method"
+            )
+        texts = [input] if isinstance(input, str) else input
+        with self._lock:
+            self._timings.reset()
+            tokens = [self.tokenize(text.encode("utf-8")) for text in texts]
+            tokens = limited(tokens, self.n_batch, truncate)
+            pooling = POOLINGS[self.pooling_type()]
+            made = embed(lease, tokens, pooling, normalize=normalize)
+            self._say_timings()
+        found = made[0] if isinstance(input, str) else made
+        return (found, sum(map(len, tokens))) if return_count else found
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> dict[str, Any]:
+        """Compute embeddings of texts, in the format of OpenAI's API; see `embed`.
+
+        Args:
+            input: one text or several.
+            model: name to report, instead of the path.
+        """
+        texts = input if isinstance(input, list) else [input]
+        made, n_tokens = self.embed(texts, return_count=True)
+        return embedding_response(made, n_tokens, self.model_path if model is None else model)
 
     # --- messages on stderr ---------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -92,6 +92,17 @@ class FakeEngine:
         yield Event(0, 0, "end", reason="eog")
 
 
+@dataclass
+class FakeResult:
+    """A running estimate of the perplexity."""
+
+    chunk: int
+    ppl: float
+    error: float = 0.5
+    n_scored: int = 10
+    nll: float = 20.0
+
+
 def fake_drawn(path: Path | None, n_tokens: int, **sparse: Any) -> SimpleNamespace:
     """A graph of one node, named after the number of tokens."""
     from pyggml import ops
@@ -123,13 +134,18 @@ def fake_profiled(model: Any, path: Path, *, n_tokens: int, **options: Any) -> S
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.loads('{"model_type": "m", "avg_ts": 2.0, "n_prompt": 8, "n_gen": 0, "n_depth": 0}')
-    chunk = [SimpleNamespace(chunk=i, ppl=10.0 + i, error=0.5) for i in (1, 2, 3)]
+    chunk = [FakeResult(i, 10.0 + i) for i in (1, 2, 3)]
     monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
     monkeypatch.setattr("pyllama.engine.Lease", lambda engine: engine)
     fakes = {
         "core.model": {"Model": FakeModel},
         "core.context": {"Context": FakeContext},
-        "eval.perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
+        "eval.perplexity": {
+            "perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n]),
+            "strided_perplexity": lambda context, tokens, stride, n_ctx, n: iter(
+                [replace(one, ppl=one.ppl + n_ctx + stride) for one in chunk[:n]]
+            ),
+        },
         "inspect.graph_export": {"drawn_graph": fake_drawn},
         "inspect.graph_profile": {"profiled_graph": fake_profiled},
         "bench.bench": {
@@ -218,7 +234,15 @@ def test_perplexity(tmp_path: Path) -> None:
     text.write_text("some text")
     code, out, _ = run(perplexity.command, "-f", str(text), "--chunks", "2")
     assert (code, out) == (0, "[1]11.0000,[2]12.0000,\nFinal estimate: PPL = 12.0000 +/- 0.50000\n")
-    assert run(perplexity.command)[0] == 2
+    out = run(perplexity.command, "-f", str(text), "--ppl-output-type", "1")[1]
+    assert out.splitlines()[1] == "     512  12.0000  2.000000  0.041667"
+    args = ("-f", str(text), "-c", "100", "--ppl-stride", "40", "--chunks", "2")
+    out = run(perplexity.command, *args)[1]
+    assert out.startswith("[1]171.0000,[2]172.0000,\nFinal")
+    out = run(perplexity.command, *args, "--ppl-output-type", "1")[1]
+    assert out.startswith("       0  171.0000\n      40  172.0000\n")
+    for wrong in ([], [*args, "--save-all-logits", "x"], [*args, "--kl-divergence"]):
+        assert run(perplexity.command, *wrong)[0] == 2
 
 
 def test_tokenize() -> None:

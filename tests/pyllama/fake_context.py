@@ -57,7 +57,7 @@ class FakeModel:
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab)
+        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, causal=True, pooling_type=0)
         self.closed = False
         self.given: dict[str, Any] = {}  # what it was loaded with
 
@@ -129,6 +129,7 @@ class FakeContext:
         given = {k: v for k, v in locals().items() if k not in ("self", "model")}
         self.given = given  # for a test of the options
         self.model, self.types, self.overrides = model, (type_k, type_v), overrides
+        self.hparams = model.hparams
         self.n_ctx = self.n_ctx_seq = n_ctx or model.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1

@@ -193,7 +193,14 @@ JSON = {
 
 @pytest.mark.parametrize(("data", "message"), JSON.values(), ids=JSON)
 @pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"]
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "modules.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ],
 )
 def test_json(folder: Path, name: str, data: bytes, message: str) -> None:
     (folder / name).write_bytes(header(data) if name == "model.safetensors" else data)

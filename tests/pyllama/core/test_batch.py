@@ -23,6 +23,8 @@ from pyllama.errors import BatchError
 )
 def test_outputs(logits: Any, outputs: list[int]) -> None:
     assert list(Batch([5, 6, 7, 8], logits=logits).outputs()) == outputs
+    batch = Batch([5, 6, 7, 8], logits="none", embeddings=logits)
+    assert list(batch.embedded()) == outputs and batch.outputs() == []
 
 
 def test_sequences() -> None:
@@ -39,6 +41,8 @@ def test_sequences() -> None:
         ({"seq_id": [0, 1, 2]}, "batch: 2 tokens but 3 values of seq_id"),
         ({"logits": [True]}, "batch: 2 tokens but 1 values of logits"),
         ({"logits": "first"}, "batch: logits is 'first', want"),
+        ({"embeddings": [True]}, "batch: 2 tokens but 1 values of embeddings"),
+        ({"embeddings": "first"}, "batch: embeddings is 'first', want"),
     ],
 )
 def test_states_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:

@@ -93,6 +93,29 @@ def test_logits_only_for_requested_outputs(make: Make) -> None:
     assert np.array_equal(context.logits, whole[19:])
 
 
+@pytest.mark.parametrize("n_ubatch", [64, 7])
+def test_embeddings_and_logits_of_one_batch(make: Make, n_ubatch: int) -> None:
+    """They have the bits of batches with one kind of result."""
+    tokens = TOKENS[:40]
+    context = make(n_ubatch=n_ubatch)
+    context.decode(Batch(tokens, logits="all"))
+    logits = context.logits.copy()
+    assert context.embeddings.shape == (0, 32)
+    context.kv.clear()
+    context.decode(Batch(tokens, logits="none", embeddings="all"))
+    embeddings = context.embeddings.copy()
+    assert context.logits.shape == (0, logits.shape[1]) and embeddings.shape == (40, 32)
+    wanted = np.arange(40) % 3 == 0, np.arange(40) % 5 == 1
+    context.kv.clear()
+    context.decode(Batch(tokens, logits=wanted[0].tolist(), embeddings=wanted[1].tolist()))
+    assert np.array_equal(context.logits, logits[wanted[0]])
+    assert np.array_equal(context.embeddings, embeddings[wanted[1]])
+    context.decode_token(tokens[0])
+    assert context.embeddings.shape == (0, 32)
+    with pytest.raises(ModelError, match="no classification head"):
+        _ = context.scores
+
+
 def test_one_token_on_is_a_batch_of_one(make: Make) -> None:
     whole, context = rows(make(), TOKENS[:20]), make()
     context.decode(Batch(TOKENS[:8]))

@@ -380,3 +380,22 @@ def test_the_demo_model_on_any_device(device: str) -> None:
     got = greedy(there, n, prompt)
     assert got == greedy(Model.load(path), n, prompt)
     assert there.tokenizer.decode(got).startswith(" Paris")
+
+
+@pytest.mark.parametrize("n_layers", [1, -1])
+@pytest.mark.parametrize("device", SAME_BITS)
+def test_embeddings_and_scores_on_a_device(tmp_path: Path, device: str, n_layers: int) -> None:
+    """The classification head is read on the host; its bits are those without a device."""
+    spec = Spec()
+    head = np.random.default_rng(1).standard_normal((1, spec.n_embd)).astype(np.float32)
+    weights = random_weights(spec) | {"cls.output.weight": head}
+    path = write_model(tmp_path / "x.gguf", spec, weights)
+    results = []
+    for options in ({"devices": [DEVICES[device]()], "n_gpu_layers": n_layers}, {}):
+        model = Model.load(path, **options)  # type: ignore[arg-type]
+        context = Context(model, n_ctx=64, n_ubatch=8, n_threads=1)
+        flags = [i % 3 == 0 for i in range(20)]
+        context.decode(Batch([*range(3, 23)], logits=flags, embeddings=flags[::-1]))
+        results.append((context.logits, context.embeddings, context.scores))
+    for there, here in zip(*results, strict=True):
+        assert len(here) == 7 and np.array_equal(there, here)

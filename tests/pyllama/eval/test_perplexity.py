@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama.errors import BatchError, ContextFull, PerplexityError
-from pyllama.eval.perplexity import Perplexity, perplexity, token_losses
+from pyllama.eval.perplexity import Perplexity, perplexity, strided_perplexity, token_losses
 
 from ..fake_context import BOS, FakeContext, FakeModel
 
@@ -45,6 +45,36 @@ def test_n_ctx_and_n_chunks() -> None:
     small = list(perplexity(context, TOKENS, n_ctx=8, n_chunks=3))
     assert [r.chunk for r in small] == [1, 2, 3]
     assert small[-1].ppl == pytest.approx(twin(context.model, 8, 3)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "stride", "n_chunks"),
+    [(16, 16, 5, 7), (16, 5, 1, 35), (16, 7, 15, 3), (20, 64, 10, 4), (16, 3, 5, 2)],
+)
+def test_strided_perplexity(n_ctx: int, n_batch: int, stride: int, n_chunks: int) -> None:
+    context = FakeContext(FakeModel("any text"), n_ctx=n_ctx, n_batch=n_batch)
+    results = list(strided_perplexity(context, TOKENS, stride, n_chunks=n_chunks))
+    assert [r.chunk for r in results] == list(range(1, n_chunks + 1))
+    losses = []
+    for start in range(0, n_chunks * stride, stride):
+        chunk = TOKENS[start : start + n_ctx]
+        assert len(chunk) == n_ctx
+        for i in range(n_ctx - stride - 1, n_ctx - 1):
+            logits = context.model.logits(chunk[: i + 1]).astype(np.float64)
+            losses.append(np.log(np.exp(logits).sum()) - logits[chunk[i + 1]])
+    assert results[-1].n_scored == len(losses) == n_chunks * stride
+    assert results[-1].ppl == pytest.approx(math.exp(np.mean(losses)), rel=1e-6)
+
+
+def test_all_complete_strides() -> None:
+    context = FakeContext(FakeModel(), n_ctx=16)
+    assert len(list(strided_perplexity(context, TOKENS, 5))) == 7  # (51 - 16) / 5
+    assert len(list(strided_perplexity(context, TOKENS, 4))) == 9
+    for stride in (0, -1, 16):
+        with pytest.raises(BatchError, match="want 1 to 15"):
+            strided_perplexity(context, TOKENS, stride)
+    with pytest.raises(PerplexityError, match=r"51 tokens.* needs 64"):
+        strided_perplexity(FakeContext(FakeModel(), n_ctx=32), TOKENS, 4)
 
 
 def test_invalid_sizes_are_refused() -> None:

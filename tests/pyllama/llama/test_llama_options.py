@@ -58,7 +58,8 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     reciting(type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
         {"lora_path": "x"},
-        {"embedding": True},
+        {"pooling_type": 5},
+        {"attention_type": 2},
         {"rope_scaling_type": 4},
         {"type_k": 12},
         {"type_v": 99},
@@ -69,7 +70,7 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     with pytest.raises(ValueError, match="did you mean chatglm4"):
         reciting(chat_format="chatlm")
     for embed in (reciting().embed, reciting().create_embedding):
-        with pytest.raises(NotSupported, match="embeddings are not supported yet"):
+        with pytest.raises(RuntimeError, match="must be created with embedding=True"):
             embed("The cat")
 
 
@@ -112,12 +113,11 @@ OBEYED: dict[str, Any] = {
     "chat_format": "chatml", "chat_handler": print, "type_k": 0, "type_v": 0, "sparse": "off",
     "sparse_threshold": 0.5, "draft_model": "suffix", "spm_infill": True, "verbose": True,
     "n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1, "tensor_split": [0.5, 0.5],
-    "offload_kqv": False,
+    "offload_kqv": False, "pooling_type": 1, "attention_type": 1, "embedding": True,
 }  # fmt: skip
 # For each that is refused or warned of, some such values.
 NOT_OBEYED: dict[str, tuple[Any, ...]] = {
-    "pooling_type": (1,), "attention_type": (1,), "embedding": (True,), "lora_base": ("x",),
-    "lora_path": ("x",), "op_offload": (True,), "numa": (True, 1, 2),
+    "lora_base": ("x",), "lora_path": ("x",), "op_offload": (True,), "numa": (True, 1, 2),
 }  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def built(llama: Llama) -> dict[str, Any]:
     """The arguments that model and context got from a `Llama`'s options."""
     made: Any = {name: getattr(llama, name) for name in ("metadata", "chat_handler")}
     made |= {k: v for k, v in vars(llama).items() if isinstance(v, (bool, int, float, str))}
-    made |= {"load": vars(llama.model)["given"]}
+    made |= {"load": vars(llama.model)["given"], "pooling": llama.pooling_type()}
     if llama._held is not None:
         made |= {"context": vars(llama.context)["given"], "all": llama._held.logits_all}
         made |= {"drafter": llama.speculation and type(llama.speculation.drafter)}

@@ -1,0 +1,117 @@
+"""Folders of embedding models and rerankers: pooling, names without prefix, heads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyllama import Context, Model
+from pyllama.convert import convert
+from pyllama.convert.folder import Folder
+from pyllama.convert.pooling import pooling_keys
+from pyllama.embeddings import embed_many
+from pyllama.engine import Engine
+from pyllama.errors import ModelError
+
+from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_checkpoint
+from .folders import write_safetensors
+
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+MODULES = [{"path": "", "type": "sentence_transformers.models.Transformer"}, POOLING]
+
+
+def write(folder: Path, modules: Any, pooling: Any = None) -> Folder:
+    (folder / "modules.json").write_text(json.dumps(modules))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return Folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "number"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, 1),
+        ({"pooling_mode_cls_token": True}, 2),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, 3),
+        ({"pooling_mode": "mean"}, 1),
+        ({"pooling_mode": "lasttoken"}, 3),
+    ],
+)
+def test_poolings(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
+    assert pooling_keys(write(tmp_path, MODULES, pooling)) == {"pooling_type": number}
+
+
+def test_folders_without_pooling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert pooling_keys(Folder(tmp_path)) == {}
+    assert pooling_keys(write(tmp_path, MODULES[:1])) == {}
+    dense = [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+    with caplog.at_level(logging.WARNING):
+        assert pooling_keys(write(tmp_path, dense)) == {}
+    assert "dense layers after the pooling are not converted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "message"),
+    [
+        (MODULES, {"pooling_mode_max_tokens": True}, "the pooling is none of mean, cls, lasttoken"),
+        (MODULES, {"pooling_mode": ["mean"]}, "the pooling is none of"),
+        (MODULES, None, "the pooling is none of"),
+        ([{**POOLING, "path": "../secret"}], None, "path '../secret' of the pooling is no folder"),
+        ([{**POOLING, "path": ".."}], None, "is no folder's name"),
+        ([{**POOLING, "path": 5}], None, "is no folder's name"),
+    ],
+)
+def test_other_poolings_are_refused(
+    tmp_path: Path, modules: Any, pooling: Any, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        pooling_keys(write(tmp_path, modules, pooling))
+
+
+@pytest.mark.parametrize(("name", "base"), [("qwen3", "Qwen3Model"), ("llama", "LlamaModel")])
+def test_a_base_model_with_pooling(tmp_path: Path, name: str, base: str) -> None:
+    folder = write_checkpoint(tmp_path / name, name)
+    _, config = variants()[name]
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [base]}))
+    record = recorded(name)
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
+    inner = {n.removeprefix("model."): x for n, x in made.items() if n.startswith("model.")}
+    write_safetensors(folder / "model.safetensors", inner)
+    write(folder, MODULES, {"pooling_mode_lasttoken": True})
+    model = Model.load(convert(folder, tmp_path / "x.gguf", "f32"))
+    assert model.pooling == "last"
+    f32 = GGMLType.F32
+    context = Context(model, n_ctx=64, type_k=f32, type_v=f32)
+    (row,) = embed_many(Engine(context), [record["tokens"].tolist()], model.pooling)
+    with np.load(DATA / "embeddings" / f"{name}.npz") as wanted:
+        assert np.abs(row - wanted["hidden"][-1]).max() < 1e-4
+
+
+@pytest.mark.parametrize("n_labels", [1, 2])
+def test_a_reranker(tmp_path: Path, n_labels: int) -> None:
+    """Scores are transformers'; of a head with one output the sigmoid, as sentence-transformers."""
+    folder = write_checkpoint(tmp_path / "qwen3", "qwen3")
+    _, config = variants()["qwen3"]
+    labels = {"1": "bad", "0": "good"} if n_labels == 2 else {"0": "LABEL_0"}
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": labels}
+    (folder / "config.json").write_text(json.dumps(config))
+    record = recorded("qwen3")
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
+    with np.load(DATA / "embeddings" / "qwen3_ranking.npz") as found:
+        head, wanted = found["head"], found["scores"]
+    made["score.weight"] = head if n_labels == 2 else head[:1] - head[1:]
+    del made["lm_head.weight"]
+    write_safetensors(folder / "model.safetensors", made)
+    model = Model.load(convert(folder, tmp_path / "x.gguf", "f32"))
+    assert model.pooling == "rank"
+    assert model.classifier_labels == (["good", "bad"] if n_labels == 2 else ["yes", "no"])
+    context = Context(model, n_ctx=64, type_k=GGMLType.F32, type_v=GGMLType.F32)
+    (scores,) = embed_many(Engine(context), [record["tokens"].tolist()], "rank")
+    assert np.abs(scores - wanted).max() < 1e-4
