@@ -20,7 +20,6 @@ import pytest
 
 from pyllama import Llama
 from pyllama.errors import NotSupported
-from pyllama.llama.arguments import REFUSED
 
 pytestmark = [
     pytest.mark.compat,
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.usefixtures("llama_cpp"),
     pytest.mark.filterwarnings("ignore"),  # of the libraries
 ]
-needs_embeddings = pytest.mark.skipif("embedding" in REFUSED, reason="no embeddings yet")
 
 YES_OR_NO = 'root ::= "yes" | "no"'
 WHO = "Jason is 25 years old."
@@ -86,7 +84,6 @@ def test_langchain_chat(demo_model: Path, user_model: Any) -> None:
     assert call["name"] == "User" and call["args"].keys() == {"name", "age"}
 
 
-@needs_embeddings
 def test_langchain_embeddings(demo_model: Path) -> None:
     embeddings = pytest.importorskip("langchain_community.embeddings")
     made = embeddings.LlamaCppEmbeddings(model_path=str(demo_model), verbose=False)
@@ -148,7 +145,7 @@ def client(
     settings = {
         "model": str(demo_model), "model_alias": "demo", "host": "127.0.0.1", "port": str(port),
         "n_ctx": "512", "cache": "true", "logits_all": "true",
-        "draft_model": "prompt-lookup-decoding", "embedding": str("embedding" not in REFUSED),
+        "draft_model": "prompt-lookup-decoding", "embedding": "True",
     }  # fmt: skip
     command = [sys.executable, "-P", "-m", "pyllama.compat", "--sources", str(sources)]
     env = dict(os.environ)
@@ -210,6 +207,5 @@ def test_server(client: Any) -> None:
     assert call.function.name == "look" and "city" in call.function.arguments
     tokens = client.post("/../extras/tokenize", body={"input": "The capital"}, cast_to=object)
     assert len(tokens["tokens"]) == 2
-    if "embedding" not in REFUSED:
-        made = client.embeddings.create(model="demo", input="A cat", encoding_format="float")
-        assert made.data[0].embedding
+    made = client.embeddings.create(model="demo", input="A cat", encoding_format="float")
+    assert made.data[0].embedding

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.llama.arguments import REFUSED
-
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.model]
 
 # What a block of the README needs that is not there: a download, an image, the C API.
 NEEDS = re.compile(r"from_pretrained|ChatHandler|llama_backend_init")
-
-EMBEDDINGS = "embedding" not in REFUSED  # a test of them is skipped while they do not exist
 
 
 def run(folder: Path, arguments: Sequence[str | Path]) -> str:
@@ -35,8 +31,6 @@ def test_the_readme(sources: Path, tmp_path: Path, demo_model: Path) -> None:
     scripts = [block for block in blocks if not NEEDS.search(block)]
     assert (len(blocks), len(scripts)) == (9, 8)
     for number, script in enumerate(scripts):
-        if "embedding=True" in script and not EMBEDDINGS:
-            continue
         script = re.sub(r"^from llama_cpp[.\w]* import", "from pyllama import", script, flags=re.M)
         script = re.sub(r"^import llama_cpp$", "import pyllama as llama_cpp", script, flags=re.M)
         script = re.sub(r'model_path="[^"]*"', f"model_path={str(demo_model)!r}", script)
@@ -59,7 +53,5 @@ def test_the_readme(sources: Path, tmp_path: Path, demo_model: Path) -> None:
 def test_the_examples(
     sources: Path, tmp_path: Path, demo_model: Path, name: str, output: str
 ) -> None:
-    if name == "embedding" and not EMBEDDINGS:
-        pytest.skip("no embeddings yet")
     script = sources / "examples" / "high_level_api" / f"high_level_api_{name}.py"
     assert output in run(tmp_path, ["-m", "pyllama.compat", script, "-m", demo_model])
