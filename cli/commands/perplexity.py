@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pyllama.core.context import Context
 
 
+_CTX_STEP = 256  # llama.cpp rounds the size of a context up to a multiple, that is of a chunk here
+
+
 @click.command("perplexity", cls=Tool)
 @prompt_options
 @click.option(
@@ -48,7 +51,8 @@ if TYPE_CHECKING:
     type=Number(0, INT32_MAX),
     default=0,
     help="Distance of the beginnings of overlapping chunks, of which the last N tokens are scored; "
-    "half of it is added to the context. 0: no overlap, and the second half of each is scored.",
+    "half of it is added to the context, which is rounded up to a multiple of 256. 0: no overlap, "
+    "and the second half of each is scored.",
 )
 @click.option(
     "--ppl-output-type",
@@ -100,7 +104,7 @@ def command(
     text = PromptOptions.from_click(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    context = _context(options, ppl_stride // 2)
+    context = _context(options, ppl_stride)
     tokens = context.model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.eval.perplexity import perplexity, strided_perplexity
 
@@ -123,11 +127,12 @@ def command(
         write(f"\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}\n")
 
 
-def _context(options: dict[str, Any], n_more: int = 0) -> Context:
-    """The context, with so many tokens more than the options say."""
+def _context(options: dict[str, Any], stride: int = 0) -> Context:
+    """The context; for strided perplexity of llama.cpp's size, half a stride more and rounded."""
     sizes = ContextOptions.from_click(options)
-    if n_more and sizes.ctx_size:
-        sizes = replace(sizes, ctx_size=sizes.ctx_size + n_more)
+    if stride and sizes.ctx_size:
+        rounded = -(-(sizes.ctx_size + stride // 2) // _CTX_STEP) * _CTX_STEP
+        sizes = replace(sizes, ctx_size=rounded)
     model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     return make_context(model, sizes)
 

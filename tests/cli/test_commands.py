@@ -238,9 +238,9 @@ def test_perplexity(tmp_path: Path) -> None:
     assert out.splitlines()[1] == "     512  12.0000  2.000000  0.041667"
     args = ("-f", str(text), "-c", "100", "--ppl-stride", "40", "--chunks", "2")
     out = run(perplexity.command, *args)[1]
-    assert out.startswith("[1]171.0000,[2]172.0000,\nFinal")
+    assert out.startswith("[1]307.0000,[2]308.0000,\nFinal")  # chunks of 256
     out = run(perplexity.command, *args, "--ppl-output-type", "1")[1]
-    assert out.startswith("       0  171.0000\n      40  172.0000\n")
+    assert out.startswith("       0  307.0000\n      40  308.0000\n")
     for wrong in ([], [*args, "--save-all-logits", "x"], [*args, "--kl-divergence"]):
         assert run(perplexity.command, *wrong)[0] == 2
 
