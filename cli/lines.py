@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import shutil
 import signal
 import sys
@@ -21,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
+
+from pyggml import env
 
 from . import interrupt
 
@@ -76,7 +77,7 @@ def line_reader(
         commands: words that Tab completes at the beginning; those with a space at their end are
             followed by the name of a file.
     """
-    is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
+    is_dumb = env.TERM.get() in ("dumb", "unknown")
     if editing and not is_dumb and sys.stdin.isatty() and sys.stdout.isatty():
         return Editor(color, multiline, commands)
     return PlainReader(color, multiline)

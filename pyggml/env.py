@@ -109,6 +109,9 @@ HF_TOKEN = Variable(
 NO_COLOR = Variable(
     "NO_COLOR", None, "Any value disables colours in a terminal, unless `--color on` is given."
 )
+TERM = Variable(
+    "TERM", None, "The terminal's type; in a `dumb` one, conversations have no editor of lines."
+)
 
 VARIABLES = (
     ISA,
@@ -126,6 +129,7 @@ VARIABLES = (
     HF_ENDPOINT,
     HF_TOKEN,
     NO_COLOR,
+    TERM,
 )
 
 

@@ -1,7 +1,7 @@
 r"""``pyllama-embedding``: embeddings of texts and scores of rerankers, as llama-embedding.
 
     pyllama-embedding -m x.gguf -p "a cat\na dog" --pooling mean
-    pyllama-embedding -m x.gguf -f lines.txt --pooling last --embd-output-format json
+    pyllama-embedding -m x.gguf -f lines.txt --embd-output-format json
     pyllama-embedding -m reranker.gguf -p "what is a cat?\tan animal"
 
 A text is a line of the prompt, or what --embd-separator separates. Texts share batches.

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.files import read_regular, replacing
+from pyggml.files import open_regular, read_regular, replacing
 
 from .state import LlamaState
 
@@ -148,7 +148,7 @@ class LlamaDiskCache(BaseLlamaCache):
     def _key(self, path: Path) -> tuple[int, ...]:
         if path not in self._keys:
             try:
-                with zipfile.ZipFile(path) as archive:
+                with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                     data = archive.read("key.npy")
                 self._keys[path] = tuple(np.load(BytesIO(data), allow_pickle=False).tolist())
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
