@@ -57,7 +57,7 @@ class Tool(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Check that flags are written in full, then parse; variables give the defaults."""
         if not ctx.resilient_parsing:
-            _check_flags(self.name, _flags(self, ctx), args)
+            args = _checked_flags(self.name, _flags(self, ctx), args)
             ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
         try:
             return super().parse_args(ctx, args)
@@ -124,7 +124,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse unknown flags before the sub-command; without arguments show the help."""
         if args and args[0].startswith("-"):
-            _check_flags(self.name, _flags(self, ctx), args[:1])
+            _checked_flags(self.name, _flags(self, ctx), args[:1])
         return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -227,21 +227,30 @@ def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parame
     return {f: p for p in command.get_params(ctx) for f in (*p.opts, *p.secondary_opts)}
 
 
-def _check_flags(
+def _checked_flags(
     tool: str | None, known: Mapping[str, click.Parameter], args: Sequence[str]
-) -> None:
-    """Raise UsageError for the first flag that the command does not have."""
+) -> list[str]:
+    """Return the arguments with dashes for underscores in long flags, as llama.cpp reads them.
+
+    Raises:
+        click.UsageError: the command does not have a flag.
+    """
+    checked = list(args)
     i = 0
-    while i < len(args) and args[i] != "--":
-        arg = args[i]
+    while i < len(checked) and checked[i] != "--":
+        arg = checked[i]
         i += 1
         if len(arg) < 2 or not arg.startswith("-"):
             continue  # not a flag: click checks it
-        name, given, _ = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        name, given, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        if name not in known and name.startswith("--"):
+            name = name.replace("_", "-")
+            checked[i - 1] = name + given + value
         if name not in known:
             raise click.UsageError(_unknown(tool, name, known))
         if not given:
-            i += _n_values(known[name], args[i : i + 1])
+            i += _n_values(known[name], checked[i : i + 1])
+    return checked
 
 
 def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:

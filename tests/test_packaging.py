@@ -45,7 +45,7 @@ def test_scripts_are_commands(script: tuple[str, str]) -> None:
 
 
 def test_imported_packages_are_dependencies() -> None:
-    """All of them, so that a plain install is complete, except those of the extra ``hf``."""
+    """All of them, so that a plain install is complete, except those of two extras."""
     imported = set()
     for path in (p for name in ("pyggml", "pyllama", "cli") for p in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -55,7 +55,9 @@ def test_imported_packages_are_dependencies() -> None:
                 imported.add(node.module.split(".")[0])
     imported = {"pyyaml" if name == "yaml" else name for name in imported}
     imported -= {*sys.stdlib_module_names, "pyggml", "pyllama", "pyllama_cli"}
-    assert imported - {"huggingface_hub"} == {d.split(">=")[0] for d in PROJECT["dependencies"]}
+    extras = [*PROJECT["optional-dependencies"]["hf"], *PROJECT["optional-dependencies"]["server"]]
+    optional = {d.split(">=")[0].replace("-", "_") for d in extras}
+    assert imported - optional == {d.split(">=")[0] for d in PROJECT["dependencies"]}
 
 
 def test_llvmlite_and_numba_are_pinned_below_their_next_minor() -> None:

@@ -5,6 +5,7 @@ TABLE = {
     "bench": ".commands.bench:command",
     "batched-bench": ".commands.batched_bench:command",
     "parallel": ".commands.parallel:command",
+    "serve": ".commands.serve:command",
     "speculative": ".commands.speculative:command",
     "speculative-simple": ".commands.speculative:simple",
     "lookup": ".commands.lookup:command",

@@ -69,6 +69,9 @@ class ChatFormat:
         tools = parse_tools(options.tools)
         mode, named = parse_choice(options.tool_choice, tools)
         schema = response_schema(options.response_format)
+        final: Mapping[str, Any] | None = None
+        if options.continue_final:
+            messages, final = messages[:-1], _final(messages)
         given = read_messages([_checked(i, message) for i, message in enumerate(messages)])
         check_values(options.values)
         values = {"enable_thinking": True, **options.values}
@@ -88,6 +91,15 @@ class ChatFormat:
                 values["tool_choice"] = options.tool_choice
         prompt = self.prompt(given, **values)
         thinking = self._thinking(given, values, prompt)
+        if thinking is not None and thinking[1] == "inside" and not values["enable_thinking"]:
+            prompt = self._extended(prompt, thinking[0].end)
+            thinking = thinking[0], "after"
+        prefill = ""
+        if final is not None:
+            if schema is not None or mode == "required":
+                raise TemplateError("a reply with a grammar cannot continue a message")
+            prefill = _beginning(final, thinking)
+            prompt = self._extended(prompt, prefill)
         rules = ReplyRules(family, named, mode, parallel, schema, thinking, self._split)
         return Turn(
             prompt,
@@ -98,7 +110,13 @@ class ChatFormat:
             named if mode != "none" else (),
             reasoning_format,
             only_calls=mode == "required",
+            prefill=prefill,
         )
+
+    def _extended(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
+        """A prompt with a text after it."""
+        whole = prompt.text + text
+        return ChatPrompt(whole, self._encode(whole), prompt.stop)
 
     def capabilities(self) -> Capabilities:
         """What the template does with tools."""
@@ -243,6 +261,32 @@ class ChatFormats:
             return ChatFormat(label, template, self._tokenizer)
         self.check(name)
         return ChatFormat(name, FORMATS[ALIASES.get(name, name)], self._tokenizer)
+
+
+def _final(messages: Messages) -> Mapping[str, Any]:
+    """The message to continue. Raises: TemplateError, if there is none."""
+    last = messages[-1] if messages else {}
+    if not isinstance(last, Mapping) or last.get("role") != "assistant" or last.get("tool_calls"):
+        raise TemplateError("only a last message of the assistant without calls can be continued")
+    if len(messages) > 1 and messages[-2].get("role") == "assistant":
+        raise TemplateError("Cannot have 2 or more assistant messages at the end of the list.")
+    return last
+
+
+def _beginning(message: Mapping[str, Any], thinking: tuple[Markers, State] | None) -> str:
+    """The text that a message to be continued adds to the prompt.
+
+    Source: llama.cpp, ``common_chat_msg::render_content``.
+    """
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n\n".join(_text(0, [part]) for part in content)
+    content, reasoning = _text(0, content), message.get("reasoning_content")
+    if thinking is None or not (isinstance(reasoning, str) and reasoning):
+        return content
+    markers, state = thinking
+    start = "" if state == "inside" else markers.start
+    return start + reasoning + (markers.end + content if content else "")
 
 
 def check_values(values: Mapping[str, Any]) -> None:

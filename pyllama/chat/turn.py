@@ -50,6 +50,7 @@ class TurnOptions:
         response_format: ``{"type": "text"}``, ``json_object`` or ``json_schema``, or None.
         reasoning_format: where the reasoning is reported, see `reasoning.ReasoningFormat`.
         values: further variables of the template, such as ``enable_thinking``.
+        continue_final: whether the last message, the assistant's, is continued.
     """
 
     tools: Any = None
@@ -58,6 +59,7 @@ class TurnOptions:
     response_format: Any = None
     reasoning_format: str = "auto"
     values: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Turn:
             no reasoning.
         shown: control tokens whose text the reader needs.
         only_calls: whether the grammar allows nothing but calls after the reasoning.
+        prefill: the beginning of the reply that the prompt has, see `TurnOptions.continue_final`.
     """
 
     prompt: ChatPrompt
@@ -81,6 +84,7 @@ class Turn:
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
     only_calls: bool = False
+    prefill: str = ""
 
     def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
@@ -113,8 +117,10 @@ class Turn:
         }
 
     def reader(self) -> Reader:
-        """A new reader of a reply."""
-        return Reader(self._read)
+        """A new reader of a reply; a prefill is read already."""
+        reader = Reader(self._read)
+        reader.feed(self.prefill)
+        return reader
 
     def _read(self, reader: Reader) -> Steps[None]:
         if self.thinking is not None:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ..core.context import Context
 
 _LAST = [-1]
+_NO_REQUEST = -1
 
 
 class Engine:
@@ -134,7 +135,7 @@ class Engine:
         if all(sequence.leased for sequence in self._sequences):
             raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         max_waiting = self.policy.max_waiting
-        if max_waiting is not None and len(self._waiting) + self._inbox.qsize() >= max_waiting:
+        if max_waiting is not None and self.n_waiting >= max_waiting:
             raise QueueFull(f"{max_waiting} requests are waiting already; try again later")
         jobs = self._make_jobs(request, list(map(int, request.tokens)))
         self._connect(jobs, sink)
@@ -142,9 +143,23 @@ class Engine:
             self._inbox.put(job)
         return jobs[0].number
 
+    @property
+    def sequences(self) -> Seq[Sequence]:
+        """The sequences, for the thread that steps; those with an owner belong to a request."""
+        return self._sequences
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of texts that wait for a sequence or cells."""
+        return len(self._waiting) + self._inbox.qsize()
+
     def abort(self, number: int) -> None:
         """End a request if it is waiting or running; its cells are freed after the current step."""
         self._inbox.put(number)
+
+    def wake(self) -> None:
+        """Make a `wait` in another thread return."""
+        self._inbox.put(_NO_REQUEST)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block the stepping thread until there is work; returns False after the timeout."""
@@ -733,8 +748,14 @@ class Engine:
                 continue
             if not self._free() and not self._preemptible(job):
                 return
+            if job.seq_id is not None:
+                wanted = next((s for s in self._free() if s.seq_id == job.seq_id), None)
+                if wanted is not None and self._make_place(job, wanted.n_shared(job.reusable)):
+                    self._assign(job, wanted)
+                continue
             source, n = self._best_prefix(job.reusable)
-            if job.prompt_logprobs is None and self._will_share_prefix(job, n):
+            may_wait = job.request.reuse and job.prompt_logprobs is None
+            if may_wait and self._will_share_prefix(job, n):
                 continue
             if not self._make_place(job, 0 if source in self._free() else n):
                 return  # keep the order: later jobs do not overtake this one
@@ -910,6 +931,8 @@ class Engine:
                 f"grammar: got a value of type {type(grammar).__name__}, want Grammar(...) of it"
             )
         scores_prompt = params.prompt_logprobs is not None
+        if request.seq_id is not None and all(s.seq_id != request.seq_id for s in self._sequences):
+            raise BatchError(f"seq_id: {request.seq_id} is not a sequence of this engine")
         if request.n_keep is None or scores_prompt:
             check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
         else:

@@ -107,6 +107,8 @@ class Job:
     def reusable(self) -> list[int]:
         """The tokens whose common prefix with a cache need not be evaluated."""
         prompt = self.prompt_logprobs
+        if not self.request.reuse and self.n_cached < 0:
+            return []
         return self.tokens if prompt is None else self.tokens[: prompt.n_evaluated + 1]
 
     @property
@@ -117,5 +119,13 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        held = self.sequence.n_tokens if self.sequence is not None else 0
-        return Usage(self.n_prompt, max(self.n_cached, 0), held, self.n_generated)
+        sequence, n_cached = self.sequence, max(self.n_cached, 0)
+        if sequence is None:
+            return Usage(self.n_prompt, n_cached, 0, self.n_generated)
+        n_held, seq_id = sequence.n_tokens, sequence.seq_id
+        return Usage(self.n_prompt, n_cached, n_held, self.n_generated, seq_id)
+
+    @property
+    def seq_id(self) -> int | None:
+        """The sequence that it must run in; None for any."""
+        return self.request.seq_id if self.choice == 0 else None
