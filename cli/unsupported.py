@@ -132,7 +132,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
         "--models-dir", "--models-preset", "--models-max", "--models-autoload",
         "--no-models-autoload", "-sps", "--slot-prompt-similarity", "--sleep-idle-seconds",
-        "-cram", "--cache-ram", "--cache-idle-slots", "--no-cache-idle-slots",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

@@ -9,6 +9,8 @@ Needs ``pip install pyggml[server]``. docs/server.md describes the API.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +40,13 @@ from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
+    from pyllama.engine.prefix_store import PrefixStore
     from pyllama.server.listener import Listening
     from pyllama.server.options import ServerOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
+_CACHE_MIB = 8192
 _MAX_SLOTS = 256
 _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
 
@@ -191,6 +195,8 @@ class ServeOptions(Group):
     context_shift: bool
     reverse_prompt: tuple[str, ...]
     cache_prompt: bool
+    cache_ram: int | None
+    cache_idle_slots: bool | None
     alias: str
     tags: str
     slots: bool
@@ -220,6 +226,22 @@ class ServeOptions(Group):
     def is_unified(self) -> bool:
         """Whether the sequences share all cells; by default unless their number is given."""
         return self.parallel < 0 if self.kv_unified is None else self.kv_unified
+
+    def prefixes(self) -> PrefixStore | None:
+        """Return the store of prompts; None for none."""
+        from pyllama.engine.prefix_store import PrefixStore
+
+        limit, idle = self.cache_ram, self.cache_idle_slots
+        if idle is None:
+            idle = limit is not None
+        if limit is None:
+            n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            limit = min(_CACHE_MIB, n_bytes // (4 << 20))
+        if limit == 0:
+            return None
+        if idle:
+            logging.getLogger("pyllama.server").debug("__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
+        return PrefixStore(limit << 20 if limit > 0 else sys.maxsize, save_idle=idle)
 
     def template(self) -> str | None:
         """Return the name or source of the chat template; None for the model's own."""
@@ -259,6 +281,12 @@ serve_options = stack(
     _switch("--slots/--no-slots", "slots", True, "Serve /slots."),
     click.option("--props", is_flag=True, help="Accept POST /props."),
     click.option("--metrics", is_flag=True, help="Serve /metrics in Prometheus' format."),
+    click.option("-cram", "--cache-ram", type=Number(-1, 1 << 24), metavar="MIB",
+                 help="Memory for prompts that no slot holds any more. 0: none, -1: no limit.  "
+                 "[default: 8192, or a quarter of the machine's if that is less]"),
+    _switch("--cache-idle-slots/--no-cache-idle-slots", "cache_idle_slots", None,
+            "Move the prompts of idle slots there when another text begins; else only those that "
+            "would be lost.  [default: on if -cram is given]"),
     _file("--slot-save-path", "Folder for files of slots; without it they cannot be saved."),
     click.option("--sse-ping-interval", type=Number(-1, 1 << 20), default=30, show_default=True,
                  help="Seconds of silence after which a stream gets a comment. -1: never."),
@@ -336,6 +364,7 @@ def command(**options: Any) -> None:
             context,
             policy=Policy(max_waiting=own.max_waiting),
             speculation=drafting.speculation(context),
+            prefixes=own.prefixes(),
         )
         served = Served(engine, _server_options(own, network, params, grammar, str(model.path)))
         served.chat_format()  # a wrong template is found now

@@ -45,6 +45,7 @@ from .best_of import BestOf
 from .drafting import DraftStep, Verification
 from .job import Job
 from .logprobs import PromptLogprobs, token_logprob
+from .prefix_store import PrefixStore
 from .request import (
     EndReason,
     Event,
@@ -76,6 +77,7 @@ class Engine:
         sequences: ids of the sequences to use; None for all.
         speculation: how texts are drafted; None for no drafts. Its tokens are those without, or
             have their distribution, see `docs/speculation.md`.
+        prefixes: keeps prompts that the sequences drop; None for none.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Engine:
         timings: Timings | None = None,
         sequences: Seq[int] | None = None,
         speculation: Speculation | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
+        self.prefixes = prefixes
         self.context, self.policy = context, policy or Policy()
         self.timings, self.speculation = timings or Timings(), speculation
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
@@ -685,6 +689,11 @@ class Engine:
             self._running.append(job)
         job.sequence, sequence.owner = sequence, job.key
         sequence.last_used = self._n_steps
+        if self.prefixes is not None and job.n_cached < 0:
+            if 2 * sequence.n_shared(job.tokens) < sequence.n_tokens:
+                self.prefixes.save(sequence)
+            if self.prefixes.save_idle:
+                self.prefixes.save_unused(self._free(), self.context)
         n = self._restore(job, sequence) if job.saved else sequence.keep(job.reusable)
         if job.n_cached < 0:
             job.n_cached = n
@@ -759,7 +768,7 @@ class Engine:
                 continue
             if not self._make_place(job, 0 if source in self._free() else n):
                 return  # keep the order: later jobs do not overtake this one
-            self._assign(job, self._sequence_for(job, source, n))
+            self._assign(job, self._restored(job, n) or self._sequence_for(job, source, n))
 
     def _free(self) -> list[Sequence]:
         """Sequences without a job or lease; they may hold an idle prefix."""
@@ -838,11 +847,25 @@ class Engine:
                 target.clear()
         return target
 
+    def _restored(self, job: Job, n: int) -> Sequence | None:
+        """A free sequence with a saved prefix of a job longer than ``n``; None without one."""
+        if self.prefixes is None or not job.request.reuse or job.saved:
+            return None
+        saved, n_saved = self.prefixes.longest(np.array(job.tokens, np.intc))
+        if saved is None or n_saved <= n:
+            return None
+        target = self._sequence_for(job, None, 0)
+        self.prefixes.save(target)
+        return target if self.prefixes.restore(saved, target) else None
+
     def _make_room(self, protected: Job | None = None) -> bool:
         """Free cells of the least recently used idle prefix, else preempt the lowest priority."""
         idle = [sequence for sequence in self._free() if sequence.n_tokens]
         if idle:
-            min(idle, key=lambda s: s.last_used).clear()
+            oldest = min(idle, key=lambda s: s.last_used)
+            if self.prefixes is not None:
+                self.prefixes.save(oldest)
+            oldest.clear()
             return True
         others = [job for job in self._running if job is not protected and job.lease is None]
         if others:

@@ -21,7 +21,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import PyllamaError
-from . import anthropic, chat, completion, infill, info, ollama, responses, slots, tokens
+from . import (
+    anthropic,
+    chat,
+    completion,
+    infill,
+    info,
+    ollama,
+    proxy,
+    responses,
+    slots,
+    tokens,
+)
 from .errors import ApiError, error_of
 from .security import Guard
 from .served import Served
@@ -61,6 +72,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("POST", ("/v1/messages",), anthropic.messages),
     ("POST", ("/v1/messages/count_tokens",), anthropic.count_tokens),
     ("POST", ("/infill",), infill.infill),
+    ("GET", ("/cors-proxy",), proxy.cors_proxy),
+    ("POST", ("/cors-proxy",), proxy.cors_proxy),
     ("POST", ("/api/generate",), ollama.generate),
     ("POST", ("/api/chat",), ollama.chat),
     ("POST", ("/api/show",), ollama.show),
@@ -115,7 +128,9 @@ def page_files(folder: Path) -> dict[str, Path]:
 def _endpoint(handler: Handler, served: Served) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(request, served)
+            response = await handler(request, served)
+            _log.debug("%s %s %d", request.method, request.url.path, response.status_code)
+            return response
         except ApiError as error:
             return error_response(error)
         except PyllamaError as error:

@@ -34,6 +34,7 @@ _TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",
+    502: "server_error",
     503: "unavailable_error",
 }
 _BAD_REQUEST = (

@@ -154,8 +154,24 @@ def serve(app: ASGIApp, listening: Listening, on_ready: Callable[[Sequence[str]]
     sockets = open_sockets(listening)
     scheme = "https" if listening.ssl_cert else "http"
     urls = [_url(one, scheme) for one in sockets]
+    config = configure(app, listening)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    server = _Server(config, lambda: on_ready(urls))
+    # uvicorn raises the signal that ended it again: a server that has drained exits with 0
+    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=sockets)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in sockets:
+            one.close()
+
+
+def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+    """uvicorn's configuration: our protocol, no logs, no headers of its own."""
     protocol = type("Protocol", (TimedProtocol,), {"listening": listening})
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         http=protocol,
         ws="none",
@@ -171,17 +187,6 @@ def serve(app: ASGIApp, listening: Listening, on_ready: Callable[[Sequence[str]]
         ssl_keyfile=listening.ssl_key,
         ssl_certfile=listening.ssl_cert,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    server = _Server(config, lambda: on_ready(urls))
-    # uvicorn raises the signal that ended it again: a server that has drained exits with 0
-    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.run(sockets=sockets)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for one in sockets:
-            one.close()
 
 
 def open_sockets(listening: Listening) -> list[socket.socket]:

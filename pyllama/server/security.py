@@ -21,6 +21,7 @@ from .sse import error_response
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _OPEN = ("/health", "/v1/health")
+_UVICORNS = (b"connection", b"content-length", b"transfer-encoding")
 
 
 class Guard:
@@ -51,6 +52,7 @@ class Guard:
                 found["Server"] = "pyllama"
                 if origin:
                     found["Access-Control-Allow-Origin"] = origin
+                message["headers"] = [(_spelled(k), v) for k, v in message["headers"]]
             await send(message)
 
         response = self._refusal(scope, headers)
@@ -101,6 +103,22 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+class _Name(bytes):
+    """The name of a header, which uvicorn writes as it is."""
+
+    def lower(self) -> bytes:
+        """The name itself: uvicorn writes ``name.lower()``."""
+        return self
+
+
+def _spelled(name: bytes) -> bytes:
+    """A header's name as llama.cpp writes it: some clients look for ``Access-Control-...``.
+
+    uvicorn compares names with those that it needs itself, which stay in lower case.
+    """
+    return name if name in _UVICORNS else _Name(name.title())
 
 
 def _host(url: str) -> str:

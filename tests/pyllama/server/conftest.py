@@ -20,7 +20,7 @@ from pyllama import Context, Model
 from pyllama.engine import Engine, Policy
 from pyllama.sampling import SamplingParams
 from pyllama.server.app import make_app
-from pyllama.server.listener import Listening, TimedProtocol, open_sockets
+from pyllama.server.listener import Listening, configure, open_sockets
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 
@@ -63,13 +63,9 @@ def listening(served: Served, **options: Any) -> Iterator[int]:
     """Serve at a real socket in a thread; yields the port."""
     import uvicorn
 
-    where = Listening(port=0, **options)
+    where = Listening(port=0, shutdown_s=1, **options)
     sockets = open_sockets(where)
-    protocol = type("Protocol", (TimedProtocol,), {"listening": where})
-    config = uvicorn.Config(
-        make_app(served), http=protocol, ws="none", lifespan="on", log_config=None, loop="asyncio",
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
+    config = configure(make_app(served), where)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()

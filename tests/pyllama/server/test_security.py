@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,33 @@ def test_static_files(serve: Serve, tmp_path: Path) -> None:
     assert response.text == "1" and "javascript" in response.headers["content-type"]
     for path in ("/.hidden", "/sub", "/%2e%2e/x", "/sub/%2e%2e/.hidden"):
         assert client.get(path).status_code == 404
+
+
+def test_the_proxy_forwards_named_headers_alone(serve: Serve) -> None:
+    seen: dict[str, str] = {}
+
+    class Target(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.update({name.lower(): value for name, value in self.headers.items()})
+            self.send_response(302)
+            self.send_header("Location", "http://elsewhere.invalid/")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Target) as target:
+        thread = threading.Thread(target=target.handle_request)
+        thread.start()
+        client = serve(cors_proxy=True)
+        given = {"Cookie": "s=1", "X-Llama-Server-Proxy-Header-Authorization": "Bearer x"}
+        url = f"/cors-proxy?url=http://127.0.0.1:{target.server_port}/a"
+        response = client.get(url, headers=given, follow_redirects=False)
+        thread.join()
+    assert response.status_code == 302 and seen["authorization"] == "Bearer x"
+    assert "cookie" not in seen
+    for wrong in ("file:///etc/passwd", "http://", "http://u:p@x/", "nonsense", "http://["):
+        assert client.get("/cors-proxy", params={"url": wrong}).status_code == 400
+    assert serve().get(url).status_code == 403
 
 
 def test_unknown_paths_and_methods(serve: Serve) -> None:
