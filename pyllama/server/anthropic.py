@@ -180,7 +180,7 @@ class AnthropicWriter:
         self._n_blocks = 0
 
     def piece(self, text: Text, piece: Piece) -> str:
-        if piece.progress and not piece.is_first and not piece.is_last:
+        if piece.progress:
             return ""
         events: list[tuple[str, dict[str, Any]]] = []
         if not self._begun:

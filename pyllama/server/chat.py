@@ -270,7 +270,7 @@ class ChatWriter:
     def piece(self, text: Text, piece: Piece) -> str:
         chunks: list[dict[str, Any]] = []
         if piece.progress or text.index not in self._begun:
-            if piece.progress is None or piece.is_first:
+            if piece.progress is None:
                 self._begun.add(text.index)
             chunks.append(self._chunk(text, {"role": "assistant", "content": None}, None))
         delta = self._replies.delta(text, piece)

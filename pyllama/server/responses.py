@@ -193,7 +193,7 @@ class ResponsesWriter:
             self._is_created = True
             events.append({"type": "response.created", "response": self._response("in_progress")})
             events.append(self._in_progress())
-        elif piece.progress and not piece.is_first:
+        elif piece.progress:
             events.append(self._in_progress())
         delta = self._replies.delta(text, piece)
         if delta.reasoning:

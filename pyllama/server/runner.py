@@ -291,15 +291,14 @@ class EngineRunner:
             if stream.is_closed:
                 continue
             slot = text.slot
-            piece = text.take(out.event, out.time_s, out.prob)
+            pieces = text.take(out.event, out.time_s, out.prob)
             if text.slot != slot and text.slot >= 0:
                 self._enter(self.slots[text.slot], text)
-            if piece is None:
-                continue
-            if piece.is_last:
-                self.counts.add(text)
-            stream.put(text, piece)
-            touched[stream] = None
+            for piece in pieces:
+                if piece.is_last:
+                    self.counts.add(text)
+                stream.put(text, piece)
+                touched[stream] = None
             limit = text.options.max_predict_ms
             if 0 < limit < text.predict_ms and text.has_new_line and not text.is_done:
                 self._cut(stream, text)

@@ -1,7 +1,7 @@
 """One text that is generated: its counts, timings and probabilities, from the engine's events.
 
     text = Text(options, tokenizer, index=0)
-    piece = text.take(event, now)                  # what the event adds, None if nothing
+    pieces = text.take(event, now)                 # what the event adds
     text.timings(); text.stop_type
 
 The event loop's thread alone uses it.
@@ -34,7 +34,6 @@ class Piece:
         text: whole characters.
         tokens: token ids.
         probs: log-probabilities, or probabilities after sampling.
-        is_first: whether it has the first token.
         progress: report of the prompt's progress, None without.
         is_last: whether the text has ended.
         n_generated: tokens of the text up to here.
@@ -44,7 +43,6 @@ class Piece:
     text: str = ""
     tokens: tuple[int, ...] = ()
     probs: tuple[TokenLogprob, ...] = ()
-    is_first: bool = False
     progress: dict[str, Any] | None = None
     is_last: bool = False
     n_generated: int = 0
@@ -120,13 +118,20 @@ class Text:
             return None
         return self._recorder.of(event.tokens[0])
 
-    def take(self, event: Event, now: float, prob: TokenLogprob | None = None) -> Piece | None:
+    def take(self, event: Event, now: float, prob: TokenLogprob | None = None) -> tuple[Piece, ...]:
         """Add an event that occurred at ``now``; returns what is to be sent for it."""
+        before: tuple[Piece, ...] = ()
+        if self._wants_progress and event.kind == "tokens" and not self.n_generated:
+            self._last_s, self.n_evaluated = now, self.n_prompt
+            before = (self._stamped(Piece(progress=self._progress())),)
         piece = self._take(event, now, prob)
-        if piece is not None:
-            piece.n_generated = self.n_generated
-            if self.options.timings_per_token:
-                piece.timings = self.timings()
+        return before if piece is None else (*before, self._stamped(piece))
+
+    def _stamped(self, piece: Piece) -> Piece:
+        """A piece with the counts up to here."""
+        piece.n_generated = self.n_generated
+        if self.options.timings_per_token:
+            piece.timings = self.timings()
         return piece
 
     def _take(self, event: Event, now: float, prob: TokenLogprob | None) -> Piece | None:
@@ -170,14 +175,13 @@ class Text:
     def _take_token(self, event: Event, now: float, prob: TokenLogprob | None) -> Piece | None:
         self.n_generated += 1
         self._last_s = now
-        is_first = self.n_generated == 1
-        if is_first:
+        if self.n_generated == 1:
             self._first_s = now
             self.n_evaluated = self.n_prompt
         if event.drafted:
             self.n_accepted += 1
         if self._is_empty:
-            return Piece(progress=self._progress()) if self._wants_progress else None
+            return None
         text, tokens = event.text, event.tokens
         probs = event.logprobs if prob is None else (prob,)
         if not self.has_new_line and "\n" in text:
@@ -185,8 +189,7 @@ class Text:
         if tokens[0] in self._tokenizer.eog and not self.options.params.ignore_eos:
             self._is_eog = True
         self._keep(text, tokens, probs)
-        progress = self._progress() if is_first and self._wants_progress else None
-        return Piece(text, tokens, probs, is_first, progress)
+        return Piece(text, tokens, probs)
 
     def _keep(self, text: str, tokens: tuple[int, ...], probs: tuple[TokenLogprob, ...]) -> None:
         options = self.options
