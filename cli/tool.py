@@ -44,6 +44,7 @@ from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
+_PROGRAMS = {"completion": "pyllama-cli", "serve": "pyllama-server"}  # names of their own
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -271,7 +272,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
     def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
         ctx = click.Context(group)
         for name in group.table:
-            program = "pyllama-cli" if name == "completion" else f"{words}{name}"
+            program = _PROGRAMS.get(name, f"{words}{name}")
             command = group.get_command(ctx, name)
             if isinstance(command, LazyGroup):
                 yield from walk(f"{program} ", command)

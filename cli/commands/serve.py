@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..conversation_options import _json as json_values
+from ..conversation_options import json_object
 from ..drafting import Drafting
 from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
@@ -162,11 +162,11 @@ network_options = stack(
                  "separated by commas. Repeatable."),
     _file("--api-key-file", "File with a key in each line."),
     _text("--api-prefix", "", "Path before that of every route."),
-    _text("--allowed-hosts", None, "Names that the Host header may have besides addresses; * for "
+    _text("--allowed-hosts", None, "Names that the Host header may have besides addresses; '*' for "
           "any.  [default: none if the server listens on this machine alone, else any]",
           metavar="NAME,..."),
-    _text("--cors-origins", None, "Origins of pages that may use the server: *, localhost, or one "
-          "origin.  [default: *]"),
+    _text("--cors-origins", None, "Origins of pages that may use the server: '*', localhost, or "
+          "one origin.  [default: '*']"),
     click.option("--cors-methods", default="GET, POST, DELETE, OPTIONS", show_default=True,
                  help="Methods that such pages may use."),
     click.option("--cors-headers", default="*", show_default=True,
@@ -302,7 +302,7 @@ serve_options = stack(
     click.option("--chat-template", metavar="NAME|JINJA", help="Chat template: a name of "
                  "llama.cpp's (chatml, llama3, gemma, ...) or Jinja text."),
     _file("--chat-template-file", "File that contains the chat template."),
-    click.option("--chat-template-kwargs", metavar="JSON", callback=json_values,
+    click.option("--chat-template-kwargs", metavar="JSON", callback=json_object,
                  help='Variables for the chat template, such as {"enable_thinking": false}.'),
     click.option("-rea", "--reasoning", type=click.Choice(["on", "off", "auto"]), default="auto",
                  show_default=True, help="Whether the model reasons before it replies, if its chat "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -92,7 +93,11 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         raise ApiError.invalid(
             "Cannot set both add_generation_prompt and continue_final_message to true."
         )
-    values = {**options.template_values, **fields.get("chat_template_kwargs", {}, dict)}
+    values = {
+        **_dates(),
+        **options.template_values,
+        **fields.get("chat_template_kwargs", {}, dict),
+    }
     if not isinstance(values.get("enable_thinking", True), bool):
         raise ApiError.invalid('invalid type for "enable_thinking" (expected boolean)')
     effort = fields.get("reasoning_effort", "", str)
@@ -148,6 +153,12 @@ def _messages(fields: Fields) -> list[Any]:
         _check_parts(message.get("content"))
         found.append({**message, "role": "system"} if role == "developer" else message)
     return found
+
+
+def _dates() -> dict[str, str]:
+    """Variables of today's date. Source: llama.cpp, ``common_chat_extra_context``."""
+    now = datetime.now()
+    return {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
 
 
 def _check_parts(content: Any) -> None:

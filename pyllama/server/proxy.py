@@ -27,7 +27,7 @@ _DROPPED = {"connection", "content-length", "transfer-encoding", "content-encodi
 async def cors_proxy(request: Request, served: Served) -> Response:
     """``GET`` and ``POST /cors-proxy?url=...``. Source: llama.cpp, ``proxy_request``."""
     if not served.options.cors_proxy:
-        raise ApiError(403, "this feature is disabled; start the server with --ui-mcp-proxy")
+        raise ApiError(403, "this feature is disabled. Start the server with `--ui-mcp-proxy`")
     url = request.query_params.get("url", "")
     try:
         parts = urlsplit(url)

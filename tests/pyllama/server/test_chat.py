@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -144,6 +145,12 @@ def test_reasoning_is_reported_apart(serve: Serve) -> None:
 def test_log_probabilities(client: TestClient) -> None:
     found = post(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert len(found) == 10 and all(len(one["top_logprobs"]) == 2 for one in found)
+
+
+def test_templates_know_the_date(serve: Serve) -> None:
+    client = serve(chat_template="{{ date_string }}{# {% if messages %} #}")
+    prompt = client.post("/apply-template", json={"messages": ASK}).json()["prompt"]
+    assert datetime.strptime(prompt, "%d %b %Y").year > 2024
 
 
 def test_sizes_of_prompts(client: TestClient) -> None:
