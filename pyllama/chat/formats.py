@@ -51,8 +51,7 @@ class ChatFormat:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
         self._knows_system: bool | None = None
         self._capabilities: Capabilities | None = None
-        source = writer.source if isinstance(writer, JinjaTemplate) else ""
-        self._family, self._markers = find_family(source), find_markers(source)
+        self._family, self._markers = find_family(self.source), find_markers(self.source)
 
     def turn(self, messages: Messages, options: TurnOptions) -> Turn:
         """Prepare the model's next reply.
@@ -117,6 +116,11 @@ class ChatFormat:
         """A prompt with a text after it."""
         whole = prompt.text + text
         return ChatPrompt(whole, self._encode(whole), prompt.stop)
+
+    @property
+    def source(self) -> str:
+        """The Jinja source; empty for a named format."""
+        return self._writer.source if isinstance(self._writer, JinjaTemplate) else ""
 
     def capabilities(self) -> Capabilities:
         """What the template does with tools."""

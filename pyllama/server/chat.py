@@ -6,6 +6,7 @@ The other chat APIs convert their requests to this one: `prepare_chat` is their 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..chat.formats import ChatFormat
 from ..chat.reader import Call, Delta, Message, Reader
 from ..chat.turn import Turn, TurnOptions
 from ..errors import SchemaError
@@ -93,8 +95,9 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         raise ApiError.invalid(
             "Cannot set both add_generation_prompt and continue_final_message to true."
         )
+    format = served.chat_format(tools=bool(tools))
     values = {
-        **_dates(),
+        **_usual_values(format, tools),
         **options.template_values,
         **fields.get("chat_template_kwargs", {}, dict),
     }
@@ -117,7 +120,7 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         values=values,
         continue_final=continues,
     )
-    turn = served.chat_format(tools=bool(tools)).turn(messages, wished)
+    turn = format.turn(messages, wished)
     budget = fields.whole(
         "reasoning_budget_tokens",
         options.reasoning_budget,
@@ -155,10 +158,16 @@ def _messages(fields: Fields) -> list[Any]:
     return found
 
 
-def _dates() -> dict[str, str]:
-    """Variables of today's date. Source: llama.cpp, ``common_chat_extra_context``."""
+def _usual_values(format: ChatFormat, tools: Any) -> dict[str, Any]:
+    """Variables that templates expect beside those of transformers.
+
+    Source: llama.cpp, ``common_chat_extra_context``; ``functions`` is Firefunction's.
+    """
     now = datetime.now()
-    return {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+    values = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+    if "functools[" in format.source:
+        values["functions"] = json.dumps(tools or [], ensure_ascii=False)
+    return values
 
 
 def _check_parts(content: Any) -> None:

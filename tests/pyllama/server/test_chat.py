@@ -193,3 +193,9 @@ def test_images_are_refused(client: TestClient) -> None:
     messages = [{"role": "user", "content": [part]}]
     response = client.post("/v1/chat/completions", json={"messages": messages})
     assert "image input is not supported" in response.json()["error"]["message"]
+
+
+def test_templates_with_functions(serve: Serve) -> None:
+    client = serve(chat_template="{% if messages %}functools[{{ functions + '.' }}{% endif %}")
+    ask = {"messages": ASK}
+    assert client.post("/apply-template", json=ask).json()["prompt"] == "functools[[]."
