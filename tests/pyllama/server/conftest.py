@@ -23,19 +23,25 @@ from pyllama.server.app import make_app
 from pyllama.server.listener import Listening, configure, open_sockets
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
+from pyllama.speculative import Speculation
 
 Serve = Callable[..., TestClient]
 
 
 def make_served(
-    model: Model, n_slots: int = 2, n_ctx: int = 1024, unified: bool = True, **options: Any
+    model: Model,
+    n_slots: int = 2,
+    n_ctx: int = 1024,
+    unified: bool = True,
+    speculation: Speculation | None = None,
+    **options: Any,
 ) -> Served:
     """A served model; ``options`` are those of `ServerOptions`."""
     context = Context(model, n_ctx=n_ctx, n_threads=1, n_seq_max=n_slots, unified=unified)
     options.setdefault("sampling", SamplingParams(seed=1))
     settings = ServerOptions(**options)
     policy = Policy(max_waiting=settings.max_waiting)
-    return Served(Engine(context, policy=policy), settings)
+    return Served(Engine(context, policy=policy, speculation=speculation), settings)
 
 
 @pytest.fixture

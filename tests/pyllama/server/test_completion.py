@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from .conftest import Serve, events
+from pyllama import Model
+from pyllama.server.app import make_app
+from pyllama.speculative import PromptLookup, Speculation
+
+from .conftest import Serve, events, make_served
 
 PROMPT = "Once upon a time"
 BASE = {"prompt": PROMPT, "n_predict": 12, "temperature": 1.0, "ignore_eos": True}
@@ -218,3 +222,18 @@ def test_a_body_that_is_too_large(serve: Serve) -> None:
             yield b"x" * 50
 
     assert client.post("/completion", content=parts()).status_code == 413
+
+
+def test_drafts_change_no_text(model: Model) -> None:
+    prompt = "one two three one two three one two"
+    ask = {"prompt": prompt, "n_predict": 40, "temperature": 0, "ignore_eos": True}
+    found = []
+    for speculation in (None, Speculation(PromptLookup(), max_draft=8, adaptive=False)):
+        served = make_served(model, endpoint_metrics=True, speculation=speculation)
+        with TestClient(make_app(served), base_url="http://localhost") as client:
+            found.append(client.post("/completion", json=ask).json())
+            chunks = events(client.post("/completion", json={**ask, "stream": True}).text)
+            assert "".join(c["content"] for c in chunks) == found[-1]["content"]
+            metrics = client.get("/metrics").text
+    assert found[0]["content"] == found[1]["content"]
+    assert "llamacpp:spec_decode_num_draft_tokens_total 0" not in metrics

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+
+from pyllama.server.fields import Fields
+from pyllama.server.infill import infill_prompt
+from pyllama.tokenizer import Tokenizer
 
 from .conftest import Serve, events
 from .test_chat import TOOL
@@ -171,3 +176,33 @@ def test_infill_needs_its_tokens(client: TestClient) -> None:
     response = client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert response.status_code == 501
     assert "prefix token is missing" in response.json()["error"]["message"]
+
+
+def test_infill_prompts(serve: Serve) -> None:
+    client = serve(n_ctx=4096)
+    served = client.served  # type: ignore[attr-defined]
+    names = ("fim_rep", "fim_sep", "fim_pre", "fim_suf", "fim_mid")
+    rep, sep, pre, suf, mid = special = range(3, 8)  # bytes 0 to 4
+    vocab = served.tokenizer.vocab
+    roles = {**vocab.roles, **dict(zip(names, special, strict=True))}
+    served.tokenizer = Tokenizer(replace(vocab, roles=roles))
+    body = {
+        "input_prefix": "one",
+        "input_suffix": "two",
+        "prompt": "three",
+        "input_extra": [{"filename": "f", "text": "four"}],
+    }
+    tokens = infill_prompt(served, Fields(body), 4)
+    assert [t for t in tokens if t in special] == [rep, sep, sep, pre, suf, mid]
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = served.tokenizer.encode(text, add_special=False)
+        return ids
+
+    bos = [served.tokenizer.bos] if served.tokenizer.add_bos else []
+    extra = [rep, *encode("myproject\n"), sep, *encode("f\n"), *encode("four"), sep]
+    text = [pre, *encode("one"), *encode("three"), suf, *encode("two"), mid]
+    assert tokens == [*extra, *encode("filename\n"), *bos, *text]
+    assert client.post("/infill", json={**body, "n_predict": 2}).status_code == 200
+    for wrong in ({"input_extra": [{}]}, {"input_prefix": None}, {"prompt": 3}):
+        assert client.post("/infill", json={**body, **wrong}).status_code == 400
