@@ -176,7 +176,7 @@ def _check_parts(content: Any) -> None:
         raise ApiError.invalid("Expected 'content' to be a string or an array")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in _MEDIA:
+        if isinstance(kind, str) and kind in _MEDIA:
             raise ApiError(500, f"{_MEDIA[kind]} input is not supported: only text models are")
 
 

@@ -168,6 +168,7 @@ def test_sizes_of_prompts(client: TestClient) -> None:
         {"messages": [{"role": 1, "content": ""}]},
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": 1}]},
+        {"messages": [{"role": "user", "content": [{"type": []}]}]},
         {"messages": [*ASK, *[{"role": "assistant", "content": "a"}] * 2]},
         {"tools": "weather"},
         {"tools": [{"type": "function"}]},
