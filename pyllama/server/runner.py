@@ -175,7 +175,7 @@ class EngineRunner:
     @property
     def n_deferred(self) -> int:
         """Number of texts that wait for a slot."""
-        return sum(stream.n_open for stream in self._streams) - self.n_processing
+        return max(0, sum(stream.n_open for stream in self._streams) - self.n_processing)
 
     @property
     def is_idle(self) -> bool:
