@@ -156,7 +156,7 @@ network_options = stack(
                  help="Seconds within which the body of a request must arrive."),
     _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
     _seconds("--shutdown-timeout", 10, "Seconds that running responses get after SIGTERM."),
-    click.option("--max-body-size", type=Number(1, 1 << 20), default=64, show_default=True,
+    click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
                  metavar="MIB", help="Largest body of a request."),
     click.option("--api-key", multiple=True, help="Key that requests must have; several are "
                  "separated by commas. Repeatable."),

@@ -24,7 +24,7 @@ from .completion import final_json, usage_json
 from .errors import ApiError
 from .fields import Fields
 from .runner import Stream
-from .sampling import CompletionOptions, FromChat
+from .sampling import MAX_PROBS, CompletionOptions, FromChat
 from .served import FINGERPRINT, Served, random_id
 from .sse import JsonResponse, data_line, read_json, respond
 from .text import Piece, Text
@@ -202,10 +202,10 @@ def _n_probs(fields: Fields, *, has_tools: bool) -> int:
     if logprobs:
         if has_tools and fields.flag("stream"):
             raise ApiError.invalid("logprobs is not supported with tools + stream")
-        return fields.whole("top_logprobs", 20, low=0, high=1000)
+        return fields.whole("top_logprobs", 20, low=0, high=MAX_PROBS)
     if fields.has("top_logprobs"):
         raise ApiError.invalid("top_logprobs requires logprobs to be set to true")
-    return fields.whole("n_probs", 0, low=0, high=1000)
+    return fields.whole("n_probs", 0, low=0, high=MAX_PROBS)
 
 
 class Replies:

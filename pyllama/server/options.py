@@ -84,7 +84,7 @@ class ServerOptions:
     cors_credentials: bool = True
     cors_proxy: bool = False
     allowed_hosts: tuple[str, ...] | None = ()
-    max_body_bytes: int = 64 * MIB
+    max_body_bytes: int = 16 * MIB
     sse_ping_s: int = 30
     max_waiting: int | None = 512
     deadline_s: float | None = None

@@ -60,7 +60,7 @@ _FIELDS = (
     _Field("adaptive_decay", "adaptive_decay", float, 0.0, 0.99, clamp=False),
     _Field("min_keep", "min_keep", int, 0, clamp=False),
 )
-_MAX_PROBS = 1000  # of n_probs: more would make the responses larger than the model
+MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
 _REFUSED = {  # llama-server's fields that have no effect here: name -> neutral value
     "n_discard": (0, "a context shift always drops half of the tokens"),
     "n_indent": (0, "lines are not checked for their indentation"),
@@ -192,7 +192,7 @@ def read_completion(
         raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
     n_probs = chat.n_probs
     if n_probs is None:
-        n_probs = fields.whole("n_probs", 0, high=_MAX_PROBS, also=("logprobs",))
+        n_probs = fields.whole("n_probs", 0, high=MAX_PROBS, also=("logprobs",))
     usage = Fields(fields.get("stream_options", {}, dict), "stream_options")
     post = fields.flag("post_sampling_probs")
     bias = _logit_bias(fields.body.get("logit_bias"), tokenizer)

@@ -24,7 +24,7 @@ from .options import ServerOptions
 from .runner import Pieces, Stream
 from .text import Piece, Text
 
-_MAX_VALUES = 1 << 20  # of a body: prompts may be lists of tokens
+_MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _JSON = "application/json; charset=utf-8"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -89,8 +89,8 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
     """
     limit = options.max_body_bytes
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
-        raise ApiError(413, f"the body has {length} bytes, at most {limit} are allowed")
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise ApiError(413, f"the body has {length:.20} bytes, at most {limit} are allowed")
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -127,7 +127,8 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
             await stream.wait()
             if stream.is_closed:
                 return Response(status_code=499)  # nobody reads it
-            return JsonResponse(writer.whole(stream.texts))
+            # in a thread: probabilities of long texts take long to write
+            return await asyncio.to_thread(lambda: JsonResponse(writer.whole(stream.texts)))
         ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
         first: Pieces = []
         try:
