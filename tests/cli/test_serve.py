@@ -37,7 +37,7 @@ def parsed(kind: Any, *args: str) -> Any:
 def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
     code = "from pyllama_cli.commands.serve import command; command()"
     flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
-    command = [sys.executable, "-c", code, *flags, "--backend_sampling"]
+    command = [sys.executable, "-P", "-c", code, *flags, "--backend_sampling"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "http://" in line)
