@@ -158,7 +158,8 @@ class ConversationOptions(Group):
         return self.chat_template
 
 
-def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    """Return the JSON object of an option's text; empty for None."""
     from pyllama.files.bounded_json import parse_json
 
     try:
@@ -231,7 +232,7 @@ conversation_options = stack(
     click.option(
         "--chat-template-kwargs",
         metavar="JSON",
-        callback=_json,
+        callback=json_object,
         help='Variables for the chat template, such as {"enable_thinking": false}.',
     ),
     stack(

@@ -45,6 +45,7 @@ from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
+_PROGRAMS = {"completion": "pyllama-cli", "serve": "pyllama-server"}  # names of their own
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -59,7 +60,7 @@ class Tool(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Check that flags are written in full, then parse; variables give the defaults."""
         if not ctx.resilient_parsing:
-            _check_flags(self.name, _flags(self, ctx), args)
+            args = _checked_flags(self.name, _flags(self, ctx), args)
             ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
         try:
             return super().parse_args(ctx, args)
@@ -134,7 +135,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse unknown flags before the sub-command; without arguments show the help."""
         if args and args[0].startswith("-"):
-            _check_flags(self.name, _flags(self, ctx), args[:1])
+            _checked_flags(self.name, _flags(self, ctx), args[:1])
         return super().parse_args(ctx, args or ["--help"])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -246,21 +247,30 @@ def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parame
     return {f: p for p in command.get_params(ctx) for f in (*p.opts, *p.secondary_opts)}
 
 
-def _check_flags(
+def _checked_flags(
     tool: str | None, known: Mapping[str, click.Parameter], args: Sequence[str]
-) -> None:
-    """Raise UsageError for the first flag that the command does not have."""
+) -> list[str]:
+    """Return the arguments with dashes for underscores in long flags, as llama.cpp reads them.
+
+    Raises:
+        click.UsageError: the command does not have a flag.
+    """
+    checked = list(args)
     i = 0
-    while i < len(args) and args[i] != "--":
-        arg = args[i]
+    while i < len(checked) and checked[i] != "--":
+        arg = checked[i]
         i += 1
         if len(arg) < 2 or not arg.startswith("-"):
             continue  # not a flag: click checks it
-        name, given, _ = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        name, given, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        if name not in known and name.startswith("--"):
+            name = name.replace("_", "-")
+            checked[i - 1] = name + given + value
         if name not in known:
             raise click.UsageError(_unknown(tool, name, known))
         if not given:
-            i += _n_values(known[name], args[i : i + 1])
+            i += _n_values(known[name], checked[i : i + 1])
+    return checked
 
 
 def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:
@@ -281,7 +291,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
     def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
         ctx = click.Context(group)
         for name in group.table:
-            program = "pyllama-cli" if name == "completion" else f"{words}{name}"
+            program = _PROGRAMS.get(name, f"{words}{name}")
             command = group.get_command(ctx, name)
             if isinstance(command, LazyGroup):
                 yield from walk(f"{program} ", command)

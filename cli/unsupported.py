@@ -22,7 +22,7 @@ LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
 )
-_SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
+_SERVER = "pyllama-server does not have this"
 _MEDIA = "only text models are supported; no images, audio or video"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
@@ -41,7 +41,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--control-vector", "--control-vector-scaled", "--control-vector-layer-range",
     ),
     _EMBEDDINGS: (
-        "-embd", "--rerank", "--reranking", "--embd-gemma-default",
+        "-embd", "--embd-gemma-default",
     ),
     _MEDIA: (
         "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj",
@@ -69,7 +69,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--poll-batch-draft", "--spec-draft-poll-batch",
     ),
     "the CPU samples": (
-        "-bs", "--backend-sampling", "--spec-draft-backend-sampling",
+        "--spec-draft-backend-sampling",
         "--no-spec-draft-backend-sampling",
     ),
     _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
@@ -122,25 +122,16 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     _LOG: (
         "--log-file", "--log-jsonl", "--no-log-jsonl", "--log-prompts-dir", "--log-colors",
         "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "-lv",
-        "--verbosity", "--log-verbosity", "--log-verbose",
+        "--verbosity", "--log-verbosity",
     ),
     # flags of a single tool
     _SERVER: (
         "--server-base", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
-        "--checkpoint-min-step", "-cram", "--cache-ram", "--cache-idle-slots",
-        "--no-cache-idle-slots", "--kv-unified-per-slot", "--spm-infill", "-a", "--alias",
-        "--tags", "--host", "--port", "--reuse-port", "--path", "--cors-origins",
-        "--cors-methods", "--cors-headers", "--cors-credentials", "--no-cors-credentials",
-        "--api-prefix", "--ui-config", "--webui-config", "--ui-config-file",
-        "--webui-config-file", "--ui-mcp-proxy", "--webui-mcp-proxy", "--no-ui-mcp-proxy",
-        "--no-webui-mcp-proxy", "--tools", "--tools-runtime", "--mcp-servers-config",
-        "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--ui", "--webui",
-        "--no-ui", "--no-webui", "--api-key", "--api-key-file", "--ssl-key-file",
-        "--ssl-cert-file", "-to", "--timeout", "--sse-ping-interval", "--threads-http",
-        "--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--metrics", "--props", "--slots",
-        "--no-slots", "--slot-save-path", "--models-dir", "--models-preset", "--models-max",
-        "--models-autoload", "--no-models-autoload", "--prefill-assistant",
-        "--no-prefill-assistant", "-sps", "--slot-prompt-similarity", "--sleep-idle-seconds",
+        "--checkpoint-min-step", "--kv-unified-per-slot", "--ui-config", "--webui-config",
+        "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
+        "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
+        "--models-dir", "--models-preset", "--models-max", "--models-autoload",
+        "--no-models-autoload", "-sps", "--slot-prompt-similarity", "--sleep-idle-seconds",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

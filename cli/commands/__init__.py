@@ -4,6 +4,7 @@ COMMANDS = {
     "Generate text": {
         "completion": ".commands.completion:command",
         "parallel": ".commands.parallel:command",
+        "serve": ".commands.serve:command",
     },
     "Generate text with drafts": {
         "speculative": ".commands.speculative:command",
@@ -20,6 +21,7 @@ COMMANDS = {
     "Measure": {
         "bench": ".commands.bench:command",
         "batched-bench": ".commands.batched_bench:command",
+        "embedding": ".commands.embedding:command",
         "perplexity": ".commands.perplexity:command",
     },
     "Inspect": {

@@ -71,7 +71,7 @@ class ChatFormat:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
         self._knows_system: bool | None = None
         self._capabilities: Capabilities | None = None
-        source = writer.source if isinstance(writer, JinjaTemplate) else ""
+        source = self.source
         self._markers = find_markers(source)
         self._family = writer.family if isinstance(writer, ToolFormat) else find_family(source)
 
@@ -92,6 +92,9 @@ class ChatFormat:
             choice = own.default_choice
         mode, named = parse_choice(choice, tools)
         schema = response_schema(options.response_format)
+        final: Mapping[str, Any] | None = None
+        if options.continue_final:
+            messages, final = messages[:-1], _final(messages)
         check_values(options.values)
         given = [_checked(i, message) for i, message in enumerate(messages)]
         given = self._prepared(given, mode, named, bool(tools))
@@ -109,6 +112,15 @@ class ChatFormat:
             values |= {"tools": values.get("tools"), "tool_choice": choice, "old_functions": old}
         prompt = self.prompt(given, **values)
         thinking = self._thinking(given, values, prompt)
+        if thinking is not None and thinking[1] == "inside" and not values["enable_thinking"]:
+            prompt = self._extended(prompt, thinking[0].end)
+            thinking = thinking[0], "after"
+        prefill = ""
+        if final is not None:
+            if schema is not None or mode == "required":
+                raise TemplateError("a reply with a grammar cannot continue a message")
+            prefill = _beginning(final, thinking)
+            prompt = self._extended(prompt, prefill)
         rules = ReplyRules(
             family, named, mode, parallel, schema, thinking,
             named[0] if begun and mode == "required" else None, self._split,
@@ -123,7 +135,18 @@ class ChatFormat:
             reasoning_format,
             only_calls=mode == "required",
             begun=begun,
+            prefill=prefill,
         )
+
+    def _extended(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
+        """A prompt with a text after it."""
+        whole = prompt.text + text
+        return ChatPrompt(whole, self._encode(whole), prompt.stop)
+
+    @property
+    def source(self) -> str:
+        """The Jinja source; empty for a named format."""
+        return self._writer.source if isinstance(self._writer, JinjaTemplate) else ""
 
     @property
     def _own(self) -> ToolFormat | None:
@@ -306,6 +329,32 @@ class ChatFormats:
 
     def _template(self, source: str) -> JinjaTemplate:
         return JinjaTemplate(source, _token_texts(self._tokenizer))
+
+
+def _final(messages: Messages) -> Mapping[str, Any]:
+    """The message to continue. Raises: TemplateError, if there is none."""
+    last = messages[-1] if messages else {}
+    if not isinstance(last, Mapping) or last.get("role") != "assistant" or last.get("tool_calls"):
+        raise TemplateError("only a last message of the assistant without calls can be continued")
+    if len(messages) > 1 and messages[-2].get("role") == "assistant":
+        raise TemplateError("Cannot have 2 or more assistant messages at the end of the list.")
+    return last
+
+
+def _beginning(message: Mapping[str, Any], thinking: tuple[Markers, State] | None) -> str:
+    """The text that a message to be continued adds to the prompt.
+
+    Source: llama.cpp, ``common_chat_msg::render_content``.
+    """
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n\n".join(_text(0, [part]) or "" for part in content)
+    content, reasoning = _text(0, content) or "", message.get("reasoning_content")
+    if thinking is None or not (isinstance(reasoning, str) and reasoning):
+        return content
+    markers, state = thinking
+    start = "" if state == "inside" else markers.start
+    return start + reasoning + (markers.end + content if content else "")
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -50,6 +50,7 @@ class TurnOptions:
         response_format: ``{"type": "text"}``, ``json_object`` or ``json_schema``, or None.
         reasoning_format: where the reasoning is reported, see `reasoning.ReasoningFormat`.
         values: further variables of the template, such as ``enable_thinking``.
+        continue_final: whether the last message, the assistant's, is continued.
     """
 
     tools: Any = None
@@ -58,6 +59,7 @@ class TurnOptions:
     response_format: Any = None
     reasoning_format: str = "auto"
     values: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Turn:
         shown: control tokens whose text the reader needs.
         only_calls: whether the grammar allows nothing but calls after the reasoning.
         begun: the beginning of the reply that is the end of the prompt.
+        prefill: the beginning of the reply that the prompt has, see `TurnOptions.continue_final`.
     """
 
     prompt: ChatPrompt
@@ -83,6 +86,7 @@ class Turn:
     reasoning_format: ReasoningFormat
     only_calls: bool = False
     begun: str = ""
+    prefill: str = ""
 
     def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
@@ -115,8 +119,11 @@ class Turn:
         }
 
     def reader(self) -> Reader:
-        """A new reader of a reply."""
-        return Reader(self._read, begun=self.begun)
+        """A new reader of a reply; a prefill is read already."""
+        reader = Reader(self._read, begun=self.begun)
+        if self.prefill:
+            reader.feed(self.prefill)
+        return reader
 
     def _read(self, reader: Reader) -> Steps[None]:
         if self.thinking is not None:

@@ -49,6 +49,7 @@ from .drafting import DraftStep, Verification
 from .job import Job
 from .logprobs import PromptLogprobs, token_logprob
 from .pooling import PooledRows
+from .prefix_store import PrefixStore
 from .request import (
     EndReason,
     Event,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from ..core.context import Context
 
 _LAST = [-1]
+_NO_REQUEST = -1
 
 
 class Engine:
@@ -79,6 +81,7 @@ class Engine:
         sequences: ids of the sequences to use; None for all.
         speculation: how texts are drafted; None for no drafts. Its tokens are those without, or
             have their distribution, see `docs/speculation.md`.
+        prefixes: keeps prompts that the sequences drop; None for none.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Engine:
         timings: Timings | None = None,
         sequences: Seq[int] | None = None,
         speculation: Speculation | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
+        self.prefixes = prefixes
         self.context, self.policy = context, policy or Policy()
         self.timings, self.speculation = timings or Timings(), speculation
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
@@ -140,13 +145,23 @@ class Engine:
         if all(sequence.leased for sequence in self._sequences):
             raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         max_waiting = self.policy.max_waiting
-        if max_waiting is not None and len(self._waiting) + self._inbox.qsize() >= max_waiting:
+        if max_waiting is not None and self.n_waiting >= max_waiting:
             raise QueueFull(f"{max_waiting} requests are waiting already; try again later")
         jobs = self._make_jobs(request, list(map(int, request.tokens)))
         self._connect(jobs, sink)
         for job in jobs:
             self._inbox.put(job)
         return jobs[0].number
+
+    @property
+    def sequences(self) -> Seq[Sequence]:
+        """The sequences, for the thread that steps; those with an owner belong to a request."""
+        return self._sequences
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of texts that wait for a sequence or cells."""
+        return len(self._waiting) + self._inbox.qsize()
 
     def check_pooled(self, tokens: Seq[int], pooling: str) -> None:
         """Raise the error that `submit` raises for a request with a pooling."""
@@ -168,6 +183,10 @@ class Engine:
     def abort(self, number: int) -> None:
         """End a request if it is waiting or running; its cells are freed after the current step."""
         self._inbox.put(number)
+
+    def wake(self) -> None:
+        """Make a `wait` in another thread return."""
+        self._inbox.put(_NO_REQUEST)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block the stepping thread until there is work; returns False after the timeout."""
@@ -713,6 +732,11 @@ class Engine:
             self._running.append(job)
         job.sequence, sequence.owner = sequence, job.key
         sequence.last_used = self._n_steps
+        if self.prefixes is not None and job.n_cached < 0:
+            if 2 * sequence.n_shared(job.tokens) < sequence.n_tokens:
+                self.prefixes.save(sequence)
+            if self.prefixes.save_idle:
+                self.prefixes.save_unused(self._free(), self.context)
         n = self._restore(job, sequence) if job.saved else sequence.keep(job.reusable)
         if job.n_cached < 0:
             job.n_cached = n
@@ -776,12 +800,17 @@ class Engine:
                 continue
             if not self._free() and not self._preemptible(job):
                 return
+            if job.seq_id is not None:
+                wanted = next((s for s in self._free() if s.seq_id == job.seq_id), None)
+                if wanted is not None and self._make_place(job, wanted.n_shared(job.reusable)):
+                    self._assign(job, wanted)
+                continue
             source, n = self._best_prefix(job.reusable)
             if len(job.reusable) == len(job.tokens) and self._will_share_prefix(job, n):
                 continue
             if not self._make_place(job, 0 if source in self._free() else n):
                 return  # keep the order: later jobs do not overtake this one
-            self._assign(job, self._sequence_for(job, source, n))
+            self._assign(job, self._restored(job, n) or self._sequence_for(job, source, n))
 
     def _free(self) -> list[Sequence]:
         """Sequences without a job or lease; they may hold an idle prefix."""
@@ -860,11 +889,25 @@ class Engine:
                 target.clear()
         return target
 
+    def _restored(self, job: Job, n: int) -> Sequence | None:
+        """A free sequence with a saved prefix of a job longer than ``n``; None without one."""
+        if self.prefixes is None or not job.request.reuse or job.saved:
+            return None
+        saved, n_saved = self.prefixes.longest(np.array(job.tokens, np.intc))
+        if saved is None or n_saved <= n:
+            return None
+        target = self._sequence_for(job, None, 0)
+        self.prefixes.save(target)
+        return target if self.prefixes.restore(saved, target) else None
+
     def _make_room(self, protected: Job | None = None) -> bool:
         """Free cells of the least recently used idle prefix, else preempt the lowest priority."""
         idle = [sequence for sequence in self._free() if sequence.n_tokens]
         if idle:
-            min(idle, key=lambda s: s.last_used).clear()
+            oldest = min(idle, key=lambda s: s.last_used)
+            if self.prefixes is not None:
+                self.prefixes.save(oldest)
+            oldest.clear()
             return True
         others = [job for job in self._running if job is not protected and job.lease is None]
         if others:
@@ -960,6 +1003,8 @@ class Engine:
                 f"grammar: got a value of type {type(grammar).__name__}, want Grammar(...) of it"
             )
         scores_prompt = params.prompt_logprobs is not None
+        if request.seq_id is not None and all(s.seq_id != request.seq_id for s in self._sequences):
+            raise BatchError(f"seq_id: {request.seq_id} is not a sequence of this engine")
         if request.n_keep is None or scores_prompt:
             check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
         else:

@@ -117,6 +117,8 @@ class Job:
     @property
     def reusable(self) -> list[int]:
         """The tokens whose common prefix with a cache need not be evaluated."""
+        if not self.request.reuse and self.n_cached < 0:
+            return []
         if self.prompt_logprobs is not None:
             return self.tokens[: self.prompt_logprobs.n_evaluated + 1]
         if self.pooled is not None:
@@ -131,5 +133,13 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        held = self.sequence.n_tokens if self.sequence is not None else 0
-        return Usage(self.n_prompt, max(self.n_cached, 0), held, self.n_generated)
+        sequence, n_cached = self.sequence, max(self.n_cached, 0)
+        if sequence is None:
+            return Usage(self.n_prompt, n_cached, 0, self.n_generated)
+        n_held, seq_id = sequence.n_tokens, sequence.seq_id
+        return Usage(self.n_prompt, n_cached, n_held, self.n_generated, seq_id)
+
+    @property
+    def seq_id(self) -> int | None:
+        """The sequence that it must run in; None for any."""
+        return self.request.seq_id if self.choice == 0 else None

@@ -52,6 +52,8 @@ class Request:
         progress: report the progress of the prompt.
         max_draft: maximum number of drafted tokens per step, where the engine drafts; None for its
             own limit, 0 for no drafts.
+        seq_id: the sequence for its first text, for which it waits; None for any.
+        reuse: whether it may take over a prefix that is in the cache.
         pooling: compute an embedding of the tokens, or with ``rank`` their scores, and generate no
             text; one of ``POOLINGS``, see `PooledRows`.
     """
@@ -72,6 +74,8 @@ class Request:
     deadline_s: float | None = None
     progress: bool = False
     max_draft: int | None = None
+    seq_id: int | None = None
+    reuse: bool = True
     pooling: str | None = None
 
 
@@ -91,12 +95,14 @@ class Usage(NamedTuple):
         n_cached: tokens of the prompt found in the cache.
         n_computed: tokens in the cache now.
         n_generated: sampled tokens, including an end-of-generation token.
+        seq_id: the sequence that it runs in; -1 while it waits.
     """
 
     n_prompt: int
     n_cached: int
     n_computed: int
     n_generated: int
+    seq_id: int = -1
 
 
 class Event(NamedTuple):

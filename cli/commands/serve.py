@@ -1,0 +1,453 @@
+"""``pyllama-server``: an HTTP server with llama.cpp's, OpenAI's, Anthropic's and Ollama's API.
+
+    pyllama-server -m x.gguf --port 8080 -np 4
+    pyllama serve                                  # the demo model
+
+Needs ``pip install pyggml[server]``. docs/server.md describes the API.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..conversation_options import json_object
+from ..drafting import Drafting
+from ..grammar_options import GrammarOptions, grammar_options
+from ..help_pages import stack
+from ..loading import load_model, make_context
+from ..options import (
+    INT32_MAX,
+    ContextOptions,
+    Group,
+    ModelOptions,
+    Number,
+    context_options,
+    model_options,
+)
+from ..output import note
+from ..paths import read_text
+from ..prompt import escape_option
+from ..sampling_options import SamplingOptions, sampling_options
+from ..speculative_options import SpeculativeOptions, speculative_options
+from ..tool import Tool, ignored_option, version_option
+
+if TYPE_CHECKING:
+    from pyllama.core.model import Model
+    from pyllama.engine.prefix_store import PrefixStore
+    from pyllama.server.listener import Listening
+    from pyllama.server.options import ServerOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+_DEFAULT_SLOTS = 4
+_CACHE_MIB = 8192
+_MAX_SLOTS = 256
+_MISSING = "the server needs more packages: pip install 'pyggml[server]'"
+
+
+@dataclass(frozen=True)
+class NetworkOptions(Group):
+    """Where the server listens, and whom it serves."""
+
+    host: str
+    port: int
+    reuse_port: bool
+    ssl_key_file: Path | None
+    ssl_cert_file: Path | None
+    timeout: int
+    header_timeout: int
+    shutdown_timeout: int
+    max_body_size: int
+    api_key: tuple[str, ...]
+    api_key_file: Path | None
+    api_prefix: str
+    allowed_hosts: str | None
+    cors_origins: str | None
+    cors_methods: str
+    cors_headers: str
+    cors_credentials: bool
+    ui_mcp_proxy: bool
+    tools: str | None
+    ui: bool
+    path: Path | None
+
+    def listening(self) -> Listening:
+        """Return where and how to listen."""
+        from pyllama.server.listener import Listening
+
+        if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
+            raise click.UsageError("give both --ssl-key-file and --ssl-cert-file, or neither")
+        return Listening(
+            hosts=self.hosts,
+            port=self.port,
+            ssl_key=self.ssl_key_file,
+            ssl_cert=self.ssl_cert_file,
+            header_s=self.header_timeout,
+            body_s=self.timeout,
+            shutdown_s=self.shutdown_timeout,
+            reuse_port=self.reuse_port,
+        )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses to listen at."""
+        return tuple(filter(None, (host.strip() for host in self.host.split(","))))
+
+    def names(self) -> tuple[str, ...] | None:
+        """Return the names that ``Host`` may have; None for any.
+
+        A server of this machine alone is protected from pages whose name resolves to it.
+        """
+        if self.allowed_hosts is not None:
+            names = tuple(name.strip().lower() for name in self.allowed_hosts.split(","))
+            return None if "*" in names else names
+        local = ("127.0.0.1", "localhost", "::1")
+        return () if all(host in local or host.endswith(".sock") for host in self.hosts) else None
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the API keys of the flags and the file."""
+        keys = [key.strip() for given in self.api_key for key in given.split(",")]
+        if self.api_key_file is not None:
+            keys += [line.strip() for line in read_text(self.api_key_file).splitlines()]
+        return tuple(key for key in keys if key)
+
+    def origins(self) -> str:
+        """Return the allowed origins; with tools only pages of this machine by default."""
+        return self.cors_origins or ("localhost" if self.tools else "*")
+
+
+def _switch(flags: str, name: str, default: bool | None, help: str) -> Callable[[F], F]:
+    return click.option(flags, name, default=default, help=help)
+
+
+def _text(flag: str, default: str | None, help: str, **more: Any) -> Callable[[F], F]:
+    return click.option(flag, default=default, help=help, **more)
+
+
+def _seconds(flag: str, default: int, help: str) -> Callable[[F], F]:
+    kind = Number(1, 1 << 20)
+    return click.option(flag, type=kind, default=default, show_default=True, help=help)
+
+
+def _file(flag: str, help: str) -> Callable[[F], F]:
+    return click.option(flag, type=click.Path(path_type=Path), help=help)
+
+
+network_options = stack(
+    click.option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        metavar="ADDRESS,...",
+        help="Addresses to listen at; a name that ends with .sock is a Unix socket.",
+    ),
+    click.option("--port", type=Number(0, 65535), default=8080, show_default=True,
+                 help="Port to listen at. 0: a free one."),
+    click.option("--reuse-port", is_flag=True, help="Let several processes listen at the port."),
+    _file("--ssl-key-file", "File of a TLS private key, in PEM format."),
+    _file("--ssl-cert-file", "File of its certificate, in PEM format."),
+    click.option("-to", "--timeout", type=Number(1, 1 << 20), default=60, show_default=True,
+                 help="Seconds within which the body of a request must arrive."),
+    _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
+    _seconds("--shutdown-timeout", 10, "Seconds that running responses get after SIGTERM."),
+    click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
+                 metavar="MIB", help="Largest body of a request."),
+    click.option("--api-key", multiple=True, help="Key that requests must have; several are "
+                 "separated by commas. Repeatable."),
+    _file("--api-key-file", "File with a key in each line."),
+    _text("--api-prefix", "", "Path before that of every route."),
+    _text("--allowed-hosts", None, "Names that the Host header may have besides addresses; '*' for "
+          "any.  [default: none if the server listens on this machine alone, else any]",
+          metavar="NAME,..."),
+    _text("--cors-origins", None, "Origins of pages that may use the server: '*', localhost, or "
+          "one origin.  [default: '*']"),
+    click.option("--cors-methods", default="GET, POST, DELETE, OPTIONS", show_default=True,
+                 help="Methods that such pages may use."),
+    click.option("--cors-headers", default="*", show_default=True,
+                 help="Headers that such pages may send."),
+    _switch("--cors-credentials/--no-cors-credentials", "cors_credentials", True,
+            "Whether such pages may send credentials."),
+    click.option("--ui-mcp-proxy/--no-ui-mcp-proxy", "--webui-mcp-proxy/--no-webui-mcp-proxy",
+                 "ui_mcp_proxy", default=False, help="Forward requests of the page to other "
+                 "servers. Only for trusted users: it can reach what this machine can."),
+    _text("--tools", None, "llama.cpp's built-in tools are not run; the flag only restricts "
+          "--cors-origins to localhost."),
+    click.option("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, show_default="on",
+                 help="Serve the web page at /."),
+    _file("--path", "Folder of static files to serve instead of the page."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServeOptions(Group):
+    """What the server does with requests."""
+
+    parallel: int
+    kv_unified: bool | None
+    predict: int
+    keep: int
+    context_shift: bool
+    reverse_prompt: tuple[str, ...]
+    cache_prompt: bool
+    embedding: bool
+    rerank: bool
+    pooling: str | None
+    cache_ram: int | None
+    cache_idle_slots: bool | None
+    alias: str
+    tags: str
+    slots: bool
+    props: bool
+    metrics: bool
+    slot_save_path: Path | None
+    sse_ping_interval: int
+    max_waiting: int
+    request_timeout: int | None
+    prefill_assistant: bool
+    spm_infill: bool
+    verbose: bool
+    chat_template: str | None
+    chat_template_file: Path | None
+    chat_template_kwargs: Mapping[str, Any]
+    reasoning: str
+    reasoning_format: str
+    reasoning_budget: int
+    reasoning_budget_message: str
+
+    @property
+    def n_slots(self) -> int:
+        """Number of sequences."""
+        return self.parallel if self.parallel > 0 else _DEFAULT_SLOTS
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether the sequences share all cells; by default unless their number is given."""
+        return self.parallel < 0 if self.kv_unified is None else self.kv_unified
+
+    def how_pooled(self, model: Model) -> str | None:
+        """Return the pooling; None for no embeddings.
+
+        A model without a classification head does not rank: as in llama.cpp, the scores are then
+        numbers without a meaning.
+        """
+        if not (self.embedding or self.rerank or self.pooling == "rank"):
+            return None
+        pooling = "rank" if self.rerank else self.pooling or model.pooling
+        from pyllama.graph.builder import HEAD
+
+        if pooling == "rank" and HEAD not in model.weights:
+            note("this model has no classification head: scores of documents have no meaning")
+            return "last" if model.hparams.causal else "cls"
+        return pooling
+
+    def prefixes(self) -> PrefixStore | None:
+        """Return the store of prompts; None for none."""
+        from pyllama.engine.prefix_store import PrefixStore
+
+        limit, idle = self.cache_ram, self.cache_idle_slots
+        if idle is None:
+            idle = limit is not None
+        if limit is None:
+            n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            limit = min(_CACHE_MIB, n_bytes // (4 << 20))
+        if limit == 0:
+            return None
+        if idle:
+            logging.getLogger("pyllama.server").debug("__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
+        return PrefixStore(limit << 20 if limit > 0 else sys.maxsize, save_idle=idle)
+
+    def template(self) -> str | None:
+        """Return the name or source of the chat template; None for the model's own."""
+        if self.chat_template_file is None:
+            return self.chat_template
+        if self.chat_template is not None:
+            raise click.UsageError("give --chat-template as text or as a file, not both")
+        return read_text(self.chat_template_file)
+
+    def template_values(self) -> dict[str, Any]:
+        """Return the variables for the chat template."""
+        on = {} if self.reasoning == "auto" else {"enable_thinking": self.reasoning == "on"}
+        return {**on, **self.chat_template_kwargs}
+
+
+serve_options = stack(
+    click.option("-np", "--parallel", type=Number(-1, _MAX_SLOTS), default=-1, show_default=True,
+                 help="Number of slots: texts generated at the same time. -1: 4, --kv-unified."),
+    click.option("-kvu/-no-kvu", "--kv-unified/--no-kv-unified", "kv_unified", default=None,
+                 help="Share one KV cache among all slots, or give each an equal part.  "
+                 "[default: on unless -np is given]"),
+    ignored_option("-cb", "--cont-batching"),
+    click.option("-n", "--predict", "--n-predict", type=Number(-1, INT32_MAX), default=-1,
+                 show_default=True, help="Default of n_predict: maximum tokens of a text. -1: "
+                 "until the context is full."),
+    click.option("--keep", type=Number(-1, INT32_MAX), default=0, show_default=True,
+                 help="Default of n_keep: tokens that a context shift keeps. -1: the prompt."),
+    _switch("--context-shift/--no-context-shift", "context_shift", False,
+            "When the context of a text is full, discard half of it and continue, or stop."),
+    click.option("-r", "--reverse-prompt", multiple=True,
+                 help="Default stop string. Repeatable."),
+    _switch("--cache-prompt/--no-cache-prompt", "cache_prompt", True,
+            "Default of cache_prompt: reuse prompts in the cache."),
+    click.option("-a", "--alias", default="", metavar="NAME,...",
+                 help="Names of the model; the first of the alphabet is its id in the API."),
+    _text("--tags", "", "Tags of the model, for information.", metavar="TAG,..."),
+    _switch("--slots/--no-slots", "slots", True, "Serve /slots."),
+    click.option("--props", is_flag=True, help="Accept POST /props."),
+    click.option("--metrics", is_flag=True, help="Serve /metrics in Prometheus' format."),
+    click.option("-cram", "--cache-ram", type=Number(-1, 1 << 24), metavar="MIB",
+                 help="Memory for prompts that no slot holds any more. 0: none, -1: no limit.  "
+                 "[default: 8192, or a quarter of the machine's if that is less]"),
+    _switch("--cache-idle-slots/--no-cache-idle-slots", "cache_idle_slots", None,
+            "Move the prompts of idle slots there when another text begins; else only those that "
+            "would be lost.  [default: on if -cram is given]"),
+    click.option("--embedding", "--embeddings", "embedding", is_flag=True,
+                 help="Serve /embeddings and /v1/embeddings."),
+    click.option("--rerank", "--reranking", "rerank", is_flag=True, help="Serve /rerank."),
+    click.option("--pooling", type=click.Choice(["none", "mean", "cls", "last", "rank"]),
+                 help="How an embedding follows from its tokens.  [default: the model's]"),
+    _file("--slot-save-path", "Folder for files of slots; without it they cannot be saved."),
+    click.option("--sse-ping-interval", type=Number(-1, 1 << 20), default=30, show_default=True,
+                 help="Seconds of silence after which a stream gets a comment. -1: never."),
+    click.option("--max-waiting", type=Number(1, INT32_MAX), default=512, show_default=True,
+                 help="Texts that may wait for a slot; more are refused with 429."),
+    click.option("--request-timeout", type=Number(1, INT32_MAX), metavar="SECONDS",
+                 help="Time after which a text ends.  [default: none]"),
+    _switch("--prefill-assistant/--no-prefill-assistant", "prefill_assistant", True,
+            "Continue a conversation's last message if it is the assistant's."),
+    click.option("--spm-infill", is_flag=True, help="Suffix before prefix in /infill."),
+    click.option("-v", "--verbose", "--log-verbose", is_flag=True,
+                 help="Log requests, and report prompts and settings in responses."),
+    click.option("--chat-template", metavar="NAME|JINJA", help="Chat template: a name of "
+                 "llama.cpp's (chatml, llama3, gemma, ...) or Jinja text."),
+    _file("--chat-template-file", "File that contains the chat template."),
+    click.option("--chat-template-kwargs", metavar="JSON", callback=json_object,
+                 help='Variables for the chat template, such as {"enable_thinking": false}.'),
+    click.option("-rea", "--reasoning", type=click.Choice(["on", "off", "auto"]), default="auto",
+                 show_default=True, help="Whether the model reasons before it replies, if its chat "
+                 "template has the choice."),
+    click.option("--reasoning-format",
+                 type=click.Choice(["none", "auto", "deepseek", "deepseek-legacy"]),
+                 default="auto", show_default=True,
+                 help="none leaves the reasoning in the content, the others report it apart."),
+    click.option("--reasoning-budget", type=Number(-1, INT32_MAX), default=-1, show_default=True,
+                 help="Maximum number of tokens of the reasoning. -1: no limit, 0: none."),
+    click.option("--reasoning-budget-message", metavar="TEXT", default="",
+                 help="Text before the end of the reasoning when its budget is spent."),
+    ignored_option("--jinja"),
+    ignored_option("--no-jinja", why="chat templates are always run as Jinja"),
+    ignored_option("--no-warmup", "--warmup"),
+    ignored_option("--log-disable"),
+    ignored_option("-bs", "--backend-sampling", why="the CPU samples"),
+    ignored_option("--threads-http", takes_value=True, why="one thread serves all connections"),
+)  # fmt: skip
+
+
+@click.command("serve", cls=Tool)
+@network_options
+@serve_options
+@model_options
+@escape_option()
+@context_options()
+@sampling_options
+@grammar_options
+@speculative_options()
+@version_option()
+def command(**options: Any) -> None:
+    """Serve a model over HTTP, for many clients at once."""
+    try:
+        from pyllama.server.app import make_app
+        from pyllama.server.listener import serve
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
+    from pyllama.engine import Engine, Policy
+    from pyllama.server.served import Served
+
+    own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
+    listening = network.listening()
+    params = SamplingOptions.from_click(options).params()
+    sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
+    grammar = GrammarOptions.from_click(options).parse()
+    level = logging.DEBUG if own.verbose else logging.WARNING
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("pyllama.server").setLevel(level)
+    drafts = SpeculativeOptions.from_click(options)
+    with Drafting(drafts, of_model, sizes, params) as drafting:
+        n_slots, unified = own.n_slots, own.is_unified
+        model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
+        context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
+        engine = Engine(
+            context,
+            policy=Policy(max_waiting=own.max_waiting),
+            speculation=drafting.speculation(context),
+            prefixes=own.prefixes(),
+        )
+        served = Served(engine, _server_options(own, network, params, grammar, model))
+        served.chat_format()  # a wrong template is found now
+
+        def ready(urls: Any) -> None:
+            note(f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}")
+
+        serve(make_app(served), listening, ready)
+
+
+def _server_options(
+    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any, model: Model
+) -> ServerOptions:
+    from pyllama.server.options import MIB, ServerOptions
+
+    folder = own.slot_save_path
+    if folder is not None and not folder.is_dir():
+        raise click.UsageError(f"--slot-save-path: {folder} is not a folder")
+    if network.path is not None and not network.path.is_dir():
+        raise click.UsageError(f"--path: {network.path} is not a folder")
+    return ServerOptions(
+        sampling=params,
+        n_predict=own.predict,
+        n_keep=own.keep,
+        context_shift=own.context_shift,
+        stop=tuple(filter(None, own.reverse_prompt)),
+        grammar=grammar,
+        cache_prompt=own.cache_prompt,
+        aliases=_words(own.alias),
+        tags=_words(own.tags),
+        model_path=str(model.path),
+        chat_template=own.template(),
+        template_values=own.template_values(),
+        reasoning_format=own.reasoning_format,
+        reasoning_budget=own.reasoning_budget,
+        reasoning_message=own.reasoning_budget_message,
+        prefill_assistant=own.prefill_assistant,
+        endpoint_slots=own.slots,
+        endpoint_props=own.props,
+        endpoint_metrics=own.metrics,
+        slot_save_path=folder,
+        api_keys=network.keys(),
+        api_prefix=network.api_prefix.rstrip("/"),
+        ui=network.ui,
+        path=network.path,
+        cors_origins=network.origins(),
+        cors_methods=network.cors_methods,
+        cors_headers=network.cors_headers,
+        cors_credentials=network.cors_credentials,
+        cors_proxy=network.ui_mcp_proxy,
+        allowed_hosts=network.names(),
+        max_body_bytes=network.max_body_size * MIB,
+        sse_ping_s=own.sse_ping_interval,
+        max_waiting=own.max_waiting,
+        deadline_s=own.request_timeout,
+        pooling=own.how_pooled(model),
+        reranking=own.rerank or own.pooling == "rank",
+        spm_infill=own.spm_infill,
+        verbose=own.verbose,
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))

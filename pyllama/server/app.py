@@ -1,0 +1,165 @@
+"""The ASGI application: its routes, and how errors become responses.
+
+app = make_app(Served(engine, options))
+uvicorn.run(app)                               # the command uses `listener.serve`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mimetypes
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ..errors import PyllamaError
+from . import (
+    anthropic,
+    chat,
+    completion,
+    embedding,
+    infill,
+    info,
+    ollama,
+    proxy,
+    rerank,
+    responses,
+    slots,
+    tokens,
+)
+from .errors import ApiError, error_of
+from .security import Guard
+from .served import Served
+from .sse import error_response
+
+Handler = Callable[[Request, Served], Awaitable[Response]]
+_log = logging.getLogger("pyllama.server")
+PAGE = Path(__file__).parent / "page"
+
+ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("GET", ("/health", "/v1/health"), info.health),
+    ("GET", ("/metrics",), info.metrics),
+    ("GET", ("/props",), info.props),
+    ("POST", ("/props",), info.change_props),
+    ("GET", ("/models", "/v1/models"), info.models),
+    ("GET", ("/lora-adapters",), info.lora_adapters),
+    ("POST", ("/lora-adapters",), info.change_lora_adapters),
+    ("GET", ("/slots",), slots.slots),
+    ("POST", ("/slots/{id_slot}",), slots.change_slot),
+    ("POST", ("/tokenize",), tokens.tokenize),
+    ("POST", ("/detokenize",), tokens.detokenize),
+    ("POST", ("/completion", "/completions"), completion.completion),
+    ("POST", ("/v1/completions",), completion.openai_completion),
+    ("POST", ("/chat/completions", "/v1/chat/completions"), chat.chat_completion),
+    (
+        "POST",
+        ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+        chat.count_tokens,
+    ),
+    ("POST", ("/apply-template",), chat.apply_template),
+    ("POST", ("/embedding", "/embeddings"), embedding.embeddings),
+    ("POST", ("/v1/embeddings",), embedding.openai_embeddings),
+    ("POST", ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), rerank.rerank),
+    ("POST", ("/responses", "/v1/responses"), responses.responses),
+    (
+        "POST",
+        ("/responses/input_tokens", "/v1/responses/input_tokens"),
+        responses.count_tokens,
+    ),
+    ("POST", ("/v1/messages",), anthropic.messages),
+    ("POST", ("/v1/messages/count_tokens",), anthropic.count_tokens),
+    ("POST", ("/infill",), infill.infill),
+    ("GET", ("/cors-proxy",), proxy.cors_proxy),
+    ("POST", ("/cors-proxy",), proxy.cors_proxy),
+    ("POST", ("/api/generate",), ollama.generate),
+    ("POST", ("/api/chat",), ollama.chat),
+    ("POST", ("/api/show",), ollama.show),
+    ("GET", ("/api/tags",), ollama.tags),
+    ("GET", ("/api/ps",), ollama.running),
+    ("GET", ("/api/version",), ollama.version),
+)
+"""Methods, paths and handlers."""
+
+
+def make_app(served: Served) -> ASGIApp:
+    """The application that serves a model; its lifespan runs the engine's thread."""
+    options = served.options
+    routes = [
+        Route(options.api_prefix + path, _endpoint(handler, served), methods=[method])
+        for method, paths, handler in ROUTES
+        for path in paths
+    ]
+    page = page_files(options.path or PAGE) if options.ui else {}
+    for path, file in page.items():
+        routes.append(Route(options.api_prefix + path, _file_endpoint(file), methods=["GET"]))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        served.runner.start(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            await served.runner.close(0.0)
+            served.close()
+
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error},
+    )
+    return Guard(app, options, frozenset(options.api_prefix + path for path in page))
+
+
+def page_files(folder: Path) -> dict[str, Path]:
+    """The files of a folder by their path in a URL; ``index.html`` also as ``/``."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+            found["/" + inside.as_posix()] = file
+    if "/index.html" in found:
+        found["/"] = found["/index.html"]
+    return found
+
+
+def _endpoint(handler: Handler, served: Served) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            response = await handler(request, served)
+            _log.debug("%s %s %d", request.method, request.url.path, response.status_code)
+            return response
+        except ApiError as error:
+            return error_response(error)
+        except PyllamaError as error:
+            return error_response(error_of(error))
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            _log.exception("%s %s failed", request.method, request.url.path)
+            return error_response(error_of(error))
+
+    return endpoint
+
+
+def _file_endpoint(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+
+    async def endpoint(request: Request) -> Response:
+        data = await asyncio.to_thread(file.read_bytes)
+        return Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    return endpoint
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = "File Not Found" if error.status_code == 404 else error.detail
+    return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))

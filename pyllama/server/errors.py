@@ -1,0 +1,116 @@
+"""Errors as llama.cpp's server reports them.
+
+    raise ApiError.invalid('"prompt" is required')
+    error_of(ContextFull("...")).body              # {"error": {"code": 400, "type": ..., ...}}
+
+The only place that maps pyllama's errors to status codes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import (
+    BatchError,
+    ContextFull,
+    GrammarError,
+    PyllamaError,
+    QueueFull,
+    SamplingError,
+    StateError,
+    TemplateError,
+    TokenizerError,
+)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    502: "server_error",
+    503: "unavailable_error",
+}
+_BAD_REQUEST = (
+    BatchError, GrammarError, SamplingError, StateError, TemplateError, TokenizerError,
+)  # fmt: skip
+
+
+class ApiError(Exception):
+    """An error with a status code.
+
+    Args:
+        status: the HTTP status code.
+        message: one or two sentences for the user of the API.
+        type: llama.cpp's name of the kind; None for that of the status.
+        more: further fields of the body.
+        headers: headers of the response.
+
+    Source: llama.cpp, ``format_error_response``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str | None = None,
+        more: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers or {}
+        self.type = type or _TYPES.get(status, "server_error")
+        self.more = more or {}
+
+    @classmethod
+    def invalid(cls, message: str) -> ApiError:
+        """A bad request (400)."""
+        return cls(400, message)
+
+    @classmethod
+    def not_supported(cls, message: str) -> ApiError:
+        """A function that is switched off, or that the model lacks (501)."""
+        return cls(501, message)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The error object of a body."""
+        return {"code": self.status, "message": self.message, "type": self.type, **self.more}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {"error": self.fields}
+
+
+def error_of(error: BaseException) -> ApiError:
+    """The error to report for an exception."""
+    if isinstance(error, ApiError):
+        return error
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ContextFull):
+        return ApiError(500, f"Context size has been exceeded: {message}")
+    if isinstance(error, QueueFull):
+        return ApiError(429, message, headers={"Retry-After": "1"})
+    if isinstance(error, _BAD_REQUEST):
+        return ApiError.invalid(message)
+    if isinstance(error, PyllamaError):
+        return ApiError(500, message)
+    return ApiError(500, f"internal error: {type(error).__name__}")
+
+
+def prompt_too_long(n_prompt: int, n_ctx: int) -> ApiError:
+    """The error for a prompt that does not fit into a slot."""
+    return ApiError(
+        400,
+        f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), "
+        "try increasing it",
+        "exceed_context_size_error",
+        {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
+    )

@@ -1,0 +1,234 @@
+"""Listening and connections: uvicorn, with deadlines for requests that arrive slowly.
+
+    serve(app, Listening(hosts=("127.0.0.1",), port=8080), on_ready=print)
+
+Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, running responses may end
+within a time, and the others are cut.
+
+uvicorn has no deadline for a request's headers and body, so `TimedProtocol` adds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .errors import ApiError
+
+MAX_HEADER_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where and how to listen.
+
+    Attributes:
+        hosts: addresses or names, or paths of Unix sockets that end with ``.sock``.
+        port: of all addresses; 0 for any free one.
+        ssl_key, ssl_cert: files of a TLS key and certificate; None without TLS.
+        header_s, body_s: seconds within which the headers, and then the body, must arrive.
+        keep_alive_s: seconds that a connection may wait for its next request.
+        shutdown_s: seconds that running responses get at the end.
+        max_connections: of all addresses; more get a 503.
+        reuse_port: whether other processes may listen there too.
+    """
+
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8080
+    ssl_key: Path | None = None
+    ssl_cert: Path | None = None
+    header_s: float = 20.0
+    body_s: float = 60.0
+    keep_alive_s: int = 30
+    shutdown_s: int = 10
+    max_connections: int = 4096
+    reuse_port: bool = False
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """Closes connections whose headers or body arrive too slowly (408) or are too large (431)."""
+
+    listening = Listening()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._n_header_bytes = 0
+        self._in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self.listening.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._n_header_bytes += len(data)
+            if self._n_header_bytes > MAX_HEADER_BYTES + len(data):
+                self._refuse(431, "the headers are too large")
+                return
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._n_header_bytes = True, 0
+        self._expect(self.listening.header_s)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._expect(self.listening.body_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        super().on_message_complete()
+
+    def _expect(self, seconds: float | None) -> None:
+        """Set the deadline for the next part of the request; None for none."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        cycle = self.cycle
+        if self._in_headers and cycle is not None and not cycle.response_complete:
+            self._expect(self.listening.header_s)  # the response to an earlier request runs
+        elif cycle is not None and not self._in_headers and cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(408, "the request has not arrived in time")
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = json.dumps(ApiError(status, message, "timeout_error").body).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        if not self.transport.is_closing():
+            self.transport.write(head.encode() + body)
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and where."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+
+def serve(app: ASGIApp, listening: Listening, on_ready: Callable[[Sequence[str]], None]) -> None:
+    """Serve an application until a signal ends the process.
+
+    Args:
+        on_ready: called with the URLs when connections are accepted.
+
+    Raises:
+        OSError: an address cannot be listened at.
+    """
+    sockets = open_sockets(listening)
+    scheme = "https" if listening.ssl_cert else "http"
+    urls = [_url(one, scheme) for one in sockets]
+    config = configure(app, listening)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    server = _Server(config, lambda: on_ready(urls))
+    # uvicorn raises the signal that ended it again: a server that has drained exits with 0
+    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=sockets)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in sockets:
+            one.close()
+
+
+def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+    """uvicorn's configuration: our protocol, no logs, no headers of its own."""
+    protocol = type("Protocol", (TimedProtocol,), {"listening": listening})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        limit_concurrency=listening.max_connections,
+        timeout_keep_alive=listening.keep_alive_s,
+        timeout_graceful_shutdown=listening.shutdown_s,
+        ssl_keyfile=listening.ssl_key,
+        ssl_certfile=listening.ssl_cert,
+    )
+
+
+def open_sockets(listening: Listening) -> list[socket.socket]:
+    """A listening socket for each address. Raises: OSError."""
+    found: list[socket.socket] = []
+    try:
+        for host in listening.hosts:
+            found.append(_open(host, listening))
+    except BaseException:
+        for one in found:
+            one.close()
+        raise
+    return found
+
+
+def _open(host: str, listening: Listening) -> socket.socket:
+    if host.endswith(".sock"):
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.bind(host)
+        return one
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    one = socket.socket(family, kind)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.reuse_port:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+    except OSError as error:
+        one.close()
+        raise OSError(
+            error.errno, f"cannot listen at {host}, port {listening.port}: {error.strerror}"
+        ) from None
+    return one
+
+
+def _url(one: socket.socket, scheme: str) -> str:
+    name = one.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{scheme}://{host}:{name[1]}"

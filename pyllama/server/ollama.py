@@ -1,0 +1,286 @@
+"""``/api/generate``, ``/api/chat``, ``/api/tags``, ``/api/show``: Ollama's format, for editors.
+
+Streams are lines of JSON. The model is the server's own, whatever name a request gives.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .chat import PreparedChat, Replies, prepare_chat
+from .errors import ApiError
+from .fields import Fields
+from .runner import Stream
+from .served import Served
+from .sse import JsonResponse, dump, read_json, respond
+from .text import Piece, Text
+
+VERSION = "0.12.0"  # of Ollama's API that is spoken here
+_OPTIONS = {  # Ollama's names -> llama.cpp's
+    "num_predict": "n_predict",
+    "num_keep": "n_keep",
+    "typical_p": "typical_p",
+    "stop": "stop",
+}
+_SAME = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "repeat_last_n", "repeat_penalty",
+    "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+
+
+async def generate(request: Request, served: Served) -> Response:
+    """``POST /api/generate``: a text in the chat format, or as it is with ``raw``."""
+    body = await read_json(request, served.options)
+    fields = Fields(body)
+    prompt = fields.get("prompt", "", str)
+    if not prompt:  # Ollama loads the model
+        return JsonResponse(_end(served, "response", "", "load"))
+    found: list[PreparedChat] = []
+
+    def prepare() -> Stream:
+        converted = _converted(fields)
+        if fields.flag("raw"):
+            options = served.read(Fields(converted))
+            return served.submit(served.prompts(prompt), options)
+        messages = [{"role": "user", "content": prompt}]
+        system = fields.get("system", "", str)
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        found.append(prepare_chat(served, {**converted, "messages": messages}))
+        return found[0].submit(served)
+
+    stream = await served.prepare(prepare)
+    replies = Replies(found[0].turn) if found else None
+    return await respond(request, stream, OllamaWriter(served, replies, "response"))
+
+
+async def chat(request: Request, served: Served) -> Response:
+    """``POST /api/chat``."""
+    body = await read_json(request, served.options)
+    fields = Fields(body)
+    messages = fields.get("messages", [], list)
+    if not messages:  # Ollama loads the model
+        return JsonResponse(_end(served, "message", {"role": "assistant", "content": ""}, "load"))
+    found: list[PreparedChat] = []
+
+    def prepare() -> Stream:
+        converted = _converted(fields) | {"messages": [_message(m) for m in messages]}
+        if fields.has("tools"):
+            converted["tools"] = body["tools"]
+        found.append(prepare_chat(served, converted))
+        return found[0].submit(served)
+
+    stream = await served.prepare(prepare)
+    return await respond(request, stream, OllamaWriter(served, Replies(found[0].turn), "message"))
+
+
+async def tags(request: Request, served: Served) -> Response:
+    """``GET /api/tags``: the one model."""
+    return JsonResponse({"models": [_model(served)]})
+
+
+async def running(request: Request, served: Served) -> Response:
+    """``GET /api/ps``: the one model, loaded."""
+    model = _model(served)
+    never = "2318-01-01T00:00:00Z"
+    return JsonResponse({"models": [{**model, "expires_at": never, "size_vram": 0}]})
+
+
+async def version(request: Request, served: Served) -> Response:
+    """``GET /api/version``."""
+    return JsonResponse({"version": VERSION})
+
+
+async def show(request: Request, served: Served) -> Response:
+    """``POST /api/show``: the model's metadata, without its long lists."""
+    await read_json(request, served.options)
+    metadata = served.model.metadata
+    info = {k: v for k, v in metadata.items() if isinstance(v, (str, int, float, bool))}
+    info = {k: v for k, v in info.items() if not k.startswith("tokenizer.chat_template")}
+    template = served.options.chat_template or metadata.get("tokenizer.chat_template", "")
+    can = await served.prepare(lambda: served.chat_format().capabilities())
+    capabilities = ["completion", "tools"] if can.tools else ["completion"]
+    if "fim_mid" in served.tokenizer.vocab.roles:
+        capabilities.append("insert")
+    return JsonResponse(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": template,
+            "details": _details(served),
+            "model_info": {**info, "general.parameter_count": served.model.n_params},
+            "capabilities": capabilities,
+            "modified_at": _now(),
+        }
+    )
+
+
+def _converted(fields: Fields) -> dict[str, Any]:
+    """The fields that both APIs have, with llama.cpp's names."""
+    options = Fields(fields.get("options", {}, dict), "options").body
+    converted: dict[str, Any] = {"stream": fields.flag("stream", True)}
+    converted |= {new: options[old] for old, new in _OPTIONS.items() if old in options}
+    converted |= {name: options[name] for name in _SAME if name in options}
+    if isinstance(converted.get("n_predict"), int):
+        converted["n_predict"] = max(-1, converted["n_predict"])  # -2 fills the context
+    format = fields.body.get("format")
+    if format == "json":
+        converted["json_schema"] = {"type": "object"}
+    elif isinstance(format, Mapping):
+        converted["json_schema"] = format
+    elif format not in (None, ""):
+        raise ApiError.invalid("Field 'format': must be \"json\" or a JSON schema")
+    think = fields.body.get("think")
+    if isinstance(think, bool):
+        converted["chat_template_kwargs"] = {"enable_thinking": think}
+    elif isinstance(think, str):
+        converted["reasoning_effort"] = think
+    return converted
+
+
+def _message(message: Any) -> Any:
+    """A message with the arguments of its calls as JSON text, and its reasoning renamed."""
+    if not isinstance(message, Mapping):
+        return message
+    if message.get("images"):
+        raise ApiError(500, "image input is not supported: only text models are")
+    converted = {**message, "content": message.get("content", "")}
+    if isinstance(thinking := converted.pop("thinking", None), str):
+        converted["reasoning_content"] = thinking
+    if isinstance(name := converted.pop("tool_name", None), str):
+        converted["name"] = name
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        converted["tool_calls"] = [_call(i, call) for i, call in enumerate(calls)]
+    return converted
+
+
+def _call(i: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ApiError.invalid("a tool call must have a function")
+    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+    named = {"name": function.get("name", ""), "arguments": arguments}
+    return {"id": f"call{i:05d}", "type": "function", "function": named}
+
+
+class OllamaWriter:
+    """Ollama's format.
+
+    Args:
+        replies: reads the texts of a chat; None for plain texts.
+        field: ``response`` or ``message``.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, served: Served, replies: Replies | None, field: str) -> None:
+        self._served, self._replies, self._field = served, replies, field
+
+    def piece(self, text: Text, piece: Piece) -> str:
+        content, thinking = piece.text, ""
+        if self._replies is not None:
+            delta = self._replies.delta(text, piece)
+            content, thinking = delta.content, delta.reasoning
+        calls = self._calls(text) if piece.is_last else []
+        lines = []
+        if content or thinking or calls:
+            lines.append({**self._head(False), **self._value(content, thinking, calls)})
+        if piece.is_last:
+            lines.append(self._final(text, "", "", []))
+        return "".join(f"{dump(line)}\n" for line in lines)
+
+    def done(self) -> str:
+        return ""
+
+    def error(self, error: ApiError) -> str:
+        return dump({"error": error.message}) + "\n"
+
+    def whole(self, texts: Sequence[Text]) -> Any:
+        text = texts[0]
+        if self._replies is None:
+            return self._final(text, text.content, "", [])
+        message = self._replies.message(text)
+        return self._final(text, message.content, message.reasoning, self._calls(text))
+
+    def _calls(self, text: Text) -> list[Any]:
+        if self._replies is None:
+            return []
+        found = []
+        for call in self._replies.message(text).calls:
+            try:
+                arguments = json.loads(call.arguments)
+            except ValueError:  # the reply was cut
+                arguments = {}
+            found.append({"function": {"name": call.name, "arguments": arguments}})
+        return found
+
+    def _value(self, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
+        if self._field == "response":
+            return {"response": content, **({"thinking": thinking} if thinking else {})}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+    def _head(self, done: bool) -> dict[str, Any]:
+        return {"model": self._served.name, "created_at": _now(), "done": done}
+
+    def _final(self, text: Text, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
+        prompt_ns, predict_ns = int(1e6 * text.prompt_ms), int(1e6 * text.predict_ms)
+        return {
+            **self._head(True),
+            **self._value(content, thinking, calls),
+            "done_reason": "stop" if text.stop_type in ("eos", "word") else "length",
+            "total_duration": prompt_ns + predict_ns,
+            "load_duration": 0,
+            "prompt_eval_count": text.n_prompt,
+            "prompt_eval_duration": prompt_ns,
+            "eval_count": text.n_generated,
+            "eval_duration": predict_ns,
+        }
+
+
+def _end(served: Served, field: str, value: Any, reason: str) -> dict[str, Any]:
+    return {
+        "model": served.name,
+        "created_at": _now(),
+        field: value,
+        "done": True,
+        "done_reason": reason,
+    }
+
+
+def _model(served: Served) -> dict[str, Any]:
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": _now(),
+        "size": served.model.size_bytes,
+        "digest": served.model.fingerprint,
+        "details": _details(served),
+    }
+
+
+def _details(served: Served) -> dict[str, Any]:
+    family, size, kind = (*served.model.desc.split(), "", "", "")[:3]
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": size,
+        "quantization_level": kind,
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,227 @@
+"""The model that a server serves, and the way from a request to its texts.
+
+    served = Served(engine, options)
+    made = await served.prepare(lambda: ...)       # in a thread: templates, grammars, tokens
+    stream = served.submit([tokens], options)      # in that thread too
+
+Rendering a template, compiling a grammar and tokenizing take milliseconds to seconds, so they never
+run in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import string
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pyggml import __version__
+
+from ..chat.formats import ChatFormat, ChatFormats
+from ..engine import Engine, Request
+from ..sampling.chain import DEFAULT_SAMPLERS
+from .errors import ApiError, prompt_too_long
+from .fields import Fields
+from .options import ServerOptions
+from .runner import EngineRunner, Stream
+from .sampling import CompletionOptions, FromChat, default_options, read_completion
+from .text import Recorder, Text
+
+T = TypeVar("T")
+FINGERPRINT = f"b0-pyllama-{__version__}"
+_ID_CHARS = string.ascii_letters + string.digits
+_MAX_PROMPTS = 1024  # of one request
+
+
+class Served:
+    """A model with its engine, runner and options.
+
+    Args:
+        engine: the engine.
+        options: of the server.
+
+    Attributes:
+        name: id of the model.
+        model, tokenizer, formats: of the engine's context.
+        runner: steps the engine.
+        n_ctx: tokens of a slot.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.engine, self.options = engine, options
+        self.model = engine.context.model
+        self.tokenizer, self.formats = self.model.tokenizer, ChatFormats(self.model)
+        self.runner = EngineRunner(engine)
+        self.n_ctx = engine.context.n_ctx_seq
+        file = os.path.basename(options.model_path) or "pyllama"
+        self.name = min(options.aliases, default=file)
+        if options.endpoint_metrics:
+            self.runner.counts.observe()
+        self._pool = ThreadPoolExecutor(2, "prepare")
+
+    def chat_format(self, *, tools: bool = False) -> ChatFormat:
+        """The chat format of the options, or the model's own."""
+        return self.formats.get(self.options.chat_template, tools=tools)
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """Run work in a thread.
+
+        A stream that it returns, alone or first in a tuple, is closed if the caller is cancelled.
+        """
+        future = self._pool.submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._close_unused)
+            raise
+
+    def _close_unused(self, future: Future[Any]) -> None:
+        loop = self.runner.loop
+        if future.cancelled() or future.exception() is not None:
+            return
+        made = future.result()
+        stream = made[0] if isinstance(made, tuple) else made
+        if isinstance(stream, Stream):
+            loop.call_soon_threadsafe(stream.close)
+
+    def close(self) -> None:
+        """End the threads of `prepare`."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def read(self, fields: Fields, chat: FromChat | None = None) -> CompletionOptions:
+        """The options of a completion. Raises: ApiError, PyllamaError."""
+        return read_completion(fields, self.options, self.tokenizer, len(self.runner.slots), chat)
+
+    @property
+    def defaults(self) -> CompletionOptions:
+        """The options of a request without fields."""
+        return default_options(self.options)
+
+    def prompts(self, value: Any) -> list[list[int]]:
+        """The tokens of ``prompt``: a text, tokens, a mix of both, or a list of such prompts.
+
+        Raises:
+            ApiError: it is none of these.
+
+        Source: llama.cpp, ``tokenize_input_prompts``.
+        """
+        if isinstance(value, list) and not _is_one_prompt(value):
+            if len(value) > _MAX_PROMPTS:
+                raise ApiError.invalid(f'"prompt" has more than {_MAX_PROMPTS} elements')
+            prompts = [self._prompt(item) for item in value]
+        else:
+            prompts = [self._prompt(value)]
+        if not prompts:
+            raise ApiError.invalid('"prompt" must not be empty')
+        return prompts
+
+    def _prompt(self, value: Any) -> list[int]:
+        if isinstance(value, dict) and "prompt_string" in value:
+            if "multimodal_data" in value:
+                raise ApiError.invalid(
+                    "Multimodal data provided, but model does not support multimodal requests."
+                )
+            value = value["prompt_string"]
+        if isinstance(value, str) or (isinstance(value, list) and _is_one_prompt(value)):
+            return self.tokens(value, add_special=True, parse_special=True)
+        raise ApiError.invalid(
+            '"prompt" elements must be a string, a list of tokens, a JSON object containing a '
+            "prompt string, or a list of mixed strings & tokens."
+        )
+
+    def tokens(self, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Tokens of a text, or of a list of texts and tokens. Raises: ApiError."""
+        encode = self.tokenizer.encode
+        if isinstance(value, str):
+            return encode(value, add_special, parse_special)
+        if not isinstance(value, list):
+            raise ApiError.invalid("the text must be a string or a list of strings and tokens")
+        found: list[int] = []
+        for i, item in enumerate(value):
+            if isinstance(item, str):
+                found += encode(item, add_special and i == 0, parse_special)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                found.append(item)
+            else:
+                raise ApiError.invalid(f"element {i} is neither a string nor a token")
+        return found
+
+    def submit(self, prompts: Sequence[list[int]], options: CompletionOptions) -> Stream:
+        """Queue the texts of some prompts.
+
+        Raises:
+            ApiError: a prompt is too long, or not made of tokens of the model.
+            PyllamaError: as ``Engine.submit``.
+        """
+        requests: list[Request] = []
+        texts: list[Text] = []
+        for prompt in prompts:
+            self.check(prompt)
+            recorder, params = None, options.params
+            if options.post_sampling_probs and options.n_probs:
+                recorder = Recorder(options.n_probs)
+                chosen = params.samplers or DEFAULT_SAMPLERS
+                params = _replace(params, samplers=(*chosen, recorder))
+            for _ in range(params.n):
+                index = len(texts)
+                texts.append(Text(options, self.tokenizer, index, prompt, recorder))
+            requests.append(self._request(prompt, options, params, has_recorder=bool(recorder)))
+        return self.runner.submit(requests, texts)
+
+    def check(self, prompt: list[int]) -> None:
+        """Raise ApiError for a prompt that is empty, too long, or not of the model's tokens."""
+        if not prompt:
+            raise ApiError.invalid('"prompt" must not be empty')
+        if len(prompt) >= self.n_ctx:
+            raise prompt_too_long(len(prompt), self.n_ctx)
+        if not 0 <= min(prompt) <= max(prompt) < self.tokenizer.n_vocab:
+            raise ApiError.invalid("Prompt contains invalid tokens")
+
+    def _request(
+        self, prompt: list[int], options: CompletionOptions, params: Any, *, has_recorder: bool
+    ) -> Request:
+        n_predict, n_keep = options.n_predict, options.n_keep
+        shift: int | None = None
+        if self.options.context_shift:
+            shift = len(prompt) if n_keep < 0 else min(n_keep, len(prompt))
+            shift = min(shift + int(bool(self.tokenizer.add_bos)), len(prompt), self.n_ctx - 4)
+        return Request(
+            prompt,
+            params,
+            # a text without tokens is generated with one, so that its prompt is in the cache
+            max_tokens=None if n_predict < 0 else max(1, n_predict),
+            stop=options.stop,
+            special=options.shown,
+            grammar=options.grammar,
+            n_keep=shift,
+            deadline_s=self.options.deadline_s,
+            progress=True,
+            max_draft=0 if has_recorder else None,
+            seq_id=None if options.id_slot < 0 else options.id_slot,
+            reuse=options.cache_prompt,
+        )
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """The text of tokens, with special ones."""
+        pieces = (self.tokenizer.token_to_piece(token, True) for token in tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _replace(params: Any, **values: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(params, **values)
+
+
+def _is_one_prompt(value: list[Any]) -> bool:
+    """Whether a list is one prompt: it has a token and nothing but tokens and texts."""
+    has_token = any(isinstance(item, int) and not isinstance(item, bool) for item in value)
+    return has_token and all(isinstance(item, (int, str)) for item in value)
+
+
+def random_id(prefix: str) -> str:
+    """A new id, such as ``chatcmpl-...``."""
+    return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(32))

@@ -1,0 +1,242 @@
+"""Responses: JSON bodies, and streams of server-sent events.
+
+    body = await read_json(request, options)
+    return await respond(request, stream, writer)  # streamed or whole, as the request says
+
+A client that goes away closes its stream, so its slot is free after the running step. All pieces
+that have arrived are one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..files.bounded_json import parse_json
+from .errors import ApiError, error_of
+from .options import ServerOptions
+from .runner import Pieces, Stream
+from .text import Piece, Text
+
+_MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
+_JSON = "application/json; charset=utf-8"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class Writer(Protocol):
+    """The format of an API's responses."""
+
+    media_type: str
+
+    def piece(self, text: Text, piece: Piece) -> str:
+        """What is sent for a piece of a text; may be empty."""
+        ...
+
+    def done(self) -> str:
+        """The end of the stream."""
+        ...
+
+    def error(self, error: ApiError) -> str:
+        """An error within the stream."""
+        ...
+
+    def whole(self, texts: Sequence[Text]) -> Any:
+        """The body of a response that is not streamed."""
+        ...
+
+
+def dump(value: Any) -> str:
+    """Compact JSON."""
+    return _encode(value)
+
+
+def data_line(value: Any) -> str:
+    """A server-sent event with data alone."""
+    return f"data: {_encode(value)}\n\n"
+
+
+def event_lines(event: str, value: Any) -> str:
+    """A server-sent event with a name."""
+    return f"event: {event}\ndata: {_encode(value)}\n\n"
+
+
+class JsonResponse(Response):
+    """A JSON body; lone surrogates, which UTF-8 cannot have, become question marks."""
+
+    media_type = _JSON
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        return _encode(content).encode("utf-8", "replace")
+
+
+def error_response(error: ApiError) -> Response:
+    """The response for an error."""
+    return JsonResponse(error.body, error.status, headers=error.headers)
+
+
+async def read_body(request: Request, options: ServerOptions) -> bytes:
+    """The body of a request.
+
+    Raises:
+        ApiError: it is too large (413). One that is too slow ends the connection, see `listener`.
+    """
+    limit = options.max_body_bytes
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise ApiError(413, f"the body has {length:.20} bytes, at most {limit} are allowed")
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body has more than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_json(request: Request, options: ServerOptions) -> dict[str, Any]:
+    """The JSON object in the body of a request. Raises: ApiError."""
+    data = await read_body(request, options)
+    try:
+        body = parse_json(data, _MAX_VALUES)
+    except (ValueError, MemoryError) as error:
+        raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
+    if not isinstance(body, dict):
+        raise ApiError.invalid("the body must be a JSON object")
+    return body
+
+
+async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
+    """The response with the texts of a stream, whole or streamed as its options say.
+
+    Raises:
+        ApiError: a text failed before anything was sent.
+    """
+    options = stream.texts[0].options
+    if not options.stream:
+        gone = await finished(request, stream)
+        if gone is not None:
+            return gone
+        # in a thread: probabilities of long texts take long to write
+        return await asyncio.to_thread(lambda: JsonResponse(writer.whole(stream.texts)))
+    watch = asyncio.ensure_future(_disconnected(request))
+    watch.add_done_callback(lambda _: stream.close())
+    try:
+        ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
+        first: Pieces = []
+        try:
+            async with asyncio.timeout(ping_s):
+                first = await anext(stream, [])
+        except TimeoutError:
+            pass
+        for text, _ in first:
+            if text.error is not None:
+                raise text.error
+        response = _StreamResponse(stream, writer, first, ping_s, watch)
+        watch = None  # type: ignore[assignment]
+        return response
+    finally:
+        if watch is not None:
+            watch.cancel()
+            stream.close()
+
+
+async def finished(request: Request, stream: Stream) -> Response | None:
+    """Wait for all texts of a stream; a response that nobody reads if the client goes away.
+
+    Raises:
+        ApiError: a text failed.
+    """
+    watch = asyncio.ensure_future(_disconnected(request))
+    watch.add_done_callback(lambda _: stream.close())
+    try:
+        await stream.wait()
+        return Response(status_code=499) if stream.is_closed else None
+    finally:
+        watch.cancel()
+        stream.close()
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    try:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+    except ClientDisconnect:
+        pass
+
+
+class _StreamResponse(Response):
+    """Sends the texts of a stream as they arrive."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        writer: Writer,
+        first: Pieces,
+        ping_s: float | None,
+        watch: asyncio.Future[None],
+    ) -> None:
+        super().__init__(media_type=writer.media_type, headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._stream, self._writer, self._first = stream, writer, first
+        self._ping_s, self._watch = ping_s, watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send_pieces(send)
+        finally:
+            self._watch.cancel()
+            self._stream.close()
+
+    async def _send_pieces(self, send: Send) -> None:
+        stream, writer = self._stream, self._writer
+        pieces = self._first
+        while True:
+            parts: list[str] = []
+            for text, piece in pieces:
+                if text.error is not None:
+                    parts.append(writer.error(text.error))
+                else:
+                    parts.append(writer.piece(text, piece))
+            is_done = stream.n_open == 0 and not stream.has_ready
+            if is_done:
+                parts.append(writer.done())
+            data = "".join(parts)
+            if data or is_done:
+                await send(_chunk(data, more=not is_done))
+            if is_done or stream.is_closed:
+                return
+            pieces = await self._next(send)
+
+    async def _next(self, send: Send) -> Pieces:
+        """The next pieces; in longer silences comments keep the connection open."""
+        if self._ping_s is None:
+            return await anext(self._stream, [])
+        while True:
+            try:
+                async with asyncio.timeout(self._ping_s):
+                    return await anext(self._stream, [])
+            except TimeoutError:
+                await send(_chunk(":\n\n", more=True))
+
+
+def _chunk(data: str, *, more: bool) -> dict[str, Any]:
+    return {
+        "type": "http.response.body",
+        "body": data.encode("utf-8", "replace"),
+        "more_body": more,
+    }
+
+
+def caught(error: BaseException) -> Response:
+    """The response for an exception of a handler."""
+    return error_response(error_of(error))

@@ -1,0 +1,53 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import ApiError
+from .fields import Fields
+from .served import Served
+from .sse import JsonResponse, read_json
+
+
+async def tokenize(request: Request, served: Served) -> Response:
+    """``POST /tokenize``: the tokens of a text, with their pieces if wanted."""
+    body = await read_json(request, served.options)
+
+    def work() -> list[Any]:
+        fields = Fields(body)
+        if not fields.has("content"):
+            return []
+        tokens = served.tokens(
+            body["content"],
+            add_special=fields.flag("add_special"),
+            parse_special=fields.flag("parse_special", True),
+        )
+        if not fields.flag("with_pieces"):
+            return tokens
+        return [{"id": token, "piece": _piece(served, token)} for token in tokens]
+
+    return JsonResponse({"tokens": await served.prepare(work)})
+
+
+async def detokenize(request: Request, served: Served) -> Response:
+    """``POST /detokenize``: the text of tokens."""
+    fields = Fields(await read_json(request, served.options))
+    tokens = fields.get("tokens", [], list)
+    n_vocab = served.tokenizer.n_vocab
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
+            raise ApiError.invalid(f"Field 'tokens': {token!r:.40} is not a token")
+    return JsonResponse({"content": await served.prepare(lambda: served.detokenize(tokens))})
+
+
+def _piece(served: Served, token: int) -> str | list[int]:
+    """The text of a token, or its bytes if they are not UTF-8."""
+    data = served.tokenizer.token_to_piece(token, True)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

@@ -1,0 +1,115 @@
+"""``pyllama-server`` as a process, and how its options become those of the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from pyllama_cli.commands import serve
+
+from ..pyllama.models import Spec, random_weights, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = Spec(n_ctx=2048)
+    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+
+
+def parsed(kind: Any, *args: str) -> Any:
+    with serve.command.make_context("serve", [*args]) as context:
+        return kind.from_click(context.params)
+
+
+def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
+    code = "from pyllama_cli.commands.serve import command; command()"
+    flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
+    command = [sys.executable, "-P", "-c", code, *flags, "--backend_sampling"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "http://" in line)
+        assert line.startswith("a, 2 slots of 256 tokens: http://127.0.0.1:")
+        url = line.split()[-1]
+        ask = urllib.request.Request(f"{url}/completion", b'{"prompt": "a", "n_predict": 2}')
+        with urllib.request.urlopen(ask, timeout=60) as response:
+            assert json.load(response)["tokens_predicted"] > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--ssl-key-file", "x"], "give both"),
+        (["--path", "missing"], "missing is not a folder"),
+        (["--slot-save-path", "missing"], "missing is not a folder"),
+        (["--models-dir", "x"], "pyllama-server does not have this"),
+        (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
+    ],
+)
+def test_wrong_options(model: Path, args: list[str], message: str) -> None:
+    result = CliRunner().invoke(serve.command, ["-m", str(model), "-c", "256", *args])
+    assert result.exit_code != 0 and message in result.stderr
+
+
+def test_names_of_hosts_are_checked_on_this_machine_alone() -> None:
+    def names(*args: str) -> tuple[str, ...] | None:
+        found: tuple[str, ...] | None = parsed(serve.NetworkOptions, *args).names()
+        return found
+
+    assert names() == names("--host", "::1,localhost") == names("--host", "/run/x.sock") == ()
+    assert names("--host", "0.0.0.0") is names("--allowed-hosts", "*") is None
+    assert names("--host", "0.0.0.0", "--allowed-hosts", "Box, a.b") == ("box", "a.b")
+
+
+def test_keys_and_origins(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("c\n\n d \n")
+    options = parsed(serve.NetworkOptions, "--api-key", "a,b", "--api-key-file", os.fspath(file))
+    assert options.keys() == ("a", "b", "c", "d")
+    assert options.origins() == "*"
+    assert parsed(serve.NetworkOptions, "--tools", "all").origins() == "localhost"
+
+
+def test_slots_share_cells_unless_their_number_is_given() -> None:
+    def shape(*args: str) -> tuple[int, bool]:
+        options = parsed(serve.ServeOptions, *args)
+        return options.n_slots, options.is_unified
+
+    assert shape() == (4, True) and shape("-np", "3") == (3, False)
+    assert shape("-np", "3", "-kvu") == (3, True)
+
+
+def test_prompts_in_memory() -> None:
+    def store(*args: str) -> Any:
+        return parsed(serve.ServeOptions, *args).prefixes()
+
+    assert store("-cram", "0") is None
+    assert store("-cram", "3").max_bytes == 3 << 20 and store("-cram", "3").save_idle
+    assert not store().save_idle and store().max_bytes > 1 << 20
+    assert not store("-cram", "3", "--no-cache-idle-slots").save_idle
+    assert store("-cram", "-1").max_bytes == sys.maxsize
+
+
+def test_a_template_is_given_once(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    file.write_text("{{ messages }}")
+    assert parsed(serve.ServeOptions, "--chat-template-file", str(file)).template()
+    both = ["--chat-template-file", str(file), "--chat-template", "chatml"]
+    with pytest.raises(click.UsageError, match="not both"):
+        parsed(serve.ServeOptions, *both).template()
+    options = parsed(serve.ServeOptions, "--reasoning", "off")
+    assert options.template_values() == {"enable_thinking": False}

@@ -1,0 +1,96 @@
+"""Fixtures: servers of a tiny model, in the process and at a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from starlette.testclient import TestClient
+
+from pyllama import Context, Model
+from pyllama.engine import Engine, Policy
+from pyllama.sampling import SamplingParams
+from pyllama.server.app import make_app
+from pyllama.server.listener import Listening, configure, open_sockets
+from pyllama.server.options import ServerOptions
+from pyllama.server.served import Served
+from pyllama.speculative import Speculation
+
+Serve = Callable[..., TestClient]
+
+
+def make_served(
+    model: Model,
+    n_slots: int = 2,
+    n_ctx: int = 1024,
+    unified: bool = True,
+    speculation: Speculation | None = None,
+    **options: Any,
+) -> Served:
+    """A served model; ``options`` are those of `ServerOptions`."""
+    context = Context(model, n_ctx=n_ctx, n_threads=1, n_seq_max=n_slots, unified=unified)
+    options.setdefault("sampling", SamplingParams(seed=1))
+    settings = ServerOptions(**options)
+    policy = Policy(max_waiting=settings.max_waiting)
+    return Served(Engine(context, policy=policy, speculation=speculation), settings)
+
+
+@pytest.fixture
+def serve(model: Model) -> Iterator[Serve]:
+    """A function that starts a server in this process and returns its client."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> TestClient:
+            served = make_served(model, **options)
+            client = TestClient(make_app(served), base_url="http://localhost")
+            client.served = served  # type: ignore[attr-defined]
+            return stack.enter_context(client)
+
+        yield start
+
+
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    """The client of a server with the default options."""
+    return serve()
+
+
+@contextmanager
+def listening(served: Served, **options: Any) -> Iterator[int]:
+    """Serve at a real socket in a thread; yields the port."""
+    import uvicorn
+
+    where = Listening(port=0, shutdown_s=1, **options)
+    sockets = open_sockets(where)
+    config = configure(make_app(served), where)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        for one in sockets:
+            one.close()
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of server-sent events; ``[DONE]`` must be the last."""
+    found = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.split("\n") if line.startswith("data: ")]
+        found += [line.removeprefix("data: ") for line in lines]
+    assert "[DONE]" not in found[:-1]
+    return [json.loads(line) for line in found if line != "[DONE]"]

@@ -1,0 +1,81 @@
+"""Embeddings and reranking; the numbers are tested with the engine."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .conftest import Serve
+
+
+def test_openai_embeddings(serve: Serve) -> None:
+    client = serve(pooling="mean")
+    texts = ["One text", "Another one", "One text"]
+    found = client.post("/v1/embeddings", json={"input": texts}).json()
+    rows = [np.array(one["embedding"]) for one in found["data"]]
+    assert [one["index"] for one in found["data"]] == [0, 1, 2]
+    assert (rows[0] == rows[2]).all() and (rows[0] != rows[1]).any()
+    assert np.linalg.norm(rows[0]) == pytest.approx(1, abs=1e-5)
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 3
+    ask = {"input": texts[0], "encoding_format": "base64"}
+    (one,) = client.post("/v1/embeddings", json=ask).json()["data"]
+    assert (np.frombuffer(base64.b64decode(one["embedding"]), "<f4") == rows[0].astype("f4")).all()
+    parts = {"content": [{"type": "text", "text": "One "}, {"type": "text", "text": "text"}]}
+    (one,) = client.post("/v1/embeddings", json={"input": parts}).json()["data"]
+    assert one["embedding"] == rows[0].tolist()
+
+
+def test_embeddings_of_all_tokens(serve: Serve) -> None:
+    client = serve(pooling="none")
+    tokens = client.post("/tokenize", json={"content": "abc", "add_special": True}).json()["tokens"]
+    (one,) = client.post("/embeddings", json={"content": "abc"}).json()
+    assert np.array(one["embedding"]).shape[0] == len(tokens)
+    assert client.post("/v1/embeddings", json={"input": "abc"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": []},
+        {"input": True},
+        {"input": [""]} | {"input": [[]]},
+        {"input": "a", "encoding_format": 1},
+        {"input": {"content": "a"}},
+        {"input": {"content": [{"type": "image_url"}]}},
+        {"input": [10**9]},
+    ],
+)
+def test_wrong_inputs(serve: Serve, body: dict[str, Any]) -> None:
+    assert serve(pooling="last").post("/v1/embeddings", json=body).status_code == 400
+
+
+def test_embeddings_beside_texts(serve: Serve) -> None:
+    client = serve(pooling="last", endpoint_metrics=True)
+    alone = client.post("/completion", json={"prompt": "abc", "n_predict": 5}).json()["content"]
+    client.post("/v1/embeddings", json={"input": ["abcdef"]})
+    assert (
+        client.post("/completion", json={"prompt": "abc", "n_predict": 5}).json()["content"]
+        == alone
+    )
+    assert serve().post("/v1/embeddings", json={"input": "a"}).status_code == 501
+
+
+def test_reranking(serve: Serve) -> None:
+    client = serve(pooling="last", reranking=True)
+    documents = ["a cat", "a dog", "no"]
+    ask = {"query": "cat?", "documents": documents}
+    found = client.post("/v1/rerank", json=ask).json()
+    scores = [one["relevance_score"] for one in found["results"]]
+    assert scores == sorted(scores, reverse=True) and found["usage"]["total_tokens"] > 3
+    assert len(client.post("/rerank", json={**ask, "top_n": 2}).json()["results"]) == 2
+    tei = {"query": "cat?", "texts": documents, "return_text": True}
+    for one in client.post("/rerank", json=tei).json():
+        assert one["text"] == documents[one["index"]] and one["score"] in scores
+    for wrong in ({"documents": []}, {"documents": 3}, {"documents": "a"}, {"documents": [1]}):
+        assert client.post("/rerank", json={"query": "a", **wrong}).status_code == 400
+    assert client.post("/rerank", json={"documents": ["a"]}).status_code == 400
+    assert serve(pooling="last").post("/rerank", json=ask).status_code == 501

@@ -1,0 +1,101 @@
+"""A server at a real socket: slow senders, clients that hang up, shutdown."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from pyllama import Model
+
+from .conftest import listening, make_served
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def post(port: int, path: str, body: Any) -> socket.socket:
+    """A connection on which a request was sent."""
+    data = json.dumps(body).encode()
+    one = connect(port)
+    one.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
+    return one
+
+
+def everything(one: socket.socket) -> bytes:
+    parts = []
+    while part := one.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b"408"),
+        (b"GET /health HTTP/1.1\r\nHost: local", b"408"),
+        (b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"408"),
+        (b"GET /health HTTP/1.1\r\nX: " + b"x" * 300_000, b"431"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"400"),
+    ],
+)
+def test_requests_that_never_end(model: Model, sent: bytes, status: bytes) -> None:
+    with listening(make_served(model), header_s=0.3, body_s=0.3) as port, connect(port) as one:
+        one.sendall(sent)
+        assert everything(one).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_frees_its_slot(model: Model, stream: bool) -> None:
+    served = make_served(model, n_slots=1, n_ctx=2048)
+    body = {"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": stream}
+    with listening(served) as port:
+        one = post(port, "/completion", body)
+        while not served.runner.n_processing:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        one.close()
+        begin = time.monotonic()
+        while served.runner.n_processing:
+            assert time.monotonic() - begin < 2
+            time.sleep(0.001)
+        assert served.runner.counts.n_aborted == 1
+        with post(port, "/completion", {"prompt": "a", "n_predict": 1}) as two:
+            assert two.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
+    served = make_served(model, n_slots=2, n_ctx=2048)
+    body = {"prompt": "a", "n_predict": 400, "ignore_eos": True, "stream": True}
+    with listening(served) as port:
+        texts = [post(port, "/completion", body) for _ in range(2)]
+        while served.runner.n_processing < 2:
+            time.sleep(0.001)
+        with connect(port) as one:
+            ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            one.sendall(ask)
+            assert b'{"status":"ok"}' in everything(one)
+            assert served.runner.n_processing  # it did not wait for a slot
+        for text in texts:
+            text.close()
+
+
+def test_running_responses_end_at_shutdown(model: Model) -> None:
+    served = make_served(model, n_slots=1)
+    body = {"prompt": "a", "n_predict": 100, "ignore_eos": True, "stream": True}
+    with listening(served) as port:
+        one = post(port, "/completion", body)
+        while not served.runner.n_processing:
+            time.sleep(0.001)
+    with one:
+        data = everything(one)
+    assert data.count(b"data: ") > 1
+    assert b'"stop":true' in data or b"shutting down" in data

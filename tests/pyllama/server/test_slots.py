@@ -1,0 +1,67 @@
+"""``/slots``: what it tells, and files of slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Serve
+
+ASK = {"prompt": "Once upon a time there was", "n_predict": 4, "id_slot": 1, "ignore_eos": True}
+
+
+def test_slots_tell_their_state(serve: Serve) -> None:
+    client = serve(n_ctx=512, unified=False)
+    slots = client.get("/slots").json()
+    assert [s["id"] for s in slots] == [0, 1] and "params" not in slots[0]
+    assert slots[0]["n_ctx"] == 256
+    found = client.post("/completion", json=ASK).json()
+    slot = client.get("/slots").json()[1]
+    assert not slot["is_processing"] and slot["n_prompt_tokens"] == found["tokens_evaluated"]
+    assert slot["next_token"][0]["n_remain"] == -1
+    assert serve(endpoint_slots=False).get("/slots").status_code == 501
+
+
+def test_a_slot_is_saved_restored_and_erased(serve: Serve, tmp_path: Path) -> None:
+    client = serve(slot_save_path=tmp_path)
+
+    def act(action: str, slot: int = 1, **body: Any) -> Any:
+        response = client.post(f"/slots/{slot}?action={action}", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    first = client.post("/completion", json=ASK).json()
+    saved = act("save", filename="a.bin")
+    assert saved["n_saved"] == first["tokens_evaluated"] + 3
+    assert saved["n_written"] == (tmp_path / "a.bin").stat().st_size
+    assert act("erase")["n_erased"] == saved["n_saved"]
+    assert client.post("/completion", json=ASK).json()["timings"]["cache_n"] == 0
+    act("erase")
+    assert act("restore", slot=0, filename="a.bin")["n_restored"] == saved["n_saved"]
+    again = client.post("/completion", json={**ASK, "id_slot": 0}).json()
+    assert again["timings"]["cache_n"] == first["tokens_evaluated"] - 1
+    assert again["content"] == first["content"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "/etc/x", "a/b", "a\\b", "a\0", "-x", "é"])
+def test_names_that_lead_elsewhere(serve: Serve, tmp_path: Path, name: str) -> None:
+    client = serve(slot_save_path=tmp_path)
+    for action in ("save", "restore"):
+        response = client.post(f"/slots/0?action={action}", json={"filename": name})
+        assert response.status_code == 400
+    assert not [*tmp_path.iterdir()]
+
+
+def test_files_that_are_no_slots(serve: Serve, tmp_path: Path) -> None:
+    client = serve(slot_save_path=tmp_path)
+    (tmp_path / "bad").write_bytes(b"PYLS" + bytes(100))
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for name in ("missing", "bad", "link"):
+        response = client.post("/slots/0?action=restore", json={"filename": name})
+        assert response.status_code == 400
+    for slot in ("7", "x", "-1"):
+        assert client.post(f"/slots/{slot}?action=erase", json={}).status_code == 400
+    assert client.post("/slots/0?action=burn", json={}).status_code == 400
+    assert serve().post("/slots/0?action=erase", json={}).status_code == 501
