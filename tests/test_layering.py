@@ -66,7 +66,8 @@ FLOORS = {
         14,
     ),
     **dict.fromkeys(["pyllama", "pyllama.llama"], 14),  # the public face
-    "pyllama_cli": 15,
+    "pyllama.server": 15,
+    "pyllama_cli": 16,
 }
 BACKENDS = ("reference", "cpu", "cuda")
 

@@ -1,0 +1,1 @@
+"""An HTTP server on the engine, and its web pages."""
