@@ -1,7 +1,7 @@
 """The files of the web pages, with the headers that they are served with.
 
+    page_addresses()                               # "", "graph", "page/chat.js", ...
     file = page_file("")                           # index.html; "graph": graph.html
-    file = page_file("page/chat.js")
     file.body, file.media_type, file.headers
 
 All files are in the folder ``page`` of this package. They need no build step, and load nothing from
@@ -50,7 +50,7 @@ def page_file(path: str) -> PageFile | None:
     Args:
         path: without the prefix of the server and the first slash.
     """
-    name = _PAGES.get(path) or _files().get(path)
+    name = _files().get(path)
     if name is None:
         return None
     body = resources.files(__package__).joinpath("page", *name.split("/")).read_bytes()
@@ -66,10 +66,15 @@ def page_file(path: str) -> PageFile | None:
     return PageFile(body, _MEDIA_TYPES[suffix], headers)
 
 
+def page_addresses() -> list[str]:
+    """Return the addresses of all files, for a table of routes."""
+    return [*_files()]
+
+
 @cache
 def _files() -> dict[str, str]:
     """Return the names of the files by address: ``page/chat.js`` -> ``chat.js``."""
-    found: dict[str, str] = {}
+    found = dict(_PAGES)
 
     def visit(folder: Traversable, prefix: str) -> None:
         for entry in folder.iterdir():

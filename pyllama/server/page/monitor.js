@@ -59,8 +59,9 @@ export class Monitor {
 
   slot(slot) {
     const next = Array.isArray(slot.next_token) ? slot.next_token[0] : slot.next_token;
-    const used = slot.n_prompt_tokens ?? 0;
     const cached = slot.n_prompt_tokens_cache ?? 0;
+    const computed = cached + (slot.n_prompt_tokens_processed ?? 0) + (next?.n_decoded ?? 0);
+    const used = Math.max(slot.n_prompt_tokens ?? 0, computed);
     const share = slot.n_ctx ? Math.min(1, used / slot.n_ctx) : 0;
     const bar = h("div", { class: "bar-of", role: "meter", "aria-label": `Context of slot ${slot.id}`, "aria-valuemin": 0, "aria-valuemax": slot.n_ctx, "aria-valuenow": used }, h("i"));
     bar.firstChild.style.width = `${100 * share}%`;

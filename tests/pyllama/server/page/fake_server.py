@@ -182,7 +182,7 @@ class FakeServer:
 
     def slots(self, request: Request) -> Response:
         busy = {
-            "id_task": 7, "n_prompt_tokens": 1024, "n_prompt_tokens_processed": 200,
+            "id_task": 7, "n_prompt_tokens": 1000, "n_prompt_tokens_processed": 200,
             "n_prompt_tokens_cache": 800, "next_token": [{"n_decoded": 24}],
         }  # fmt: skip
         idle = {"speculative": False, "n_ctx": 4096, "is_processing": False}
