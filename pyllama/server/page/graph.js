@@ -96,7 +96,11 @@ const cells = (node) => (timed() ? node.us !== null : true);
 function showMap() {
   const layers = new Map();
   const labels = [];
-  for (const node of data.nodes.filter((n) => n.layer !== null && cells(n))) {
+  const nodes = data.nodes.filter(cells);
+  const spread = new Map(); // label -> layers that have it
+  for (const node of nodes) spread.set(node.label, (spread.get(node.label) ?? new Set()).add(node.layer));
+  const isCommon = (node) => node.layer !== null && spread.get(node.label).size > 1;
+  for (const node of nodes.filter(isCommon)) {
     const row = layers.get(node.layer) ?? new Map();
     layers.set(node.layer, row);
     let label = node.label;
@@ -104,7 +108,7 @@ function showMap() {
     row.set(label, node);
     if (!labels.includes(label)) labels.push(label);
   }
-  const outside = data.nodes.filter((n) => n.layer === null && cells(n) && value(n) > 0);
+  const outside = nodes.filter((node) => !isCommon(node) && value(node) > 0);
   const most = Math.max(...[...layers.values()].flatMap((row) => [...row.values()].map(value)), 1e-9);
   const head = h("tr", {}, h("th", { scope: "col" }, "Layer"), labels.map((label) => h("th", { scope: "col" }, h("span", {}, label))));
   const rows = [...layers].sort((a, b) => a[0] - b[0]).map(([layer, row]) =>
@@ -113,9 +117,9 @@ function showMap() {
   $("map").replaceChildren(h("thead", {}, head), h("tbody", {}, rows));
   const first = $("map").querySelector("td[data-i]");
   if (first) first.tabIndex = 0;
-  const strip = h("div", { class: "outside" }, h("span", {}, "Outside of the layers"), outside.map((node) => {
+  const strip = h("div", { class: "outside" }, h("span", {}, "Not in every layer"), outside.map((node) => {
     const share = data.total_us ? `, ${number((100 * node.us) / data.total_us, 1)} %` : "";
-    return h("button", { type: "button", click: () => showDetails(node) }, node.name, h("b", {}, `${amount(value(node))}${share}`));
+    return h("button", { type: "button", click: () => showDetails(node) }, /^node_\d+$/.test(node.name) ? node.label : node.name, h("b", {}, `${amount(value(node))}${share}`));
   }));
   $("heat").querySelector(".outside")?.remove();
   $("heat").querySelector(".map").after(strip);

@@ -97,8 +97,8 @@ export class Monitor {
         ["Prompt tokens", short(prompts)],
         ["Found in the cache", prompts ? `${number((100 * cached) / prompts)} %` : "none"],
         ["Written tokens", short(m.tokens_predicted_total ?? 0)],
-        ["Reading", `${number(m.prompt_tokens_seconds ?? 0)} tok/s`],
-        ["Writing", `${number(m.predicted_tokens_seconds ?? 0)} tok/s`],
+        ["Reading", rate(m.prompt_tokens_total, m.prompt_seconds_total)],
+        ["Writing", rate(m.tokens_predicted_total, m.tokens_predicted_seconds_total)],
         ["Slots per step", number(m.n_busy_slots_per_decode ?? 0, 1)],
         drafted ? ["Drafted tokens accepted", `${number((100 * m.spec_decode_num_accepted_tokens_total) / drafted)} %`] : null,
       ]);
@@ -124,6 +124,9 @@ export class Monitor {
     }
   }
 }
+
+// Of counters: llama-server's own rates are those since the last request for them.
+const rate = (tokens, seconds) => (seconds > 0 ? `${number(tokens / seconds)} tok/s` : "none yet");
 
 const reason = (error, option) =>
   error.status === 501 || error.status === 404

@@ -80,8 +80,8 @@ METRICS = """\
 llamacpp:prompt_tokens_total 12000
 llamacpp:prompt_tokens_cached_total 36000
 llamacpp:tokens_predicted_total 4321
-llamacpp:prompt_tokens_seconds 812.5
-llamacpp:predicted_tokens_seconds 143.25
+llamacpp:prompt_seconds_total 15
+llamacpp:tokens_predicted_seconds_total 30.01
 llamacpp:requests_processing 1
 llamacpp:requests_deferred 2
 llamacpp:n_busy_slots_per_decode 1.5
