@@ -13,6 +13,7 @@ import { startTheme } from "./theme.js";
 const RETRY_MS = 1500; // while the server loads
 const SAVE_MS = 2000; // of an answer that streams
 const NEAR_END_PX = 80;
+const HAS_ESCAPE = "dialog, .edit, .tokens, #conversations"; // close something else by it
 
 const settings = store.loadSettings();
 const streams = new Map(); // id of a conversation -> {controller, node, state}
@@ -33,8 +34,9 @@ async function connect() {
   } catch (error) {
     serverProps = null;
     if (error.status === 401) return needKey();
-    $("model-name").textContent = error.status === 503 ? "Loading the model" : "Not connected";
-    notice(error.status === 503 || error.status === 0 ? `${error.message} Trying again.` : error.message);
+    const loading = error.status === 503;
+    $("model-name").textContent = loading ? "Loading the model" : "Not connected";
+    notice(loading || error.status === 0 ? `${error.message} Trying again.` : error.message);
     setTimeout(connect, RETRY_MS);
     return;
   }
@@ -53,12 +55,16 @@ function chooseModels(ids) {
     store.saveSettings(settings);
     connect();
   };
-  $("model").replaceChildren(h("select", { id: "models", "aria-label": "Model", change: changed }, options), h("span", { id: "model-name", hidden: true }));
+  $("model").replaceChildren(
+    h("select", { id: "models", "aria-label": "Model", change: changed }, options),
+    h("span", { id: "model-name", hidden: true }),
+  );
 }
 
 function needKey() {
   $("model-name").textContent = "Not connected";
-  notice("This server needs an API key.", { label: "Enter the key", run: () => dialog.open({}, "api-key") });
+  const run = () => dialog.open({}, "api-key");
+  notice("This server needs an API key.", { label: "Enter the key", run });
 }
 
 function notice(text, action = null) {
@@ -73,18 +79,20 @@ function listConversations() {
   conversations.sort((a, b) => b.updated - a.updated);
   $("conversations").replaceChildren(
     ...conversations.map((conversation) => {
-      const here = conversation.id === current.id;
-      const busy = streams.has(conversation.id);
+      const { id, title } = conversation;
+      const here = id === current.id;
+      const dot = h("i", { class: "dot", role: "img", "aria-label": "answering" });
+      const attributes = { href: `#${id}`, "aria-current": here ? "page" : null };
       return h(
         "li",
-        { class: here ? "here" : "", "data-id": conversation.id },
-        h("a", { href: `#${conversation.id}`, "aria-current": here ? "page" : null }, conversation.title, busy ? h("i", { class: "dot", role: "img", "aria-label": "answering" }) : null),
+        { class: here ? "here" : "", "data-id": id },
+        h("a", attributes, title, streams.has(id) ? dot : null),
         h(
           "span",
           {},
-          iconButton("pencil", `Rename “${conversation.title}”`, () => rename(conversation)),
-          iconButton("download", `Export “${conversation.title}”`, () => exportThem([conversation], conversation.title)),
-          iconButton("trash", `Delete “${conversation.title}”`, () => removeConversation(conversation)),
+          iconButton("pencil", `Rename “${title}”`, () => rename(conversation)),
+          iconButton("download", `Export “${title}”`, () => exportThem([conversation], title)),
+          iconButton("trash", `Delete “${title}”`, () => removeConversation(conversation)),
         ),
       );
     }),
@@ -192,16 +200,20 @@ const actions = {
   regenerate(node) {
     if (!busy()) generate(current.nodes[node.parent]);
   },
+  continueAnswer(node) {
+    if (!busy()) generate(null, node);
+  },
   retry(node) {
     if (busy()) return;
     const parent = current.nodes[node.parent];
-    delete current.nodes[node.id];
+    if (node.content === "") delete current.nodes[node.id]; // else it stays as a version
     generate(parent);
   },
   answerTools(node, results) {
     let last = node;
     node.tool_calls.forEach((call, i) => {
-      last = talk.addMessage(current, last.id, { role: "tool", tool_call_id: call.id, content: results[i] });
+      const result = { role: "tool", tool_call_id: call.id, content: results[i] };
+      last = talk.addMessage(current, last.id, result);
     });
     generate(last);
   },
@@ -258,18 +270,19 @@ function showContext() {
 }
 
 const scroller = $("scroll");
-const nearEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
+const nearEnd = () =>
+  scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
 function scrollToEnd() {
   scroller.scrollTop = scroller.scrollHeight;
 }
 
 // --- answers ------------------------------------------------------------------------------------
 
-// Streams the answer that follows a message of the current conversation.
-async function generate(parent) {
+// Streams the answer that follows a message of the current conversation, or more of an answer.
+async function generate(parent, begun = null) {
   const conversation = current;
   const body = {
-    messages: talk.toMessages(conversation, talk.pathTo(conversation, parent.id)),
+    messages: talk.toMessages(conversation, talk.pathTo(conversation, (begun ?? parent).id)),
     stream: true,
     stream_options: { include_usage: true },
     timings_per_token: true,
@@ -277,7 +290,9 @@ async function generate(parent) {
     ...requestFields(settings),
   };
   if (chosenModel()) body.model = chosenModel();
-  const node = talk.addMessage(conversation, parent.id, { role: "assistant" });
+  const node = begun ?? talk.addMessage(conversation, parent.id, { role: "assistant" });
+  delete node.finish;
+  delete node.error;
   const stream = { controller: new AbortController(), node, progress: "Waiting for a slot" };
   streams.set(conversation.id, stream);
   if (!conversations.includes(conversation)) {
@@ -287,7 +302,7 @@ async function generate(parent) {
   store.save(conversation);
   showAll();
   announce("Answering");
-  const reader = new Announcer();
+  const reader = new Announcer(node.content.length);
   let scheduled = false;
   let saved = performance.now();
   const refresh = () => {
@@ -322,7 +337,7 @@ async function generate(parent) {
     if (error.status === 401) needKey();
   }
   streams.delete(conversation.id);
-  if (node.thought_ms === undefined && stream.thinking) node.thought_ms = performance.now() - stream.thinking;
+  if (stream.thinking) node.thought_ms ??= performance.now() - stream.thinking;
   if (conversations.includes(conversation)) await store.save(conversation);
   if (conversation !== current) return listConversations();
   const follow = nearEnd();
@@ -365,7 +380,8 @@ function readChunk(node, stream, chunk) {
 function readToolCall(node, stream, part) {
   stream.progress = "";
   node.tool_calls ??= [];
-  const call = (node.tool_calls[part.index ?? 0] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+  const empty = { id: "", type: "function", function: { name: "", arguments: "" } };
+  const call = (node.tool_calls[part.index ?? 0] ??= empty);
   if (part.id) call.id = part.id;
   call.function.name += part.function?.name ?? "";
   call.function.arguments += part.function?.arguments ?? "";
@@ -380,7 +396,9 @@ function showRate({ timings }) {
 
 // Gives screen readers whole paragraphs, as they are finished.
 class Announcer {
-  said = 0;
+  constructor(said) {
+    this.said = said; // characters
+  }
   read(content) {
     const end = content.lastIndexOf("\n\n");
     if (end <= this.said) return;
@@ -389,7 +407,8 @@ class Announcer {
   }
   end(node) {
     if (node.content.length > this.said) announce(node.content.slice(this.said));
-    announce(node.error ? `Failed: ${node.error}` : node.finish === "stopped" ? "Stopped" : "End of the answer");
+    if (node.error) announce(`Failed: ${node.error}`);
+    else announce(node.finish === "stopped" ? "Stopped" : "End of the answer");
   }
 }
 
@@ -476,8 +495,8 @@ function bind() {
     event.target.value = "";
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && narrow.matches && document.body.classList.contains("sidebar-open")) closeSidebar();
-    else if (event.key === "Escape" && !$("settings").open && !event.target.closest?.(".edit, .tokens, #conversations")) stop();
+    if (event.key === "Escape" && narrow.matches && !$("sidebar").inert) closeSidebar();
+    else if (event.key === "Escape" && !event.target.closest?.(HAS_ESCAPE)) stop();
     if (event.key === "O" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       startNew();

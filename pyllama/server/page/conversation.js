@@ -38,9 +38,8 @@ export function addMessage(conversation, parent, message) {
 // The messages from the first to `id`.
 export function pathTo(conversation, id) {
   const path = [];
-  for (let node = conversation.nodes[id]; node !== undefined; node = conversation.nodes[node.parent]) {
-    path.unshift(node);
-  }
+  const { nodes } = conversation;
+  for (let node = nodes[id]; node !== undefined; node = nodes[node.parent]) path.unshift(node);
   return path;
 }
 

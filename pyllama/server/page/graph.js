@@ -5,6 +5,7 @@ import { $, announce, h, number } from "./dom.js";
 import { startTheme } from "./theme.js";
 
 const LISTED = 12;
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const PARTS = 5; // kinds of operations with a colour of their own
 
 let data = null;
@@ -14,7 +15,9 @@ let query = { tokens: 1, depth: 128, times: 0 };
 const timed = () => data.total_us !== null;
 const value = (node) => (timed() ? node.us ?? 0 : node.bytes);
 const duration = (us) => (us >= 1000 ? `${number(us / 1000, 2)} ms` : `${number(us, 1)} µs`);
-const size = (bytes) => (bytes >= 1 << 20 ? `${number(bytes / 2 ** 20, 1)} MiB` : `${number(bytes / 1024, 1)} KiB`);
+const size = (bytes) =>
+  bytes >= 2 ** 20 ? `${number(bytes / 2 ** 20, 1)} MiB` : `${number(bytes / 2 ** 10, 1)} KiB`;
+const percent = (part, whole, digits = 1) => `${number((100 * part) / whole, digits)} %`;
 const amount = (v) => (timed() ? duration(v) : size(v));
 
 // --- reading the graph --------------------------------------------------------------------------
@@ -48,7 +51,8 @@ function showAll() {
   showList(whole);
   showDetails(null);
   $("explanation").textContent = timed()
-    ? "Each cell is one launch of a kernel, darker for longer. Fused nodes count with the node that ends their launch."
+    ? "Each cell is one launch of a kernel, darker for longer. Fused nodes count with the node " +
+      "that ends their launch."
     : "Each cell is one node, darker for more bytes of weights. Measure to see times.";
   $("list-title").textContent = timed() ? "Slowest nodes" : "Largest nodes";
   if (!$("drawing").hidden) showDrawing();
@@ -56,7 +60,11 @@ function showAll() {
 
 function showSummary() {
   const layers = new Set(data.nodes.map((node) => node.layer)).size - 1;
-  const facts = [["Nodes", number(data.n_nodes)], ["Layers", layers], ["Intermediate results", size(data.compute_bytes)]];
+  const facts = [
+    ["Nodes", number(data.n_nodes)],
+    ["Layers", layers],
+    ["Intermediate results", size(data.compute_bytes)],
+  ];
   if (timed()) {
     facts.unshift(
       ["One step", duration(data.total_us)],
@@ -64,7 +72,9 @@ function showSummary() {
       ["Threads", data.threads],
     );
   }
-  $("summary").replaceChildren(...facts.map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
+  $("summary").replaceChildren(
+    ...facts.map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact))),
+  );
 }
 
 
@@ -81,10 +91,10 @@ function showFamilies(whole) {
   for (const [i, [name, sum]] of shown.entries()) {
     const part = h("i", { title: name });
     const dot = h("i");
-    part.style.width = `${(100 * sum) / whole}%`;
+    part.style.width = percent(sum, whole, 3).replace(" ", "");
     part.style.background = dot.style.background = `var(--part-${i})`;
     bar.append(part);
-    legend.append(h("li", {}, dot, `${name} `, h("b", {}, `${number((100 * sum) / whole, 1)} %`)));
+    legend.append(h("li", {}, dot, `${name} `, h("b", {}, percent(sum, whole))));
   }
   $("families").replaceChildren(bar, legend);
 }
@@ -98,7 +108,9 @@ function showMap() {
   const labels = [];
   const nodes = data.nodes.filter(cells);
   const spread = new Map(); // label -> layers that have it
-  for (const node of nodes) spread.set(node.label, (spread.get(node.label) ?? new Set()).add(node.layer));
+  for (const { label, layer } of nodes) {
+    spread.set(label, (spread.get(label) ?? new Set()).add(layer));
+  }
   const isCommon = (node) => node.layer !== null && spread.get(node.label).size > 1;
   for (const node of nodes.filter(isCommon)) {
     const row = layers.get(node.layer) ?? new Map();
@@ -109,25 +121,34 @@ function showMap() {
     if (!labels.includes(label)) labels.push(label);
   }
   const outside = nodes.filter((node) => !isCommon(node) && value(node) > 0);
-  const most = Math.max(...[...layers.values()].flatMap((row) => [...row.values()].map(value)), 1e-9);
-  const head = h("tr", {}, h("th", { scope: "col" }, "Layer"), labels.map((label) => h("th", { scope: "col" }, h("span", {}, label))));
-  const rows = [...layers].sort((a, b) => a[0] - b[0]).map(([layer, row]) =>
-    h("tr", {}, h("th", { scope: "row" }, String(layer)), labels.map((label) => cell(row.get(label), most))),
-  );
+  const values = [...layers.values()].flatMap((row) => [...row.values()].map(value));
+  const most = Math.max(...values, 1e-9);
+  const column = (label) => h("th", { scope: "col" }, h("span", {}, label));
+  const head = h("tr", {}, h("th", { scope: "col" }, "Layer"), labels.map(column));
+  const rows = [...layers].sort((a, b) => a[0] - b[0]).map(([layer, row]) => {
+    const shown = labels.map((label) => cell(row.get(label), most));
+    return h("tr", {}, h("th", { scope: "row" }, String(layer)), shown);
+  });
   $("map").replaceChildren(h("thead", {}, head), h("tbody", {}, rows));
   const first = $("map").querySelector("td[data-i]");
   if (first) first.tabIndex = 0;
-  const strip = h("div", { class: "outside" }, h("span", {}, "Not in every layer"), outside.map((node) => {
-    const share = data.total_us ? `, ${number((100 * node.us) / data.total_us, 1)} %` : "";
-    return h("button", { type: "button", click: () => showDetails(node) }, /^node_\d+$/.test(node.name) ? node.label : node.name, h("b", {}, `${amount(value(node))}${share}`));
-  }));
+  const title = h("span", {}, "Not in every layer");
+  const strip = h("div", { class: "outside" }, title, outside.map(chip));
   $("heat").querySelector(".outside")?.remove();
   $("heat").querySelector(".map").after(strip);
 }
 
+function chip(node) {
+  const name = /^node_\d+$/.test(node.name) ? node.label : node.name;
+  const share = timed() ? `, ${percent(node.us, data.total_us)}` : "";
+  const text = h("b", {}, `${amount(value(node))}${share}`);
+  return h("button", { type: "button", click: () => showDetails(node) }, name, text);
+}
+
 function cell(node, most) {
   if (node === undefined) return h("td", { class: "none" });
-  const made = h("td", { "data-i": node.i, tabindex: -1, "aria-label": `${node.name}, ${amount(value(node))}` });
+  const label = `${node.name}, ${amount(value(node))}`;
+  const made = h("td", { "data-i": node.i, tabindex: -1, "aria-label": label });
   made.style.setProperty("--heat", Math.sqrt(value(node) / most).toFixed(3));
   return made;
 }
@@ -135,16 +156,18 @@ function cell(node, most) {
 function showDetails(node) {
   for (const old of $("map").querySelectorAll(".chosen")) old.classList.remove("chosen");
   if (node === null) {
-    $("details").replaceChildren(h("p", { class: "note" }, "Choose a cell, or walk with the arrow keys."));
+    const hint = "Choose a cell, or walk with the arrow keys.";
+    $("details").replaceChildren(h("p", { class: "note" }, hint));
     return;
   }
   $("map").querySelector(`[data-i="${node.i}"]`)?.classList.add("chosen");
+  const { us } = node;
   const facts = [
-    timed() && node.us !== null ? ["Time", `${duration(node.us)}, ${number((100 * node.us) / data.total_us, 2)} %`] : null,
+    us === null ? null : ["Time", `${duration(us)}, ${percent(us, data.total_us, 2)}`],
     ["Operation", node.symbol],
     ["Result", `${node.type} [${node.ne.join(", ")}]`],
     node.bytes ? ["Weights", size(node.bytes)] : null,
-    node.bytes && node.us ? ["Bandwidth", `${number(node.bytes / node.us / 1000, 1)} GB/s`] : null,
+    node.bytes && us ? ["Bandwidth", `${number(node.bytes / us / 1000, 1)} GB/s`] : null,
     node.kernels.length ? ["Kernels", node.kernels.join(", ")] : null,
     node.fused.length ? ["Fused into it", node.fused.join(", ")] : null,
     node.fused_into ? ["Fused into", node.fused_into] : null,
@@ -173,12 +196,14 @@ function showList(whole) {
         showDetails(largest);
         $("details").scrollIntoView({ block: "nearest" });
       };
+      const count = h("small", {}, nodes.length > 1 ? ` × ${nodes.length}` : "");
+      const button = h("button", { type: "button", click: choose }, label);
       return h(
         "tr", {},
-        h("th", { scope: "row" }, h("button", { type: "button", click: choose }, label), h("small", {}, nodes.length > 1 ? ` × ${nodes.length}` : "")),
+        h("th", { scope: "row" }, button, count),
         h("td", { class: "meter", "aria-hidden": "true" }, bar),
         h("td", {}, amount(sum)),
-        h("td", {}, `${number((100 * sum) / whole, 1)} %`),
+        h("td", {}, percent(sum, whole)),
       );
     })),
   );
@@ -220,7 +245,8 @@ function bind() {
   for (const tab of document.querySelectorAll("[role=tab]")) {
     tab.addEventListener("click", () => openTab(tab.id.slice(4)));
     tab.addEventListener("keydown", (event) => {
-      if (event.key === "ArrowLeft" || event.key === "ArrowRight") openTab(tab.id === "tab-heat" ? "drawing" : "heat");
+      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+      openTab(tab.id === "tab-heat" ? "drawing" : "heat");
     });
   }
   const map = $("map");
@@ -233,9 +259,9 @@ function bind() {
   }
   map.addEventListener("keydown", (event) => {
     const td = event.target.closest("td[data-i]");
-    const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [0, 0];
-    if (td === null || (down === 0 && right === 0)) return;
+    if (td === null || STEPS[event.key] === undefined) return;
     event.preventDefault();
+    const [down, right] = STEPS[event.key];
     const next = map.rows[td.parentNode.rowIndex + down]?.cells[td.cellIndex + right];
     if (!next?.matches("td[data-i]")) return;
     td.tabIndex = -1;

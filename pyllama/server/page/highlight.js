@@ -22,7 +22,8 @@ const SQL = new Set(
   select set table then union unique update values view when where with`.split(/\s+/),
 );
 
-const STRING = String.raw`"""[^]*?(?:"""|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?`;
+const STRING =
+  String.raw`"""[^]*?(?:"""|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|\x60[^\x60]*\x60?`;
 const REST = String.raw`\b(?:0x[\da-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\b|[A-Za-z_]\w*`;
 const COMMENTS = {
   hash: String.raw`#[^\n]*`,
@@ -35,7 +36,7 @@ export function highlighted(code, language) {
   const name = language.toLowerCase();
   if (PLAIN.includes(name) || code.length > 50000) return [code];
   const style = HASH.includes(name) ? "hash" : DASH.includes(name) ? "dash" : "slash";
-  const pattern = new RegExp(`(${COMMENTS[style]})|(${STRING}|\`(?:\\\\.|[^\`\\\\])*\`?)|${REST}`, "g");
+  const pattern = new RegExp(`(${COMMENTS[style]})|(${STRING})|${REST}`, "g");
   const out = [];
   let end = 0;
   for (const match of code.matchAll(pattern)) {

@@ -124,8 +124,10 @@ function link(address, content) {
   return h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
+const ENTITY = /&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w{2,5}));/gi;
+
 function decoded(text) {
-  return text.replace(/&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w{2,5}));/gi, (all, decimal, hex, name) => {
+  return text.replace(ENTITY, (all, decimal, hex, name) => {
     if (name) return NAMED[name] ?? all;
     const code = hex ? parseInt(hex, 16) : Number(decimal);
     return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : "\ufffd";

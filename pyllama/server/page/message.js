@@ -10,8 +10,8 @@ import { probabilitiesView } from "./probabilities.js";
 const NAMES = { user: "You", assistant: "Assistant", tool: "Result of a tool" };
 
 export class MessageView {
-  // actions: edit(node, text), regenerate(node), retry(node), show(id), versions(node),
-  // answerTools(node, results)
+  // actions: edit(node, text), regenerate(node), continueAnswer(node), retry(node), show(id),
+  // versions(node), isLast(node), answerTools(node, results)
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
@@ -37,8 +37,10 @@ export class MessageView {
     this.element.classList.toggle("streaming", streaming);
     this.article.setAttribute("aria-busy", streaming);
     this.showReasoning(streaming);
-    if (this.tokensShown && !streaming) this.body.replaceChildren(probabilitiesView(node.probabilities));
-    else if (node.role === "assistant") updateMarkdown(this.body, node.content);
+    if (this.tokensShown && !streaming) {
+      this.body.replaceChildren(probabilitiesView(node.probabilities));
+      this.body.blocks = [];
+    } else if (node.role === "assistant") updateMarkdown(this.body, node.content);
     else this.body.textContent = node.content;
     this.body.hidden = node.content === "" && !streaming;
     this.progress.textContent = progress;
@@ -83,19 +85,22 @@ export class MessageView {
       const name = h("p", {}, "Calls ", h("code", {}, call.function.name));
       return h("div", { class: "call" }, name, h("pre", { tabindex: 0 }, h("code", {}, text)));
     });
-    if (calls.length && !streaming && this.actions.isLast(this.node)) cards.push(this.resultsForm(calls));
+    const isOpen = calls.length > 0 && !streaming && this.actions.isLast(this.node);
+    if (isOpen) cards.push(this.resultsForm(calls));
     this.tools.replaceChildren(...cards);
   }
 
   resultsForm(calls) {
-    const fields = calls.map((call) =>
-      h("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}`, placeholder: `Result of ${call.function.name}` }),
-    );
+    const fields = calls.map((call) => {
+      const label = `Result of ${call.function.name}`;
+      return h("textarea", { rows: 2, "aria-label": label, placeholder: label });
+    });
     const submit = (event) => {
       event.preventDefault();
       this.actions.answerTools(this.node, fields.map((field) => field.value));
     };
-    return h("form", { class: "results", submit }, fields, h("button", { type: "submit", class: "main" }, "Send the result"));
+    const button = h("button", { type: "submit", class: "main" }, "Send the result");
+    return h("form", { class: "results", submit }, fields, button);
   }
 
   showActions() {
@@ -119,6 +124,9 @@ export class MessageView {
     if (node.role !== "tool") parts.push(iconButton("pencil", "Edit", () => this.edit()));
     if (node.role === "assistant") {
       parts.push(iconButton("again", "Regenerate", () => this.actions.regenerate(node)));
+      if (this.canContinue()) {
+        parts.push(iconButton("forward", "Continue", () => this.actions.continueAnswer(node)));
+      }
       if (node.probabilities?.length) parts.push(this.tokensButton());
       const stats = statistics(node);
       if (stats) parts.push(h("span", { class: "stats" }, stats));
@@ -126,15 +134,21 @@ export class MessageView {
     this.footer.replaceChildren(...parts);
   }
 
+  canContinue() {
+    const { content, finish, tool_calls: calls } = this.node;
+    const wasCut = finish === "length" || finish === "stopped";
+    return wasCut && content !== "" && !calls && this.actions.isLast(this.node);
+  }
+
   tokensButton() {
     const toggle = () => {
       this.tokensShown = !this.tokensShown;
       this.body.replaceChildren();
-      this.body.blocks = [];
       this.update({});
       this.footer.querySelector("[aria-pressed]").focus();
     };
-    return iconButton("bars", "Probabilities of tokens", toggle, { "aria-pressed": String(this.tokensShown) });
+    const pressed = { "aria-pressed": String(this.tokensShown) };
+    return iconButton("bars", "Probabilities of tokens", toggle, pressed);
   }
 
   edit() {
@@ -177,7 +191,8 @@ function statistics({ timings, finish }) {
   const prompt = timings.prompt_n + (timings.cache_n ?? 0);
   const parts = [`${number(timings.predicted_n)} tokens`];
   if (rate > 0 && timings.predicted_n > 1) parts.push(`${number(rate, rate < 10 ? 1 : 0)} tok/s`);
-  if (prompt) parts.push(`prompt ${number(prompt)}${timings.cache_n ? `, ${number(timings.cache_n)} cached` : ""}`);
+  const cached = timings.cache_n ? `, ${number(timings.cache_n)} cached` : "";
+  if (prompt) parts.push(`prompt ${number(prompt)}${cached}`);
   if (finish === "length") parts.push("cut at the limit");
   if (finish === "stopped") parts.push("stopped");
   return parts.join(" · ");

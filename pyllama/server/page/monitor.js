@@ -63,10 +63,15 @@ export class Monitor {
     const computed = cached + (slot.n_prompt_tokens_processed ?? 0) + (next?.n_decoded ?? 0);
     const used = Math.max(slot.n_prompt_tokens ?? 0, computed);
     const share = slot.n_ctx ? Math.min(1, used / slot.n_ctx) : 0;
-    const bar = h("div", { class: "bar-of", role: "meter", "aria-label": `Context of slot ${slot.id}`, "aria-valuemin": 0, "aria-valuemax": slot.n_ctx, "aria-valuenow": used }, h("i"));
+    const meter = {
+      class: "bar-of", role: "meter", "aria-label": `Context of slot ${slot.id}`,
+      "aria-valuemin": 0, "aria-valuemax": slot.n_ctx, "aria-valuenow": used,
+    };
+    const bar = h("div", meter, h("i"));
     bar.firstChild.style.width = `${100 * share}%`;
     const rate = this.rate(slot, next?.n_decoded ?? 0);
-    const state = !slot.is_processing ? "idle" : next?.n_decoded ? `writing${rate}` : "reading the prompt";
+    const activity = next?.n_decoded ? `writing${rate}` : "reading the prompt";
+    const state = slot.is_processing ? activity : "idle";
     const facts = [`${number(used)} of ${number(slot.n_ctx)} tokens`];
     if (slot.is_processing && cached) facts.push(`${number(cached)} reused`);
     return h(
@@ -92,6 +97,7 @@ export class Monitor {
       const cached = m.prompt_tokens_cached_total ?? 0;
       const prompts = (m.prompt_tokens_total ?? 0) + cached;
       const drafted = m.spec_decode_num_draft_tokens_total ?? 0;
+      const accepted = (100 * m.spec_decode_num_accepted_tokens_total) / drafted;
       facts(this.counters, [
         ["Running, waiting", `${m.requests_processing ?? 0}, ${m.requests_deferred ?? 0}`],
         ["Prompt tokens", short(prompts)],
@@ -100,7 +106,7 @@ export class Monitor {
         ["Reading", rate(m.prompt_tokens_total, m.prompt_seconds_total)],
         ["Writing", rate(m.tokens_predicted_total, m.tokens_predicted_seconds_total)],
         ["Slots per step", number(m.n_busy_slots_per_decode ?? 0, 1)],
-        drafted ? ["Drafted tokens accepted", `${number((100 * m.spec_decode_num_accepted_tokens_total) / drafted)} %`] : null,
+        drafted ? ["Drafted tokens accepted", `${number(accepted)} %`] : null,
       ]);
     } catch (error) {
       this.counters.replaceChildren(h("p", { class: "note" }, reason(error, "--metrics")));

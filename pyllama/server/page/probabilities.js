@@ -5,8 +5,9 @@
 import { $, h } from "./dom.js";
 
 const percent = (p) => (p >= 0.1 ? `${(100 * p).toFixed(0)} %` : `${(100 * p).toFixed(1)} %`);
+const SIGNS = { "\n": "⏎", "\t": "⇥", " ": "␣" };
 const visible = (text) =>
-  text === "" ? "(part of a character)" : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  text === "" ? "(part of a character)" : text.replace(/[\n\t ]/g, (character) => SIGNS[character]);
 
 // From a chunk's `logprobs.content`.
 export function readProbabilities(content) {
@@ -22,23 +23,28 @@ export function probabilitiesView(tokens) {
   const spans = tokens.map(([text, p, top], i) => {
     const others = top.filter(([other]) => other !== text).slice(0, 3)
       .map(([other, q]) => `${visible(other)} ${percent(q)}`);
-    const label = `${visible(text)}, ${percent(p)}${others.length ? `; instead ${others.join(", ")}` : ""}`;
-    const span = h("span", { class: "token", role: "img", "aria-label": label, tabindex: i ? -1 : 0 }, text);
+    const instead = others.length ? `; instead ${others.join(", ")}` : "";
+    const label = `${visible(text)}, ${percent(p)}${instead}`;
+    const attributes = { class: "token", role: "img", "aria-label": label, tabindex: i ? -1 : 0 };
+    const span = h("span", attributes, text);
     span.style.setProperty("--unlikely", (1 - p).toFixed(3));
     return span;
   });
-  const view = h("div", { class: "tokens", role: "group", "aria-label": "Tokens and probabilities. Arrow keys move." }, spans);
+  const name = "Tokens and probabilities. Arrow keys move.";
+  const view = h("div", { class: "tokens", role: "group", "aria-label": name }, spans);
   const at = (event) => spans.indexOf(event.target.closest?.(".token"));
   const show = (event) => {
     const i = at(event);
     if (i >= 0) showAlternatives(spans[i], tokens[i]);
   };
-  for (const name of ["pointerover", "focusin", "click"]) view.addEventListener(name, show);
-  for (const name of ["pointerleave", "focusout"]) view.addEventListener(name, hideAlternatives);
+  for (const type of ["pointerover", "focusin", "click"]) view.addEventListener(type, show);
+  for (const type of ["pointerleave", "focusout"]) view.addEventListener(type, hideAlternatives);
   view.addEventListener("keydown", (event) => {
     const i = at(event);
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const next = { Home: 0, End: spans.length - 1 }[event.key] ?? (step === undefined ? -1 : i + step);
+    const next = {
+      ArrowRight: i + 1, ArrowDown: i + 1, ArrowLeft: i - 1, ArrowUp: i - 1, Home: 0,
+      End: spans.length - 1,
+    }[event.key];
     if (event.key === "Escape") hideAlternatives();
     if (i < 0 || spans[next] === undefined) return;
     event.preventDefault();
@@ -57,7 +63,13 @@ function showAlternatives(span, [text, p, top]) {
     ...rows.map(([other, q]) => {
       const bar = h("i");
       bar.style.width = percent(q).replace(" ", "");
-      return h("div", other === text ? { class: "chosen" } : {}, h("code", {}, visible(other)), h("span", {}, bar), h("b", {}, percent(q)));
+      return h(
+        "div",
+        { class: other === text ? "chosen" : null },
+        h("code", {}, visible(other)),
+        h("span", {}, bar),
+        h("b", {}, percent(q)),
+      );
     }),
   );
   box.hidden = false;

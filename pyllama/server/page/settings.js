@@ -7,32 +7,36 @@ import { chosenTheme, setTheme } from "./theme.js";
 
 // name of llama-server's field, label, smallest, largest, step, explanation
 const COMMON = [
-  ["temperature", "Temperature", 0, 5, 0.05, "Higher is more varied; 0 takes the likeliest token."],
-  ["top_p", "Top p", 0, 1, 0.01, "Keep the likeliest tokens that sum to this probability; 1 is off."],
+  ["temperature", "Temperature", 0, 5, "any", "Higher is more varied; 0 takes the likeliest."],
+  ["top_p", "Top p", 0, 1, "any", "Keep the likeliest tokens with this sum; 1 is off."],
   ["top_k", "Top k", 0, 1000, 1, "Keep this many of the likeliest tokens; 0 is off."],
-  ["min_p", "Min p", 0, 1, 0.01, "Drop tokens below this share of the likeliest one's probability."],
+  ["min_p", "Min p", 0, 1, "any", "Drop tokens below this share of the likeliest; 0 is off."],
   ["max_tokens", "Longest answer", -1, null, 1, "In tokens; -1 is without limit."],
   ["seed", "Seed", -1, 4294967295, 1, "The same seed gives the same answer; empty is random."],
 ];
 const MORE = [
-  ["typical_p", "Typical p", 0, 1, 0.01, "Locally typical sampling; 1 is off."],
-  ["top_n_sigma", "Top n sigma", -1, 10, 0.1, "Keep logits within n standard deviations; -1 is off."],
-  ["xtc_probability", "XTC probability", 0, 1, 0.01, "How often the likeliest tokens are removed."],
-  ["xtc_threshold", "XTC threshold", 0, 0.5, 0.01, "Tokens at least this likely may be removed."],
-  ["dynatemp_range", "Dynamic temperature, range", 0, 5, 0.05, "Temperature varies by this much; 0 is off."],
-  ["dynatemp_exponent", "Dynamic temperature, exponent", 0, 10, 0.1, "How entropy maps to temperature."],
-  ["repeat_penalty", "Repeat penalty", 0, 5, 0.01, "Divides logits of recent tokens; 1 is off."],
-  ["repeat_last_n", "Repeat, last tokens", -1, null, 1, "How many tokens the penalties look at; -1 is all."],
-  ["presence_penalty", "Presence penalty", -2, 2, 0.05, "Subtracted once for a token that has occurred."],
-  ["frequency_penalty", "Frequency penalty", -2, 2, 0.05, "Subtracted for each occurrence."],
-  ["dry_multiplier", "DRY multiplier", 0, 10, 0.05, "Penalty of repeated sequences; 0 is off."],
-  ["dry_base", "DRY base", 0, 10, 0.05, "Growth of the penalty with the length."],
+  ["typical_p", "Typical p", 0, 1, "any", "Locally typical sampling; 1 is off."],
+  ["top_n_sigma", "Top n sigma", -1, 10, "any", "Keep logits within n deviations; -1 is off."],
+  ["xtc_probability", "XTC probability", 0, 1, "any", "How often likely tokens are removed."],
+  ["xtc_threshold", "XTC threshold", 0, 0.5, "any", "Tokens at least this likely may be removed."],
+  ["dynatemp_range", "Dynamic temperature", 0, 5, "any", "Its range around the other; 0 is off."],
+  ["dynatemp_exponent", "Its exponent", 0, 10, "any", "How entropy maps to temperature."],
+  ["repeat_penalty", "Repeat penalty", 0, 5, "any", "Divides logits of recent tokens; 1 is off."],
+  ["repeat_last_n", "Recent tokens", -1, null, 1, "Seen by the three penalties; -1 is all."],
+  ["presence_penalty", "Presence penalty", -2, 2, "any", "Subtracted for a token that occurred."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, "any", "Subtracted for each occurrence."],
+  ["dry_multiplier", "DRY multiplier", 0, 10, "any", "Penalty of repeated sequences; 0 is off."],
+  ["dry_base", "DRY base", 0, 10, "any", "Growth of the penalty with the length."],
   ["dry_allowed_length", "DRY allowed length", 0, 100, 1, "Longest repetition without penalty."],
-  ["dry_penalty_last_n", "DRY, last tokens", -1, null, 1, "How many tokens it looks at; -1 is all."],
+  ["dry_penalty_last_n", "DRY recent tokens", -1, null, 1, "How many it looks at; -1 is all."],
   ["mirostat", "Mirostat", 0, 2, 1, "0 is off; 1 and 2 are its versions."],
-  ["mirostat_tau", "Mirostat tau", 0, 20, 0.1, "Target entropy."],
-  ["mirostat_eta", "Mirostat eta", 0, 1, 0.01, "Learning rate."],
+  ["mirostat_tau", "Mirostat tau", 0, 20, "any", "Target entropy."],
+  ["mirostat_eta", "Mirostat eta", 0, 1, "any", "Learning rate."],
 ];
+const EXAMPLE_FIELDS = '{"grammar": "root ::= \\"yes\\" | \\"no\\""}';
+const EXAMPLE_TOOLS =
+  '[{"type": "function", "function": {"name": "get_weather", "parameters": ' +
+  '{"type": "object", "properties": {"city": {"type": "string"}}}}}]';
 const NO_SEED = 4294967295;
 
 export class SettingsDialog {
@@ -68,7 +72,8 @@ export class SettingsDialog {
 
   systemSection() {
     const conversation = this.hooks.conversation();
-    const text = h("textarea", { id: "system", rows: 4, placeholder: "Such as: Answer in one sentence." });
+    const placeholder = "Such as: Answer in one sentence.";
+    const text = h("textarea", { id: "system", rows: 4, placeholder });
     text.value = conversation.system;
     const keep = h("input", { type: "checkbox", id: "system-default" });
     keep.checked = conversation.system === this.settings.system;
@@ -93,14 +98,17 @@ export class SettingsDialog {
 
   samplerSection(defaults) {
     const known = ([name]) => name in defaults || name === "max_tokens";
-    const fields = (table) => h("div", { class: "grid" }, table.filter(known).map((row) => this.samplerField(row, defaults)));
+    const fields = (table) => {
+      const rows = table.filter(known).map((row) => this.samplerField(row, defaults));
+      return h("div", { class: "grid" }, rows);
+    };
     const reset = () => {
       this.settings.samplers = {};
       this.changed();
       for (const input of this.dialog.querySelectorAll(".grid input")) input.value = "";
       toast("Samplers are the server's again.");
     };
-    const extra = this.jsonField("extra", "Other fields of the request", '{"grammar": "root ::= \\"yes\\" | \\"no\\""}', "{");
+    const extra = this.jsonField("extra", "Other fields of the request", EXAMPLE_FIELDS, "{");
     return section(
       "Sampling",
       h("p", { class: "note" }, "An empty field leaves the server's value, which it shows."),
@@ -116,7 +124,10 @@ export class SettingsDialog {
     const shown = name === "seed" && value === NO_SEED ? "random"
       : name === "max_tokens" && !(value > 0) ? "no limit"
       : Number.isFinite(value) ? String(Number(value.toPrecision(6))) : "";
-    const input = h("input", { type: "number", id, min, max, step: step === 1 ? 1 : "any", placeholder: shown, "aria-describedby": `${id}-note`, inputmode: "decimal" });
+    const input = h("input", {
+      type: "number", id, min, max, step, placeholder: shown, inputmode: "decimal",
+      "aria-describedby": `${id}-note`,
+    });
     const note = h("small", { id: `${id}-note`, role: "status" }, explanation);
     input.value = this.settings.samplers[name] ?? "";
     input.addEventListener("change", () => {
@@ -134,7 +145,10 @@ export class SettingsDialog {
 
   jsonField(name, label, example, first) {
     const id = `json-${name}`;
-    const area = h("textarea", { id, rows: 3, placeholder: example, spellcheck: "false", class: "mono", "aria-describedby": `${id}-error` });
+    const area = h("textarea", {
+      id, rows: 3, placeholder: example, spellcheck: "false", class: "mono",
+      "aria-describedby": `${id}-error`,
+    });
     const error = h("small", { id: `${id}-error`, class: "error", role: "status" });
     area.value = this.settings[name];
     area.addEventListener("input", () => {
@@ -150,7 +164,8 @@ export class SettingsDialog {
   displaySection() {
     const show = h("input", { type: "checkbox", id: "probabilities" });
     show.checked = this.settings.probabilities;
-    const count = h("input", { type: "number", id: "alternatives-count", min: 1, max: 20, step: 1 });
+    const id = "alternatives-count";
+    const count = h("input", { type: "number", id, min: 1, max: 20, step: 1 });
     count.value = this.settings.alternatives;
     const update = () => {
       this.settings.probabilities = show.checked;
@@ -160,25 +175,28 @@ export class SettingsDialog {
     show.addEventListener("change", update);
     count.addEventListener("change", update);
     const themes = ["system", "light", "dark"].map((theme) => {
-      const radio = h("input", { type: "radio", name: "theme", value: theme, change: () => setTheme(theme) });
+      const change = () => setTheme(theme);
+      const radio = h("input", { type: "radio", name: "theme", value: theme, change });
       radio.checked = chosenTheme() === theme;
       return h("label", { class: "check" }, radio, theme[0].toUpperCase() + theme.slice(1));
     });
+    const label = h("label", { for: id }, "Alternatives of a token");
     return section(
       "Display",
       h("label", { class: "check" }, show, "Record probabilities of tokens"),
-      h("div", { class: "grid" }, h("div", {}, h("label", { for: "alternatives-count" }, "Alternatives of a token"), count)),
+      h("div", { class: "grid" }, h("div", {}, label, count)),
       h("fieldset", { class: "themes" }, h("legend", {}, "Theme"), themes),
     );
   }
 
   toolSection() {
-    const example = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
-    return section("Tools", this.jsonField("tools", "Functions the model may call, in OpenAI's format", example, "["));
+    const label = "Functions the model may call, in OpenAI's format";
+    return section("Tools", this.jsonField("tools", label, EXAMPLE_TOOLS, "["));
   }
 
   connectionSection() {
-    const key = h("input", { type: "password", id: "api-key", autocomplete: "off", placeholder: "None" });
+    const id = "api-key";
+    const key = h("input", { type: "password", id, autocomplete: "off", placeholder: "None" });
     key.value = apiKey();
     key.addEventListener("change", () => {
       setApiKey(key.value.trim());
@@ -213,10 +231,13 @@ function jsonError(text, first) {
 
 // The fields of a request that the settings give.
 export function requestFields(settings) {
-  const read = (text) => (text.trim() && jsonError(text, text.trim()[0]) === "" ? JSON.parse(text) : null);
+  const read = (text) => {
+    const trimmed = text.trim();
+    return trimmed && jsonError(trimmed, trimmed[0]) === "" ? JSON.parse(trimmed) : null;
+  };
   const fields = { ...settings.samplers, ...read(settings.extra) };
   const tools = read(settings.tools);
   if (tools?.length) fields.tools = tools;
-  if (settings.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: settings.alternatives });
-  return fields;
+  if (!settings.probabilities) return fields;
+  return { ...fields, logprobs: true, top_logprobs: settings.alternatives };
 }

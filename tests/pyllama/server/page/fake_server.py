@@ -248,6 +248,8 @@ class FakeServer:
         content = last["content"]
         if last["role"] == "tool":
             return "", f"The tool says: {content}.", ""
+        if last["role"] == "assistant":
+            return "", " And more.", ""
         if "markdown" in content:
             return "", MARKDOWN, ""
         if "hostile" in content:

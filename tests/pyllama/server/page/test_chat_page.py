@@ -97,6 +97,10 @@ def test_stop_keeps_the_text_and_closes_the_stream(page: Any, server: Any) -> No
             break
         page.wait_for_timeout(20)
     assert server.n_aborted == 1
+    page.click(f"{LAST} [aria-label='Continue']")
+    page.wait_for_selector(f"{LAST} .body:has-text('And more.')")
+    assert [m["role"] for m in server.bodies[1]["messages"]] == ["user", "assistant"]
+    assert page.locator("[aria-label='Continue']").count() == 0
     say(page, "a long text", wait=False)
     page.wait_for_selector(".message.streaming .body p")
     page.keyboard.press("Escape")
