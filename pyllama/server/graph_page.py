@@ -97,7 +97,7 @@ def _measured(context: Context, query: GraphQuery) -> DrawnGraph:
         context.model,
         context.model.path,
         n_tokens=query.tokens,
-        depth=min(query.depth, context.n_ctx_seq - query.tokens),
+        depth=max(0, min(query.depth, context.n_ctx_seq - query.tokens)),
         n_threads=context.n_threads if query.tokens == 1 else context.n_threads_batch,
         type_k=params.type_k,
         type_v=params.type_v,
@@ -124,7 +124,6 @@ def graph_json(drawn: DrawnGraph, query: GraphQuery) -> str:
         {
             "title": printable(drawn.title),
             "tokens": query.tokens,
-            "depth": query.depth if runs else None,
             "threads": runs[0].n_threads if runs else None,
             "total_us": sum(t.us for t in drawn.times.values()) if drawn.times else None,
             "n_nodes": len(drawn.graph.nodes),

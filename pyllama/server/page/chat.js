@@ -515,7 +515,7 @@ async function start() {
   try {
     conversations = await store.loadAll();
   } catch {
-    toast("This browser keeps no data here: conversations end with the page.");
+    toast("This browser keeps no data: conversations end with the page.");
   }
   const asked = conversations.find((one) => one.id === location.hash.slice(1));
   if (asked) current = asked;

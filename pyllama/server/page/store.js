@@ -1,5 +1,7 @@
 // Keeps conversations (IndexedDB) and settings (localStorage) in this browser.
 
+import { toast } from "./dom.js";
+
 const OTHER_TABS = new BroadcastChannel("pyllama-conversations");
 
 const wait = (request) =>
@@ -27,14 +29,18 @@ export async function loadAll() {
   return found.sort((a, b) => b.updated - a.updated);
 }
 
-export async function save(conversation) {
-  await wait((await objects("readwrite")).put(conversation));
-  OTHER_TABS.postMessage(conversation.id);
-}
+export const save = (conversation) =>
+  change(conversation.id, (all) => all.put(conversation));
+export const remove = (id) => change(id, (all) => all.delete(id));
 
-export async function remove(id) {
-  await wait((await objects("readwrite")).delete(id));
-  OTHER_TABS.postMessage(id);
+// Never rejects: the page goes on with what it has in memory.
+async function change(id, request) {
+  try {
+    await wait(request(await objects("readwrite")));
+    OTHER_TABS.postMessage(id);
+  } catch (error) {
+    toast(`Not saved in this browser: ${error.message}`);
+  }
 }
 
 export function onOtherTab(changed) {

@@ -105,7 +105,7 @@ def graph(times: bool) -> dict[str, Any]:
          "bytes": 30081024, "us": 200.0 if times else None}
     )  # fmt: skip
     return {
-        "title": "fake.gguf, 1 token", "tokens": 1, "depth": 128, "threads": 2 if times else None,
+        "title": "fake.gguf, 1 token", "tokens": 1, "threads": 2 if times else None,
         "total_us": 323.0 if times else None, "n_nodes": 7, "compute_bytes": 4096,
         "nodes": nodes,
     }  # fmt: skip

@@ -317,6 +317,15 @@ def test_a_loading_server_is_waited_for(page: Any, server: Any) -> None:
     assert page.inner_text("#model-name") == "fake-1b"
 
 
+def test_a_browser_without_storage_still_talks(page: Any) -> None:
+    page.add_init_script("IDBFactory.prototype.open = () => { throw new Error('no storage') }")
+    reload(page)
+    assert "keeps no data" in page.inner_text("#toast")
+    say(page, "Hello")
+    assert "You said: Hello" in page.inner_text(LAST)
+    assert "Not saved in this browser: no storage" in page.inner_text("#toast")
+
+
 def test_two_conversations_stream_at_once(page: Any, server: Any) -> None:
     server.pause_s = 0.02
     say(page, "a long text", wait=False)
