@@ -106,11 +106,15 @@ def _page(drawing: Drawing, plan: Plan | None, folded: bool, layers: tuple[int, 
 <aside id="details" aria-live="polite" aria-label="Details"></aside>
 </main>
 <script type="application/json" id="data">{_data(drawing, plan)}</script>
-<script>
-{_file("page.js")}</script>
+<script>{page_script()}</script>
 </body>
 </html>
 """
+
+
+def page_script() -> str:
+    """Return the text of a page's script element, equal in all pages (for policies by hash)."""
+    return f"\n{_file('page.js')}"
 
 
 def _file(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from pyggml.dtype import GGMLType
 from pyggml.viz import node_times
 
 from ..core.batch import Batch
@@ -28,12 +29,15 @@ def profiled_graph(
     n_tokens: int = 1,
     depth: int = 0,
     n_threads: int | None = None,
+    type_k: GGMLType = GGMLType.F16,
+    type_v: GGMLType = GGMLType.F16,
 ) -> DrawnGraph:
     """Run a model and return its graph with times.
 
     Args:
         n_tokens: batch size of the timed decode; its graph may be padded.
         depth: tokens in the KV cache before it.
+        type_k, type_v: types of keys and values in it.
 
     Returns:
         The graph, its plan, traces of the faster half of 5 to 100 runs, and the times of its
@@ -48,6 +52,8 @@ def profiled_graph(
         n_ctx=depth + n_tokens,
         n_batch=depth + n_tokens,
         n_ubatch=max(n_tokens, 512),
+        type_k=type_k,
+        type_v=type_v,
         n_threads=n_threads,
     )
     n_vocab = model.hparams.n_vocab

@@ -26,6 +26,7 @@ from . import (
     chat,
     completion,
     embedding,
+    graph,
     infill,
     info,
     ollama,
@@ -36,13 +37,15 @@ from . import (
     tokens,
 )
 from .errors import ApiError, error_of
+from .options import ServerOptions
+from .page_files import page_addresses, page_file
 from .security import Guard
 from .served import Served
 from .sse import error_response
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]
 _log = logging.getLogger("pyllama.server")
-PAGE = Path(__file__).parent / "page"
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("GET", ("/health", "/v1/health"), info.health),
@@ -85,6 +88,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("GET", ("/api/tags",), ollama.tags),
     ("GET", ("/api/ps",), ollama.running),
     ("GET", ("/api/version",), ollama.version),
+    ("GET", ("/graph.json",), graph.data),
+    ("GET", ("/graph.html",), graph.drawing),
 )
 """Methods, paths and handlers."""
 
@@ -97,9 +102,9 @@ def make_app(served: Served) -> ASGIApp:
         for method, paths, handler in ROUTES
         for path in paths
     ]
-    page = page_files(options.path or PAGE) if options.ui else {}
-    for path, file in page.items():
-        routes.append(Route(options.api_prefix + path, _file_endpoint(file), methods=["GET"]))
+    page = _page(options)
+    for path, endpoint in page.items():
+        routes.append(Route(options.api_prefix + path, endpoint, methods=["GET"]))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -118,7 +123,16 @@ def make_app(served: Served) -> ASGIApp:
     return Guard(app, options, frozenset(options.api_prefix + path for path in page))
 
 
-def page_files(folder: Path) -> dict[str, Path]:
+def _page(options: ServerOptions) -> dict[str, Endpoint]:
+    """The endpoints of the web page by path: those of a folder of the user, or ours."""
+    if not options.ui:
+        return {}
+    if options.path is None:
+        return {f"/{address}": _own_file_endpoint(address) for address in page_addresses()}
+    return {path: _file_endpoint(file) for path, file in folder_files(options.path).items()}
+
+
+def folder_files(folder: Path) -> dict[str, Path]:
     """The files of a folder by their path in a URL; ``index.html`` also as ``/``."""
     found = {}
     for file in sorted(folder.rglob("*")):
@@ -130,7 +144,7 @@ def page_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _endpoint(handler: Handler, served: Served) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(handler: Handler, served: Served) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             response = await handler(request, served)
@@ -149,7 +163,19 @@ def _endpoint(handler: Handler, served: Served) -> Callable[[Request], Awaitable
     return endpoint
 
 
-def _file_endpoint(file: Path) -> Callable[[Request], Awaitable[Response]]:
+def _own_file_endpoint(address: str) -> Endpoint:
+    file = page_file(address)
+    assert file is not None
+
+    async def endpoint(request: Request) -> Response:
+        if request.headers.get("If-None-Match") == file.headers["ETag"]:
+            return Response(status_code=304, headers=file.headers)
+        return Response(file.body, media_type=file.media_type, headers=file.headers)
+
+    return endpoint
+
+
+def _file_endpoint(file: Path) -> Endpoint:
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
 
     async def endpoint(request: Request) -> Response:

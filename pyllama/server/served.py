@@ -16,6 +16,7 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyggml import __version__
@@ -25,6 +26,7 @@ from ..engine import Engine, Request
 from ..sampling.chain import DEFAULT_SAMPLERS
 from .errors import ApiError, prompt_too_long
 from .fields import Fields
+from .graph_page import GraphQuery
 from .options import ServerOptions
 from .runner import EngineRunner, Stream
 from .sampling import CompletionOptions, FromChat, default_options, read_completion
@@ -34,6 +36,15 @@ T = TypeVar("T")
 FINGERPRINT = f"b0-pyllama-{__version__}"
 _ID_CHARS = string.ascii_letters + string.digits
 _MAX_PROMPTS = 1024  # of one request
+
+
+@dataclass(frozen=True)
+class GraphTexts:
+    """The answers of ``/graph.json`` and ``/graph.html`` to a query."""
+
+    query: GraphQuery
+    data: str
+    drawing: str
 
 
 class Served:
@@ -48,6 +59,7 @@ class Served:
         model, tokenizer, formats: of the engine's context.
         runner: steps the engine.
         n_ctx: tokens of a slot.
+        graph: the last drawing of the graph.
     """
 
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
@@ -56,6 +68,7 @@ class Served:
         self.tokenizer, self.formats = self.model.tokenizer, ChatFormats(self.model)
         self.runner = EngineRunner(engine)
         self.n_ctx = engine.context.n_ctx_seq
+        self.graph: GraphTexts | None = None
         file = os.path.basename(options.model_path) or "pyllama"
         self.name = min(options.aliases, default=file)
         if options.endpoint_metrics:

@@ -1,0 +1,42 @@
+"""``/graph.json`` and ``/graph.html``: the model's graph for the page ``/graph``."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import ApiError
+from .graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
+from .served import GraphTexts, Served
+
+
+async def data(request: Request, served: Served) -> Response:
+    """``GET /graph.json``: nodes and times; ``times=1`` measures again."""
+    query = _query(request)
+    if query.times or served.graph is None or served.graph.query != query:
+        await _draw(served, query)
+    assert served.graph is not None
+    return Response(served.graph.data, media_type="application/json")
+
+
+async def drawing(request: Request, served: Served) -> Response:
+    """``GET /graph.html``: the drawing of the run that ``/graph.json`` has measured."""
+    query = _query(request)
+    if served.graph is None or served.graph.query != query:
+        await _draw(served, query)
+    assert served.graph is not None
+    return Response(served.graph.drawing, media_type="text/html")
+
+
+def _query(request: Request) -> GraphQuery:
+    try:
+        return GraphQuery.read(request.query_params)
+    except ValueError as error:
+        raise ApiError.invalid(str(error)) from None
+
+
+async def _draw(served: Served, query: GraphQuery) -> None:
+    drawn = await served.runner.call(lambda engine: draw_graph(engine.context, query))
+    served.graph = await served.prepare(
+        lambda: GraphTexts(query, graph_json(drawn, query), graph_drawing(drawn))
+    )
