@@ -141,7 +141,7 @@ def test_special_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monkey
 OPENED = {
     "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py",
     "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench/bench.py",
-    "cli/output.py", "cli/tool.py",
+    "cli/output.py", "cli/tool.py", "pyllama/server/page_files.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")
 
