@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
 
-from pyggml import env
-
 from . import interrupt
 
 if TYPE_CHECKING:
@@ -77,6 +75,8 @@ def line_reader(
         commands: words that Tab completes at the beginning; those with a space at their end are
             followed by the name of a file.
     """
+    from pyggml import env
+
     is_dumb = env.TERM.get() in ("dumb", "unknown")
     if editing and not is_dumb and sys.stdin.isatty() and sys.stdout.isatty():
         return Editor(color, multiline, commands)
