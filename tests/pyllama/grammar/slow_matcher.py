@@ -16,6 +16,11 @@ from typing import Any
 Expression = tuple[Any, ...]
 Stack = tuple[Any, ...] | None  # (expression, rest)
 EVERYTHING = ((0, 0x10FFFF),)
+_MOST = 2000  # stacks that may be looked at for one character
+
+
+class TooSlow(Exception):
+    """The grammar has more stacks than can be looked at: repetitions of repetitions."""
 
 
 class SlowMatcher:
@@ -36,6 +41,8 @@ class SlowMatcher:
             if stack in seen:
                 continue
             seen.add(stack)
+            if len(seen) > _MOST:
+                raise TooSlow
             if stack is None:
                 found.add(stack)
                 continue
