@@ -90,11 +90,10 @@ def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
 
 def test_running_responses_end_at_shutdown(model: Model) -> None:
     served = make_served(model, n_slots=1)
-    body = {"prompt": "a", "n_predict": 100, "ignore_eos": True, "stream": True}
+    body = {"prompt": "a", "n_predict": 900, "ignore_eos": True, "stream": True}
     with listening(served) as port:
         one = post(port, "/completion", body)
-        while not served.runner.n_processing:
-            time.sleep(0.001)
+        one.recv(1, socket.MSG_PEEK)  # it has begun
     with one:
         data = everything(one)
     assert data.count(b"data: ") > 1
