@@ -74,7 +74,7 @@ def test_a_client_that_hangs_up_frees_its_slot(model: Model, stream: bool) -> No
 
 def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
     served = make_served(model, n_slots=2, n_ctx=2048)
-    body = {"prompt": "a", "n_predict": 400, "ignore_eos": True, "stream": True}
+    body = {"prompt": "a", "n_predict": 900, "ignore_eos": True, "stream": True}
     with listening(served) as port:
         texts = [post(port, "/completion", body) for _ in range(2)]
         while served.runner.n_processing < 2:
