@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pyllama.engine.prefix_store import PrefixStore
     from pyllama.server.listener import Listening
     from pyllama.server.options import ServerOptions
+    from pyllama.server.served import Served
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
@@ -367,6 +369,7 @@ def command(**options: Any) -> None:
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
     from pyllama.engine import Engine, Policy
+    from pyllama.server.lifecycle import Lifecycle
     from pyllama.server.served import Served
 
     own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
@@ -378,28 +381,49 @@ def command(**options: Any) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("pyllama.server").setLevel(level)
     drafts = SpeculativeOptions.from_click(options)
-    with Drafting(drafts, of_model, sizes, params) as drafting:
-        n_slots, unified = own.n_slots, own.is_unified
-        model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
-        context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
-        engine = Engine(
-            context,
-            policy=Policy(max_waiting=own.max_waiting),
-            speculation=drafting.speculation(context),
-            prefixes=own.prefixes(),
-        )
-        served = Served(engine, _server_options(own, network, params, grammar, model))
-        served.chat_format()  # a wrong template is found now
+    settings, click_context = (
+        _server_options(own, network, params, grammar),
+        click.get_current_context(),
+    )
 
-        def ready(urls: Any) -> None:
+    def load() -> Served:
+        with click_context.scope(cleanup=False), ExitStack() as resources:
+            drafting = resources.enter_context(Drafting(drafts, of_model, sizes, params))
+            n_slots, unified = own.n_slots, own.is_unified
+            model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
+            context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
+            engine = Engine(
+                context,
+                policy=Policy(max_waiting=own.max_waiting),
+                speculation=drafting.speculation(context),
+                prefixes=own.prefixes(),
+            )
+            own_options = replace(
+                settings, model_path=str(model.path), pooling=own.how_pooled(model)
+            )
+            served = Served(engine, own_options)
+            served.chat_format()  # a wrong template is found now
+            served.resources = resources.pop_all()
+            return served
+
+    life = Lifecycle(load, settings)
+
+    def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
+        def ready(served: Served) -> None:
+            n_slots = len(served.runner.slots)
             note(f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}")
 
-        serve(make_app(served), listening, ready)
+        life.on_ready, life.on_failed = ready, lambda error: stop()
+
+    serve(make_app(life), listening, listens)
+    if life.error is not None:
+        raise life.error
 
 
 def _server_options(
-    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any, model: Model
+    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any
 ) -> ServerOptions:
+    """The options of the server, without those that depend on the model."""
     from pyllama.server.options import MIB, ServerOptions
 
     folder = own.slot_save_path
@@ -417,7 +441,6 @@ def _server_options(
         cache_prompt=own.cache_prompt,
         aliases=_words(own.alias),
         tags=_words(own.tags),
-        model_path=str(model.path),
         chat_template=own.template(),
         template_values=own.template_values(),
         reasoning_format=own.reasoning_format,
@@ -442,7 +465,6 @@ def _server_options(
         sse_ping_s=own.sse_ping_interval,
         max_waiting=own.max_waiting,
         deadline_s=own.request_timeout,
-        pooling=own.how_pooled(model),
         reranking=own.rerank or own.pooling == "rank",
         spm_infill=own.spm_infill,
         verbose=own.verbose,

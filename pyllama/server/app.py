@@ -1,6 +1,6 @@
 """The ASGI application: its routes, and how errors become responses.
 
-app = make_app(Served(engine, options))
+app = make_app(Served(engine, options))        # or a `Lifecycle`, which loads the model later
 uvicorn.run(app)                               # the command uses `listener.serve`
 """
 
@@ -37,6 +37,7 @@ from . import (
     tokens,
 )
 from .errors import ApiError, error_of
+from .lifecycle import Lifecycle
 from .options import ServerOptions
 from .page_files import page_addresses, page_file
 from .security import Guard
@@ -94,11 +95,15 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
 """Methods, paths and handlers."""
 
 
-def make_app(served: Served) -> ASGIApp:
-    """The application that serves a model; its lifespan runs the engine's thread."""
-    options = served.options
+def make_app(model: Served | Lifecycle) -> ASGIApp:
+    """The application that serves a model; its lifespan loads it and runs the engine's thread.
+
+    While the model is being loaded, all paths but those of the page answer with 503.
+    """
+    life = Lifecycle.of(model) if isinstance(model, Served) else model
+    options = life.options
     routes = [
-        Route(options.api_prefix + path, _endpoint(handler, served), methods=[method])
+        Route(options.api_prefix + path, _endpoint(handler, life), methods=[method])
         for method, paths, handler in ROUTES
         for path in paths
     ]
@@ -108,12 +113,11 @@ def make_app(served: Served) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        served.runner.start(asyncio.get_running_loop())
+        life.begin()
         try:
             yield
         finally:
-            await served.runner.close(0.0)
-            served.close()
+            await life.end()
 
     app = Starlette(
         routes=routes,
@@ -144,10 +148,10 @@ def folder_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _endpoint(handler: Handler, served: Served) -> Endpoint:
+def _endpoint(handler: Handler, life: Lifecycle) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            response = await handler(request, served)
+            response = await handler(request, life.get())
             _log.debug("%s %s %d", request.method, request.url.path, response.status_code)
             return response
         except ApiError as error:
