@@ -120,9 +120,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--completion-bash",
     ),
     _LOG: (
-        "--log-file", "--log-jsonl", "--no-log-jsonl", "--log-prompts-dir", "--log-colors",
-        "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "-lv",
-        "--verbosity", "--log-verbosity",
+        "--log-file", "--log-prompts-dir", "--log-colors", "--log-prefix", "--no-log-prefix",
+        "--log-timestamps", "--no-log-timestamps", "-lv", "--verbosity", "--log-verbosity",
     ),
     # flags of a single tool
     _SERVER: (

@@ -215,6 +215,7 @@ class ServeOptions(Group):
     prefill_assistant: bool
     spm_infill: bool
     verbose: bool
+    log_jsonl: bool
     chat_template: str | None
     chat_template_file: Path | None
     chat_template_kwargs: Mapping[str, Any]
@@ -326,6 +327,8 @@ serve_options = stack(
     click.option("--spm-infill", is_flag=True, help="Suffix before prefix in /infill."),
     click.option("-v", "--verbose", "--log-verbose", is_flag=True,
                  help="Log requests, and report prompts and settings in responses."),
+    _switch("--log-jsonl/--no-log-jsonl", "log_jsonl", False,
+            "Log requests and errors on stdout, as one JSON object a line."),
     click.option("--chat-template", metavar="NAME|JINJA", help="Chat template: a name of "
                  "llama.cpp's (chatml, llama3, gemma, ...) or Jinja text."),
     _file("--chat-template-file", "File that contains the chat template."),
@@ -377,9 +380,7 @@ def command(**options: Any) -> None:
     params = SamplingOptions.from_click(options).params()
     sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
     grammar = GrammarOptions.from_click(options).parse()
-    level = logging.DEBUG if own.verbose else logging.WARNING
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("pyllama.server").setLevel(level)
+    _log_to(own)
     drafts = SpeculativeOptions.from_click(options)
     settings, click_context = (
         _server_options(own, network, params, grammar),
@@ -411,13 +412,29 @@ def command(**options: Any) -> None:
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
         def ready(served: Served) -> None:
             n_slots = len(served.runner.slots)
-            note(f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}")
+            line = f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}"
+            if own.log_jsonl:
+                logging.getLogger("pyllama.server").info(line)
+            else:
+                note(line)
 
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
     serve(make_app(life), listening, listens)
     if life.error is not None:
         raise life.error
+
+
+def _log_to(own: ServeOptions) -> None:
+    """Set up logging: messages on stderr, or JSON lines on stdout."""
+    from pyllama.server.logs import JsonFormatter
+
+    handler = logging.StreamHandler(sys.stdout if own.log_jsonl else sys.stderr)
+    plain = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if own.log_jsonl else plain)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    level = logging.INFO if own.log_jsonl else logging.WARNING
+    logging.getLogger("pyllama.server").setLevel(logging.DEBUG if own.verbose else level)
 
 
 def _server_options(

@@ -38,6 +38,7 @@ from . import (
 )
 from .errors import ApiError, error_of
 from .lifecycle import Lifecycle
+from .logs import RequestLog
 from .options import ServerOptions
 from .page_files import page_addresses, page_file
 from .security import Guard
@@ -124,7 +125,8 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
-    return Guard(app, options, frozenset(options.api_prefix + path for path in page))
+    open_paths = frozenset(options.api_prefix + path for path in page)
+    return RequestLog(Guard(app, options, open_paths))
 
 
 def _page(options: ServerOptions) -> dict[str, Endpoint]:
@@ -151,9 +153,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
 def _endpoint(handler: Handler, life: Lifecycle) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            response = await handler(request, life.get())
-            _log.debug("%s %s %d", request.method, request.url.path, response.status_code)
-            return response
+            return await handler(request, life.get())
         except ApiError as error:
             return error_response(error)
         except PyllamaError as error:

@@ -34,13 +34,18 @@ def parsed(kind: Any, *args: str) -> Any:
         return kind.from_click(context.params)
 
 
-def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: bool) -> None:
     code = "from pyllama_cli.commands.serve import command; command()"
     flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
     command = [sys.executable, "-P", "-c", code, *flags, "--backend_sampling"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "http://" in line)
+    command += ["--log-jsonl"] if is_json else []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        output = process.stdout if is_json else process.stderr
+        line = next(line for line in output if "http://" in line)
+        line = json.loads(line)["msg"] if is_json else line
         assert line.startswith("a, 2 slots of 256 tokens: http://127.0.0.1:")
         url = line.split()[-1]
         ask = urllib.request.Request(f"{url}/completion", b'{"prompt": "a", "n_predict": 2}')
@@ -48,6 +53,8 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
             assert json.load(response)["tokens_predicted"] > 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+        logs = process.stdout.read().splitlines()
+        assert [json.loads(line)["path"] for line in logs] == ["/completion"] * is_json
 
 
 @pytest.mark.parametrize(
