@@ -130,7 +130,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
         "--models-dir", "--models-preset", "--models-max", "--models-autoload",
-        "--no-models-autoload", "-sps", "--slot-prompt-similarity", "--sleep-idle-seconds",
+        "--no-models-autoload", "-sps", "--slot-prompt-similarity",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

@@ -212,6 +212,7 @@ class ServeOptions(Group):
     sse_ping_interval: int
     max_waiting: int
     request_timeout: int | None
+    sleep_idle_seconds: int
     prefill_assistant: bool
     spm_infill: bool
     verbose: bool
@@ -280,6 +281,12 @@ class ServeOptions(Group):
         return {**on, **self.chat_template_kwargs}
 
 
+def _sleep_s(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value == 0:
+        raise click.BadParameter("cannot be 0; -1 means never")
+    return value
+
+
 serve_options = stack(
     click.option("-np", "--parallel", type=Number(-1, _MAX_SLOTS), default=-1, show_default=True,
                  help="Number of slots: texts generated at the same time. -1: 4, --kv-unified."),
@@ -322,6 +329,10 @@ serve_options = stack(
                  help="Texts that may wait for a slot; more are refused with 429."),
     click.option("--request-timeout", type=Number(1, INT32_MAX), metavar="SECONDS",
                  help="Time after which a text ends.  [default: none]"),
+    click.option("--sleep-idle-seconds", type=Number(-1, INT32_MAX), default=-1,
+                 show_default=True, metavar="SECONDS", callback=_sleep_s,
+                 help="Free the model after this time without requests; the next one loads it "
+                 "again. -1: never."),
     _switch("--prefill-assistant/--no-prefill-assistant", "prefill_assistant", True,
             "Continue a conversation's last message if it is the assistant's."),
     click.option("--spm-infill", is_flag=True, help="Suffix before prefix in /infill."),
@@ -407,7 +418,8 @@ def command(**options: Any) -> None:
             served.resources = resources.pop_all()
             return served
 
-    life = Lifecycle(load, settings)
+    sleep_s = own.sleep_idle_seconds
+    life = Lifecycle(load, settings, sleep_s if sleep_s > 0 else None)
 
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
         def ready(served: Served) -> None:

@@ -47,14 +47,11 @@ from .sse import error_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]
+SleepingHandler = Callable[[Request, Lifecycle], Awaitable[Response]]
 _log = logging.getLogger("pyllama.server")
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("GET", ("/health", "/v1/health"), info.health),
-    ("GET", ("/metrics",), info.metrics),
-    ("GET", ("/props",), info.props),
     ("POST", ("/props",), info.change_props),
-    ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/lora-adapters",), info.lora_adapters),
     ("POST", ("/lora-adapters",), info.change_lora_adapters),
     ("GET", ("/slots",), slots.slots),
@@ -89,11 +86,19 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("POST", ("/api/show",), ollama.show),
     ("GET", ("/api/tags",), ollama.tags),
     ("GET", ("/api/ps",), ollama.running),
-    ("GET", ("/api/version",), ollama.version),
     ("GET", ("/graph.json",), graph.data),
     ("GET", ("/graph.html",), graph.drawing),
 )
 """Methods, paths and handlers."""
+
+SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
+    ("GET", ("/health", "/v1/health"), info.health),
+    ("GET", ("/metrics",), info.metrics),
+    ("GET", ("/props",), info.props),
+    ("GET", ("/models", "/v1/models"), info.models),
+    ("GET", ("/api/version",), ollama.version),
+)
+"""Those that do not need the model, do not wake it, and do not keep it awake."""
 
 
 def make_app(model: Served | Lifecycle) -> ASGIApp:
@@ -103,9 +108,10 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
     """
     life = Lifecycle.of(model) if isinstance(model, Served) else model
     options = life.options
+    awake = [(method, paths, _awake(handler)) for method, paths, handler in ROUTES]
     routes = [
         Route(options.api_prefix + path, _endpoint(handler, life), methods=[method])
-        for method, paths, handler in ROUTES
+        for method, paths, handler in (*SLEEPING_ROUTES, *awake)
         for path in paths
     ]
     page = _page(options)
@@ -150,10 +156,20 @@ def folder_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _endpoint(handler: Handler, life: Lifecycle) -> Endpoint:
+def _awake(handler: Handler) -> SleepingHandler:
+    """The handler with the model of a lifecycle, which is loaded if necessary."""
+
+    async def with_model(request: Request, life: Lifecycle) -> Response:
+        async with life.use() as served:
+            return await handler(request, served)
+
+    return with_model
+
+
+def _endpoint(handler: SleepingHandler, life: Lifecycle) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(request, life.get())
+            return await handler(request, life)
         except ApiError as error:
             return error_response(error)
         except PyllamaError as error:

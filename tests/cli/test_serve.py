@@ -65,6 +65,7 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
         (["--path", "missing"], "missing is not a folder"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
         (["--models-dir", "x"], "pyllama-server does not have this"),
+        (["--sleep-idle-seconds", "0"], "cannot be 0"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
     ],
 )
