@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ pytest.importorskip("uvicorn")
 from pyllama_cli.commands import serve
 
 from ..pyllama.models import Spec, random_weights, write_model
+
+DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +126,19 @@ def test_a_template_is_given_once(tmp_path: Path) -> None:
         parsed(serve.ServeOptions, *both).template()
     options = parsed(serve.ServeOptions, "--reasoning", "off")
     assert options.template_values() == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("pyllama-server.service", re.compile(r"^ExecStart=/opt/pyllama/bin/(.*)$", re.M)),
+        ("Containerfile", re.compile(r"^ENTRYPOINT \[(.*)\]$", re.M)),
+    ],
+)
+def test_commands_of_the_deployment_files(file: str, command: re.Pattern[str]) -> None:
+    found = command.search((DEPLOY / file).read_text(encoding="utf-8"))
+    assert found is not None
+    program, *args = shlex.split(found[1].replace(",", ""))
+    options = parsed(serve.ServeOptions, *args)
+    assert program == "pyllama-server" and options.log_jsonl
+    assert parsed(serve.NetworkOptions, *args).port == 8080
