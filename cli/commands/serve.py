@@ -393,10 +393,8 @@ def command(**options: Any) -> None:
     grammar = GrammarOptions.from_click(options).parse()
     _log_to(own)
     drafts = SpeculativeOptions.from_click(options)
-    settings, click_context = (
-        _server_options(own, network, params, grammar),
-        click.get_current_context(),
-    )
+    settings = _server_options(own, network, params, grammar)
+    click_context = click.get_current_context()
 
     def load() -> Served:
         with click_context.scope(cleanup=False), ExitStack() as resources:
