@@ -248,7 +248,7 @@ class _Talk:
             self._write(prompt)
         if not prompt or (not self._talks and self._options.interactive_first):
             return False
-        if self._marker:
+        if self._marker and self._options.display_prompt:
             write_raw(f"\n{self._marker}{prompt}\n")
         if self._talks:
             self._dialogue.say(prompt)

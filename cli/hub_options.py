@@ -47,6 +47,11 @@ class HubOptions:
             )
         return None
 
+    @staticmethod
+    def choose(repo: str) -> None:
+        """Let this command load a model on the hub, as ``-hf`` does."""
+        click.get_current_context().meta[f"{_META}repo"] = repo
+
     @classmethod
     def of_draft(cls, repo: str, file: str | None) -> HubOptions:
         """Return a draft model on the hub, with the token and --offline of this command line."""

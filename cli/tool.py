@@ -45,7 +45,11 @@ from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
-_PROGRAMS = {"completion": "pyllama-cli", "serve": "pyllama-server"}  # names of their own
+_PROGRAMS = {  # names of their own
+    "completion": "pyllama-cli",
+    "run": "pyllama run",
+    "serve": "pyllama-server",
+}
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 

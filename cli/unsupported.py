@@ -120,9 +120,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--completion-bash",
     ),
     _LOG: (
-        "--log-file", "--log-jsonl", "--no-log-jsonl", "--log-prompts-dir", "--log-colors",
-        "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "-lv",
-        "--verbosity", "--log-verbosity",
+        "--log-file", "--log-prompts-dir", "--log-colors", "--log-prefix", "--no-log-prefix",
+        "--log-timestamps", "--no-log-timestamps", "-lv", "--verbosity", "--log-verbosity",
     ),
     # flags of a single tool
     _SERVER: (
@@ -131,7 +130,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
         "--models-dir", "--models-preset", "--models-max", "--models-autoload",
-        "--no-models-autoload", "-sps", "--slot-prompt-similarity", "--sleep-idle-seconds",
+        "--no-models-autoload", "-sps", "--slot-prompt-similarity",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

@@ -4,6 +4,7 @@ COMMANDS = {
     "Generate text": {
         "completion": ".commands.completion:command",
         "parallel": ".commands.parallel:command",
+        "run": ".commands.run:command",
         "serve": ".commands.serve:command",
     },
     "Generate text with drafts": {

@@ -12,6 +12,7 @@ Prompt and generated text are streamed to stdout; timings in llama.cpp's format 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,11 @@ run_options = stack(
 @version_option()
 def command(**options: Any) -> None:
     """Complete a prompt, or chat with a model."""
+    generate(options)
+
+
+def generate(options: Mapping[str, Any]) -> None:
+    """Complete a prompt or chat, as the values of the command's options say."""
     start = time.perf_counter()
     run = RunOptions.from_click(options)
     prompt = PromptOptions.from_click(options).text() or ""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pyllama.engine.prefix_store import PrefixStore
     from pyllama.server.listener import Listening
     from pyllama.server.options import ServerOptions
+    from pyllama.server.served import Served
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
@@ -210,9 +212,11 @@ class ServeOptions(Group):
     sse_ping_interval: int
     max_waiting: int
     request_timeout: int | None
+    sleep_idle_seconds: int
     prefill_assistant: bool
     spm_infill: bool
     verbose: bool
+    log_jsonl: bool
     chat_template: str | None
     chat_template_file: Path | None
     chat_template_kwargs: Mapping[str, Any]
@@ -277,6 +281,12 @@ class ServeOptions(Group):
         return {**on, **self.chat_template_kwargs}
 
 
+def _sleep_s(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value == 0:
+        raise click.BadParameter("cannot be 0; -1 means never")
+    return value
+
+
 serve_options = stack(
     click.option("-np", "--parallel", type=Number(-1, _MAX_SLOTS), default=-1, show_default=True,
                  help="Number of slots: texts generated at the same time. -1: 4, --kv-unified."),
@@ -319,11 +329,17 @@ serve_options = stack(
                  help="Texts that may wait for a slot; more are refused with 429."),
     click.option("--request-timeout", type=Number(1, INT32_MAX), metavar="SECONDS",
                  help="Time after which a text ends.  [default: none]"),
+    click.option("--sleep-idle-seconds", type=Number(-1, INT32_MAX), default=-1,
+                 show_default=True, metavar="SECONDS", callback=_sleep_s,
+                 help="Free the model after this time without requests; the next one loads it "
+                 "again. -1: never."),
     _switch("--prefill-assistant/--no-prefill-assistant", "prefill_assistant", True,
             "Continue a conversation's last message if it is the assistant's."),
     click.option("--spm-infill", is_flag=True, help="Suffix before prefix in /infill."),
     click.option("-v", "--verbose", "--log-verbose", is_flag=True,
                  help="Log requests, and report prompts and settings in responses."),
+    _switch("--log-jsonl/--no-log-jsonl", "log_jsonl", False,
+            "Log requests and errors on stdout, as one JSON object a line."),
     click.option("--chat-template", metavar="NAME|JINJA", help="Chat template: a name of "
                  "llama.cpp's (chatml, llama3, gemma, ...) or Jinja text."),
     _file("--chat-template-file", "File that contains the chat template."),
@@ -367,6 +383,7 @@ def command(**options: Any) -> None:
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
     from pyllama.engine import Engine, Policy
+    from pyllama.server.lifecycle import Lifecycle
     from pyllama.server.served import Served
 
     own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
@@ -374,32 +391,66 @@ def command(**options: Any) -> None:
     params = SamplingOptions.from_click(options).params()
     sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
     grammar = GrammarOptions.from_click(options).parse()
-    level = logging.DEBUG if own.verbose else logging.WARNING
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("pyllama.server").setLevel(level)
+    _log_to(own)
     drafts = SpeculativeOptions.from_click(options)
-    with Drafting(drafts, of_model, sizes, params) as drafting:
-        n_slots, unified = own.n_slots, own.is_unified
-        model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
-        context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
-        engine = Engine(
-            context,
-            policy=Policy(max_waiting=own.max_waiting),
-            speculation=drafting.speculation(context),
-            prefixes=own.prefixes(),
-        )
-        served = Served(engine, _server_options(own, network, params, grammar, model))
-        served.chat_format()  # a wrong template is found now
+    settings = _server_options(own, network, params, grammar)
+    click_context = click.get_current_context()
 
-        def ready(urls: Any) -> None:
-            note(f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}")
+    def load() -> Served:
+        with click_context.scope(cleanup=False), ExitStack() as resources:
+            drafting = resources.enter_context(Drafting(drafts, of_model, sizes, params))
+            n_slots, unified = own.n_slots, own.is_unified
+            model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
+            context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
+            engine = Engine(
+                context,
+                policy=Policy(max_waiting=own.max_waiting),
+                speculation=drafting.speculation(context),
+                prefixes=own.prefixes(),
+            )
+            own_options = replace(
+                settings, model_path=str(model.path), pooling=own.how_pooled(model)
+            )
+            served = Served(engine, own_options)
+            served.chat_format()  # a wrong template is found now
+            served.resources = resources.pop_all()
+            return served
 
-        serve(make_app(served), listening, ready)
+    sleep_s = own.sleep_idle_seconds
+    life = Lifecycle(load, settings, sleep_s if sleep_s > 0 else None)
+
+    def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
+        def ready(served: Served) -> None:
+            n_slots = len(served.runner.slots)
+            line = f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}"
+            if own.log_jsonl:
+                logging.getLogger("pyllama.server").info(line)
+            else:
+                note(line)
+
+        life.on_ready, life.on_failed = ready, lambda error: stop()
+
+    serve(make_app(life), listening, listens)
+    if life.error is not None:
+        raise life.error
+
+
+def _log_to(own: ServeOptions) -> None:
+    """Set up logging: messages on stderr, or JSON lines on stdout."""
+    from pyllama.server.logs import JsonFormatter
+
+    handler = logging.StreamHandler(sys.stdout if own.log_jsonl else sys.stderr)
+    plain = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if own.log_jsonl else plain)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    level = logging.INFO if own.log_jsonl else logging.WARNING
+    logging.getLogger("pyllama.server").setLevel(logging.DEBUG if own.verbose else level)
 
 
 def _server_options(
-    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any, model: Model
+    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any
 ) -> ServerOptions:
+    """The options of the server, without those that depend on the model."""
     from pyllama.server.options import MIB, ServerOptions
 
     folder = own.slot_save_path
@@ -417,7 +468,6 @@ def _server_options(
         cache_prompt=own.cache_prompt,
         aliases=_words(own.alias),
         tags=_words(own.tags),
-        model_path=str(model.path),
         chat_template=own.template(),
         template_values=own.template_values(),
         reasoning_format=own.reasoning_format,
@@ -442,7 +492,6 @@ def _server_options(
         sse_ping_s=own.sse_ping_interval,
         max_waiting=own.max_waiting,
         deadline_s=own.request_timeout,
-        pooling=own.how_pooled(model),
         reranking=own.rerank or own.pooling == "rank",
         spm_infill=own.spm_infill,
         verbose=own.verbose,

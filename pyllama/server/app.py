@@ -1,6 +1,6 @@
 """The ASGI application: its routes, and how errors become responses.
 
-app = make_app(Served(engine, options))
+app = make_app(Served(engine, options))        # or a `Lifecycle`, which loads the model later
 uvicorn.run(app)                               # the command uses `listener.serve`
 """
 
@@ -37,6 +37,8 @@ from . import (
     tokens,
 )
 from .errors import ApiError, error_of
+from .lifecycle import Lifecycle
+from .logs import RequestLog
 from .options import ServerOptions
 from .page_files import page_addresses, page_file
 from .security import Guard
@@ -45,14 +47,11 @@ from .sse import error_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]
+SleepingHandler = Callable[[Request, Lifecycle], Awaitable[Response]]
 _log = logging.getLogger("pyllama.server")
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("GET", ("/health", "/v1/health"), info.health),
-    ("GET", ("/metrics",), info.metrics),
-    ("GET", ("/props",), info.props),
     ("POST", ("/props",), info.change_props),
-    ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/lora-adapters",), info.lora_adapters),
     ("POST", ("/lora-adapters",), info.change_lora_adapters),
     ("GET", ("/slots",), slots.slots),
@@ -87,19 +86,32 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("POST", ("/api/show",), ollama.show),
     ("GET", ("/api/tags",), ollama.tags),
     ("GET", ("/api/ps",), ollama.running),
-    ("GET", ("/api/version",), ollama.version),
     ("GET", ("/graph.json",), graph.data),
     ("GET", ("/graph.html",), graph.drawing),
 )
 """Methods, paths and handlers."""
 
+SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
+    ("GET", ("/health", "/v1/health"), info.health),
+    ("GET", ("/metrics",), info.metrics),
+    ("GET", ("/props",), info.props),
+    ("GET", ("/models", "/v1/models"), info.models),
+    ("GET", ("/api/version",), ollama.version),
+)
+"""Those that do not need the model, do not wake it, and do not keep it awake."""
 
-def make_app(served: Served) -> ASGIApp:
-    """The application that serves a model; its lifespan runs the engine's thread."""
-    options = served.options
+
+def make_app(model: Served | Lifecycle) -> ASGIApp:
+    """The application that serves a model; its lifespan loads it and runs the engine's thread.
+
+    While the model is being loaded, all paths but those of the page answer with 503.
+    """
+    life = Lifecycle.of(model) if isinstance(model, Served) else model
+    options = life.options
+    awake = [(method, paths, _awake(handler)) for method, paths, handler in ROUTES]
     routes = [
-        Route(options.api_prefix + path, _endpoint(handler, served), methods=[method])
-        for method, paths, handler in ROUTES
+        Route(options.api_prefix + path, _endpoint(handler, life), methods=[method])
+        for method, paths, handler in (*SLEEPING_ROUTES, *awake)
         for path in paths
     ]
     page = _page(options)
@@ -108,19 +120,19 @@ def make_app(served: Served) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        served.runner.start(asyncio.get_running_loop())
+        life.begin()
         try:
             yield
         finally:
-            await served.runner.close(0.0)
-            served.close()
+            await life.end()
 
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
-    return Guard(app, options, frozenset(options.api_prefix + path for path in page))
+    open_paths = frozenset(options.api_prefix + path for path in page)
+    return RequestLog(Guard(app, options, open_paths))
 
 
 def _page(options: ServerOptions) -> dict[str, Endpoint]:
@@ -144,12 +156,20 @@ def folder_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _endpoint(handler: Handler, served: Served) -> Endpoint:
+def _awake(handler: Handler) -> SleepingHandler:
+    """The handler with the model of a lifecycle, which is loaded if necessary."""
+
+    async def with_model(request: Request, life: Lifecycle) -> Response:
+        async with life.use() as served:
+            return await handler(request, served)
+
+    return with_model
+
+
+def _endpoint(handler: SleepingHandler, life: Lifecycle) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            response = await handler(request, served)
-            _log.debug("%s %s %d", request.method, request.url.path, response.status_code)
-            return response
+            return await handler(request, life)
         except ApiError as error:
             return error_response(error)
         except PyllamaError as error:

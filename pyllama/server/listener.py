@@ -1,6 +1,6 @@
 """Listening and connections: uvicorn, with deadlines for requests that arrive slowly.
 
-    serve(app, Listening(hosts=("127.0.0.1",), port=8080), on_ready=print)
+    serve(app, Listening(hosts=("127.0.0.1",), port=8080), print)
 
 Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, running responses may end
 within a time, and the others are cut.
@@ -28,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .errors import ApiError
 
 MAX_HEADER_BYTES = 1 << 16
+_BACKLOG = 2048  # connections that the system accepts before we do: uvicorn's default
 
 
 @dataclass(frozen=True)
@@ -128,38 +129,32 @@ class TimedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-class _Server(uvicorn.Server):
-    """Tells when it listens, and where."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()
-
-
-def serve(app: ASGIApp, listening: Listening, on_ready: Callable[[Sequence[str]], None]) -> None:
+def serve(
+    app: ASGIApp,
+    listening: Listening,
+    on_listening: Callable[[Sequence[str], Callable[[], None]], None],
+) -> None:
     """Serve an application until a signal ends the process.
 
     Args:
-        on_ready: called with the URLs when connections are accepted.
+        on_listening: called with the URLs, to which clients can connect from then on, and with a
+            function that ends the server.
 
     Raises:
         OSError: an address cannot be listened at.
     """
     sockets = open_sockets(listening)
     scheme = "https" if listening.ssl_cert else "http"
-    urls = [_url(one, scheme) for one in sockets]
-    config = configure(app, listening)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    server = _Server(config, lambda: on_ready(urls))
     # uvicorn raises the signal that ended it again: a server that has drained exits with 0
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
+        server = uvicorn.Server(configure(app, listening))
+
+        def stop() -> None:
+            server.should_exit = True
+
+        on_listening([_url(one, scheme) for one in sockets], stop)
         server.run(sockets=sockets)
     finally:
         for number, handler in before.items():
@@ -206,6 +201,7 @@ def _open(host: str, listening: Listening) -> socket.socket:
     if host.endswith(".sock"):
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.bind(host)
+        one.listen(_BACKLOG)
         return one
     family, kind, _, _, address = socket.getaddrinfo(
         host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -218,6 +214,7 @@ def _open(host: str, listening: Listening) -> socket.socket:
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         one.bind(address)
+        one.listen(_BACKLOG)
     except OSError as error:
         one.close()
         raise OSError(

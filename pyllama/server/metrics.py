@@ -42,6 +42,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         self._bucket = (0, 0.0, 0, 0.0)
+        self._drafted = (0, 0, 0)
         self._histograms: tuple[CollectorRegistry, Histogram, Histogram] | None = None
 
     def add(self, text: Text) -> None:
@@ -78,6 +79,18 @@ class Counts:
         )
         self._histograms = registry, first, step
 
+    def keep(self, drafts: Stats) -> None:
+        """Add the counters of drafts of an engine that ends."""
+        self._drafted = self._with(drafts)
+
+    def _with(self, drafts: Stats | None) -> tuple[int, int, int]:
+        """The numbers of drafted and accepted tokens and of drafts, with those of an engine."""
+        if drafts is None:
+            return self._drafted
+        now = (drafts.n_drafted, drafts.n_accept, drafts.n_drafts)
+        tokens, accepted, n = (a + b for a, b in zip(self._drafted, now, strict=True))
+        return tokens, accepted, n
+
     def write(self, n_processing: int, n_deferred: int, drafts: Stats | None = None) -> str:
         """The text; rates are of the time since the last call.
 
@@ -88,9 +101,7 @@ class Counts:
             a - b for a, b in zip(now, self._bucket, strict=True)
         )
         self._bucket = now
-        drafted = (0, 0, 0)
-        if drafts is not None:
-            drafted = drafts.n_drafted, drafts.n_accept, drafts.n_drafts
+        drafted = self._with(drafts)
         counters = (
             ("prompt_tokens_total", "Prompt tokens processed, without cached ones", self.n_prompt),
             ("prompt_tokens_cached_total", "Prompt tokens reused from the cache", self.n_cached),

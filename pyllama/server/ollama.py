@@ -16,6 +16,7 @@ from starlette.responses import Response
 from .chat import PreparedChat, Replies, prepare_chat
 from .errors import ApiError
 from .fields import Fields
+from .lifecycle import Lifecycle
 from .runner import Stream
 from .served import Served
 from .sse import JsonResponse, dump, read_json, respond
@@ -92,8 +93,9 @@ async def running(request: Request, served: Served) -> Response:
     return JsonResponse({"models": [{**model, "expires_at": never, "size_vram": 0}]})
 
 
-async def version(request: Request, served: Served) -> Response:
+async def version(request: Request, life: Lifecycle) -> Response:
     """``GET /api/version``."""
+    _ = life.description
     return JsonResponse({"version": VERSION})
 
 

@@ -16,6 +16,7 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ class Served:
         runner: steps the engine.
         n_ctx: tokens of a slot.
         graph: the last drawing of the graph.
+        resources: what is closed with the model, such as files of its drafter.
     """
 
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
@@ -69,6 +71,7 @@ class Served:
         self.runner = EngineRunner(engine)
         self.n_ctx = engine.context.n_ctx_seq
         self.graph: GraphTexts | None = None
+        self.resources = ExitStack()
         file = os.path.basename(options.model_path) or "pyllama"
         self.name = min(options.aliases, default=file)
         if options.endpoint_metrics:
@@ -101,8 +104,9 @@ class Served:
             loop.call_soon_threadsafe(stream.close)
 
     def close(self) -> None:
-        """End the threads of `prepare`."""
+        """End the threads of `prepare`, and close the resources."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.resources.close()
 
     def read(self, fields: Fields, chat: FromChat | None = None) -> CompletionOptions:
         """The options of a completion. Raises: ApiError, PyllamaError."""

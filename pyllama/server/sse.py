@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..files.bounded_json import parse_json
 from .errors import ApiError, error_of
+from .logs import TEXTS
 from .options import ServerOptions
 from .runner import Pieces, Stream
 from .text import Piece, Text
@@ -119,6 +120,7 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
     Raises:
         ApiError: a text failed before anything was sent.
     """
+    request.scope[TEXTS] = stream.texts
     options = stream.texts[0].options
     if not options.stream:
         gone = await finished(request, stream)
@@ -154,6 +156,7 @@ async def finished(request: Request, stream: Stream) -> Response | None:
     Raises:
         ApiError: a text failed.
     """
+    request.scope[TEXTS] = stream.texts
     watch = asyncio.ensure_future(_disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_cli import interrupt
-from pyllama_cli.commands import completion
+from pyllama_cli.commands import completion, run
 
 from ..pyllama.fake_context import EOS, METADATA, FakeContext, FakeModel
 
@@ -45,15 +45,16 @@ class EchoModel(FakeModel):
         return logits
 
 
-def main() -> None:
-    """Run the tool with the model."""
+def main(name: str = "completion") -> None:
+    """Run ``pyllama-cli``, or ``pyllama run``, with the model."""
     fakes: dict[str, Any] = {
         "load_model": lambda *args: EchoModel(),
         "make_context": lambda model, sizes: FakeContext(model, n_ctx=sizes.ctx_size or 512),
     }
     vars(completion).update(fakes)
     interrupt.begin()
-    completion.command(sys.argv[1:], "pyllama-cli")
+    tool = run.command if name == "run" else completion.command
+    tool(sys.argv[1:], "pyllama-cli")
 
 
 if __name__ == "__main__":

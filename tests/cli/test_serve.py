@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from pyllama_cli.commands import serve
 
 from ..pyllama.models import Spec, random_weights, write_model
 
+DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "deploy"
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,13 +38,18 @@ def parsed(kind: Any, *args: str) -> Any:
         return kind.from_click(context.params)
 
 
-def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: bool) -> None:
     code = "from pyllama_cli.commands.serve import command; command()"
     flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
     command = [sys.executable, "-P", "-c", code, *flags, "--backend_sampling"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "http://" in line)
+    command += ["--log-jsonl"] if is_json else []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        output = process.stdout if is_json else process.stderr
+        line = next(line for line in output if "http://" in line)
+        line = json.loads(line)["msg"] if is_json else line
         assert line.startswith("a, 2 slots of 256 tokens: http://127.0.0.1:")
         url = line.split()[-1]
         ask = urllib.request.Request(f"{url}/completion", b'{"prompt": "a", "n_predict": 2}')
@@ -48,15 +57,19 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path) -> None:
             assert json.load(response)["tokens_predicted"] > 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+        logs = process.stdout.read().splitlines()
+        assert [json.loads(line)["path"] for line in logs] == ["/completion"] * is_json
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--ssl-key-file", "x"], "give both"),
+        (["-m", "missing.gguf"], "missing.gguf: no such file"),
         (["--path", "missing"], "missing is not a folder"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
         (["--models-dir", "x"], "pyllama-server does not have this"),
+        (["--sleep-idle-seconds", "0"], "cannot be 0"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
     ],
 )
@@ -113,3 +126,19 @@ def test_a_template_is_given_once(tmp_path: Path) -> None:
         parsed(serve.ServeOptions, *both).template()
     options = parsed(serve.ServeOptions, "--reasoning", "off")
     assert options.template_values() == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("pyllama-server.service", re.compile(r"^ExecStart=/opt/pyllama/bin/(.*)$", re.M)),
+        ("Containerfile", re.compile(r"^ENTRYPOINT \[(.*)\]$", re.M)),
+    ],
+)
+def test_commands_of_the_deployment_files(file: str, command: re.Pattern[str]) -> None:
+    found = command.search((DEPLOY / file).read_text(encoding="utf-8"))
+    assert found is not None
+    program, *args = shlex.split(found[1].replace(",", ""))
+    options = parsed(serve.ServeOptions, *args)
+    assert program == "pyllama-server" and options.log_jsonl
+    assert parsed(serve.NetworkOptions, *args).port == 8080

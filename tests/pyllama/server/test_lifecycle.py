@@ -1,0 +1,142 @@
+"""When the model is loaded: the server answers before it is, and while it sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.testclient import TestClient
+
+from pyllama import Context, Model
+from pyllama.server.app import make_app
+from pyllama.server.lifecycle import Lifecycle
+from pyllama.server.options import ServerOptions
+from pyllama.server.served import Served
+
+from .conftest import events, make_served
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_server_answers_while_it_loads(model: Model) -> None:
+    may_end, ready = threading.Event(), []
+
+    def load() -> Served:
+        assert may_end.wait(20)
+        return make_served(model)
+
+    life = Lifecycle(load, ServerOptions())
+    life.on_ready = ready.append
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        for path in ("/health", "/v1/health", "/props", "/slots", "/v1/models"):
+            response = client.get(path)
+            assert (response.status_code, response.json()) == (503, LOADING)
+        response = client.post("/completion", json={"prompt": "a"})
+        assert (response.status_code, response.json()) == (503, LOADING)
+        assert client.get("/").status_code == 200 and not ready
+        may_end.set()
+        until(lambda: client.get("/health").status_code == 200)
+        assert len(ready) == 1
+        assert client.post("/completion", json={"prompt": "a", "n_predict": 1}).is_success
+
+
+def test_a_model_that_cannot_be_loaded() -> None:
+    failed: list[BaseException] = []
+
+    def load() -> Served:
+        raise OSError("no such file")
+
+    life = Lifecycle(load, ServerOptions())
+    life.on_failed = failed.append
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        until(lambda: bool(failed))
+        assert client.get("/health").json() == LOADING
+    assert failed == [life.error]
+
+
+def test_a_server_that_ends_while_it_loads() -> None:
+    may_end = threading.Event()
+
+    def load() -> Served:
+        may_end.wait(20)
+        raise OSError("nobody waits for it")
+
+    with TestClient(make_app(Lifecycle(load, ServerOptions())), base_url="http://localhost"):
+        pass
+    may_end.set()
+
+
+EXEMPT = ("/health", "/props", "/models", "/metrics", "/api/version")
+
+
+def sleeping(client: TestClient) -> bool:
+    is_sleeping: bool = client.get("/props").json()["is_sleeping"]
+    return is_sleeping
+
+
+def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
+    made: list[weakref.ref[Context]] = []
+
+    def load() -> Served:
+        served = make_served(model, endpoint_metrics=True)
+        made.append(weakref.ref(served.engine.context))
+        return served
+
+    life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=0.3)
+    ask = {"prompt": "a b", "n_predict": 4, "ignore_eos": True}
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        until(lambda: client.get("/health").status_code == 200)
+        first = client.post("/completion", json=ask).json()["content"]
+        awake = {path: client.get(path).text for path in EXEMPT if path != "/metrics"}
+        client.get("/metrics")  # the next scrape has rates of 0, as while it sleeps
+        metrics = client.get("/metrics").text
+        assert not sleeping(client) and "tokens_predicted_total 4" in metrics
+        until(lambda: sleeping(client))
+        until(lambda: made[0]() is None)
+        for _ in range(2):
+            for path, text in awake.items():
+                now = client.get(path)
+                assert now.status_code == 200
+                assert now.text == text.replace('"is_sleeping":false', '"is_sleeping":true')
+            assert client.get("/metrics").text == metrics
+        assert sleeping(client) and len(made) == 1
+        with ThreadPoolExecutor(3) as threads:  # one loading for all
+            asked = [threads.submit(client.post, "/completion", json=ask) for _ in range(3)]
+            assert {one.result().json()["content"] for one in asked} == {first}
+        assert not sleeping(client) and len(made) == 2
+        assert "tokens_predicted_total 16" in client.get("/metrics").text
+
+
+def test_a_stream_keeps_the_model_awake(model: Model) -> None:
+    life = Lifecycle(lambda: make_served(model, n_ctx=2048), ServerOptions(), sleep_idle_s=0.05)
+    body = {"prompt": "a", "n_predict": 400, "ignore_eos": True, "stream": True}
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        until(lambda: client.get("/health").status_code == 200)
+        text = client.post("/completion", json=body).text
+        assert len(events(text)) > 200 and '"error"' not in text
+        until(lambda: sleeping(client))
+
+
+def test_a_model_that_cannot_be_loaded_again(model: Model) -> None:
+    made: list[Served] = [make_served(model)]
+    life = Lifecycle(lambda: made.pop(), ServerOptions(), sleep_idle_s=0.05)
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        until(lambda: client.get("/health").status_code == 200)
+        until(lambda: sleeping(client))
+        for _ in range(2):
+            response = client.post("/tokenize", json={"content": "a"})
+            assert response.status_code == 503
+            assert "cannot be loaded again" in response.json()["error"]["message"]
+        assert client.get("/health").status_code == 200
+        made.append(make_served(model))
+        assert client.post("/tokenize", json={"content": "a"}).is_success
