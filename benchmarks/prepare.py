@@ -1,8 +1,9 @@
-"""Prepares bench_peers: model files, llama.cpp built natively and from pip.
+"""Prepares bench_peers and bench_serve: model files, llama.cpp built natively and from pip.
 
     folder = cache_dir()                           # ~/.cache/pyggml-benchmarks on Linux
     files = models(folder)                         # the demo model in four types, 1.1B random ones
-    native = build(folder, "native")               # Build(llama-bench, "llama.cpp 11434, ...")
+    native = build(folder, "native", file)         # Build(llama-bench, "llama.cpp 11434, ...")
+    server = build_server(folder, file)            # Build(llama-server, ...), of the same options
     pip = pip_peer(folder)                         # Python of an environment with xllamacpp
 
 Everything stays in that folder, outside of the repository, and is made once: files that exist are
@@ -34,7 +35,8 @@ _RELEASE = SDIST.partition("==")[2].partition(".")[0]
 _TYPES = ("Q4_0", "Q8_0", "F16")  # beside the demo model's own
 _OPTIONS = (
     "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "LLAMA_BUILD_TESTS=OFF",
-    "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF", "LLAMA_OPENSSL=OFF", "LLAMA_CURL=OFF",
+    "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=ON", "LLAMA_USE_PREBUILT_UI=OFF",
+    "LLAMA_OPENSSL=OFF", "LLAMA_CURL=OFF",
 )  # fmt: skip
 _SETS = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX_VNNI")
 _AVX2 = {"SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"}
@@ -49,7 +51,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Build:
-    """llama.cpp as compiled here: the path of its llama-bench, and what to call it."""
+    """A program of llama.cpp as compiled here: its path, and what to call it."""
 
     program: Path
     name: str
@@ -164,8 +166,7 @@ def build(folder: Path, kind: str, model: Path, say: Callable[[str], None] = pri
             continue
         if not program.exists():
             say(f"compiling {name} (minutes)")
-            _compile(folder, root, here, kind, bool(suffix))
-            shutil.copy2(_built(here / "build"), program)
+            _compile(folder, root, program, kind, bool(suffix))
         if not (said := _run(_try(program, model))):
             return Build(program, name)
         if kind != "native" or suffix or "amx_int8" not in machine.cpu().flags:
@@ -173,6 +174,20 @@ def build(folder: Path, kind: str, model: Path, say: Callable[[str], None] = pri
         say(f"{name} does not run here ({said}): without AMX")
         crashed.touch()
     raise Missing(f"{here}: no build of llama.cpp runs here")
+
+
+def build_server(folder: Path, model: Path, say: Callable[[str], None] = print) -> Build:
+    """llama-server for this machine, with the options of the llama-bench that runs here.
+
+    Raises:
+        Missing: as `build`.
+    """
+    bench = build(folder, "native", model, say)
+    program = bench.program.with_name(bench.program.name.replace("bench", "server"))
+    if not program.exists():
+        say(f"compiling llama-server of {bench.name} (minutes)")
+        _compile(folder, program.parents[1], program, "native", "no-amx" in program.name)
+    return Build(program, bench.name)
 
 
 def _slug() -> str:
@@ -186,12 +201,14 @@ def _try(program: Path, model: Path) -> list[Path | str]:
     return [program, "-m", model, "-p", "64", "-n", "4", "-r", "1"]
 
 
-def _built(folder: Path) -> Path:
-    names = ("bin/llama-bench", "bin/llama-bench.exe", "bin/Release/llama-bench.exe")
+def _built(folder: Path, tool: str) -> Path:
+    names = (f"bin/{tool}", f"bin/{tool}.exe", f"bin/Release/{tool}.exe")
     return next(folder / name for name in names if (folder / name).exists())
 
 
-def _compile(folder: Path, root: Path, here: Path, kind: str, no_amx: bool) -> None:
+def _compile(folder: Path, root: Path, program: Path, kind: str, no_amx: bool) -> None:
+    """Compile the tool that ``program`` is named after (``llama-bench-native``) to that path."""
+    tool, here = "-".join(program.name.split("-")[:2]), program.parent / "build"
     compiler = os.environ.get("CXX") or next(
         (name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None
     )
@@ -203,12 +220,13 @@ def _compile(folder: Path, root: Path, here: Path, kind: str, no_amx: bool) -> N
     if kind != "native":
         options += [f"GGML_{s}={'ON' if s in SET_BUILDS[kind] else 'OFF'}" for s in _SETS]
     options += [f"CMAKE_{x}_FLAGS={_NO_AMX if no_amx else ''}" for x in ("C", "CXX")]
-    command: list[Path | str] = [cmake, "-S", source, "-B", here / "build", *generator]
+    command: list[Path | str] = [cmake, "-S", source, "-B", here, *generator]
     if said := _run([*command, *(f"-D{option}" for option in options)]):
         raise Missing(f"llama.cpp is left out, cmake fails: {said}")
-    command = [cmake, "--build", here / "build", "--target", "llama-bench", "--config", "Release"]
+    command = [cmake, "--build", here, "--target", tool, "--config", "Release"]
     if said := _run([*command, "-j", str(os.cpu_count() or 1)]):
         raise Missing(f"llama.cpp is left out, it does not compile: {said}")
+    shutil.copy2(_built(here, tool), program)
 
 
 def _cmake(folder: Path) -> tuple[Path | str, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -20,11 +22,13 @@ from benchmarks import (
     bench_model,
     bench_ops,
     bench_peers,
+    bench_serve,
     kernel_hashes,
     machine,
     performance_page,
     prepare,
     random_llama,
+    serving_page,
     sparse_files,
     sparse_speculation,
     sparse_union,
@@ -296,9 +300,8 @@ def test_llama_cpp_is_built_once_and_without_amx_where_it_crashes(
 ) -> None:
     made: list[bool] = []
 
-    def compile(folder: Path, root: Path, here: Path, kind: str, no_amx: bool) -> None:
+    def compile(folder: Path, root: Path, program: Path, kind: str, no_amx: bool) -> None:
         made.append(no_amx)
-        program = here / "build" / "bin" / "llama-bench"
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text("#!/bin/sh\n" + ("" if no_amx else "kill -ILL $$\n"))
         program.chmod(0o755)
@@ -311,7 +314,9 @@ def test_llama_cpp_is_built_once_and_without_amx_where_it_crashes(
         found = prepare.build(tmp_path, "native", tmp_path / "x.gguf", said.append)
         assert found.name == "llama.cpp 11434, native build, AMX off"
         assert "intel-6-143-8" in str(found.program)
-    assert made == [False, True] and any("without AMX" in line for line in said)
+        served = prepare.build_server(tmp_path, tmp_path / "x.gguf", said.append)
+        assert served.program.name == "llama-server-native-no-amx"
+    assert made == [False, True, True] and any("without AMX" in line for line in said)
     with pytest.raises(prepare.Missing, match="does not run"):
         prepare.build(tmp_path, "avx2", tmp_path / "x.gguf", said.append)
     monkeypatch.undo()
@@ -395,3 +400,90 @@ def test_peers_and_their_page(
     (plot,) = (tmp_path / "pictures").glob("speed-*.svg")
     assert "| pp4 |" in page and f"pictures/{plot.name}" in page
     assert plot.read_text().startswith("<svg")
+
+
+class FakeServer:
+    """Answers `/completion` as llama-server does: three tokens, some milliseconds apart."""
+
+    def __init__(self) -> None:
+        self.running = self.most_running = 0
+        self.bodies: list[dict[str, Any]] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        assert length
+        self.bodies.append(json.loads(await reader.readexactly(int(length[1]))))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        final = {"content": "", "stop": True, "tokens_evaluated": 7, "tokens_predicted": 3}
+        for event in ({"content": "a"}, {"content": "b"}, final):
+            await asyncio.sleep(0.01)
+            writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await writer.drain()
+        self.running -= 1
+        writer.close()
+
+
+def test_loads_of_a_server() -> None:
+    fake = FakeServer()
+
+    async def loads() -> list[list[bench_serve.Answer]]:
+        async with await asyncio.start_server(fake.answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            bodies = [bench_serve.MIXES["shared prompt"].body(f"0/{i}") for i in range(8)]
+            closed = await bench_serve.closed_loop(port, bodies, 2)
+            assert fake.most_running == 2
+            return [closed, await bench_serve.open_loop(port, bodies, 500.0, "seed")]
+
+    for answers in asyncio.run(loads()):
+        assert [(a.n_prompt, a.n_tokens) for a in answers] == 8 * [(7, 3)]
+        assert all(0.005 < a.first < a.last and a.good for a in answers)
+        found = bench_serve.summary(answers, 2.0)
+        assert found["tokens_per_s"] == 12.0 and found["prompt_tokens_per_s"] == 28.0
+        assert found["ttft_p50"] <= found["ttft_p95"] <= found["ttft_p99"]
+    prompts = [body["prompt"].split() for body in fake.bodies]
+    assert fake.most_running > 2
+    assert len({tuple(words[:500]) for words in prompts}) == 1
+    assert len({tuple(words) for words in prompts}) == 8
+
+
+def test_an_error_of_a_server_ends_the_benchmark() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+        writer.close()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            await bench_serve.ask(server.sockets[0].getsockname()[1], {"prompt": "a"})
+
+    with pytest.raises(bench_serve.Refused, match="503 Service Unavailable"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95, 1.0])
+def test_percentiles(share: float) -> None:
+    values = [3.0, 1.0, 2.0, 4.0]
+    found = bench_serve.percentile(values, share)
+    assert found in values and sum(v <= found for v in values) >= share * 4
+    assert sum(v < found for v in values) < max(share * 4, 1)
+
+
+def test_page_of_the_server_under_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(serving_page, "PICTURES", tmp_path)
+    answers = [bench_serve.Answer(0.1 * i, 0.1 * i + 1, 50, 20) for i in range(1, 5)]
+    head = machine.head(2) | {"file": "x.gguf"}
+    loads = [bench_serve.Test("chat", 4, 0.0, 4), bench_serve.Test("chat", 0, 2.0, 4, 0.5)]
+    lines = [
+        head | dataclasses.asdict(test) | bench_serve.summary(answers, 4.0)
+        | {"server": server, "name": server, "ours_over_tokens_per_s": 2.5}
+        for test in loads for server in ("ours", "native")
+    ]  # fmt: skip
+    monkeypatch.setattr(serving_page, "newest", lambda *keys: lines)
+    page = serving_page.page()
+    assert "2.5 to 2.5 times as many as llama-server, native" in page
+    assert "**chat, 4 clients**" in page and "**chat, 2.00 requests a second arrive**" in page
+    (picture,) = tmp_path.glob("serving-*.svg")
+    assert f"pictures/{picture.name}" in page and picture.read_text().startswith("<svg")

@@ -66,9 +66,13 @@ class Chart:
     series: list[_Series] = field(default_factory=list)
     _n_colors: int = 0
 
-    def line(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
-        """Add points joined by lines; return the chart."""
-        return self._add("line", xs, ys, ys, name)
+    def line(self, xs: Numbers, ys: Numbers, name: str = "", color: int | None = None) -> Chart:
+        """Add points joined by lines; return the chart.
+
+        Args:
+            color: index of a colour, to use the same in several charts; None: the next.
+        """
+        return self._add("line", xs, ys, ys, name, color)
 
     def band(self, xs: Numbers, low: Numbers, high: Numbers, name: str = "") -> Chart:
         """Add the area from ``low`` to ``high``, in the next line's colour; return the chart."""
@@ -78,7 +82,7 @@ class Chart:
         """Add a bar for each x (consecutive integers), next to other series'; return the chart.
 
         Args:
-            color: index of a colour, to use the same in several charts; None: the next.
+            color: as for `line`.
         """
         return self._add("bars", xs, [0.0] * len(ys), ys, name, color)
 

@@ -1,0 +1,168 @@
+"""Generates docs/serving.md and its pictures from the results of bench_serve.
+
+    python -m benchmarks.serving_page              # measures nothing
+
+A section for each CPU. Of every file, mix, load and server of one CPU the newest line counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.bench_serve import MIXES, N_CTX_SLOT, N_SLOTS, TPOT_GOOD_S, TTFT_GOOD_S
+from benchmarks.machine import describe, label
+from benchmarks.performance_page import DOCS, PICTURES, Line, markdown, newest
+from pyggml.viz import Chart, charts_svg
+
+PAGE = DOCS / "serving.md"
+_SERVERS = {"ours": "pyllama-server", "native": "llama-server, native", "pip": "xllamacpp"}
+_COLORS = {"ours": 2, "native": 0, "pip": 1}
+_MIXES = "\n".join(
+    f"| {name} | {m.shared} | {m.words[0]} to {m.words[1]} | {m.answer[0]} to {m.answer[1]} |"
+    for name, m in MIXES.items()
+)
+_HEAD = f"""\
+# Serving under load
+
+How fast [the server](server.md) is for many clients, beside llama.cpp: its `llama-server`, compiled
+for the machine, and `xllamacpp`, which pip installs. All were started once with `-np {N_SLOTS}
+-c {N_SLOTS * N_CTX_SLOT}` and the same number of threads, and were asked in turns.
+{{summary}}
+
+## Loads
+
+| mix | shared words of the prompts | further words | tokens of an answer |
+|---|---|---|---|
+{_MIXES}
+
+- In a **closed loop** each client sends its next request when it has its answer. It shows the
+  throughput.
+- In an **open loop** requests arrive at random times, a Poisson process, whether or not others are
+  finished. It shows how long users wait. The rates are 0.5, 0.8 and 1.2 of what the native
+  `llama-server` answers in the closed loop: at 1.2 its queue grows as long as the load lasts.
+- The **time to the first token** (TTFT) counts from sending the request, the **time of a further
+  token** (TPOT) is the mean of an answer. **Goodput** is the rate of requests whose first token
+  came within {TTFT_GOOD_S:g} s and whose further tokens took {TPOT_GOOD_S * 1e3:g} ms each at most.
+- Values are medians of three rounds; a percentile is one of each round's requests.
+- The clients run on the same machine, and take about 2% of a core.
+"""
+_AGAIN = """\
+## Measure it again
+
+```sh
+python -m benchmarks.bench_serve                 # about 35 minutes on two cores
+python -m benchmarks.bench_serve --mixes chat --clients 4 --rates none --peers native
+python -m benchmarks.serving_page                # this page
+```
+
+llama.cpp's sources come from pip and are compiled, once, as for
+[the other comparisons](performance.md#add-a-machine).
+"""
+
+
+def _rows() -> dict[str, list[Line]]:
+    """The newest lines by the label of their CPU."""
+    cpus: dict[str, list[Line]] = defaultdict(list)
+    for line in newest("serve.jsonl", "cpu", "file", "mix", "clients", "share", "server"):
+        cpus[label(line)].append(line)
+    return cpus
+
+
+def _summary(lines: list[Line]) -> str:
+    """A sentence with the ratios of all closed loops."""
+    closed = [r for r in lines if r["clients"]]
+    parts = []
+    for peer in ("native", "pip"):
+        ratios = [r["ours_over_tokens_per_s"] for r in closed if r["server"] == peer]
+        if ratios:
+            parts.append(
+                f"{min(ratios):.1f} to {max(ratios):.1f} times as many as {_SERVERS[peer]}"
+            )
+    return f"It generates {' and '.join(parts)}." if parts else ""
+
+
+def _table(lines: list[Line]) -> str:
+    rows = (
+        [_SERVERS[r["server"]], f"{r['tokens_per_s']:.0f}", f"{r['prompt_tokens_per_s']:.0f}",
+         f"{r['goodput_per_s']:.2f}/{r['requests_per_s']:.2f}",
+         *(f"{r[f'ttft_p{p}'] * 1e3:.0f}" for p in (50, 95, 99)),
+         *(f"{r[f'tpot_p{p}'] * 1e3:.1f}" for p in (50, 95)),
+         f"{r['ours_over_tokens_per_s']:.2f}" if r["server"] != "ours" else ""]
+        for r in lines
+    )  # fmt: skip
+    names = "server | tokens/s | prompt tokens/s | good/all requests a second"
+    times = "TTFT ms: 50% | 95% | 99% | TPOT ms: 50% | 95% | ours / theirs, tokens"
+    return markdown(f"{names} | {times}", rows)
+
+
+def _plot(lines: list[Line], mix: str, path: Path, title: str) -> None:
+    """Throughput by clients; waiting and goodput by rate of arrivals."""
+    clients = sorted({r["clients"] for r in lines if r["clients"]})
+    charts = [
+        Chart(f"{mix}: tokens/s of a closed loop", "", "",
+              names=[f"{n} client{'s' * (n > 1)}" for n in clients]),
+        Chart(f"{mix}: 95% of first tokens within", "requests/s", "s"),
+        Chart(f"{mix}: 95% of further tokens within", "requests/s", "ms"),
+        Chart(f"{mix}: goodput", "requests/s", "good requests/s"),
+    ]  # fmt: skip
+    for server, name in _SERVERS.items():
+        mine = [r for r in lines if r["server"] == server]
+        closed = sorted((r for r in mine if r["clients"]), key=lambda r: r["clients"])
+        arriving = sorted((r for r in mine if not r["clients"]), key=lambda r: r["rate"])
+        color = _COLORS[server]
+        if closed:
+            at = [clients.index(r["clients"]) for r in closed]
+            charts[0].bars(at, [r["tokens_per_s"] for r in closed], name, color)
+        for chart, key, scale in (
+            (charts[1], "ttft_p95", 1.0), (charts[2], "tpot_p95", 1e3),
+            (charts[3], "goodput_per_s", 1.0),
+        ):  # fmt: skip
+            if arriving:
+                values = [r[key] * scale for r in arriving]
+                chart.line([r["rate"] for r in arriving], values, name, color)
+    charts_svg([chart for chart in charts if chart.series], path, title=title)
+
+
+def section(cpu: str, lines: list[Line]) -> str:
+    """One CPU: pictures and tables; draws the pictures too."""
+    slug = re.sub("[^a-z0-9]+", "-", cpu.lower()).strip("-")
+    names = dict.fromkeys(r["name"] for r in lines if r["server"] != "ours")
+    parts = [f"## {cpu}\n", f"{describe(lines[-1])}; {', '.join(names)}.\n"]
+    for file in dict.fromkeys(r["file"] for r in lines):
+        parts.append(f"### {file}\n")
+        for mix in dict.fromkeys(r["mix"] for r in lines if r["file"] == file):
+            mine = [r for r in lines if r["file"] == file and r["mix"] == mix]
+            stem = re.sub("[^a-z0-9]+", "-", f"{file.removesuffix('.gguf')} {mix}".lower())
+            picture = PICTURES / f"serving-{slug}-{stem}.svg"
+            _plot(mine, mix, picture, f"{file}, {mix}")
+            parts.append(f"![{file}, {mix}, on {cpu}](pictures/{picture.name})\n")
+            for clients, share in dict.fromkeys((r["clients"], r["share"]) for r in mine):
+                of_load = [r for r in mine if (r["clients"], r["share"]) == (clients, share)]
+                load = f"{clients} client{'s' * (clients > 1)}"
+                if not clients:
+                    load = f"{of_load[0]['rate']:.2f} requests a second arrive"
+                parts += [f"**{mix}, {load}**\n", _table(of_load)]
+    return "\n".join(parts)
+
+
+def page() -> str:
+    """The whole page, from what results there are; draws the pictures too."""
+    cpus = _rows()
+    summary = _summary([line for lines in cpus.values() for line in lines])
+    sections = [section(cpu, lines) for cpu, lines in cpus.items()]
+    return "\n".join([_HEAD.format(summary=summary), *sections, _AGAIN])
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    for old in PICTURES.glob("serving-*.svg"):
+        old.unlink()
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE, *sorted(PICTURES.glob("serving-*.svg")))
+
+
+if __name__ == "__main__":
+    main()
