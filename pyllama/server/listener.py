@@ -15,6 +15,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,6 +30,9 @@ from .errors import ApiError
 
 MAX_HEADER_BYTES = 1 << 16
 _BACKLOG = 2048  # connections that the system accepts before we do: uvicorn's default
+# A write to a socket releases the GIL, and a busy thread returns it only after Python's 5 ms: with
+# 16 streams the event loop would be 80 ms late in each step of the engine.
+_SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,8 @@ def serve(
     """
     sockets = open_sockets(listening)
     scheme = "https" if listening.ssl_cert else "http"
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # uvicorn raises the signal that ended it again: a server that has drained exits with 0
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -157,6 +163,7 @@ def serve(
         on_listening([_url(one, scheme) for one in sockets], stop)
         server.run(sockets=sockets)
     finally:
+        sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
         for one in sockets:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from pyllama import Model
+from pyllama.server.app import make_app
+from pyllama.server.listener import Listening, serve
 
 from .conftest import listening, make_served
 
@@ -98,3 +102,20 @@ def test_running_responses_end_at_shutdown(model: Model) -> None:
         data = everything(one)
     assert data.count(b"data: ") > 1
     assert b'"stop":true' in data or b"shutting down" in data
+
+
+def test_a_path_with_a_slash_at_its_end_is_not_found(model: Model) -> None:
+    with listening(make_served(model)) as port, post(port, "/completion/", {"prompt": "a"}) as one:
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 404")
+
+
+def test_busy_threads_give_the_event_loop_its_turn_soon(model: Model) -> None:
+    before = sys.getswitchinterval()
+    during: list[float] = []
+
+    def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
+        during.append(sys.getswitchinterval())
+        stop()
+
+    serve(make_app(make_served(model)), Listening(port=0), listens)
+    assert during[0] <= 0.001 and sys.getswitchinterval() == before
