@@ -27,6 +27,7 @@ from ..server.errors import ApiError
 from ..server.security import Guard
 from ..server.sse import JsonResponse, error_response, read_body
 from .forward import CLOSING, Forwarded, error_of_call, refusal
+from .loopback import keep_on_loopback
 from .options import ClusterOptions, ReplicaOptions
 from .replica import Call, LoadedModel
 from .routing import read_target
@@ -50,8 +51,10 @@ class EngineReplica:
     def __init__(self, options: ReplicaOptions, n_models: int) -> None:
         from ray import serve
 
+        keep_on_loopback()
         self._options, self._loaded = options, dict[str, LoadedModel]()
         self._first: LoadedModel | None = LoadedModel(options, options.default)
+        self._n_served = 0
         self._id = serve.get_replica_context().replica_id.unique_id
 
         async def cached(name: str) -> Unloading:
@@ -61,6 +64,7 @@ class EngineReplica:
 
     async def respond(self, call: Call) -> AsyncIterator[Message]:
         """Yield the ASGI messages of the answer to a request."""
+        self._n_served += 1
         model = await self._model(call.model)
         async for message in model.respond(call):
             if message["type"] == "http.response.start":
@@ -75,12 +79,13 @@ class EngineReplica:
             await model.check()
 
     async def status(self) -> dict[str, Any]:
-        """Id, process and load of the replica."""
+        """Id, process, load, number of requests and models of the replica."""
         running = sum(model.n_running for model in self._loaded.values())
         return {
             "replica": self._id,
             "pid": os.getpid(),
             "running": running,
+            "served": self._n_served,
             "models": [*self._loaded],
         }
 
@@ -135,6 +140,7 @@ class Ingress:
     """
 
     def __init__(self, options: ClusterOptions, engine: DeploymentHandle) -> None:
+        keep_on_loopback()
         self._options, self._engine = options, engine.options(stream=True)
         self._is_draining = False
         self._names = Guard(_model_list(options), options.replica.server, frozenset())

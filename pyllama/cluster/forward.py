@@ -84,7 +84,8 @@ class Forwarded(Response):
         try:
             async for message in self._messages:
                 if message["type"] == "http.response.start":
-                    media_type = Headers(raw=message["headers"]).get("content-type", "")
+                    lower = [(bytes(name).lower(), value) for name, value in message["headers"]]
+                    media_type = Headers(raw=lower).get("content-type", "")
                 else:
                     is_complete = not message.get("more_body", False)
                 await send(message)

@@ -17,6 +17,7 @@ from ..errors import ClusterError
 from ..server.options import ServerOptions
 
 ROUTES = ("prefix", "load")
+_HEAD = "node:__internal_head__"  # Ray's resource of the head's machine
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 60.0  # a long prompt's step may take many seconds
 _MAX_INGRESS_REQUESTS = 10_000  # of one process that forwards; the engines' queue is the limit
 
@@ -146,7 +147,8 @@ class ClusterOptions:
         config: dict[str, Any] = {
             "max_ongoing_requests": self.max_requests or 2 * n_slots,
             "max_queued_requests": self.max_queued,
-            "health_check_period_s": _HEALTH_PERIOD_S,
+            "health_check_period_s": _HEAD = "node:__internal_head__"  # Ray's resource of the head's machine
+_HEALTH_PERIOD_S,
             "health_check_timeout_s": _HEALTH_TIMEOUT_S,
             "graceful_shutdown_timeout_s": self.drain_s,
             "graceful_shutdown_wait_loop_s": 0.2,
@@ -164,13 +166,17 @@ class ClusterOptions:
         return {**config, "autoscaling_config": scaling}
 
     def ingress_config(self) -> dict[str, Any]:
-        """Arguments of ``serve.deployment`` for the processes that forward requests."""
+        """Arguments of ``serve.deployment`` for the processes that forward requests.
+
+        A single one is on the head's machine, without which the cluster ends anyway.
+        """
+        where = {"resources": {_HEAD: 0.001}} if self.n_ingress == 1 else {}
         return {
             "num_replicas": self.n_ingress,
             "max_ongoing_requests": _MAX_INGRESS_REQUESTS,
             "graceful_shutdown_timeout_s": self.drain_s + 5.0,
             "graceful_shutdown_wait_loop_s": 0.2,
-            "ray_actor_options": {"num_cpus": 0},
+            "ray_actor_options": {"num_cpus": 0, **where},
         }
 
     @property
