@@ -120,8 +120,8 @@ TERM = Variable(
 RAY_USAGE = Variable(
     "RAY_USAGE_STATS_ENABLED",
     "0",
-    "`1` lets Ray report its use to its makers. `pyllama cluster` and `pyllama-batch` switch it off "
-    "unless it is set.",
+    "`1` lets Ray report its use to its makers. `pyllama cluster` and `pyllama-batch` switch that "
+    "off unless it is set.",
 )
 RAY_NETWORK = Variable(
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",

@@ -55,7 +55,9 @@ def test_imported_packages_are_dependencies() -> None:
                 imported.add(node.module.split(".")[0])
     imported = {"pyyaml" if name == "yaml" else name for name in imported}
     imported -= {*sys.stdlib_module_names, "pyggml", "pyllama", "pyllama_cli"}
-    extras = [d for name in ("hf", "server", "cluster") for d in PROJECT["optional-dependencies"][name]]
+    extras = [
+        d for name in ("hf", "server", "cluster") for d in PROJECT["optional-dependencies"][name]
+    ]
     optional = {re.split(r"[\[>]", d)[0].replace("-", "_") for d in extras}
     assert imported - optional - {"cuda"} == {d.split(">=")[0] for d in PROJECT["dependencies"]}
 

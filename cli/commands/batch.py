@@ -125,4 +125,4 @@ def _part_rows(n_rows: int, options: Mapping[str, Any]) -> int:
         return int(options["part_rows"])
     n_slots, n_workers = options["n_parallel"], options["workers"]
     fair = -(-n_rows // (_PARTS_PER_WORKER * n_workers))
-    return max(min(8 * n_slots, fair), 2 * n_slots, -(-n_rows // _MOST_PARTS))
+    return int(max(min(8 * n_slots, fair), 2 * n_slots, -(-n_rows // _MOST_PARTS)))

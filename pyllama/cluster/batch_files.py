@@ -1,6 +1,6 @@
 """Inputs of a batch, its finished parts, and its output: files, without Ray.
 
-    source = scan("in.jsonl")                      # checks each line; BatchFileError names the first
+    source = scan("in.jsonl")                      # checks each line, BatchFileError names it
     parts = PartFolder("out.jsonl", {"input": source.digest, "--temp": "0.0"})
     with parts.locked():
         todo = parts.unfinished(source)            # [Part(number=0, first=0, n_rows=64, ...), ...]

@@ -44,7 +44,12 @@ def error_of_call(error: BaseException) -> ApiError:
     names = {cls.__name__ for cls in type(error).__mro__}
     if "BackPressureError" in names:
         return unavailable(FULL)
-    if names & {"RayActorError", "DeploymentUnavailableError", "ObjectLostError", "RayChannelError"}:
+    if names & {
+        "RayActorError",
+        "DeploymentUnavailableError",
+        "ObjectLostError",
+        "RayChannelError",
+    }:
         return unavailable(LOST)
     if names & {"RequestCancelledError", "TaskCancelledError"}:
         return unavailable(CLOSING)

@@ -147,8 +147,7 @@ class ClusterOptions:
         config: dict[str, Any] = {
             "max_ongoing_requests": self.max_requests or 2 * n_slots,
             "max_queued_requests": self.max_queued,
-            "health_check_period_s": _HEAD = "node:__internal_head__"  # Ray's resource of the head's machine
-_HEALTH_PERIOD_S,
+            "health_check_period_s": _HEALTH_PERIOD_S,
             "health_check_timeout_s": _HEALTH_TIMEOUT_S,
             "graceful_shutdown_timeout_s": self.drain_s,
             "graceful_shutdown_wait_loop_s": 0.2,

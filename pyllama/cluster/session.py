@@ -115,9 +115,7 @@ class RunningServer:
         serve.start(proxy_location=where, http_options=HTTPOptions(host=self.host, port=self.port))
         try:
             replicas = serve.run(engines(self.options), name=ENGINES, route_prefix=None)
-            self._ingress = serve.run(
-                ingress(self.options, replicas), name=APP, route_prefix="/"
-            )
+            self._ingress = serve.run(ingress(self.options, replicas), name=APP, route_prefix="/")
         except RuntimeError as error:
             text = " ".join(str(error).split())[:500]
             raise ClusterError(f"the replicas cannot be started: {text}") from None

@@ -250,9 +250,7 @@ def test_a_replica_is_killed_under_load(served: Served, texts: dict[int, str]) -
 def test_a_node_is_lost_under_load(served: Served, texts: dict[int, str]) -> None:
     wait_for_replicas(served)
     node = served.nodes.pop()
-    outcomes = under_load(
-        served, 8, lambda: served.cluster.remove_node(node, allow_graceful=False)
-    )
+    outcomes = under_load(served, 8, lambda: served.cluster.remove_node(node, allow_graceful=False))
     check(outcomes, texts)
     later = [served.ask("/v1/completions", body(i)) for i in range(4)]
     assert not any(one.errors for one in later)
