@@ -1,6 +1,6 @@
 """Ray of several nodes on this machine, on loopback.
 
-with local_ray(n_nodes=2, n_cpus=2) as cluster: ...  # joined by this process
+with local_ray(n_nodes=2, n_cpus=2) as cluster: ...  # then ray_session(cluster.address)
 """
 
 from __future__ import annotations
@@ -10,7 +10,20 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
+
+on_ray = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'pyggml[cluster]'"),
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),
+]
+"""Marks of tests on Ray; it is not imported before ``ENVIRONMENT`` is set."""
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -21,16 +21,9 @@ from pyllama.cluster.options import ClusterOptions
 from pyllama.cluster.session import RunningServer, ray_session
 
 from ..models import Spec, random_weights, write_model
-from .local_ray import free_ports, local_ray, node_arguments, until
+from .local_ray import free_ports, local_ray, node_arguments, on_ray, until
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'pyggml[cluster]'")
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.xdist_group("ray"),
-]
+pytestmark = on_ray
 N_PREDICT = 400
 
 
