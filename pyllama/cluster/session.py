@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .options import ClusterOptions
 
 _OBJECT_STORE_BYTES = 128 << 20  # prompts and texts are small
+_REFUSE_S = 30
 _TRIES = 3  # of starting Ray
 APP, ENGINES = "pyllama", "pyllama-engines"
 """Names of the applications: the one with the address, and that of the replicas."""
@@ -99,6 +100,7 @@ class RunningServer:
     host: str = "127.0.0.1"
     port: int = 8080
     _ingress: Any = None
+    _is_running: bool = False
 
     def start(self) -> None:
         """Start the replicas, wait until they have loaded the model, and open the port.
@@ -111,6 +113,7 @@ class RunningServer:
 
         from .app import engines, ingress
 
+        self._is_running = True
         where = ProxyLocation.HeadOnly if _is_local(self.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=where, http_options=HTTPOptions(host=self.host, port=self.port))
         try:
@@ -121,17 +124,24 @@ class RunningServer:
             raise ClusterError(f"the replicas cannot be started: {text}") from None
 
     def drain(self) -> None:
-        """Refuse new requests, wait for those that run at most ``drain_s`` seconds, and end.
+        """Refuse new requests, wait for the others at most ``drain_s`` seconds, and end.
 
-        The ingress ends before the replicas, so that requests which wait in it are still served.
+        The second call does nothing. The ingress ends before the replicas, so that requests which wait in it are still served.
         """
+        if not self._is_running:
+            return
         from ray import serve
 
+        self._is_running = False
         if self._ingress is not None:
-            self._ingress.broadcast("drain").results(timeout_s=5)
+            self.refuse()
             serve.delete(APP)
         serve.delete(ENGINES)
         serve.shutdown()
+
+    def refuse(self) -> None:
+        """Refuse new requests from now on; those that run or wait go on."""
+        self._ingress.broadcast("drain").results(timeout_s=_REFUSE_S)
 
     def statuses(self) -> list[dict[str, Any]]:
         """The `EngineReplica.status` of each replica."""
