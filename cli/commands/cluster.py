@@ -9,7 +9,6 @@ Needs ``pip install pyggml[cluster]``. docs/scaling.md says when to use it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -161,7 +160,6 @@ def command(n_parallel: int, address: str | None, **options: Any) -> None:
     n_most = many.max_replicas or many.replicas
     n_cpus = max(os.cpu_count() or 1, round(n_most * chosen.n_cpus))
     with ray_session(address, n_cpus):
-        logging.getLogger("ray").setLevel(logging.ERROR)
         server = RunningServer(chosen, api.host, api.port)
         try:
             server.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,6 +175,7 @@ def run_parts(
 
     from ..errors import ClusterError
 
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
     numbers = [[p.number, p.first, p.n_rows, p.offset] for p in parts]
     items = [{"part": part} for part in numbers]

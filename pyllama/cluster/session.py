@@ -113,6 +113,7 @@ class RunningServer:
 
         from .app import engines, ingress
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after its import sets it
         self._is_running = True
         where = ProxyLocation.HeadOnly if _is_local(self.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=where, http_options=HTTPOptions(host=self.host, port=self.port))
@@ -126,7 +127,8 @@ class RunningServer:
     def drain(self) -> None:
         """Refuse new requests, wait for the others at most ``drain_s`` seconds, and end.
 
-        The second call does nothing. The ingress ends before the replicas, so that requests which wait in it are still served.
+        The ingress ends before the replicas, so that requests which wait in it are still served.
+        The second call does nothing.
         """
         if not self._is_running:
             return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("starlette")
 
@@ -49,6 +52,17 @@ def test_several_models_and_scaling() -> None:
 def test_illegal_arguments(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ClusterError, match=text):
         ClusterOptions.from_arguments(arguments)
+
+
+def test_the_example_for_ray_serve() -> None:
+    root = Path(__file__).resolve().parents[3]
+    example = yaml.safe_load((root / "docs/examples/cluster/serve.yaml").read_text())
+    (application,) = example["applications"]
+    module, _, builder = application["import_path"].partition(":")
+    assert callable(getattr(importlib.import_module(module), builder))
+    options = ClusterOptions.from_arguments(application["args"])
+    assert (options.n_replicas, options.max_replicas, options.n_cpus) == (2, 8, 16)
+    assert "resources" not in options.ingress_config()["ray_actor_options"]
 
 
 def test_options_can_be_sent_to_processes() -> None:
