@@ -1,6 +1,6 @@
 """``pyllama cluster``: the server in several processes, on one machine or many, with Ray Serve.
 
-    pyllama cluster -m x.gguf --replicas 2         # Ray is started on this machine
+    pyllama cluster -m x.gguf --replicas 2         # on this machine
     pyllama cluster -m x.gguf --replicas 8 --address auto --host 0.0.0.0
     pyllama cluster --plan bench.jsonl --rate 2    # how many replicas a load needs
 
