@@ -37,7 +37,6 @@ SECTIONS = (
     "Speculative decoding",
     "Draft model",
     "Drafts of n-grams",
-    "Plan",
 )
 """The sections of options, in the order of a help page; the first has those of no other."""
 

@@ -2,7 +2,7 @@
 
     pyllama cluster -m x.gguf --replicas 2         # on this machine
     pyllama cluster -m x.gguf --replicas 8 --address auto --host 0.0.0.0
-    pyllama cluster --plan bench.jsonl --rate 2    # how many replicas a load needs
+    pyllama cluster --plan bench.jsonl --rate 2    # replicas for a load
 
 Needs ``pip install pyggml[cluster]``. docs/scaling.md says when to use it.
 """
@@ -51,6 +51,7 @@ class ReplicasOptions(Group):
     prefix_chars: int
     also: tuple[str, ...]
     models_per_replica: int
+    ingress: int
     drain_timeout: int
 
 
@@ -106,6 +107,8 @@ cluster_options = stack(
                  "requests name in model. Repeatable."),
     click.option("--models-per-replica", type=Number(1, 1000), default=1,
                  help="Models that a replica holds at the same time."),
+    click.option("--ingress", type=Number(1, 1000), default=1, help="Number of processes that "
+                 "read requests and forward them."),
     click.option("--drain-timeout", type=Number(1, 1 << 20), default=60,
                  help="Seconds that running requests get after SIGTERM or Ctrl-C."),
     address_option,
@@ -131,7 +134,6 @@ plan_options = stack(
                  help="Tokens of an answer."),
     click.option("--utilisation", type=Number(0.01, 0.99, kind=float), default=0.7,
                  help="Share of the time that a replica may be busy."),
-    section="Plan",
 )  # fmt: skip
 
 
@@ -197,6 +199,7 @@ def _cluster_options(
         route=many.route,
         prefix_chars=many.prefix_chars,
         models_per_replica=many.models_per_replica,
+        n_ingress=many.ingress,
         drain_s=float(many.drain_timeout),
     )
 
