@@ -257,7 +257,7 @@ class PartFolder:
         if other:
             raise BatchFileError(
                 f"{self.folder} has parts of a run with another {', '.join(other)}; give the "
-                "options of that run to continue it, or --restart to begin again"
+                "options of that run to continue it, or delete the folder to begin again"
             )
         self.n_rows = found["rows_per_part"]
         return [part for part in source.parts(self.n_rows) if not self._path(part).exists()]

@@ -105,7 +105,7 @@ def test_other_options_are_refused(tmp_path: Path, source: batch_files.Source) -
         one.unfinished(source, 4)
     two = PartFolder(tmp_path / "out", {"--temp": "1", "input": "x"})
     with two.locked():
-        with pytest.raises(BatchFileError, match=r"another --temp; give .* or --restart"):
+        with pytest.raises(BatchFileError, match=r"another --temp; give .* or delete the folder"):
             two.unfinished(source, 4)
         two.restart()
         assert len(two.unfinished(source, 4)) == 3

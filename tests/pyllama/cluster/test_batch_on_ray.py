@@ -13,7 +13,7 @@ from typing import Any
 from .local_ray import local_ray, on_ray, until
 
 pytestmark = on_ray
-N_PREDICT = 200
+N_PREDICT = 400
 
 
 def program(name: str, *args: str) -> list[str]:
