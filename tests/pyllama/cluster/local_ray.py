@@ -63,16 +63,31 @@ def local_ray(n_nodes: int = 1, n_cpus: int = 4) -> Iterator[Any]:
     """Start Ray's nodes; yields ``ray.cluster_utils.Cluster``."""
     os.environ.update(ENVIRONMENT)
     import ray
-    from ray.cluster_utils import Cluster
 
-    cluster = Cluster()
+    cluster = _started(n_cpus)
     try:
-        for _ in range(n_nodes):
+        for _ in range(n_nodes - 1):
             cluster.add_node(**node_arguments(n_cpus))
         yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _started(n_cpus: int) -> Any:
+    """A cluster of a head alone; on a busy machine its processes may take too long to start."""
+    from ray.cluster_utils import Cluster
+
+    for left in (2, 1, 0):
+        cluster = Cluster()
+        try:
+            cluster.add_node(**node_arguments(n_cpus))
+            return cluster
+        except Exception:
+            cluster.shutdown()
+            if not left:
+                raise
+    raise AssertionError
 
 
 def until(is_so: Callable[[], bool], seconds: float = 120) -> None:
