@@ -46,6 +46,7 @@ from .unsupported import why_not
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
 _PROGRAMS = {  # names of their own
+    "cluster": "pyllama cluster",
     "completion": "pyllama-cli",
     "run": "pyllama run",
     "serve": "pyllama-server",
