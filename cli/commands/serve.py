@@ -156,7 +156,8 @@ network_options = stack(
     _file("--ssl-key-file", "File of a TLS private key, in PEM format."),
     _file("--ssl-cert-file", "File of its certificate, in PEM format."),
     click.option("-to", "--timeout", type=Number(1, 1 << 20), default=60, show_default=True,
-                 help="Seconds within which the body of a request must arrive."),
+                 help="Seconds within which the body of a request must arrive, and a client must "
+                 "read something of its response."),
     _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
     _seconds("--shutdown-timeout", 10, "Seconds that running responses get after SIGTERM."),
     click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
