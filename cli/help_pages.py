@@ -27,6 +27,7 @@ SECTIONS = (
     "Conversation",
     "Reasoning",
     "Model",
+    "Several models",
     "Context",
     "RoPE and activation",
     "CPU",

@@ -133,12 +133,14 @@ def serve(
     app: ASGIApp,
     listening: Listening,
     on_listening: Callable[[Sequence[str], Callable[[], None]], None],
+    on_leaving: Callable[[], None] | None = None,
 ) -> None:
     """Serve an application until a signal ends the process.
 
     Args:
         on_listening: called with the URLs, to which clients can connect from then on, and with a
             function that ends the server.
+        on_leaving: called in the event loop when it begins to end; running responses may go on.
 
     Raises:
         OSError: an address cannot be listened at.
@@ -149,7 +151,8 @@ def serve(
     # uvicorn raises the signal that ended it again: a server that has drained exits with 0
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server = uvicorn.Server(configure(app, listening))
+        server = _Server(configure(app, listening))
+        server.on_leaving = on_leaving
 
         def stop() -> None:
             server.should_exit = True
@@ -161,6 +164,17 @@ def serve(
             signal.signal(number, handler)
         for one in sockets:
             one.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells when it begins to end."""
+
+    on_leaving: Callable[[], None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.on_leaving is not None:
+            self.on_leaving()
+        await super().shutdown(sockets)
 
 
 def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:

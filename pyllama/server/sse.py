@@ -104,7 +104,11 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
 
 async def read_json(request: Request, options: ServerOptions) -> dict[str, Any]:
     """The JSON object in the body of a request. Raises: ApiError."""
-    data = await read_body(request, options)
+    return parse_body(await read_body(request, options))
+
+
+def parse_body(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body that has been read. Raises: ApiError."""
     try:
         body = parse_json(data, _MAX_VALUES)
     except (ValueError, MemoryError) as error:
