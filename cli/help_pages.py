@@ -27,7 +27,6 @@ SECTIONS = (
     "Conversation",
     "Reasoning",
     "Model",
-    "Several models",
     "Context",
     "RoPE and activation",
     "CPU",

@@ -152,6 +152,6 @@ router_options = stack(
     click.option("--models-autoload/--no-models-autoload", "models_autoload", default=True,
                  help="Load a model when it is asked for."),
     click.option("--router-child", is_flag=True, hidden=True),
-    section="Several models",
+    section="Model",
 )  # fmt: skip
 """``--models-dir``, ``--models-preset`` and what belongs to them."""

@@ -231,8 +231,8 @@ class _Router:
     async def not_supported(self, request: Request) -> Response:
         """``POST`` and ``DELETE /models``: llama.cpp downloads and deletes models."""
         raise ApiError.not_supported(
-            "models are not downloaded or deleted by requests: put files into --models-dir, or "
-            "name a repository in --models-preset"
+            "models are not downloaded or deleted by requests: change the router's folder or file "
+            "of presets, and ask for /models?reload=1"
         )
 
     async def cors_proxy(self, request: Request) -> Response:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
@@ -38,6 +39,7 @@ _OURS = _HOP | {
     b"origin", b"proxy-authorization", b"x-api-key", b"x-request-id",
 }  # fmt: skip
 _THEIRS = _HOP | {b"server", b"date"}
+_IN_QUERIES = "%!$&'()*+,-./:;=?@[]_~"
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -67,7 +69,7 @@ class Forwarder:
     async def send(self, forwarded: _Forwarded, scope: Scope, send: Send) -> ApiError | None:
         """Send a response, or return the error that there is instead of one."""
         instance, started = forwarded.instance, _Started()
-        is_post = forwarded.body is not None
+        is_post = forwarded.data is not None
         for is_last in (False, True):
             try:
                 async with self._pool.use(
@@ -120,20 +122,23 @@ class Forwarder:
                 auto_decompress=False,
                 skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             )
-        path = scope["path"].removeprefix(self._prefix)
-        query = scope["query_string"].decode("latin-1")
-        target = URL.build(
-            scheme="http", host="127.0.0.1", port=child.port, path=path, query_string=query,
-            encoded=True,
-        )  # fmt: skip
+        target = target_of(scope, self._prefix, child.port)
         headers = [(k.decode(), v.decode("latin-1")) for k, v in _kept(scope["headers"], _OURS)]
         headers.append(("Authorization", f"Bearer {child.key}"))
         request_id = scope.get(REQUEST_ID) or Request(scope).headers.get("x-request-id")
         if request_id:
             headers.append(("X-Request-Id", request_id))
         return self._session.request(
-            scope["method"], target, data=forwarded.body, headers=headers, allow_redirects=False
+            scope["method"], target, data=forwarded.data, headers=headers, allow_redirects=False
         )
+
+
+def target_of(scope: Scope, prefix: str, port: int) -> URL:
+    """The address of a request at a child; what could end its line stays quoted."""
+    path = quote(scope["path"].removeprefix(prefix))
+    query = quote(scope["query_string"], safe=_IN_QUERIES)
+    mark = "?" if query else ""
+    return URL(f"http://127.0.0.1:{port}{path}{mark}{query}", encoded=True)
 
 
 def _gone(instance: Instance) -> ApiError:
@@ -159,7 +164,7 @@ class _Forwarded(Response):
     ) -> None:
         super().__init__()
         self.forwarder, self.request = forwarder, request
-        self.body, self.instance, self.autoload = body, instance, autoload  # type: ignore[assignment]
+        self.data, self.instance, self.autoload = body, instance, autoload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self.forwarder.send(self, scope, send))

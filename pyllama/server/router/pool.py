@@ -111,9 +111,10 @@ class Pool:
 
     def find(self, name: str) -> Instance | None:
         """The model of a name or an alias."""
-        listed = self.instances
-        named = (one for one in listed if one.name == name)
-        return next(named, None) or next((one for one in listed if name in one.entry.aliases), None)
+        named = self._instances.get(name)
+        if named is not None and named.is_listed:
+            return named
+        return next((one for one in self.instances if name in one.entry.aliases), None)
 
     def begin(self) -> None:
         """Load the models that are wanted at the start. Needs the event loop."""

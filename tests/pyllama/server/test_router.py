@@ -162,14 +162,17 @@ def test_a_router_with_real_models(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_a_router(folder: Path, number: signal.Signals) -> None:
     with running(folder) as router:
+        events = router.open("GET", "/models/sse")
         response = router.open("POST", "/completion", {**ENDLESS, "model": "sub", "n_predict": 200})
         response.readline()
         (child,) = router.children()
         router.process.send_signal(number)
         if number == signal.SIGTERM:  # the response may end
             assert b'"stop":true' in response.read()
+            assert b'"loaded"' in events.read()  # a cut response would raise
             assert router.process.wait(20) == 0
-        response.connection.close()  # type: ignore[attr-defined]
+        for one in (response, events):
+            one.connection.close()  # type: ignore[attr-defined]
         until(lambda: not is_alive(child), 10)
 
 

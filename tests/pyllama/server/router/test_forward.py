@@ -12,6 +12,7 @@ import pytest
 
 from pyllama.server.options import ServerOptions
 from pyllama.server.router.app import make_router
+from pyllama.server.router.forward import target_of
 from pyllama.server.router.pool import Pool
 
 from .conftest import Fleet, Route_, ask, at_a_socket, entries, router, until
@@ -33,6 +34,13 @@ def test_a_request_reaches_its_model(route: Route_) -> None:
     assert (seen["x-request-id"], seen["x-other"]) == ("mine", "1")
     assert not {"x-api-key", "cookie", "origin"} & seen.keys()
     assert seen["host"] == f"127.0.0.1:{child.port}"
+
+
+def test_line_ends_in_a_target_stay_quoted() -> None:
+    scope = {"path": "/deep/slots/1\r\nX: y", "query_string": b"a=%0D%0A b&c=[\xff\n]"}
+    target = target_of(scope, "/deep", 1)
+    assert str(target) == "http://127.0.0.1:1/slots/1%0D%0AX%3A%20y?a=%0D%0A%20b&c=[%FF%0A]"
+    assert target.raw_path_qs.isprintable()
 
 
 def test_headers_of_a_response_pass(route: Route_) -> None:
