@@ -150,7 +150,7 @@ router_options = stack(
                  help="Models that may be loaded at the same time; the one that was used least "
                  "recently is unloaded for another. 0: no limit."),
     click.option("--models-autoload/--no-models-autoload", "models_autoload", default=True,
-                 help="Load a model when it is asked for."),
+                 help="Load a model when it is asked for.  [default: on]"),
     click.option("--router-child", is_flag=True, hidden=True),
     section="Model",
 )  # fmt: skip

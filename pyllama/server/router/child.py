@@ -52,7 +52,7 @@ class RouterLink:
             orders = json.loads(first)
             key, name = str(orders["key"]), str(orders["name"])
         except (ValueError, TypeError, KeyError):
-            raise ValueError("only a router starts a server with --router-child") from None
+            raise ValueError("only a router starts a server in this mode") from None
         reports = os.dup(1)  # not inherited by programs that this process starts
         os.dup2(2, 1)
         threading.Thread(target=_obey, args=(0, rest), name="router", daemon=True).start()

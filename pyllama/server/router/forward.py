@@ -20,7 +20,6 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from yarl import URL
 
 from ..errors import ApiError
 from ..logs import REQUEST_ID
@@ -133,12 +132,12 @@ class Forwarder:
         )
 
 
-def target_of(scope: Scope, prefix: str, port: int) -> URL:
+def target_of(scope: Scope, prefix: str, port: int) -> str:
     """The address of a request at a child; what could end its line stays quoted."""
     path = quote(scope["path"].removeprefix(prefix))
     query = quote(scope["query_string"], safe=_IN_QUERIES)
     mark = "?" if query else ""
-    return URL(f"http://127.0.0.1:{port}{path}{mark}{query}", encoded=True)
+    return f"http://127.0.0.1:{port}{path}{mark}{query}"
 
 
 def _gone(instance: Instance) -> ApiError:
