@@ -101,16 +101,16 @@ class RouterOptions(Group):
             raise ModelError(f"{where}: {error.message}") from None
         hidden: Values = {"hub_token": ("--hf-token", "***")} if "hub_token" in values else {}
         return Entry(
-            name,
-            arguments(values),
-            _words(values, "alias"),
-            _words(values, "tags"),
-            source,
-            section_text(name, {**values, **hidden}),
-            Path(values["model"][-1]) if "model" in values else None,
-            stop_s,
-            on_startup,
-            frozenset(values.get("hub_token", ())[1:]),
+            name=name,
+            args=arguments(values),
+            aliases=_words(values, "alias"),
+            tags=_words(values, "tags"),
+            source=source,
+            preset=section_text(name, {**values, **hidden}),
+            file=Path(values["model"][-1]) if "model" in values else None,
+            stop_s=stop_s,
+            on_startup=on_startup,
+            secrets=frozenset(values.get("hub_token", ())[1:]),
         )
 
     def _check_startup(self, entries: list[Entry]) -> None:

@@ -171,7 +171,7 @@ class Fleet:
 
 
 NAMES = ("a", "b", "c", "broken")
-Route_ = Callable[..., TestClient]
+StartRouter = Callable[..., TestClient]
 
 
 def entries(*names: str, **options: Any) -> list[Entry]:
@@ -185,7 +185,7 @@ def router(fleet: Fleet, found: list[Entry], autoload: bool = True, **options: A
 
 
 @pytest.fixture
-def route() -> Iterator[Route_]:
+def route() -> Iterator[StartRouter]:
     """A function that starts a router in this process; ``client.fleet`` has its children."""
     with ExitStack() as stack:
 

@@ -16,7 +16,7 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool
 
-from .conftest import Fleet, Route_, at_a_socket, entries, until
+from .conftest import Fleet, StartRouter, at_a_socket, entries, until
 
 
 def error(response: Any) -> tuple[int, str]:
@@ -31,7 +31,7 @@ def statuses(client: Any) -> dict[str, str]:
     return {one["id"]: one["status"]["value"] for one in data}
 
 
-def test_posts_are_routed_by_their_body_and_gets_by_their_query(route: Route_) -> None:
+def test_posts_are_routed_by_their_body_and_gets_by_their_query(route: StartRouter) -> None:
     client = route()
     own = ("/api/tags", "/api/ps", "/cors-proxy")
     paths = [(m, path) for m, paths, _ in ROUTES for path in paths if path not in own]
@@ -46,7 +46,7 @@ def test_posts_are_routed_by_their_body_and_gets_by_their_query(route: Route_) -
     assert client.fleet.names() == ["a", "b"]
 
 
-def test_wrong_names(route: Route_) -> None:
+def test_wrong_names(route: StartRouter) -> None:
     client = route()
     missing = (400, "model name is missing from the request")
     assert error(client.post("/completion", json={"prompt": "a"})) == missing
@@ -63,7 +63,7 @@ def test_wrong_names(route: Route_) -> None:
     assert not client.fleet.children
 
 
-def test_a_broken_model_is_listed_and_fails(route: Route_) -> None:
+def test_a_broken_model_is_listed_and_fails(route: StartRouter) -> None:
     client = route()
     for _ in range(2):
         status, message = error(client.post("/completion", json={"model": "broken"}))
@@ -73,7 +73,7 @@ def test_a_broken_model_is_listed_and_fails(route: Route_) -> None:
         assert (found["value"], found["failed"], found["exit_code"]) == ("unloaded", True, 1)
 
 
-def test_the_list(route: Route_) -> None:
+def test_the_list(route: StartRouter) -> None:
     secret = Entry(
         "a", ("--hf-token", "hunter2"), ("z", "y"), ("t",), preset="[a]\n",
         secrets=frozenset(["hunter2"]),
@@ -97,7 +97,7 @@ def test_the_list(route: Route_) -> None:
     assert (a["id"], a["status"]["value"], a["meta"]["n_params"]) == ("a", "loaded", 7)
 
 
-def test_loading_and_unloading(route: Route_) -> None:
+def test_loading_and_unloading(route: StartRouter) -> None:
     client = route(autoload=False)
     ask = {"model": "a"}
     assert error(client.post("/completion", json=ask)) == (400, "model is not loaded")
@@ -113,7 +113,7 @@ def test_loading_and_unloading(route: Route_) -> None:
     assert error(client.post("/models/unload", json={})) == (400, "model is not found")
 
 
-def test_autoload_of_a_request(route: Route_) -> None:
+def test_autoload_of_a_request(route: StartRouter) -> None:
     off, on = route(autoload=False), route()
     assert off.post("/completion?autoload=true", json={"model": "a"}).is_success
     assert off.post("/completion?autoload=1", json={"model": "b"}).is_success
@@ -121,7 +121,7 @@ def test_autoload_of_a_request(route: Route_) -> None:
     assert error(off.get("/props?model=c"))[0] == 400
 
 
-def test_the_router_itself(route: Route_) -> None:
+def test_the_router_itself(route: StartRouter) -> None:
     client = route(max_models=2, autoload=False)
     assert client.get("/health").json() == client.get("/v1/health").json() == {"status": "ok"}
     props = client.get("/props").json()
@@ -134,7 +134,7 @@ def test_the_router_itself(route: Route_) -> None:
     assert not client.fleet.children
 
 
-def test_keys(route: Route_) -> None:
+def test_keys(route: StartRouter) -> None:
     client = route(api_keys=("k",))
     assert client.get("/health").is_success
     for path in ("/models", "/models/sse", "/props", "/slots?model=a"):
@@ -167,7 +167,7 @@ def test_a_new_list() -> None:
         assert statuses(client) == {"b": "unloaded", "c": "unloaded"}
 
 
-def test_ollamas_api(route: Route_, tmp_path: Path) -> None:
+def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"x" * 100)
     client = route([Entry("a", file=file), *entries("b"), Entry("gone", file=tmp_path / "gone")])

@@ -15,10 +15,10 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.forward import target_of
 from pyllama.server.router.pool import Pool
 
-from .conftest import Fleet, Route_, ask, at_a_socket, entries, router, until
+from .conftest import Fleet, StartRouter, ask, at_a_socket, entries, router, until
 
 
-def test_a_request_reaches_its_model(route: Route_) -> None:
+def test_a_request_reaches_its_model(route: StartRouter) -> None:
     client = route(api_prefix="/deep")
     body = {"model": "a", "prompt": "ä", "n": [1, 2]}
     headers = {
@@ -43,7 +43,7 @@ def test_line_ends_in_a_target_stay_quoted() -> None:
     assert target.isprintable()
 
 
-def test_headers_of_a_response_pass(route: Route_) -> None:
+def test_headers_of_a_response_pass(route: StartRouter) -> None:
     client = route()
     response = client.post("/completion", json={"model": "a", "prompt": "busy"})
     assert response.status_code == 429 and response.json() == {"error": {"code": 429}}
@@ -56,7 +56,7 @@ def test_headers_of_a_response_pass(route: Route_) -> None:
     assert response.headers["Content-Length"] == str(len(response.content))
 
 
-def test_the_id_of_a_logged_request_goes_to_the_child(route: Route_, caplog: Any) -> None:
+def test_the_id_of_a_logged_request_goes_to_the_child(route: StartRouter, caplog: Any) -> None:
     client = route()
     with caplog.at_level("INFO", logger="pyllama.server"):
         response = client.post("/completion", json={"model": "a", "prompt": "busy"})
@@ -101,7 +101,9 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("path", "media_type", "end"), ENDS)
-def test_a_child_that_dies_in_a_stream(route: Route_, path: str, media_type: str, end: str) -> None:
+def test_a_child_that_dies_in_a_stream(
+    route: StartRouter, path: str, media_type: str, end: str
+) -> None:
     client = route()
     body = {"model": "a", "prompt": "die", "stream": True, "media_type": media_type}
     text = client.post(path, json=body).text
@@ -110,7 +112,7 @@ def test_a_child_that_dies_in_a_stream(route: Route_, path: str, media_type: str
     assert client.fleet.names() == ["a", "a"]
 
 
-def test_a_child_that_dies_before_it_answers(route: Route_) -> None:
+def test_a_child_that_dies_before_it_answers(route: StartRouter) -> None:
     client = route()
     client.post("/completion", json={"model": "a"})
     child = client.fleet.children[0]
