@@ -449,7 +449,7 @@ def command(router_child: bool, **options: Any) -> None:
             life.on_awake = partial(link.report, "loaded")
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
-    serve(make_app(life), listening, listens)
+    serve(make_app(life), listening, listens, life.drain)
     if life.error is not None:
         raise life.error
 
@@ -492,7 +492,7 @@ def _route(
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
         _say(f"{len(pool.instances)} models: {' '.join(urls)}", own)
 
-    serve(app, listening, listens, pool.leave)
+    serve(app, listening, listens, pool.drain)
 
 
 def _log_to(own: ServeOptions) -> None:

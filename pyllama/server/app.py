@@ -145,6 +145,7 @@ def guarded(
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False  # a path that does not exist is a 404, not a 307
     return RequestLog(
         Guard(app, options, frozenset(options.api_prefix + path for path in open_paths))
     )

@@ -125,7 +125,7 @@ class _Router:
     async def post(self, request: Request) -> Response:
         """A POST for the model of its body."""
         data = await read_body(request, self._options)
-        body = parse_body(data)
+        body = await parse_body(data)
         name = body.get("model")
         if name is None and request.url.path.endswith("/api/show"):
             name = body.get("name")  # of older clients of Ollama's

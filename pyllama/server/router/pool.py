@@ -226,6 +226,17 @@ class Pool:
         running = [one for one in self._instances.values() if one.is_running]
         await asyncio.gather(*map(self.unload, running))
 
+    async def drain(self, timeout_s: float) -> None:
+        """Begin no more requests, let the running ones go on for a time, and then end them."""
+        self.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(one.n_served for one in self._instances.values()):
+                    await self._next_change()
+        for instance in self._instances.values():
+            if instance.child is not None:
+                instance.child.ask_exit()
+
     def leave(self) -> None:
         """End the events of all subscribers: the server is about to end."""
         self._is_closing = True
@@ -341,7 +352,7 @@ class Pool:
             instance.n_failed += 1
             why = "it was unloaded" if instance.is_stopping else last_line.removeprefix("error: ")
             instance.reason = "failed to load" + (f": {why}" if why else "")
-        elif not instance.is_stopping:
+        elif not instance.is_stopping and not self._is_closing:
             _log.error("%s ended with exit code %d", visible(instance.name), code)
         instance.exit_code = 0 if instance.is_stopping else code
         instance.child, instance.status, instance.is_stopping = None, UNLOADED, False

@@ -425,3 +425,25 @@ async def test_the_end_while_a_model_loads() -> None:
     assert child.orders == ["kill"]
     with pytest.raises(ApiError):
         await waits.task
+
+
+@in_loop
+async def test_draining() -> None:
+    world = World("a", "b")
+    a, b = await world.loaded("a"), await world.loaded("b")
+    running = world.request("a")
+    await settle()
+    drained = asyncio.create_task(world.pool.drain(20))
+    await settle()
+    assert not a.orders and not b.orders
+    await running.end()
+    await drained
+    assert a.orders == b.orders == ["exit"]
+    world = World("a")
+    a = await world.loaded("a")
+    running = world.request("a")
+    await settle()
+    await world.pool.drain(0.01)
+    assert a.orders == ["exit"]
+    await running.end()
+    await world.pool.close()
