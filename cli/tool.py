@@ -47,6 +47,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "pyllama.tool.given"  # key of the arguments in click's context
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
 _PROGRAMS = {  # names of their own
+    "cluster": "pyllama cluster",
     "completion": "pyllama-cli",
     "run": "pyllama run",
     "serve": "pyllama-server",

@@ -65,7 +65,7 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
     ("args", "message"),
     [
         (["--ssl-key-file", "x"], "give both"),
-        (["-m", "missing.gguf"], "missing.gguf: no such file"),
+        (["-m", "missing.gguf", "--port", "0"], "missing.gguf: no such file"),
         (["--path", "missing"], "missing is not a folder"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
         (["--models-dir", "x", "--path", "missing"], "missing is not a folder"),

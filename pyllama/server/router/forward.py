@@ -7,7 +7,7 @@
 A streamed chunk is one read and one write: nothing is parsed or collected. A client that hangs up
 closes the connection to the process, which frees its slot within a step.
 
-Source: llama.cpp, ``server_http_proxy``. docs/decisions/0030 says why the client is aiohttp.
+Source: llama.cpp, ``server_http_proxy``. docs/decisions/0031 says why the client is aiohttp.
 """
 
 from __future__ import annotations
