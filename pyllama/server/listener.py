@@ -6,7 +6,7 @@ Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, running
 within a time, and the others are cut.
 
 uvicorn has no deadline for a request's headers and body, nor for clients that stop reading, so
-`TimedProtocol` adds them.
+`TimedProtocol` adds them (the last on Linux only).
 """
 
 from __future__ import annotations
@@ -77,41 +77,21 @@ class TimedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
         self._n_header_bytes = self._n_unfinished_bytes = 0
         self._in_headers, self._is_refused = True, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        one = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT") and one.family != socket.AF_UNIX:
+            # Linux cuts off a client that reads nothing of what is waiting for so long
+            milliseconds = round(self.listening.body_s * 1e3)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._expect(self.listening.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
-        self._stop_waiting()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """The client reads more slowly than it is written to: wait for it, but not forever."""
-        super().pause_writing()
-        self._wait_for_reader()
-
-    def resume_writing(self) -> None:
-        self._stop_waiting()
-        super().resume_writing()
-
-    def _wait_for_reader(self, n_before: int | None = None) -> None:
-        """Cut the connection off if nothing was read since ``n_before`` bytes were waiting."""
-        n_waiting = self.transport.get_write_buffer_size()
-        if n_before is not None and n_waiting >= n_before:
-            self.transport.abort()
-        else:
-            wait_s = self.listening.body_s
-            self._reading = self.loop.call_later(wait_s, self._wait_for_reader, n_waiting)
-
-    def _stop_waiting(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.transport.is_closing():

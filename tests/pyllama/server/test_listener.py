@@ -66,11 +66,12 @@ def test_requests_that_never_end(model: Model, sent: bytes, status: bytes) -> No
         assert everything(one).startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a socket option of Linux")
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_client_that_stops_reading_is_cut_off(model: Model, reads: bool) -> None:
     """One that reads slowly gets the whole response."""
     text = "a b " * 400_000
-    with listening(make_served(model), body_s=0.5) as port:
+    with listening(make_served(model), body_s=1.0) as port:
         with post(port, "/tokenize", {"content": text}) as one:
             one.settimeout(60)
             data = one.recv(1 << 12)
@@ -80,11 +81,11 @@ def test_a_client_that_stops_reading_is_cut_off(model: Model, reads: bool) -> No
                     n_left = int(part.split(b":")[1]) - len(body)
             assert n_left > 8 << 20
             if reads:
-                for _ in range(6):
+                for _ in range(12):
                     time.sleep(0.25)
                     n_left -= len(one.recv(1 << 20))
             else:
-                time.sleep(1.5)
+                time.sleep(5)
             with contextlib.suppress(ConnectionResetError):
                 while part := one.recv(1 << 20):
                     n_left -= len(part)
