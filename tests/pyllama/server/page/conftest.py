@@ -12,7 +12,7 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # while it is open, its thread has a running event loop
 def browser() -> Iterator[Any]:
     api = pytest.importorskip(
         "playwright.sync_api", reason="no browser tests: pip install playwright"
