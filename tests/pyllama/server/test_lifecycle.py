@@ -93,7 +93,7 @@ def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
         made.append(weakref.ref(served.engine.context))
         return served
 
-    life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=0.3)
+    life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=2.0)
     told: list[str] = []
     life.on_sleeping, life.on_awake = partial(told.append, "sleeps"), partial(told.append, "wakes")
     ask = {"prompt": "a b", "n_predict": 4, "ignore_eos": True}
