@@ -6,8 +6,8 @@
     for use in plan.devices: use.name, use.weights, use.kv, use.compute, use.limit
 
 Nothing is estimated: weights are assigned as the loader does it, caches and graphs are built as a
-context does it, in buffers that have addresses but no memory, and the allocator plans the largest
-graph. A device's own needs (its driver, work memory of kernels) are not included.
+context does it, in buffers that have addresses but no memory, the allocator plans the largest
+graph, and backends say how much their kernels work with. What a driver needs is not included.
 Source: llama.cpp, ``common_fit_params`` (the idea).
 """
 
@@ -47,7 +47,8 @@ class DeviceUse:
 
     Attributes:
         kv: keys, values and, on a GPU, its copy of the lists of cells.
-        compute: intermediate results of the largest graph, and copies between devices.
+        compute: intermediate results of the largest graph, copies between devices, and work memory
+            of kernels.
         free, total: of the device; None if not known.
         limit: bytes that may be used: what is free, or less with a budget; None if not known.
     """
