@@ -108,8 +108,8 @@ class Planner:
 
     Attributes:
         backends: the devices, see ``used_devices``.
-        placement: neurons and dense weights of a sparse model to put on the first device, instead
-            of whole layers.
+        placement: neurons and dense weights of a sparse model to put on the GPUs, instead of whole
+            layers.
     """
 
     file: GGUFFile
@@ -130,7 +130,7 @@ class Planner:
         """
         if self.placement is not None:
             names = self.file.tensors
-            moved = placed_offload(self.placement, self.hparams, names, self.backends[0])
+            moved = placed_offload(self.placement, self.hparams, names, self.backends)
             return self._measured(moved, offload)
         n, none = offload.max_layers(self.hparams.n_layer), 0
         first = self._decided(offload, n)
@@ -173,8 +173,9 @@ class Planner:
         )
         tensors, host_kv = planned_tensors(weights), frozenset[int]()
         if self.placement is not None:
-            tensors = self.placement.planned(hparams, tensors, self.backends[0])
-            host_kv = self.placement.host_kv
+            for part, device in zip(self.placement.parts, self.backends, strict=False):
+                tensors = part.planned(hparams, tensors, device)
+                host_kv |= part.host_kv
         real = kv_buffer_types(self.backends, tensors, hparams, params, host_kv)
         planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
         memory = params.memory(hparams, lambda layer: planned[real(layer)])

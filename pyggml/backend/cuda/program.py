@@ -41,7 +41,9 @@ class CudaProgram:
         self._keep = [
             (node.buffer, *(s.buffer for s in node.src if s)) for node in self._graph.nodes
         ]
-        self._runs = 0
+        self._runs = self._n_moves = 0
+        self._captured: Any = None
+        self._packed: list[Any] = []
         self._pack()
 
     def enqueue(self) -> None:
@@ -81,7 +83,7 @@ class CudaProgram:
         """Pack all launches, for the present addresses of work memory. Raises: AllocError."""
         regions = tuple(map(self._queue.work, range(2), self._work_bytes))
         self._n_moves = self._queue.n_moves
-        self._captured: Any = None
+        self._captured = None
         self._packed = [self._pack_one(launch, regions) for launch in self.launches]
 
     def _pack_one(self, launch: Launch, regions: tuple[int, ...]) -> Any:

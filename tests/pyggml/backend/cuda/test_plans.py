@@ -19,7 +19,8 @@ from pyllama import Context, Model
 from pyllama.core.devices import Offload
 from pyllama.core.offload import OffloadPlan, Planner
 from pyllama.core.params import ContextParams
-from pyllama.sparsity.plan import Choice, plan_on_device
+from pyllama.sparsity.division import Placements
+from pyllama.sparsity.plan import Choice, plan_on_devices
 from pyllama.sparsity.weights import normalize_powerinfer_metadata
 
 from ....pyllama.models import Spec, random_weights, write_model
@@ -101,21 +102,31 @@ def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
-def test_a_hybrid_allocates_what_was_planned(tmp_path: Path, name: str, share: float) -> None:
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_a_hybrid_allocates_what_was_planned(
+    tmp_path: Path, name: str, share: float, n_gpus: int
+) -> None:
+    """Each GPU within its part of the budget, to the byte."""
     path = sparse_file(tmp_path, name)
     header = Model.load(path, vocab_only=True)
     params = ContextParams(n_ctx=2048, n_ubatch=64)
-    probe = gpu()
+    names = [f"cuda{i}" for i in range(n_gpus)]
     with GGUFFile(path) as file:
         normalize_powerinfer_metadata(file)
-        devices = probe, init_backend("cpu")
+        devices = *(gpu(name=name) for name in names), init_backend("cpu")
         planner = Planner(file, header.arch, header.hparams, devices, params)
-        whole = planner.plan(Offload()).devices[0].used - sum(WORK_BYTES)
+        whole = [use.used - sum(WORK_BYTES) for use in planner.plan(Offload()).devices[:-1]]
         activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
-        offload = Offload(vram_budget=(sum(WORK_BYTES) + int(share * whole),))
-        use, plan = plan_on_device(planner, header, offload, activity, Choice(block=8), write=False)
-    enough = gpu(use.devices[0].used)
-    model = Model.load(path, devices=[enough], placement=plan.placed)
-    context = Context(model, n_ctx=2048, n_ubatch=64, n_threads=1)
+        budget = tuple(sum(WORK_BYTES) + int(share * n) for n in whole)
+        use, plans = plan_on_devices(
+            planner, header, Offload(vram_budget=budget), activity, Choice(block=8), write=False
+        )
+    placement = Placements(tuple(plan.placed for plan in plans))
+    gpus = [gpu(use.used, use.name) for use in use.devices[:-1]]
+    context = Context(
+        Model.load(path, devices=gpus, placement=placement), n_ctx=2048, n_ubatch=64, n_threads=1
+    )
     context.reserve((1, 2, 8, 9, 16, 17, 32))
-    assert peak(enough) == use.devices[0].used <= offload.vram_budget[0]
+    for planned, backend, limit in zip(use.devices, gpus, budget, strict=False):
+        assert peak(backend) == planned.used <= limit
+    assert all(device.used for device in use.devices[: n_gpus if share > 0.5 else 1])
