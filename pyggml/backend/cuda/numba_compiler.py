@@ -96,7 +96,15 @@ def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
 
 
 def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
-    """A kernel's machine code for a compute capability."""
+    """A kernel's machine code for a compute capability.
+
+    PTX of the next lower one, which the driver translates, if the compiler is older than the GPU.
+    """
+    from numba.cuda.cudadrv import nvrtc
+
+    known = [tuple(one) for one in nvrtc.get_supported_ccs()]
+    if cc not in known and cc > min(known):
+        return compile_ptx(kernel, max(one for one in known if one < cc))
     return _cubin(kernel, cc, _compile(kernel))
 
 

@@ -1,4 +1,4 @@
-"""A CUDA driver library without a GPU: NVIDIA's ``cuda.bindings`` calls it, and a twin does the work.
+"""A library that stands in for libcuda, which NVIDIA's ``cuda.bindings`` calls: a twin does the work.
 
     twin = install(folder)                         # in a process of its own, before any call
     driver = CudaDriver(0)                         # the real one, with the real bindings
@@ -82,6 +82,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphLaunch": (_P, _P),
     "cuGetErrorString": (_I, ctypes.POINTER(ctypes.c_char_p)),
 }
+_OTHER_NAMES = {"cuGraphInstantiateWithFlags": "cuGraphInstantiate"}  # macros of cuda.h
 _ANYWHERE = ("cuInit", "cuDevice", "cuCtx", "cuGetErrorString", "cuEventDestroy", "cuGraphExec")
 _MEMORY, _CONTEXT, _ILLEGAL, _INVALID = 2, 201, 700, 1
 _ATTRIBUTES = {75: 9, 76: 0, 16: 4, 97: 100 << 10, 38: 4 << 20}
@@ -195,7 +196,7 @@ class StandIn:
 
     def cuLibraryLoadData(self, out: Any, code: int, *options: Any) -> int:
         self._new(out, ctypes.string_at(code))
-        return _INVALID if any(options) else 0
+        return _INVALID if options[2] or options[5] else 0
 
     def cuLibraryGetKernel(self, out: Any, library: int, name: bytes) -> None:
         image = known_entry(self._objects[library], name.decode())
@@ -284,7 +285,7 @@ def install(folder: Path, **options: Any) -> StandIn:
     functions = stand_in.resolved()
 
     def resolve(name: bytes, out: Any) -> int:
-        found = functions.get(name.decode())
+        found = functions.get(_OTHER_NAMES.get(name.decode(), name.decode()))
         if found is not None:
             out[0] = ctypes.cast(found, _P).value
         return 0
