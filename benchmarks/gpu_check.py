@@ -61,6 +61,7 @@ from .machine import ROOT, head
 Line = dict[str, Any]
 F32 = GGMLType.F32
 _BYTE = 0x2C  # weights are bytes of it: all formats then have finite, small values
+_PRODUCT_TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K")
 _TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
 
 
@@ -106,6 +107,7 @@ class Sizes:
         repeats: of each measurement.
         models: shapes and types whose speed is measured: ``prompt`` tokens, then ``tokens`` more.
         hybrid: the shape of which the CPU has some neurons.
+        logits: types of the models whose logits are compared with the CPU's.
         case_elements: the largest tensor of a case; 0 for any.
         cases_s: seconds after which no further case begins.
     """
@@ -122,6 +124,7 @@ class Sizes:
     prompt: int
     tokens: int
     hybrid: Shape
+    logits: tuple[str, ...] = ("F32", "F16", "Q8_0", "Q4_0")
     case_elements: int = 0
     cases_s: float = 150.0
 
@@ -139,7 +142,7 @@ QUICK = replace(
 _SMALL = Shape("small", 64, 96, 2, 4, 2)
 TINY = Sizes(
     1 << 12, ("Q4_0", "F16"), ((64, 8),), ((64, 8),), 0, (64, 32, 2), 3, 1, ((_SMALL, "Q4_0"),),
-    9, 2, replace(_SMALL, is_sparse=True), 64, 20.0,
+    9, 2, replace(_SMALL, is_sparse=True), ("F16",), 64, 5.0,
 )  # fmt: skip
 """For the test of this script, on an emulator."""
 
@@ -354,7 +357,7 @@ def gemm(check: Check) -> None:
             a = torch.randn(tokens, n, device="cuda", dtype=torch.bfloat16)
             b = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
             peer = 2 * tokens * n * rows / _torch_us(torch, lambda a=a, b=b: a @ b.T) * 1e6
-        for name in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K"):
+        for name in (n for n in _PRODUCT_TYPES if n in check.sizes.types):
             w = check.filled(GGMLType[name], n, rows)
             program, keep = _program(
                 check,
@@ -466,7 +469,7 @@ def logits(check: Check) -> None:
         spec = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
     n_tokens = min(20, check.sizes.tokens)
     with tempfile.TemporaryDirectory(dir=check.folder) as folder:
-        for type in ("F32", "F16", "Q8_0", "Q4_0"):
+        for type in check.sizes.logits:
             path = write_model(
                 Path(folder) / f"{type}.gguf", spec, random_weights(spec), GGMLType[type]
             )
@@ -532,7 +535,7 @@ def speed(check: Check) -> None:
             started = time.perf_counter()
             model = Model.load(path, devices=[check.backend])
             load_s = time.perf_counter() - started
-            weights = [w for w in model.weights.values() if w.buffer and not w.buffer.buft.is_host]
+            weights = [*on_device(check, model).values()]
             for w in weights:
                 layout = w.buffer.buft.alloc_size(w)
                 check.driver.fill(w.data, _BYTE, layout, check.queue.stream)
@@ -555,6 +558,12 @@ def speed(check: Check) -> None:
             check.backend.replays = True
             del model, weights
             path.unlink()
+
+
+def on_device(check: Check, model: Any) -> dict[str, Tensor]:
+    """The weights in the device's memory; the CPU's layouts are no plain memory of the host."""
+    supports = check.backend.supports_buft
+    return {name: w for name, w in model.weights.items() if w.buffer and supports(w.buffer.buft)}
 
 
 def _generation_rate(context: Any, n: int) -> float:
@@ -587,8 +596,8 @@ def hybrid(check: Check) -> None:
             split = NeuronSplit(shape.n_ff, ids, ids)
             placed = Placement(1 << 62, 0, items, (), split, (0,) * shape.n_layer)
             model = Model.load(path, sparse="exact", devices=[check.backend], placement=placed)
-            for name, w in model.weights.items():
-                if w.buffer is None or w.buffer.buft.is_host or w.type not in (F32, GGMLType.F16):
+            for name, w in on_device(check, model).items():
+                if w.type not in (F32, GGMLType.F16):  # lists of neurons
                     continue
                 n = w.nbytes if "ffn_gate" not in name else w.nb[1] * active
                 check.driver.fill(w.data, 0, w.nbytes, check.queue.stream)

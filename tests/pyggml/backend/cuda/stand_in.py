@@ -1,4 +1,4 @@
-"""A library that stands in for libcuda, which NVIDIA's ``cuda.bindings`` calls: a twin does the work.
+"""A library in place of libcuda, for NVIDIA's ``cuda.bindings``: a twin does the work.
 
     twin = install(folder)                         # in a process of its own, before any call
     driver = CudaDriver(0)                         # the real one, with the real bindings

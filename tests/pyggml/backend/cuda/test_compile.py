@@ -9,6 +9,7 @@ import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pyggml.code_cache import CodeCache
@@ -16,7 +17,7 @@ from pyggml.code_cache import CodeCache
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
 
-from pyggml.backend.cuda import cubins
+from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
@@ -56,3 +57,14 @@ def test_kernels_compile_without_the_compilers_packages(
     monkeypatch.setattr(cubins, "_cache", lambda: CodeCache(tmp_path))
     image = cubins.compiled(KERNELS["add_segments"], (9, 0))
     assert cubins.compiled(KERNELS["add_segments"], (9, 0)) == image
+
+
+def test_numpy_may_lack_what_the_compiler_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy 2.5 has no ``row_stack``; and no device is asked for, with a driver or without."""
+    from numba.cuda import compiler, dispatcher
+
+    monkeypatch.delattr(np, "row_stack", raising=False)
+    numba_compiler._prepare.__wrapped__()
+    assert np.row_stack is np.vstack
+    for module in (compiler, dispatcher):
+        assert module.get_current_device().compute_capability == (9, 0)
