@@ -77,6 +77,7 @@ class Shape:
     n_head_kv: int
 
     is_sparse: bool = False
+    n_vocab: int = random_llama.N_VOCAB
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -91,7 +92,6 @@ class Shape:
 
 B1 = Shape("1.1B", 2048, 5632, 22, 32, 4)
 B7 = Shape("7B", 4096, 11008, 32, 32, 32)
-N_VOCAB = random_llama.N_VOCAB
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Sizes:
         launches: kernels of a graph whose launches are timed.
         repeats: of each measurement.
         models: shapes and types whose speed is measured: ``prompt`` tokens, then ``tokens`` more.
+        shares: of the neurons of ``hybrid`` that the device has.
         hybrid: the shape of which the CPU has some neurons.
         logits: types of the models whose logits are compared with the CPU's.
         case_elements: the largest tensor of a case; 0 for any.
@@ -124,6 +125,7 @@ class Sizes:
     prompt: int
     tokens: int
     hybrid: Shape
+    shares: tuple[float, ...] = (1.0, 0.15, 0.1, 0.0)
     logits: tuple[str, ...] = ("F32", "F16", "Q8_0", "Q4_0")
     case_elements: int = 0
     cases_s: float = 150.0
@@ -139,10 +141,10 @@ QUICK = replace(
     FULL, copy_bytes=1 << 28, matrices=((4096, 4096),), products=((2048, 5632),), repeats=10,
     models=((B1, "Q4_0"),), tokens=32, cases_s=70.0,
 )  # fmt: skip
-_SMALL = Shape("small", 64, 96, 2, 4, 2)
+_SMALL = Shape("small", 32, 32, 1, 2, 1, n_vocab=259)
 TINY = Sizes(
-    1 << 12, ("Q4_0", "F16"), ((64, 8),), ((64, 8),), 0, (64, 32, 2), 3, 1, ((_SMALL, "Q4_0"),),
-    9, 2, replace(_SMALL, is_sparse=True), ("F16",), 64, 5.0,
+    1 << 12, ("Q4_0", "F16"), ((32, 8),), ((32, 8),), 0, (32, 32, 1), 3, 1, ((_SMALL, "Q4_0"),),
+    3, 1, replace(_SMALL, is_sparse=True), (0.1,), ("F16",), 64, 3.0,
 )  # fmt: skip
 """For the test of this script, on an emulator."""
 
@@ -194,13 +196,14 @@ class Check:
         """The median time of what ``run`` enqueues, by events on the device."""
         driver, stream = self.driver, self.queue.stream
         times = []
-        for _ in range(self.sizes.repeats + 3):
+        warm_up = min(3, self.sizes.repeats)
+        for _ in range(self.sizes.repeats + warm_up):
             first = driver.record(stream)
             run()
             last = driver.record(stream)
             driver.synchronize_event(last)
             times.append(driver.elapsed_us(first, last))
-        return statistics.median(times[3:])
+        return statistics.median(times[warm_up:])
 
     def _copy_rate(self) -> float:
         """Bytes a second of a copy inside of the device's memory, read and written."""
@@ -463,10 +466,10 @@ def logits(check: Check) -> None:
     from pyllama import Batch, Context, Model
     from tests.pyllama.models import Spec, random_weights, write_model
 
-    prompt = [7, 42, 3, 99, 12, 200, 31]
+    prompt = [7, 42, 3, 99, 12, 200, 31][: check.sizes.prompt]
     spec = Spec(n_layer=4, n_embd=256, n_ff=512, n_head=8, n_head_kv=4, head_dim=32)
     if check.sizes is TINY:
-        spec = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
+        spec = Spec(n_layer=1, n_embd=32, n_ff=32, n_head=2, n_head_kv=1, head_dim=16)
     n_tokens = min(20, check.sizes.tokens)
     with tempfile.TemporaryDirectory(dir=check.folder) as folder:
         for type in check.sizes.logits:
@@ -500,18 +503,20 @@ def hollow_model(path: Path, shape: Shape, type: GGMLType) -> Path:
         "embedding_length": shape.n_embd, "block_count": shape.n_layer,
         "feed_forward_length": shape.n_ff, "attention.head_count": shape.n_head,
         "attention.head_count_kv": shape.n_head_kv,
-        "rope.dimension_count": shape.n_embd // shape.n_head,
+        "rope.dimension_count": shape.n_embd // shape.n_head, "vocab_size": shape.n_vocab,
     }  # fmt: skip
     metadata |= {f"llama.{key}": value for key, value in sizes.items()}
+    for key in ("tokens", "scores", "token_type"):
+        metadata[f"tokenizer.ggml.{key}"] = metadata[f"tokenizer.ggml.{key}"][: shape.n_vocab]
     metadata |= {"llama.hidden_act": "relu"} if shape.is_sparse else {}
-    entries = [_entry("token_embd.weight", type, shape.n_embd, N_VOCAB)]
+    entries = [_entry("token_embd.weight", type, shape.n_embd, shape.n_vocab)]
     for i in range(shape.n_layer):
         for name, (n, rows) in shape.matrices.items():
             entries.append(_entry(f"blk.{i}.{name}.weight", type, n, rows))
         for name in ("attn_norm", "ffn_norm"):
             entries.append(_entry(f"blk.{i}.{name}.weight", F32, shape.n_embd))
     entries.append(_entry("output_norm.weight", F32, shape.n_embd))
-    entries.append(_entry("output.weight", type, shape.n_embd, N_VOCAB))
+    entries.append(_entry("output.weight", type, shape.n_embd, shape.n_vocab))
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
     header = encode_header(encoded, entries, 32)
     with open(path, "wb") as file:
@@ -542,8 +547,10 @@ def speed(check: Check) -> None:
             read = sum(w.nbytes for w in weights)
             for replays in (True, False):
                 check.backend.replays = replays
-                context = Context(model, n_ctx=2 * n_prompt, n_batch=n_prompt, n_ubatch=n_prompt)
-                tokens = [1 + i % 1000 for i in range(n_prompt)]
+                context = Context(
+                    model, n_ctx=2 * (n_prompt + check.sizes.tokens), n_ubatch=n_prompt
+                )
+                tokens = [3 + i % 256 for i in range(n_prompt)]
                 context.decode(Batch(tokens))
                 context.kv.clear()
                 started = time.perf_counter()
@@ -586,12 +593,12 @@ def hybrid(check: Check) -> None:
     from pyllama.sparsity.plan import Budget, read_needs
 
     shape = check.sizes.hybrid
-    n_ctx, active = 2 * check.sizes.prompt, shape.n_ff // 5
+    n_ctx, active = 2 * (check.sizes.prompt + check.sizes.tokens), shape.n_ff // 5
     with tempfile.TemporaryDirectory(dir=check.folder) as folder:
         path = hollow_model(Path(folder) / "x.gguf", shape, GGMLType.F16)
         header = Model.load(path, vocab_only=True, sparse="exact")
         items = read_needs(header, Budget(1 << 62, n_ctx=n_ctx)).items
-        for share in (1.0, 0.15, 0.1, 0.0):
+        for share in check.sizes.shares:
             ids = (np.arange(int(share * shape.n_ff), dtype=np.int32),) * shape.n_layer
             split = NeuronSplit(shape.n_ff, ids, ids)
             placed = Placement(1 << 62, 0, items, (), split, (0,) * shape.n_layer)

@@ -79,24 +79,6 @@ def compiled(kernel: Kernel, cc: tuple[int, int]) -> dict[tuple[int, int], Image
     return found
 
 
-_by_entry: dict[str, KernelImage] = {}
-
-
-def text_of(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
-    """As ``ptx_of``; a driver that gets its text alone finds the kernel by ``known_entry``."""
-    image = ptx_of(kernel, cc)
-    _by_entry[image.entry] = image
-    return image
-
-
-def known_entry(code: bytes, entry: str) -> KernelImage:
-    """The image of a text of ``text_of``. Raises: KeyError."""
-    image = _by_entry[entry]
-    if image.code.rstrip(b"\0") != code:
-        raise KeyError(f"{entry}: another text")
-    return image
-
-
 def ptx_of(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's PTX, as ``CudaBackend(compile=...)`` takes it."""
     return compiled(kernel, cc)[cc].ptx

@@ -5,7 +5,7 @@
 
 It checks what only a driver would: that a thread has a context, that dynamic shared memory above
 48 KiB was asked for, that arguments are still in memory when a launch or a replay reads them. Needs
-a C compiler. Kernels are PTX, which the twin's emulator runs.
+a C compiler. The driver gets a kernel's code alone, and finds what runs it by that.
 Source: cuda.h of CUDA 13.0, the signatures.
 """
 
@@ -17,13 +17,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyggml.backend.cuda.driver import Grid
+from pyggml.backend.cuda.kernel import Kernel, KernelImage
 from pyggml.errors import AllocError, PyggmlError
 
-from .images import known_entry
+from .images import ptx_of
+from .simulator import simulator_image
 from .twin import TwinDriver
 
 _SHIM = """
@@ -85,7 +88,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 _OTHER_NAMES = {"cuGraphInstantiateWithFlags": "cuGraphInstantiate"}  # macros of cuda.h
 _ANYWHERE = ("cuInit", "cuDevice", "cuCtx", "cuGetErrorString", "cuEventDestroy", "cuGraphExec")
 _MEMORY, _CONTEXT, _ILLEGAL, _INVALID = 2, 201, 700, 1
-_ATTRIBUTES = {75: 9, 76: 0, 16: 4, 97: 100 << 10, 38: 4 << 20}
+_ATTRIBUTES = {16: 4, 97: 100 << 10, 38: 4 << 20}
 _C_TYPES: dict[str, Any] = {
     "i32": ctypes.c_int32,
     "u32": ctypes.c_uint32,
@@ -93,6 +96,23 @@ _C_TYPES: dict[str, Any] = {
     "f32": ctypes.c_float,
     "ptr": ctypes.c_uint64,
 }
+
+
+_images: dict[str, KernelImage] = {}
+
+
+def ptx_code(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+    """PTX, for the twin's emulator."""
+    made = ptx_of(kernel, cc)
+    _images[made.entry] = made
+    return made
+
+
+def simulator_code(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+    """The kernel's name in place of code, for the twin's simulator."""
+    made = replace(simulator_image(kernel, cc), code=kernel.name.encode())
+    _images[made.entry] = made
+    return made
 
 
 class StandIn:
@@ -154,7 +174,8 @@ class StandIn:
         ctypes.memmove(name, b"stand-in\0", 9)
 
     def cuDeviceGetAttribute(self, out: Any, which: int, device: int) -> None:
-        out[0] = _ATTRIBUTES[which]
+        cc = dict(zip((75, 76), self.twin.info.cc, strict=True))
+        out[0] = (cc | _ATTRIBUTES)[which]
 
     def cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:
         out[0] = 1 << 12
@@ -199,7 +220,9 @@ class StandIn:
         return _INVALID if options[2] or options[5] else 0
 
     def cuLibraryGetKernel(self, out: Any, library: int, name: bytes) -> None:
-        image = known_entry(self._objects[library], name.decode())
+        image = _images[name.decode()]
+        if image.code.rstrip(b"\0") != self._objects[library]:
+            raise KeyError(f"{name.decode()}: another code")
         self._new(out, self.twin.load(image))
 
     def cuKernelGetFunction(self, out: Any, kernel: int) -> None:
@@ -281,7 +304,7 @@ def install(folder: Path, **options: Any) -> StandIn:
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source]
     subprocess.run(command, check=True)
     made = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    stand_in = StandIn(TwinDriver(cc=(9, 0), name="stand-in", **options))
+    stand_in = StandIn(TwinDriver(name="stand-in", **options))
     functions = stand_in.resolved()
 
     def resolve(name: bytes, out: Any) -> int:

@@ -65,9 +65,16 @@ def test_calls_have_the_number_of_arguments_that_the_bindings_take() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize("what", ["driver", "gpu_check"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "driver",
+        pytest.param("results", marks=pytest.mark.slow),
+        pytest.param("models", marks=pytest.mark.slow),
+    ],
+)
 def test_the_driver_over_the_real_bindings(tmp_path: Path, what: str) -> None:
-    """In a process of its own, whose libcuda is the stand-in."""
+    """The driver's calls; then the parts of gpu_check. Each in a process, with the stand-in."""
     module = "tests.pyggml.backend.cuda.stand_in_run"
     assert images.folder is not None
     command = [sys.executable, "-m", module, what, str(tmp_path), str(images.folder)]
