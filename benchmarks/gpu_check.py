@@ -663,7 +663,7 @@ def run_apart(part: str, options: list[str], log: Path, limit_s: float) -> list[
     """
     failures, first, ends = [], 0, time.perf_counter() + limit_s
     while True:
-        command = [sys.executable, "-m", __spec__.name, "--here", "--only", part, *options]
+        command = [sys.executable, "-P", "-m", __spec__.name, "--here", "--only", part, *options]
         command += ["--log", str(log), "--first-case", str(first)]
         try:
             left = max(1.0, ends - time.perf_counter())
@@ -684,7 +684,9 @@ def run_apart(part: str, options: list[str], log: Path, limit_s: float) -> list[
 def _environment() -> dict[str, str]:
     """The environment of a process that compiles, also with a CUDA toolkit from no package."""
     known = Path("/usr/local/cuda")
-    return ({"CUDA_HOME": str(known)} if known.is_dir() else {}) | dict(os.environ)
+    found = ({"CUDA_HOME": str(known)} if known.is_dir() else {}) | dict(os.environ)
+    paths = [str(ROOT.parent), *filter(None, [found.get("PYTHONPATH")])]
+    return found | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _lines(log: Path) -> list[Line]:
@@ -694,7 +696,7 @@ def _lines(log: Path) -> list[Line]:
 def start_compiling(options: list[str]) -> list[subprocess.Popen[bytes]]:
     """Compile the kernels of all cases beside everything else."""
     n = max(1, (os.cpu_count() or 1) - 2)
-    command = [sys.executable, "-m", __spec__.name, *options, "--compile"]
+    command = [sys.executable, "-P", "-m", __spec__.name, *options, "--compile"]
     return [
         subprocess.Popen([*command, f"{i}/{n}"], env=_environment(), stdout=subprocess.DEVNULL)
         for i in range(n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def test_the_driver_over_the_real_bindings(tmp_path: Path, what: str) -> None:
     """The driver's calls; then the parts of gpu_check. Each in a process, with the stand-in."""
     module = "tests.pyggml.backend.cuda.stand_in_run"
     assert images.folder is not None
-    command = [sys.executable, "-m", module, what, str(tmp_path), str(images.folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", module, what, str(tmp_path), str(images.folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == f"{what}: done"
