@@ -168,6 +168,11 @@ class EngineRunner:
         return self._loop
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, or was not started yet."""
+        return self._loop is None or self._thread.is_alive()
+
+    @property
     def n_processing(self) -> int:
         """Number of slots with a running text."""
         return sum(slot.is_processing for slot in self.slots)
@@ -224,8 +229,8 @@ class EngineRunner:
                     text.is_done, text.stop_type = True, "none"
                     self.counts.n_aborted += 1
 
-    async def close(self, timeout_s: float) -> None:
-        """Refuse new requests, let the running ones end within a time, and stop the thread."""
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the running ones go on for a time, and then end them."""
         self.is_closing = True
         end = time.monotonic() + timeout_s
         while self._streams and time.monotonic() < end:
@@ -233,6 +238,10 @@ class EngineRunner:
         error = ApiError(503, "the server is shutting down")
         for stream in list(self._streams):
             self._fail(stream, error)
+
+    async def close(self, timeout_s: float) -> None:
+        """Drain, and stop the thread."""
+        await self.drain(timeout_s)
         self._stopped.set()
         self.engine.wake()
         while self._thread.is_alive():

@@ -36,7 +36,8 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, open_paths: frozenset[str]) -> None:
         self._app, self._options = app, options
         prefix = options.api_prefix
-        self._open = open_paths | {prefix + path for path in _OPEN}
+        health = _OPEN if options.open_health else ()
+        self._open = open_paths | {prefix + path for path in health}
         self._keys = [key.encode() for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +60,8 @@ class Guard:
         await (response or self._app)(scope, receive, send_with_origin)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if len(headers.getlist("host")) > 1:
+            return error_response(ApiError.invalid("there are several Host headers"))
         if not self._knows_host(headers.get("host", "")):
             return error_response(
                 ApiError(403, "the Host header names another host; see --allowed-hosts")
@@ -122,8 +125,10 @@ def _spelled(name: bytes) -> bytes:
 
 
 def _host(url: str) -> str:
-    """The host of a URL; empty if it has none."""
+    """The host of a URL; empty if it has none, or a wrong port."""
     try:
-        return urlsplit(url).hostname or ""
+        parts = urlsplit(url)
+        _ = parts.port
+        return parts.hostname or ""
     except ValueError:
         return ""

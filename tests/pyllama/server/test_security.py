@@ -58,6 +58,8 @@ def test_origins(serve: Serve, allowed: str, origin: str, shown: str | None) -> 
     ("host", "allowed", "status"),
     [
         ("localhost:8080", (), 200),
+        ("localhost:99999", (), 403),
+        ("localhost:8080x", (), 403),
         ("127.0.0.1", (), 200),
         ("[::1]:8080", (), 200),
         ("192.168.1.7:8080", (), 200),
@@ -71,6 +73,13 @@ def test_origins(serve: Serve, allowed: str, origin: str, shown: str | None) -> 
 def test_hosts(serve: Serve, host: str, allowed: tuple[str, ...] | None, status: int) -> None:
     client = serve(allowed_hosts=allowed)
     assert client.get("/health", headers={"Host": host}).status_code == status
+
+
+def test_a_server_without_open_paths(serve: Serve) -> None:
+    client = serve(api_keys=("one",), open_health=False, ui=False)
+    for path in ("/health", "/v1/health", "/"):
+        assert client.get(path, headers={"X-Api-Key": "two"}).status_code == 401
+    assert client.get("/health", headers={"X-Api-Key": "one"}).status_code == 200
 
 
 def test_static_files(serve: Serve, tmp_path: Path) -> None:
