@@ -24,14 +24,16 @@ import click
 
 from .flags import in_flags
 from .hub_options import HubOptions
-from .loading import load_file, make_context
+from .loading import load_draft, make_context, model_path
 from .options import ContextOptions, ModelOptions, OffloadOptions
 from .output import note, write_raw
 from .speculative_options import SpeculativeOptions
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
+    from pyllama.core.devices import Reserved
     from pyllama.core.model import Model
+    from pyllama.core.params import ContextParams
     from pyllama.engine import Event
     from pyllama.sampling import SamplingParams
     from pyllama.speculative import Drafter, NgramCache
@@ -49,8 +51,10 @@ class Drafting:
         model: options of the target; a draft model is loaded in the same way.
         sizes: options of the target's context, with the draft's number of threads by default.
         params: the target's sampling.
+        n_seq_max, unified: of the target's context.
 
     Attributes:
+        reserved: memory of GPUs that a draft model needs, for the plan of the target.
         max_draft: maximum number of drafted tokens of a step.
         cache_s: time of reading lookup caches.
         stats: counters of the drafts; None without drafts.
@@ -65,28 +69,30 @@ class Drafting:
         model: ModelOptions,
         sizes: ContextOptions,
         params: SamplingParams,
+        n_seq_max: int = 1,
+        unified: bool = True,
     ) -> None:
+        from pyllama.core.overrides import Overrides
+
         self._options, self._sizes, self._params = options, sizes, params
         self._dynamic: NgramCache | None = None
         self._speculation: Speculation | None = None
         self.max_draft, self.cache_s = options.max_draft, 0.0
         self.stats: Stats | None = None
+        self.reserved: tuple[Reserved, ...] = ()
         self._draft: Model | None = None
-        if options.types and options.has_model and not model.offload.dry_run:
+        if options.types and options.has_model:
             own = replace(
                 model,
                 override_kv={},
                 sparse="auto",
                 sparse_threshold=None,
-                offload=OffloadOptions(
-                    device=options.device_draft or model.offload.device,
-                    gpu_layers=options.gpu_layers_draft,
-                ),
+                offload=_draft_offload(options, model.offload),
             )
-            sizes = self._draft_sizes(0)
-            self._draft = load_file(
-                _draft_path(options), own, sizes.params(), sizes.n_threads, is_draft=True
-            )
+            path, wanted = _draft_path(options), sizes.params(n_seq_max, unified)
+            sizes = self._draft_sizes(_target_n_ctx(model, wanted) if _is_planned(own) else 0)
+            needed = sizes.params(n_seq_max, unified, Overrides())
+            self._draft, self.reserved = load_draft(path, own, needed, sizes.n_threads)
 
     def __enter__(self) -> Drafting:
         return self
@@ -255,6 +261,41 @@ def write_event(event: Event, *, color: bool) -> None:
 def drafted_text(text: str, after: str = "\x1b[0m") -> str:
     """Return the text of an accepted drafted token in its colour; ``after`` ends the colour."""
     return f"{_CYAN}{text}{after}" if text else ""
+
+
+def _draft_offload(options: SpeculativeOptions, target: OffloadOptions) -> OffloadOptions:
+    """The devices of a draft model, within the target's memory budget."""
+    from pyggml.backend.registry import HOST_BACKENDS, available
+
+    device, budget = options.device_draft or target.device, target.vram_budget
+    if budget is not None and len(budget) > 1 and device is not None:  # of other devices, in order
+        every = ",".join(name for name in available() if name not in HOST_BACKENDS)
+        names = [name.strip().lower() for name in (target.device or every).split(",")]
+        of_name = dict(zip(names, budget, strict=False))
+        budget = tuple(of_name.get(name.strip().lower(), 0.0) for name in device.split(","))
+    return OffloadOptions(
+        device=device,
+        gpu_layers=options.gpu_layers_draft,
+        vram_budget=budget,
+        dry_run=target.dry_run,
+    )
+
+
+def _is_planned(model: ModelOptions) -> bool:
+    """Whether memory is planned: there is a GPU, or the plan is asked for."""
+    from pyggml.backend.registry import HOST_BACKENDS, available
+
+    return model.offload.dry_run or any(name not in HOST_BACKENDS for name in available())
+
+
+def _target_n_ctx(model: ModelOptions, wanted: ContextParams) -> int:
+    """The cells of the target's context, which a draft's context has too by default."""
+    if wanted.n_ctx:
+        return wanted.n_ctx
+    from pyllama.core.model import Model
+
+    header = Model.load(model_path(model.model), vocab_only=True, kv_overrides=model.override_kv)
+    return wanted.resolve(header.hparams).n_ctx
 
 
 def _draft_path(options: SpeculativeOptions) -> Path:

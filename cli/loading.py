@@ -10,18 +10,21 @@ that ``--help`` and ``--version`` stay fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from .hub_options import HubOptions
 from .kv_overrides import Value
-from .offload import planned_offload
+from .offload import PlannedOffload, planned_offload
 from .options import ContextOptions, ModelOptions
-from .output import note, progress_bar
+from .output import note, progress_bar, write_line
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
+    from pyllama.core.devices import Reserved
     from pyllama.core.model import Model
     from pyllama.core.overrides import Overrides
     from pyllama.core.params import ContextParams
@@ -41,35 +44,58 @@ def model_path(given: Path | None) -> Path:
 
 
 def load_model(
-    options: ModelOptions, params: ContextParams | None = None, n_threads: int | None = None
+    options: ModelOptions,
+    params: ContextParams | None = None,
+    n_threads: int | None = None,
+    reserved: Sequence[Reserved] = (),
 ) -> Model:
     """Load and return the model that the options describe; with --dry-run print its plan and exit.
 
     Args:
         params: sizes of its context, for what fits onto a GPU; None for the defaults.
+        reserved: memory of GPUs that a draft model needs.
     """
-    return load_file(model_path(options.model), options, params, n_threads)
+    path, header = model_path(options.model), _header(options)
+    planned = planned_offload(path, options, params, header, reserved)
+    if options.offload.dry_run:
+        for line in planned.lines:
+            write_line(line)
+        click.get_current_context().exit()
+    return _load(path, options, planned, n_threads, "loading the model")
 
 
-def load_file(
-    path: Path,
-    options: ModelOptions,
-    params: ContextParams | None = None,
-    n_threads: int | None = None,
-    *,
-    is_draft: bool = False,
-) -> Model:
-    """Load and return the model in a file; see ``load_model``."""
-    from pyllama.core.model import Model
+def load_draft(
+    path: Path, options: ModelOptions, params: ContextParams, n_threads: int | None = None
+) -> tuple[Model | None, tuple[Reserved, ...]]:
+    """Load a draft model, and return it with the memory of GPUs that its target must leave to it.
 
-    header: dict[str, Any] = {
+    With --dry-run it is not loaded: its plan is printed.
+    """
+    planned = planned_offload(path, options, params, _header(options), is_draft=True)
+    if options.offload.dry_run:
+        for line in ("draft model", *planned.lines, "", "model"):
+            write_line(line)
+        return None, planned.reserved(is_loaded=False)
+    model = _load(path, options, planned, n_threads, "loading the draft model")
+    return model, planned.reserved(is_loaded=True)
+
+
+def _header(options: ModelOptions) -> dict[str, Any]:
+    """The arguments of ``Model.load`` that change metadata and hyperparameters."""
+    return {
         "kv_overrides": options.override_kv,
         "sparse": options.sparse,
         "sparse_threshold": options.sparse_threshold,
     }
-    where = planned_offload(path, options, params, header, is_draft=is_draft)
+
+
+def _load(
+    path: Path, options: ModelOptions, planned: PlannedOffload, n_threads: int | None, label: str
+) -> Model:
+    from pyllama.core.model import Model
+
     announce_compiles()
-    with progress_bar(f"loading the {'draft ' if is_draft else ''}model") as progress:
+    with progress_bar(label) as progress:
         return Model.load(
             path,
             use_mmap=options.use_mmap,
@@ -78,8 +104,8 @@ def load_file(
             check_tensors=options.check_tensors,
             n_threads=n_threads,
             progress=progress,
-            **header,
-            **where,
+            **_header(options),
+            **planned.arguments,
         )
 
 

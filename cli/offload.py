@@ -1,8 +1,10 @@
 """Plans where a model goes before it is loaded, and prints the plan: ``--dry-run``.
 
-    arguments = planned_offload(path, options, params, {"sparse": "auto"})
-    Model.load(path, **arguments)                  # unless --dry-run has printed the plan
+    planned = planned_offload(path, options, params, {"sparse": "auto"})
+    for line in planned.lines: write_line(line)    # if --dry-run is given
+    Model.load(path, **planned.arguments)
 
+A draft model is planned before its target, which gets what the draft leaves of the budget.
 Of a sparse model of which not all fits, dense tensors and neurons are placed instead of layers. The
 neurons are chosen by the statistics in the folder ``activation`` next to the model, as PowerInfer
 does.
@@ -11,17 +13,16 @@ does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from .options import ModelOptions, OffloadOptions
-from .output import note, size_text, write_line
+from .output import note, size_text
 
 if TYPE_CHECKING:
     from pyggml.backend.interface import Backend
-    from pyllama.core.devices import Offload
+    from pyllama.core.devices import Offload, Reserved
     from pyllama.core.model import Model
     from pyllama.core.offload import DeviceUse, OffloadPlan, Planner
     from pyllama.core.params import ContextParams
@@ -33,19 +34,45 @@ _FREE, _BAR = "\u00b7", 48  # characters
 _STRIP = "\u2588\u2593\u2592\u2591"  # a layer, by the number of its device
 
 
+@dataclass(frozen=True)
+class PlannedOffload:
+    """Where a model goes.
+
+    Attributes:
+        arguments: of ``Model.load``, for devices.
+        uses: the memory of each GPU.
+        lines: the plan as text; empty without --dry-run.
+    """
+
+    arguments: dict[str, Any]
+    uses: tuple[DeviceUse, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def reserved(self, *, is_loaded: bool) -> tuple[Reserved, ...]:
+        """What is not left to another model; ``is_loaded``: the weights are in memory now."""
+        from pyllama.core.devices import Reserved
+
+        return tuple(
+            Reserved(use.name, use.used, use.used - (use.weights if is_loaded else 0))
+            for use in self.uses
+        )
+
+
 def planned_offload(
     path: Path,
     options: ModelOptions,
     params: ContextParams | None,
     header: Mapping[str, Any],
+    reserved: Sequence[Reserved] = (),
     *,
     is_draft: bool = False,
-) -> dict[str, Any]:
-    """Return the arguments of ``Model.load`` for devices; with --dry-run print the plan and exit.
+) -> PlannedOffload:
+    """Return where a model goes.
 
     Args:
         params: sizes of the context; None for the defaults.
         header: arguments of ``Model.load`` that change metadata and hyperparameters.
+        reserved: memory that another model needs.
 
     Raises:
         BackendError: a device does not exist, or an option for devices is illegal.
@@ -54,18 +81,21 @@ def planned_offload(
 
     given = options.offload
     offload, devices = given.offload(), _devices(given, is_draft=is_draft)
-    where: dict[str, Any] = {"devices": devices, "params": params, **vars(offload)}
+    offload = replace(offload, reserved=tuple(reserved))
+    where = _arguments(devices, params, offload)
     if [*devices] == [CPU] and not (given.dry_run or offload.override_tensor):
-        return where
-    backends = used_devices(start_devices(devices, 1), offload)
+        return PlannedOffload(where)
+    started = start_devices(devices, 1)
+    backends = used_devices(started, offload)
     check_overrides(backends, offload)
     gpus = gpus_of(backends)
     if not gpus and not given.dry_run:
-        return where
+        return PlannedOffload(where)
     from pyggml.gguf import GGUFFile
     from pyllama.core.model import Model
     from pyllama.core.offload import Planner
     from pyllama.core.params import ContextParams
+    from pyllama.sparsity.division import Placements
     from pyllama.sparsity.plan import is_placeable
     from pyllama.sparsity.weights import normalize_powerinfer_metadata
 
@@ -82,15 +112,22 @@ def planned_offload(
             repack=not options.no_repack,
         )
         plan, neurons = planner.plan(offload), None
+        where = _arguments(devices, params, plan.offload)
         is_whole = plan.offload.n_gpu_layers == model.hparams.n_layer + 1
         if gpus and offload.fits and not is_whole and is_placeable(model.hparams):
             plan, neurons = _hybrid(planner, model, offload, given)
-            where = {"devices": devices, "placement": neurons[0].placed}
-    if given.dry_run:
-        for line in (*plan_lines(model, plan), *_neuron_lines(neurons, path.name)):
-            write_line(line)
-        click.get_current_context().exit()
-    return where
+            placement = Placements(tuple(one.placed for one in neurons[0]))
+            used = [d for d, b in zip(devices, started, strict=True) if b in backends]
+            where = {"devices": used, "placement": placement}
+    lines = [*plan_lines(model, plan), *_neuron_lines(neurons, path.name, plan)]
+    return PlannedOffload(where, plan.devices[:-1], tuple(lines) if given.dry_run else ())
+
+
+def _arguments(
+    devices: Sequence[str | Backend], params: ContextParams | None, offload: Offload
+) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(offload).items() if name != "reserved"}
+    return {"devices": devices, "params": params, **fields}
 
 
 def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend]:
@@ -111,9 +148,9 @@ def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend
 
 def _hybrid(
     planner: Planner, model: Model, offload: Offload, given: OffloadOptions
-) -> tuple[OffloadPlan, tuple[Plan, Activity | None]]:
+) -> tuple[OffloadPlan, tuple[list[Plan], Activity | None]]:
     """The plan of a sparse model of which only a part fits, with its neurons and statistics."""
-    from pyllama.sparsity.plan import IndexFile, plan_on_device, read_activity
+    from pyllama.sparsity.plan import IndexFile, plan_on_devices, read_activity
 
     activity, folder = None, model.path.parent / "activation"
     if not given.disable_gpu_index and given.gpu_index is None:
@@ -127,7 +164,7 @@ def _hybrid(
     listed = None if given.disable_gpu_index else given.gpu_index
     index = IndexFile(given=listed, reset=given.reset_gpu_index)
     write = not given.dry_run
-    plan, neurons = plan_on_device(planner, model, offload, activity, index=index, write=write)
+    plan, neurons = plan_on_devices(planner, model, offload, activity, index=index, write=write)
     return plan, (neurons, activity)
 
 
@@ -209,9 +246,13 @@ def _layer_lines(plan: OffloadPlan, width: int) -> Iterator[str]:
             yield f"{number:>{width}} weights: {weights or 'none'}" + (f"; KV: {kv}" if kv else "")
 
 
-def _neuron_lines(neurons: tuple[Plan, Activity | None] | None, name: str) -> Iterator[str]:
-    if neurons is not None:
-        from .commands.powerinfer.tables import plan_table
+def _neuron_lines(
+    neurons: tuple[list[Plan], Activity | None] | None, name: str, whole: OffloadPlan
+) -> Iterator[str]:
+    """Yield a table for each GPU."""
+    from .commands.powerinfer.tables import plan_table
 
+    plans, activity = neurons or ([], None)
+    for plan, use in zip(plans, whole.devices, strict=False):
         yield ""
-        yield from plan_table(*neurons, name)
+        yield from plan_table(plan, activity, f"{name} on {use.name}" if plans[1:] else name)

@@ -148,7 +148,7 @@ def generate(options: Mapping[str, Any]) -> None:
 
     seeded = replace(params, seed=Mt19937(params.seed).seed)  # a random one is printed
     with Drafting(drafts, of_model, sizes, seeded) as drafting:
-        model = load_model(of_model, sizes.params(), sizes.n_threads)
+        model = load_model(of_model, sizes.params(), sizes.n_threads, drafting.reserved)
         mode = talk.mode(model.tokenizer.chat_template is not None)
         tokens: list[int] = []
         if mode == "complete":

@@ -97,8 +97,9 @@ def command(
     text_params = [params.for_text(i) for i in range(total)]
     of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
     n_seq = min(n_parallel, total)
-    with Drafting(drafts, of_model, sizes, params) as drafting:
-        model = load_model(of_model, sizes.params(n_seq, kv_unified), sizes.n_threads)
+    with Drafting(drafts, of_model, sizes, params, n_seq, kv_unified) as drafting:
+        cells = sizes.params(n_seq, kv_unified)
+        model = load_model(of_model, cells, sizes.n_threads, drafting.reserved)
         tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
         ids = [tokens[i % len(tokens)] for i in range(total)]
         if sizes.ctx_size == 0:

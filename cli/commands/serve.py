@@ -415,9 +415,11 @@ def command(router_child: bool, **options: Any) -> None:
 
     def load() -> Served:
         with click_context.scope(cleanup=False), ExitStack() as resources:
-            drafting = resources.enter_context(Drafting(drafts, of_model, sizes, params))
             n_slots, unified = own.n_slots, own.is_unified
-            model = load_model(of_model, sizes.params(n_slots, unified), sizes.n_threads)
+            made = Drafting(drafts, of_model, sizes, params, n_slots, unified)
+            drafting = resources.enter_context(made)
+            cells = sizes.params(n_slots, unified)
+            model = load_model(of_model, cells, sizes.n_threads, drafting.reserved)
             context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
             engine = Engine(
                 context,

@@ -102,7 +102,7 @@ def complete(
     grammar = GrammarOptions.from_click(options).parse()
     sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
     with Drafting(drafts, of_model, sizes, params) as drafting:
-        model = load_model(of_model, sizes.params(), sizes.n_threads)
+        model = load_model(of_model, sizes.params(), sizes.n_threads, drafting.reserved)
         tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
         context = make_context(model, sizes)
         from pyllama.engine import Engine, Request, TextAssembler, Timings

@@ -173,6 +173,14 @@ class Backend(Protocol):
                 done += piece.nbytes
                 yield done
 
+    def work_bytes(self, parts: Sequence[CGraph]) -> int:
+        """Bytes that kernels need in the device's memory beside tensors, to run these graphs.
+
+        Graphs of the same nodes with fewer tokens need no more. Their tensors may be without
+        memory: this is for plans.
+        """
+        return 0
+
     def supports_buft(self, buft: BufferType) -> bool:
         """Whether kernels of this backend read and write buffers of that type where they are."""
         ...

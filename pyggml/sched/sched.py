@@ -19,6 +19,7 @@ Source: ggml, ``ggml_backend_sched`` (names and meaning).
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -138,17 +139,28 @@ class Sched:
     def sizes(self, graph: CGraph) -> dict[BufferType, int]:
         """The bytes that ``compile`` would allocate for ``graph`` alone, by buffer type.
 
+        Work memory of kernels (``Backend.work_bytes``) is included.
+
         Raises:
             UnsupportedOp: as ``compile``.
         """
         made = self._cut(graph, self._pins, overlap=True)
         if made is None:
             buft = self._bufts[0]
-            return {buft: self._allocator(buft).plan(graph).size}
-        return {
-            buft: self._allocator(buft).plan(made.whole, homes).size
-            for buft, homes in made.homes.items()
-        }
+            size = self._allocator(buft).plan(graph).size
+            return {buft: size + self.backends[0].work_bytes([graph])}
+        sizes = Counter(
+            {
+                buft: self._allocator(buft).plan(made.whole, homes).size
+                for buft, homes in made.homes.items()
+            }
+        )
+        for i, backend in enumerate(self.backends):
+            splits = [split for split in made.splits if split.backend == i]
+            parts = [made.part(split.nodes) for split in splits if any(map(runs, split.nodes))]
+            if parts:
+                sizes[backend.buffer_type()] += backend.work_bytes(parts)
+        return dict(sizes)
 
     def compile(
         self,

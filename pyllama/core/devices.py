@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pyggml import ops
 from pyggml.backend.interface import Backend
@@ -41,6 +41,19 @@ CPU = "cpu"
 _AUTO_MARGIN = 1 << 30  # bytes; llama.cpp's default of --fit-target
 
 
+class Reserved(NamedTuple):
+    """Bytes of a GPU that another model needs, such as the draft model.
+
+    Attributes:
+        total: all of it, which counts in a memory budget.
+        pending: the part that is not allocated yet: it is free, but not to be used.
+    """
+
+    device: str
+    total: int
+    pending: int
+
+
 @dataclass(frozen=True)
 class Offload:
     """What of a model goes onto its GPUs, with llama.cpp's names and meanings.
@@ -55,6 +68,7 @@ class Offload:
             a tensor's name decides where the tensor is.
         vram_budget: bytes of each GPU that may be used, one number for all GPUs or one for each;
             empty for no limit. Fewer layers are offloaded if not all of them fit.
+        reserved: what others need.
 
     Raises:
         BackendError: a value is illegal.
@@ -66,6 +80,7 @@ class Offload:
     tensor_split: tuple[float, ...] = ()
     override_tensor: tuple[tuple[str, str], ...] = ()
     vram_budget: tuple[int, ...] = ()
+    reserved: tuple[Reserved, ...] = ()
 
     def __post_init__(self) -> None:
         if self.split_mode not in ("layer", "none"):
@@ -210,14 +225,17 @@ def _shares(gpus: Sequence[Backend], offload: Offload) -> list[float]:
 def limit_bytes(gpu: Backend, i: int, offload: Offload) -> int | None:
     """The bytes of GPU ``i`` that may be used; None if not known.
 
-    Its free memory, or less with a budget. ``auto`` without a budget leaves some of it free.
+    Its free memory, or less with a budget, without what others need. ``auto`` without a budget
+    leaves some of it free.
     """
     memory, budgets = gpu.memory(), offload.vram_budget
     margin = _AUTO_MARGIN if offload.n_gpu_layers == "auto" and not budgets else 0
-    known = [] if memory is None else [max(0, memory[0] - margin)]
+    others = [other for other in offload.reserved if other.device == gpu.name]
+    known = [] if memory is None else [memory[0] - margin - sum(o.pending for o in others)]
     if budgets:
-        known.append(budgets[0] if len(budgets) == 1 else (*budgets, *[0] * (i + 1))[i])
-    return min(known, default=None)
+        budget = budgets[0] if len(budgets) == 1 else (*budgets, *[0] * (i + 1))[i]
+        known.append(budget - sum(other.total for other in others))
+    return max(0, min(known)) if known else None
 
 
 def override_device(name: str, backends: Sequence[Backend], offload: Offload) -> Backend | None:
@@ -249,7 +267,16 @@ def _device_named(name: str, backends: Sequence[Backend]) -> Backend:
 
 
 class PlannedPlacement(Protocol):
-    """A plan that moves weights to a device, such as ``sparsity.placement.Placement``.
+    """A plan that moves weights to GPUs, such as ``sparsity.placement.Placement``."""
+
+    @property
+    def parts(self) -> Sequence[PlannedPart]:
+        """What is on each GPU, in their order."""
+        ...
+
+
+class PlannedPart(Protocol):
+    """A plan that moves weights to one GPU.
 
     Attributes:
         host_kv: layers whose keys and values stay in host memory.
@@ -270,12 +297,18 @@ class PlannedPlacement(Protocol):
 
 
 def placed_offload(
-    placement: PlannedPlacement, hparams: HParams, names: Container[str], device: Backend
+    placement: PlannedPlacement,
+    hparams: HParams,
+    names: Container[str],
+    backends: Sequence[Backend],
 ) -> Offload:
-    """The offload that loads the whole weights of a placement onto its device."""
-    pattern = "|".join(map(re.escape, sorted(placement.whole_weights(hparams, names))))
-    moved = ((f"^({pattern})$", device.name),) if pattern else ()
-    return Offload(n_gpu_layers=0, override_tensor=moved)
+    """The offload that loads the whole weights of a placement onto its devices."""
+    moved = []
+    for part, device in zip(placement.parts, backends, strict=False):
+        pattern = "|".join(map(re.escape, sorted(part.whole_weights(hparams, names))))
+        if pattern:
+            moved.append((f"^({pattern})$", device.name))
+    return Offload(n_gpu_layers=0, override_tensor=tuple(moved))
 
 
 def kv_buffer_types(

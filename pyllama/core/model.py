@@ -37,7 +37,7 @@ from .devices import (
     CPU,
     Devices,
     Offload,
-    PlannedPlacement,
+    PlannedPart,
     gpu_devices,
     gpus_of,
     parse_devices,
@@ -52,11 +52,20 @@ log = logging.getLogger(__name__)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
-class WeightPlacement(PlannedPlacement, Protocol):
-    """A placement that can move the weights of a loaded model."""
+class WeightPart(PlannedPart, Protocol):
+    """A plan that can move the weights of a loaded model to one GPU."""
 
     def apply(self, model: Model, device: Backend) -> Model:
         """A copy of the model with some of its weights on a device."""
+        ...
+
+
+class WeightPlacement(Protocol):
+    """A placement that can move the weights of a loaded model."""
+
+    @property
+    def parts(self) -> Sequence[WeightPart]:
+        """What is on each GPU, in their order."""
         ...
 
 
@@ -138,8 +147,8 @@ class Model:
             main_gpu, split_mode, tensor_split, override_tensor, vram_budget: see
                 ``core.devices.Offload``.
             params: sizes of the context, for what fits; None for the defaults.
-            placement: neurons of a sparse model to put on the first device, instead of whole
-                layers (see ``sparsity.placement``).
+            placement: neurons of a sparse model to put on the GPUs, instead of whole layers (see
+                ``sparsity.placement`` and ``sparsity.division``).
             n_threads: threads for repacking.
             progress: called with the completed fraction.
 
@@ -183,7 +192,7 @@ class Model:
         started = start_devices(requested, n_threads)
         backends = used_devices(started, offload)
         if placement is not None:
-            offload = placed_offload(placement, hparams, file.tensors, backends[0])
+            offload = placed_offload(placement, hparams, file.tensors, backends)
         elif offload.fits and gpus_of(backends):
             planner = Planner(
                 file, model.arch, hparams, backends, params or ContextParams(), repack=repack
@@ -206,7 +215,11 @@ class Model:
             for given, backend in zip(requested, started, strict=True)
             if backend in backends
         )
-        return model if placement is None else placement.apply(model, backends[0])
+        for part, device in zip(
+            () if placement is None else placement.parts, backends, strict=False
+        ):
+            model = part.apply(model, device)
+        return model
 
     @property
     def hparams(self) -> HParams:

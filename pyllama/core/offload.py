@@ -6,8 +6,8 @@
     for use in plan.devices: use.name, use.weights, use.kv, use.compute, use.limit
 
 Nothing is estimated: weights are assigned as the loader does it, caches and graphs are built as a
-context does it, in buffers that have addresses but no memory, and the allocator plans the largest
-graph. A device's own needs (its driver, work memory of kernels) are not included.
+context does it, in buffers that have addresses but no memory, the allocator plans the largest
+graph, and backends say how much their kernels work with. What a driver needs is not included.
 Source: llama.cpp, ``common_fit_params`` (the idea).
 """
 
@@ -47,7 +47,8 @@ class DeviceUse:
 
     Attributes:
         kv: keys, values and, on a GPU, its copy of the lists of cells.
-        compute: intermediate results of the largest graph, and copies between devices.
+        compute: intermediate results of the largest graph, copies between devices, and work memory
+            of kernels.
         free, total: of the device; None if not known.
         limit: bytes that may be used: what is free, or less with a budget; None if not known.
     """
@@ -107,8 +108,8 @@ class Planner:
 
     Attributes:
         backends: the devices, see ``used_devices``.
-        placement: neurons and dense weights of a sparse model to put on the first device, instead
-            of whole layers.
+        placement: neurons and dense weights of a sparse model to put on the GPUs, instead of whole
+            layers.
     """
 
     file: GGUFFile
@@ -129,7 +130,7 @@ class Planner:
         """
         if self.placement is not None:
             names = self.file.tensors
-            moved = placed_offload(self.placement, self.hparams, names, self.backends[0])
+            moved = placed_offload(self.placement, self.hparams, names, self.backends)
             return self._measured(moved, offload)
         n, none = offload.max_layers(self.hparams.n_layer), 0
         first = self._decided(offload, n)
@@ -172,8 +173,9 @@ class Planner:
         )
         tensors, host_kv = planned_tensors(weights), frozenset[int]()
         if self.placement is not None:
-            tensors = self.placement.planned(hparams, tensors, self.backends[0])
-            host_kv = self.placement.host_kv
+            for part, device in zip(self.placement.parts, self.backends, strict=False):
+                tensors = part.planned(hparams, tensors, device)
+                host_kv |= part.host_kv
         real = kv_buffer_types(self.backends, tensors, hparams, params, host_kv)
         planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
         memory = params.memory(hparams, lambda layer: planned[real(layer)])

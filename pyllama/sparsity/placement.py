@@ -94,6 +94,11 @@ class Placement:
         return dense + sum(self.ffn_bytes) + (self.compute_bytes if self.on_gpu else 0)
 
     @property
+    def parts(self) -> tuple[Placement]:
+        """What is on each GPU: there is one."""
+        return (self,)
+
+    @property
     def host_kv(self) -> frozenset[int]:
         """Layers whose keys and values stay in host memory."""
         return frozenset(item.layer for item in self.on_cpu if item.level == KV)
@@ -128,8 +133,9 @@ class Placement:
         placed_model = copy.copy(model)
         new = self._new_tensors(model.hparams, model.weights, device, str(model.path))
         placed_model.weights = {**model.weights, **new.alloc()}
-        placed_model.devices = (device, *(d for d in model.devices if d is not device))
-        placed_model.host_kv = self.host_kv
+        if device not in model.devices:
+            placed_model.devices = (device, *model.devices)
+        placed_model.host_kv = model.host_kv | self.host_kv
         return placed_model
 
     def planned(

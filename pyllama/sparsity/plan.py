@@ -12,6 +12,7 @@ is reused while model, statistics, budget and choices are unchanged.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -20,12 +21,13 @@ from pathlib import Path
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 
-from ..core.devices import Offload, limit_bytes
+from ..core.devices import Offload, gpus_of, limit_bytes
 from ..core.model import Model
 from ..core.offload import OffloadPlan, Planner
 from ..errors import ModelError
 from ..hparams import HParams
 from .activation_files import read_activations
+from .division import Placements, Share, divide, merged
 from .fingerprint import content_key, model_fingerprint
 from .gpuidx import cached_split, check_split, read_gpuidx
 from .inventory import Inventory, NeuronRows, inventory
@@ -36,9 +38,9 @@ from .placement import (
     NeuronSplit,
     Placement,
     balance,
+    check_activity,
     choose_neurons,
     greedy,
-    place,
 )
 from .simulate import shares
 from .stats import load_stats, source_name
@@ -180,28 +182,74 @@ def make_plan(
             file is the model.
         GGUFError: a file cannot be read or written.
     """
-    choice, index, needs = choice or Choice(), index or IndexFile(), read_needs(model, budget)
+    share = Share(tuple(range(model.hparams.n_layer)), model.hparams.n_layer, True)
+    return _make_plans(model, [(share, budget)], activity, choice, index)[0]
+
+
+def _make_plans(
+    model: Model,
+    shares: Sequence[tuple[Share, Budget]],
+    activity: Activity | None,
+    choice: Choice | None,
+    index: IndexFile | None,
+) -> list[Plan]:
+    """The plan of each share for its budget; all are in one index file. Raises: as `make_plan`."""
+    choice, index, hparams = choice or Choice(), index or IndexFile(), model.hparams
+    needs = read_needs(model, shares[0][1])
     digest = b"" if activity is None else sha256(activity.tobytes()).digest()
+    budgets = shares[0][1] if len(shares) == 1 else shares
     with GGUFFile(model.path) as file:
-        key = content_key(file, model.hparams.sparse, digest, budget, choice)
+        key = content_key(file, hparams.sparse, digest, budgets, choice)
     default = model.path.with_name(f"{model.path.name}.generated.gpuidx")
     path, found = index.given or index.path or default, index.given is not None
     if not found and path.exists() and path.samefile(model.path):
         raise ModelError(f"{path}: is the model; choose another output file (-o)")
+    placed = _placed(needs, shares, activity, choice, index)
+    if activity is not None and not found and _has_neurons(placed):
+        made = [
+            (share, share.of_split(p.split)) for (share, _), p in zip(shares, placed, strict=True)
+        ]
+        whole = merged(made, hparams.n_layer, hparams.n_ff)
+        nbytes = sum(budget.nbytes for _, budget in shares)
+        split, found = cached_split(path, key, nbytes, lambda: whole, reset=index.reset)
+        if found:
+            placed = [
+                share.place(needs, budget.nbytes, _fixed(share, split), budget.compute_bytes)
+                for share, budget in shares
+            ]
+    shown = path if _has_neurons(placed) else None
+    return [
+        Plan(share.needs(needs) if len(shares) > 1 else needs, p, shown, found)
+        for (share, _), p in zip(shares, placed, strict=True)
+    ]
 
-    def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
-        nonlocal found
+
+def _placed(
+    needs: Inventory,
+    shares: Sequence[tuple[Share, Budget]],
+    activity: Activity | None,
+    choice: Choice,
+    index: IndexFile,
+) -> list[Placement]:
+    """The placement of each share, with the neurons that are listed or chosen."""
+    placed = []
+    for share, budget in shares:
+        neurons: NeuronChooser | None = None
         if index.given is not None:
-            return _given(index.given, rows, left)
-        assert activity is not None
-        solve = partial(_solver(activity, choice), rows, left)
-        split, found = cached_split(path, key, budget.nbytes, solve, reset=index.reset)
-        return split
+            neurons = partial(_given, index.given, share)
+        elif activity is not None:
+            check_activity(activity, len(needs.rows.down), needs.rows.n_ff)
+            neurons = _solver(activity[list(share.layers)], choice)
+        placed.append(share.place(needs, budget.nbytes, neurons, budget.compute_bytes))
+    return placed
 
-    chooser = neurons if activity is not None or index.given is not None else None
-    placed = place(needs, budget.nbytes, chooser, compute_bytes=budget.compute_bytes)
-    has_neurons = any(map(len, placed.split.up + placed.split.down))
-    return Plan(needs, placed, path if has_neurons else None, found)
+
+def _fixed(share: Share, split: NeuronSplit) -> NeuronChooser:
+    return lambda rows, left: share.of_split(split)
+
+
+def _has_neurons(placed: Sequence[Placement]) -> bool:
+    return any(map(len, (ids for p in placed for ids in p.split.up + p.split.down)))
 
 
 def is_placeable(hparams: HParams) -> bool:
@@ -210,7 +258,7 @@ def is_placeable(hparams: HParams) -> bool:
     return not hparams.n_expert and not sources & {"off", "topk"}
 
 
-def plan_on_device(
+def plan_on_devices(
     planner: Planner,
     model: Model,
     offload: Offload,
@@ -219,41 +267,50 @@ def plan_on_device(
     index: IndexFile | None = None,
     *,
     write: bool = True,
-) -> tuple[OffloadPlan, Plan]:
-    """Return the plan for the first GPU whose bytes, counted exactly, are within its limit.
+) -> tuple[OffloadPlan, list[Plan]]:
+    """Return a plan for each GPU whose bytes, counted exactly, are within its limit.
 
     What graphs and lists of cells need is known only for a given placement: it is reserved, and
     another placement made with the rest of the budget.
 
     Args:
-        planner: of the whole model; the first GPU and the CPU are used.
-        offload: its memory budget.
+        planner: of the whole model; its GPUs have the layers that ``divide`` gives them.
+        offload: its memory budgets, and the proportions of layers.
         activity: None places no neurons, unless ``index.given`` lists them.
         write: whether to read or write the index file.
 
     Raises:
         ModelError, GGUFError: as ``make_plan``. BackendError: as ``Planner.plan``.
     """
-    device, *_, cpu = planner.backends
-    planner = replace(planner, backends=(device, cpu))
     params = planner.params.resolve(model.hparams)
-    limit = limit_bytes(device, 0, offload)
-    budget = Budget(1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v)
-    choose = None if activity is None else _solver(activity, choice or Choice())
-    if index is not None and index.given is not None:
-        choose = partial(_given, index.given)
-    needs = read_needs(model, budget)
+    limits = [limit_bytes(gpu, i, offload) for i, gpu in enumerate(gpus_of(planner.backends))]
+    budgets = [
+        Budget(1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v)
+        for limit in limits
+    ]
+    shares = divide(planner.backends, model.hparams.n_layer, offload)
+    needs = read_needs(model, budgets[0])
+    chosen, listed = choice or Choice(), index or IndexFile()
     while True:
-        placed = place(needs, budget.nbytes, choose, compute_bytes=budget.compute_bytes)
-        use = replace(planner, placement=placed).plan(offload)
-        excess = use.devices[0].used - budget.nbytes
-        if excess <= 0:
+        pairs = [*zip(shares, budgets, strict=True)]
+        placed = _placed(needs, pairs, activity, chosen, listed)
+        use = replace(planner, placement=Placements(tuple(placed))).plan(offload)
+        uses = zip(use.devices[:-1], budgets, strict=True)
+        excess = [max(0, device.used - budget.nbytes) for device, budget in uses]
+        if not any(excess):
             break
-        budget = replace(budget, compute_bytes=budget.compute_bytes + excess)
-    if choose is None or not write:
-        return use, Plan(needs, placed, None, False)
-    plan = make_plan(model, budget, activity, choice, index)
-    return replace(planner, placement=plan.placed).plan(offload), plan
+        budgets = [
+            replace(budget, compute_bytes=budget.compute_bytes + more)
+            for budget, more in zip(budgets, excess, strict=True)
+        ]
+    if (activity is None and listed.given is None) or not write:
+        return use, [
+            Plan(share.needs(needs), p, None, False)
+            for share, p in zip(shares, placed, strict=True)
+        ]
+    plans = _make_plans(model, pairs, activity, choice, index)
+    placement = Placements(tuple(plan.placed for plan in plans))
+    return replace(planner, placement=placement).plan(offload), plans
 
 
 def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
@@ -263,8 +320,8 @@ def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
     return partial(choose_neurons, activity, solver=solver, block=choice.block)
 
 
-def _given(path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
-    split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
+def _given(path: Path, share: Share, rows: NeuronRows, left: int) -> NeuronSplit:
+    split = share.of_split(check_split(read_gpuidx(path), share.n_layer, rows.n_ff))
     pairs = enumerate(zip(split.up, split.down, strict=True))
     need = sum(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
     if need > left:

@@ -234,7 +234,7 @@ class ModelDrafter:
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
-        context.reserve(_SIZES, "last")
+        context.reserve((n for n in _SIZES if n <= context.n_ubatch), "last")
         self.costs = self._measure()
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:

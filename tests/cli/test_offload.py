@@ -14,7 +14,9 @@ from pyggml.backend import registry
 from pyllama import Model
 from pyllama.core.devices import Offload
 from pyllama.sparsity.activation_files import write_activations
+from pyllama_cli import loading
 from pyllama_cli.commands import batched_bench, bench, completion
+from pyllama_cli.offload import PlannedOffload
 from pyllama_cli.options import OffloadOptions, offload_options
 from pyllama_cli.tool import Tool
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
@@ -189,3 +191,83 @@ def test_a_budget_places_neurons_of_sparse_models(
             for flag in ("", "--disable-gpu-index")
         }
         assert n[""] > 0 == n["--disable-gpu-index"]
+
+
+@pytest.mark.parametrize("args", ["", "-ts 1,2", "-sm none -mg 1"])
+def test_neurons_of_a_sparse_model_go_to_all_gpus(
+    tmp_path: Path, gpus: list[FakeDevice], args: str
+) -> None:
+    path = sparse_file(tmp_path, "bamboo")
+    n_ff = Model.load(path, vocab_only=True).hparams.n_ff
+    write_activations(
+        tmp_path / "activation", np.random.default_rng(0).integers(0, 99, (N_LAYER, n_ff))
+    )
+    want = run(completion.command, "-m", path, "-dev", "none", *RUN)[1]
+    budget = 0.0004
+    given = ("-m", path, "--vram-budget", budget, *args.split(), *RUN)
+    code, out, err = run(completion.command, *given)
+    assert (code, out) == (0, want) and "no statistics" not in err
+    used = [sum(gpu.buft.sizes) for gpu in gpus]
+    assert all(0 < n <= budget * 2**30 for n in used if n) and bool(used[0]) == ("none" not in args)
+    assert used[1]
+    code, plan, _ = run(completion.command, *given, "--dry-run")
+    tables = [line for line in plan.splitlines() if line.startswith(path.name)]
+    assert code == 0 and len(tables) == (1 if "none" in args else 2)
+
+
+DRAFT = ("--draft-max", "3", "-ngld", "all")
+
+
+@pytest.mark.parametrize("args", ["", "-devd gpu1"])
+def test_a_dry_run_plans_the_draft_model_too(
+    model: Path, tmp_path: Path, gpus: list[FakeDevice], args: str
+) -> None:
+    """The target may use what the draft leaves of a budget, and of free memory."""
+    small = Spec(n_layer=1)
+    draft = write_model(tmp_path / "draft.gguf", small, random_weights(small))
+    given = ("-m", model, "-md", draft, *DRAFT, *args.split(), *RUN)
+    code, out, err = run(completion.command, *given, "--vram-budget", "1", "--dry-run")
+    assert (code, err) == (0, "") and not any(gpu.buft.sizes for gpu in gpus)
+    lines = out.splitlines()
+    assert lines[0] == "draft model" and lines.count("model") == 1
+    assert "draft.gguf" in lines[1] and "x.gguf" in lines[lines.index("model") + 1]
+    planned: list[PlannedOffload] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "planned_offload", seen(loading.planned_offload, planned))
+        run(completion.command, *given, "--vram-budget", "1", "--dry-run")
+        first, target = planned
+        used = {use.name: use.used for use in first.uses}
+        assert [use.limit for use in target.uses] == [2**30 - used.get(gpu.name, 0) for gpu in gpus]
+        planned.clear()
+        code, want, _ = run(completion.command, "-m", model, "-dev", "none", *RUN)
+        code, out, err = run(completion.command, *given, "--vram-budget", "0.01")
+    assert (code, out) == (0, want), err
+    for gpu in gpus:
+        uses = [use for plan in planned for use in plan.uses if use.name == gpu.name]
+        assert sum(gpu.buft.sizes) == sum(use.used for use in uses) <= 0.01 * 2**30
+    assert used.get("gpu0", 0) > 0 if not args else used == {"gpu1": used["gpu1"]}
+
+
+def seen(function: Any, results: list[Any]) -> Any:
+    """The function, whose results are kept."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        results.append(function(*args, **options))
+        return results[-1]
+
+    return call
+
+
+def test_a_target_leaves_room_for_its_draft(
+    model: Path, tmp_path: Path, gpus: list[FakeDevice]
+) -> None:
+    """Without a budget too: the draft's cache and results are allocated last."""
+    draft = write_model(tmp_path / "draft.gguf", Spec(n_layer=4), random_weights(Spec(n_layer=4)))
+    for gpu in gpus:
+        gpu.total_bytes = (1 << 30) + 600_000
+    code, out, err = run(completion.command, "-m", model, "-md", draft, *DRAFT, *RUN)
+    assert code == 0, err
+    for gpu in gpus:
+        assert sum(gpu.buft.sizes) <= 600_000
+    want = run(completion.command, "-m", model, "-dev", "none", *RUN)[1]
+    assert out == want

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[str]:
-    """Yield the lines of the placement table: memory used, then one line per layer."""
+    """Yield the lines of the placement table: memory used, then one line per layer of a GPU."""
     from pyllama.sparsity.inventory import ATTENTION, KV, SCORES
     from pyllama.sparsity.pictures import by_level
 
@@ -35,7 +35,10 @@ def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[
     shares = (
         [f"{100 * x:.1f} %" for x in placed.split.share(activity)] if activity is not None else []
     )
+    layers = {layer for _, layer in known}
     for i, size in enumerate(placed.ffn_bytes):
+        if i not in layers:  # another GPU's
+            continue
         where = [
             ("GPU" if (level, i) in here else "CPU") if (level, i) in known else ""
             for level in (ATTENTION, SCORES, KV)

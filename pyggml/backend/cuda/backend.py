@@ -27,7 +27,7 @@ from .kernels.repack import write_planes
 from .lowering import LOWER, SUPPORTS, Lowering
 from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
-from .stream import StreamQueue
+from .stream import StreamQueue, work_size
 
 READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_SPARSE", "AXPY"))
 """Ops whose first source may be stored as planes."""
@@ -93,7 +93,7 @@ class CudaBackend(Backend):
         done = 0
         for tensor, data in weights:
             if is_planes(tensor):
-                write_planes(self.queue, self._plain, tensor, data)
+                write_planes(self.queue, tensor, data)
                 done += data.nbytes
                 yield done
             else:
@@ -119,11 +119,19 @@ class CudaBackend(Backend):
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
     ) -> CudaProgram:
         """Lower an allocated graph. Raises: UnsupportedOp, AllocError."""
-        queue = self.queue
-        first_code = queue.codes(graph)
-        lowering = Lowering(graph, self.driver.info, queue.error_address, first_code, self.fusion)
+        lowering = self._lowered(graph, self.queue.codes(graph))
+        return CudaProgram(lowering, self.queue, replays=self.replays)
+
+    def work_bytes(self, parts: Sequence[CGraph]) -> int:
+        """Both regions of work memory, which the parts share; also for loading weights."""
+        sizes = [(0, 0), *(self._lowered(part, 1).work_bytes for part in parts)]
+        return sum(map(work_size, range(2), map(max, zip(*sizes, strict=True))))
+
+    def _lowered(self, graph: CGraph, first_code: int) -> Lowering:
+        error = self.queue.error_address
+        lowering = Lowering(graph, self.driver.info, error, first_code, self.fusion)
         lowering.run()
-        return CudaProgram(lowering, queue, replays=self.replays)
+        return lowering
 
     def close(self) -> None:
         """Wait for the device; its memory is freed with the tensors in it."""

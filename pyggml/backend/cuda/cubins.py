@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ... import env
@@ -34,7 +34,14 @@ def _sources() -> Sources:
 
 @cache
 def _versions() -> str:
-    return " ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    """What compiles: packages, or the CUDA toolkit of the machine where they are not installed."""
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} of the system")
+    return " ".join(found)
 
 
 def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:

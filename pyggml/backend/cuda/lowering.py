@@ -142,6 +142,13 @@ class Lowering:
         threads = threads or call.kernel.threads
         self.launches.append(Launch(call.kernel, grid, threads, call.values, shared_bytes))
 
+    def reserve(self, n_bytes: int) -> None:
+        """Let the current node have this much work memory, which it does not take itself.
+
+        Some nodes need more for fewer tokens: memory is reserved once, for the most of them.
+        """
+        self.work_bytes[0] = max(self.work_bytes[0], self._taken + n_bytes)
+
     def take(self, n_bytes: int) -> Work:
         """Work memory for the current node."""
         start = self._taken

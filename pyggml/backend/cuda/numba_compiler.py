@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from .kernel import Kernel, KernelImage
 
@@ -28,14 +27,16 @@ _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 
 @cache
 def _prepare() -> None:
-    """Make compiling work with NumPy 2.5 and without a driver."""
+    """Make compiling work with NumPy 2.5, and leave the driver alone, whether there is one or not.
+
+    Device functions ask the current device for its capability, which starts Numba's own runtime.
+    """
     if not hasattr(np, "row_stack"):  # NumPy 2.5 removed it; numba-cuda looks at it
         np.row_stack = np.vstack
-    if not cuda.is_available():  # device functions ask the current device for its capability
-        from numba.cuda import compiler, dispatcher
+    from numba.cuda import compiler, dispatcher
 
-        stand_in = SimpleNamespace(compute_capability=(9, 0), id=0, name=b"none")
-        dispatcher.get_current_device = compiler.get_current_device = lambda: stand_in
+    stand_in = SimpleNamespace(compute_capability=(9, 0), id=0, name=b"none")
+    dispatcher.get_current_device = compiler.get_current_device = lambda: stand_in
 
 
 @cache
@@ -95,7 +96,15 @@ def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
 
 
 def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
-    """A kernel's machine code for a compute capability."""
+    """A kernel's machine code for a compute capability.
+
+    PTX of the next lower one, which the driver translates, if the compiler is older than the GPU.
+    """
+    from numba.cuda.cudadrv import nvrtc
+
+    known = [tuple(one) for one in nvrtc.get_supported_ccs()]
+    if cc not in known and cc > min(known):
+        return compile_ptx(kernel, max(one for one in known if one < cc))
     return _cubin(kernel, cc, _compile(kernel))
 
 

@@ -167,4 +167,4 @@ class PlanesBuffer(CudaBuffer):
 
 def is_planes(tensor: Tensor) -> bool:
     """Whether a tensor is stored as planes."""
-    return isinstance(tensor.buffer, PlanesBuffer)
+    return tensor.buffer is not None and isinstance(tensor.buffer.buft, PlanesType)

@@ -7,7 +7,7 @@
 
 What changes between runs (tokens, positions, lists of cells) is data of input tensors, so a replay
 serves every state of the cache. A graph that runs once, as that of a prompt's last part, is never
-captured.
+captured. Work memory that must grow for a later program moves; programs are then packed again.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ class CudaProgram:
         self.replays = replays
         self._queue = queue
         self._graph = lowering.graph  # errors name its nodes
-        self._regions = tuple(map(queue.work, range(2), lowering.work_bytes))
+        self._work_bytes = tuple(lowering.work_bytes)
         # Weights and results that the launches point into live as long as the program.
         self._keep = [
             (node.buffer, *(s.buffer for s in node.src if s)) for node in self._graph.nodes
         ]
-        self._packed = [self._pack(launch) for launch in self.launches]
-        self._runs = 0
+        self._runs = self._n_moves = 0
         self._captured: Any = None
+        self._packed: list[Any] = []
+        self._pack()
 
     def enqueue(self) -> None:
         """Enqueue all nodes once; ``queue.synchronize`` raises what failed."""
         if not self._packed:
             return
+        if self._n_moves != self._queue.n_moves:
+            self._pack()
         driver, stream = self._queue.driver, self._queue.stream
         self._runs += 1
         if self._captured is None and self.replays and self._runs > 1:
@@ -63,6 +66,8 @@ class CudaProgram:
         return [self._trace() for _ in range(repeats)]
 
     def _trace(self) -> RunTrace:
+        if self._n_moves != self._queue.n_moves:
+            self._pack()
         driver, stream = self._queue.driver, self._queue.stream
         events = [driver.record(stream)]
         for packed in self._packed:
@@ -74,9 +79,16 @@ class CudaProgram:
         thread = np.zeros(len(launches), np.int64)
         return RunTrace(launches, ends[:-1], ends[1:], thread, 1)
 
-    def _pack(self, launch: Launch) -> Any:
+    def _pack(self) -> None:
+        """Pack all launches, for the present addresses of work memory. Raises: AllocError."""
+        regions = tuple(map(self._queue.work, range(2), self._work_bytes))
+        self._n_moves = self._queue.n_moves
+        self._captured = None
+        self._packed = [self._pack_one(launch, regions) for launch in self.launches]
+
+    def _pack_one(self, launch: Launch, regions: tuple[int, ...]) -> Any:
         queue = self._queue
-        values = [self._value(value) for value in launch.values]
+        values = [_value(value, regions) for value in launch.values]
         try:
             return queue.driver.pack(
                 queue.function(launch.kernel),
@@ -88,10 +100,11 @@ class CudaProgram:
         except ValueError as e:
             raise ComputeError(f"{launch.name} for '{launch.node.name}': {e}") from None
 
-    def _value(self, value: Any) -> float:
-        """A number or an address."""
-        if isinstance(value, Work):
-            return self._regions[value.region].base + value.offset
-        if isinstance(value, Tensor):
-            return value.data
-        return 0 if value is None else value
+
+def _value(value: Any, regions: tuple[int, ...]) -> float:
+    """A number or an address."""
+    if isinstance(value, Work):
+        return regions[value.region] + value.offset
+    if isinstance(value, Tensor):
+        return value.data
+    return 0 if value is None else value

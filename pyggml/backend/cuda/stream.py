@@ -23,6 +23,12 @@ from .driver import Driver
 from .kernel import Kernel, KernelImage
 
 _MAX_CODE = (1 << 31) - 1
+WORK_BYTES = 4 << 20, 1 << 16  # of the regions of work memory, at least
+
+
+def work_size(region: int, n_bytes: int) -> int:
+    """Bytes of a region of work memory in which so many are needed."""
+    return max(n_bytes, WORK_BYTES[region])
 
 
 class StreamEvent:
@@ -42,6 +48,7 @@ class StreamQueue:
 
     Attributes:
         error: the host's view of the int32 that kernels write for an index out of range.
+        n_moves: how often work memory has got another address.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class StreamQueue:
         self._compile, self._buft = compile, buft
         self._functions: dict[Kernel, Any] = {}
         self._work: list[CudaBuffer | None] = [None, None]
+        self.n_moves = 0
         self._mark = PinnedBuffer(driver, 64, PinnedType(driver))
         self.error = self._mark.mem[:4].view(np.int32)
         self.error[0] = 0
@@ -74,12 +82,21 @@ class StreamQueue:
             self._functions[kernel] = self.driver.load(image)
         return self._functions[kernel]
 
-    def work(self, region: int, n_bytes: int) -> CudaBuffer:
-        """Memory for work, which the programs of this queue share since they run in order."""
+    def work(self, region: int, n_bytes: int) -> int:
+        """The address of memory for work, which all programs of this queue share.
+
+        Programs run in order. If it must grow, it is freed first: see ``n_moves``.
+
+        Raises:
+            AllocError: no memory.
+        """
         known = self._work[region]
         if known is None or known.size < n_bytes:
-            known = self._work[region] = CudaBuffer(self.driver, max(n_bytes, 1 << 16), self._buft)
-        return known
+            self._work[region] = known = None
+            self.n_moves += 1
+            known = CudaBuffer(self.driver, work_size(region, n_bytes), self._buft)
+            self._work[region] = known
+        return known.base
 
     def codes(self, graph: CGraph) -> int:
         """The error code of a graph's first node; the codes of the others follow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from pyllama.core.devices import Offload
 from pyllama.core.offload import Planner
 from pyllama.core.params import ContextParams
 from pyllama.errors import ModelError
+from pyllama.sparsity.division import Placements
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
-from pyllama.sparsity.plan import Budget, Choice, plan_on_device, read_needs
+from pyllama.sparsity.plan import Budget, Choice, IndexFile, plan_on_devices, read_needs
 from pyllama.sparsity.weights import normalize_powerinfer_metadata
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
@@ -187,7 +189,7 @@ def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> N
         budget = int(share * whole)
         activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
         offload, choice = Offload(vram_budget=(budget,)), Choice(block=8)
-        use, plan = plan_on_device(planner, header, offload, activity, choice, write=False)
+        use, (plan,) = plan_on_devices(planner, header, offload, activity, choice, write=False)
     there = Model.load(path, devices=devices, placement=plan.placed)
     context = new(there)
     assert sum(devices[0].buft.sizes) == use.devices[0].used <= budget
@@ -196,6 +198,52 @@ def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> N
     if share == 0.85:
         assert 0 < sum(counts) < N_LAYER * header.hparams.n_ff
     assert bool(devices[0].compiled) == (share > 0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("split", [(), (1.0, 2.0), (0.0, 1.0)], ids=str)
+def test_neurons_on_two_gpus(
+    tmp_path: Path, name: str, share: float, split: tuple[float, ...]
+) -> None:
+    """Each has its layers; the bytes are the planned ones, logits the CPU's; one index file."""
+    path, exact = sparse_file(tmp_path, name), GGMLType.F32
+    header = Model.load(path, vocab_only=True)
+    params = ContextParams(n_ctx=64, type_k=exact, type_v=exact)
+    gpus = DeferredDevice(name="a"), DeferredDevice(name="b")
+    devices = *gpus, HostOnly()
+    with GGUFFile(path) as file:
+        normalize_powerinfer_metadata(file)
+        planner = Planner(file, header.arch, header.hparams, devices, params)
+        offload = Offload(tensor_split=split)
+        whole = [use.used for use in planner.plan(offload).devices[:-1]]
+        budget = tuple(int(share * n) for n in whole)
+        offload = replace(offload, vram_budget=budget)
+        activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
+        options: Any = (planner, header, offload, activity, Choice(block=8))
+        use, plans = plan_on_devices(*options)
+        again, cached = plan_on_devices(*options)
+        placement = Placements(tuple(plan.placed for plan in plans))
+        if plans[0].path is not None:  # the file says which neurons, the layers which GPU
+            shares = split or tuple(map(float, budget))  # without a split those of the budget
+            room = Offload(tensor_split=shares, vram_budget=(1 << 30,))
+            given = IndexFile(given=plans[0].path)
+            _, listed = plan_on_devices(planner, header, room, None, None, given)
+            for one, other in zip(plans, listed, strict=True):
+                assert [*map(len, one.placed.split.up)] == [*map(len, other.placed.split.up)]
+    assert again.devices == use.devices
+    assert all(plan.found for plan in cached) == (plans[0].path is not None)
+    there = Model.load(path, devices=devices, placement=placement)
+    context = new(there)
+    for device, planned, limit in zip(gpus, use.devices, budget, strict=False):
+        assert sum(device.buft.sizes) == planned.used <= limit
+    np.testing.assert_allclose(decoded(context), wanted(Model.load(path)), rtol=0, atol=2e-5)
+    if split == (0.0, 1.0):
+        assert not gpus[0].compiled
+    elif share > 0.5:
+        assert gpus[0].compiled and gpus[1].compiled
+    for i in range(N_LAYER):
+        assert sum(bool(len(plan.placed.split.up[i])) for plan in plans) <= 1
 
 
 def test_placements_for_another_model_are_refused(folder: Path) -> None:

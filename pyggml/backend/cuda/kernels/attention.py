@@ -347,6 +347,29 @@ def _shape(node: Tensor) -> Shape:
     )
 
 
+def _n_splits(n_tokens: int, wanted: int, per_token: int, most: int) -> int:
+    """In how many parts the keys of a token are divided: as many as occupy the device.
+
+    Args:
+        wanted: blocks that occupy it; per_token: blocks of a token without a division.
+        most: the most parts that have keys.
+    """
+    alike = 1 if n_tokens <= FEW_TOKENS else n_tokens  # a token's sums do not depend on the others
+    return min(ceil_div(wanted, per_token * alike), MAX_SPLITS, most)
+
+
+@cache
+def _most_states(n_tokens: int, wanted: int, per_token: int, most: int) -> int:
+    """The most states of a head that any number of tokens up to ``n_tokens`` has to merge."""
+    numbers = [(n, _n_splits(n, wanted, per_token, most)) for n in range(1, n_tokens + 1)]
+    return max((n * splits for n, splits in numbers if splits > 1), default=0)
+
+
+def _parts_bytes(n_parts: int, hdv: int) -> int:
+    """Work memory of states, then of their sums."""
+    return round_up(8 * n_parts, 256) + 4 * n_parts * hdv
+
+
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_attention(low: Lowering, node: Tensor) -> None:
     q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
@@ -356,14 +379,15 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
     n_rep = n_head // n_kv_head
     tiles = ceil_div(n_rep, shape.heads)
     n_keys = k.ne[1] if cells is None else cells.ne[1]
+    blocks = 2 * low.device.n_sm, n_kv_head * tiles
+    most = ceil_div(n_keys, shape.n_groups * shape.unroll)
+    low.reserve(_parts_bytes(batch * n_head * _most_states(n_tokens, *blocks, most), hdv))
     if n_tokens > FEW_TOKENS and attend(low, node, shape):
         return
-    alike = 1 if n_tokens <= FEW_TOKENS else n_tokens  # a token's sums do not depend on the others
-    wanted = ceil_div(2 * low.device.n_sm, n_kv_head * tiles * alike)
-    splits = min(wanted, MAX_SPLITS, ceil_div(n_keys, shape.n_groups * shape.unroll))
+    splits = _n_splits(n_tokens, *blocks, most)
     n_parts = batch * n_tokens * n_head * splits
     values = round_up(8 * n_parts, 256)
-    parts = low.take(values + 4 * n_parts * hdv) if splits > 1 else None
+    parts = low.take(_parts_bytes(n_parts, hdv)) if splits > 1 else None
     n2, step_0, step_1 = alibi_steps(n_head, p["max_bias"])
     cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
     m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)

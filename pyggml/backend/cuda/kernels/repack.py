@@ -1,6 +1,6 @@
 """Conversion of quantized weights from ggml's blocks into planes, on the device.
 
-    write_planes(queue, buft, tensor, data)        # ggml's bytes into a tensor stored as planes
+    write_planes(queue, tensor, data)              # ggml's bytes into a tensor stored as planes
 
 Access: one thread a group of 32 columns; it reads the block's bytes one by one.
 """
@@ -13,13 +13,12 @@ from numba import cuda, int32, int64, uint8, uint16, uint32
 
 from ....dtype import GGMLType
 from ....tensor import Tensor
-from ..buffer import CudaBuffer, CudaType
 from ..codec import field_reader
 from ..intrin import store_u8, store_u16, store_u32, u32
 from ..kernel import U8, Call, Kernel, i64, kernel
 from ..lowering import blocks
-from ..planes import planes_of
-from ..stream import StreamQueue
+from ..planes import Offsets, planes_of
+from ..stream import WORK_BYTES, StreamQueue
 
 
 @cache
@@ -84,24 +83,43 @@ def conversion(type: GGMLType, ne: tuple[int, ...], x: Any, y: Any) -> tuple[Cal
     planes = planes_of(type)
     assert planes is not None
     n, rows = ne[0], ne[1] * ne[2] * ne[3]
-    at, groups = planes.offsets(n, rows), rows * (n // 32)
+    return _of_groups(type, x, y, rows * (n // 32), planes.offsets(n, rows))
+
+
+def _of_groups(type: GGMLType, x: Any, y: Any, groups: int, at: Offsets) -> tuple[Call, Any]:
     call = to_planes(type)(
         x=x, y=y, n_groups=groups, high=at.high, steps=at.steps, scales=at.scales
     )
     return call, blocks(groups)
 
 
-def write_planes(queue: StreamQueue, buft: CudaType, tensor: Tensor, data: Any) -> None:
+def write_planes(queue: StreamQueue, tensor: Tensor, data: Any) -> None:
     """Convert ggml's bytes into a tensor that is stored as planes; done on return.
 
+    They pass through the queue's work memory, a few megabytes at a time.
+
     Raises:
-        AllocError: no memory for the bytes on the device.
+        AllocError: no memory for them on the device.
     """
-    data = np.ascontiguousarray(data)
-    raw = CudaBuffer(queue.driver, data.nbytes, buft)
-    queue.driver.copy_in(raw.base, int(data.ctypes.data), data.nbytes, queue.stream)
-    call, grid = conversion(tensor.type, tensor.ne, raw.base, tensor.data)
-    function = queue.function(call.kernel)
-    packed = queue.driver.pack(function, grid, threads=call.kernel.threads, arguments=call.values)
-    queue.driver.launch([packed], queue.stream)
+    planes, driver, stream = planes_of(tensor.type), queue.driver, queue.stream
+    assert planes is not None
+    data = np.ascontiguousarray(data).reshape(-1)
+    raw, block = queue.work(0, WORK_BYTES[0]), planes.format.block_bytes
+    piece, at = WORK_BYTES[0] // block * block, planes.offsets(tensor.ne[0], tensor.nrows)
+    for start in range(0, data.nbytes, piece):
+        part = data[start : start + piece]
+        driver.copy_in(raw, int(part.ctypes.data), part.nbytes, stream)
+        first = start // block * (planes.columns // 32)  # the piece's first group
+        y = tensor.data + first * planes.code_bytes
+        offsets = Offsets(
+            at.high + first * planes.high_bytes + tensor.data - y,
+            at.steps + first * planes.step_bytes + tensor.data - y,
+            at.scales + start // block * planes.scale_bytes + tensor.data - y,
+            at.end,
+        )
+        groups = part.nbytes // block * (planes.columns // 32)
+        call, grid = _of_groups(tensor.type, raw, y, groups, offsets)
+        function = queue.function(call.kernel)
+        packed = driver.pack(function, grid, threads=call.kernel.threads, arguments=call.values)
+        driver.launch([packed], stream)
     queue.synchronize()

@@ -86,11 +86,12 @@ class Memory:
 
     Attributes:
         limit, used: bytes of the device, without pinned memory of the host.
+        peak: the most bytes in use so far.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used = self.peak = 0
         self._bases: list[int] = []
         self._spaces: list[Space] = []
         self._freed: deque[Space] = deque()
@@ -99,6 +100,7 @@ class Memory:
         space = Space(n_bytes, pinned=pinned)
         self.add(space)
         self.used += 0 if pinned else n_bytes
+        self.peak = max(self.peak, self.used)
         return space
 
     def add(self, space: Space) -> None:

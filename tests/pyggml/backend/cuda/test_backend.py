@@ -21,7 +21,9 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.backend import CudaBackend
+from pyggml.backend.cuda.kernels import repack
 from pyggml.backend.cuda.planes import PlanesType, planes_of
+from pyggml.backend.cuda.stream import WORK_BYTES
 from pyggml.backend.interface import WeightUse
 
 from .test_cases import COMPILE
@@ -263,4 +265,49 @@ def test_attention_replays_at_any_length(cuda: CudaBackend) -> None:
         sources = [None if s is None else to_numpy(s) for s in y.src]
         want = y.op.reference(*sources, **y.op_params)
         np.testing.assert_allclose(to_numpy(y), want, rtol=1e-5, atol=1e-6)
+    assert driver(cuda).counts.graphs == 4
+
+
+def test_weights_become_planes_piece_by_piece(
+    cuda: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the work memory is needed for it; pieces end between blocks."""
+    monkeypatch.setattr(repack, "WORK_BYTES", (1000, 64))
+    use = WeightUse(GGMLType.Q6_K, (512, 6, 1, 1), frozenset(("MUL_MAT",)))
+    layout = cuda.layouts(use)[0]
+    tensor = Tensor(use.type, use.ne)
+    tensor.buffer = layout.buft.alloc_buffer(layout.nbytes)
+    tensor.data = tensor.buffer.base
+    x = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
+    data = quantize(x, use.type).reshape(-1)
+    assert list(cuda.set_weights([(tensor, data)])) == [data.nbytes]
+    assert driver(cuda).counts.copies_in == 3
+    assert driver(cuda).spaces.peak == layout.nbytes + WORK_BYTES[0]
+    assert np.array_equal(tensor.bytes(), data)
+
+
+def test_programs_follow_work_memory_that_grows(cuda: CudaBackend) -> None:
+    """The old memory is freed at once; a program that was captured is captured again."""
+    rng = np.random.default_rng(0)
+    ctx, weights = Context(no_alloc=True), Context(no_alloc=True)
+    w = weights.new_tensor_2d(GGMLType.Q8_0, 64, 6)  # not in planes: they are made in work memory
+    x = ctx.new_tensor_2d(F32, 64, 2)
+    y = ops.mul_mat(ctx, w, x)
+    for made in (weights, ctx):
+        alloc_ctx_tensors(made, cuda.buffer_type())
+    values = rng.standard_normal((6, 64)).astype(np.float32)
+    list(cuda.set_weights([(w, quantize(values, GGMLType.Q8_0).reshape(-1))]))
+    x.set(rng.standard_normal((2, 64)).astype(np.float32))
+    graph = CGraph()
+    graph.build_forward_expand(y)
+    program, results = cuda.compile(graph), []
+    before = driver(cuda).spaces.used
+    for run in range(5):
+        if run == 2:
+            cuda.queue.work(0, 2 * WORK_BYTES[0])
+            assert driver(cuda).spaces.used == before + WORK_BYTES[0]
+        program.enqueue()
+        cuda.queue.synchronize()
+        results.append(to_numpy(y).tobytes())
+    assert len(set(results)) == 1
     assert driver(cuda).counts.graphs == 4

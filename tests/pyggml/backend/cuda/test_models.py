@@ -10,6 +10,8 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
+from pyllama.sparsity.division import Placements, Share
+from pyllama.sparsity.inventory import NeuronRows
 from pyllama.sparsity.placement import NeuronSplit, Placement
 from pyllama.sparsity.plan import Budget, read_needs
 
@@ -95,3 +97,28 @@ def test_neurons_on_a_gpu_give_the_cpus_logits(
         for context in (there, here):
             context.decode(Batch(tokens))
         np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_neurons_on_two_gpus_give_the_cpus_logits(tmp_path: Path, name: str) -> None:
+    """Each GPU has the dense weights and a third of the neurons of its layers."""
+    path, gpus = sparse_file(tmp_path, name), (gpu(0), gpu(1))
+    model = Model.load(path)
+    shares = Share((0, 1), N_LAYER, False), Share((2,), N_LAYER, True)
+    needs, n_ff = read_needs(model, Budget(1 << 30, n_ctx=64)), model.hparams.n_ff
+    ids = np.arange(0, n_ff, 3, dtype=np.int32)
+
+    def third(rows: NeuronRows, left: int) -> NeuronSplit:
+        n = len(rows.down)
+        return NeuronSplit(n_ff, (ids,) * n, (ids,) * n)
+
+    parts = tuple(share.place(needs, 1 << 30, third, 0) for share in shares)
+    placed = Model.load(path, devices=gpus, placement=Placements(parts))
+    there = Context(placed, n_ctx=64, n_threads=1, **EXACT)
+    here = Context(model, n_ctx=64, n_threads=1, **EXACT)
+    for tokens in (PROMPT, [3]):
+        for context in (there, here):
+            context.decode(Batch(tokens))
+        np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
+    for device in gpus:
+        assert any("axpy" in kernel for kernel in device.driver.counts.launches)

@@ -250,11 +250,18 @@ def add_segments(x: U8, y: U8, n: i32, n_segments: i32, x1: i64, x2: i64, y1: i6
         store_f32(y, token * y1 + int64(j) * 4, v)
 
 
-def n_segments(low: Lowering, rows: int, columns: int, per_block: int, tokens: int) -> int:
+def n_segments(n_sm: int, rows: int, columns: int, per_block: int, tokens: int) -> int:
     """In how many segments rows are cut: as many as occupy the device."""
     tokens = 1 if tokens <= MAX_TOKENS else tokens
-    wanted = ceil_div(2 * low.device.n_sm, ceil_div(columns, per_block) * tokens)
+    wanted = ceil_div(2 * n_sm, ceil_div(columns, per_block) * tokens)
     return max(1, min(wanted, ceil_div(rows, MIN_SEGMENT)))
+
+
+@cache
+def _most_sums(n_sm: int, rows: int, columns: int, per_block: int, tokens: int) -> int:
+    """The most sums of segments that any number of tokens up to ``tokens`` has to add."""
+    numbers = ((n, n_segments(n_sm, rows, columns, per_block, n)) for n in range(1, tokens + 1))
+    return max((n * segments for n, segments in numbers if segments > 1), default=0)
 
 
 def _supports(node: Tensor) -> bool:
@@ -279,7 +286,9 @@ def _lower_axpy(low: Lowering, node: Tensor) -> None:
         common |= {"w": a, "w1": a.nb[1], "high": 0, "steps": 0, "step_scales": 0}
         make = axpy_kernel(a.type, False, vector)
         per_block = 32 * float_columns(a.type, vector).n
-    segments = n_segments(low, rows, n, per_block, tokens)
+    size = low.device.n_sm, rows, n, per_block, tokens
+    low.reserve(4 * n * _most_sums(*size))
+    segments = n_segments(*size)
     grid = Grid(ceil_div(n, per_block), segments, tokens)
     segment = ceil_div(max(rows, 1), segments)
     if segments == 1:

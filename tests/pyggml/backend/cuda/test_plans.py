@@ -1,0 +1,132 @@
+"""Plans of memory: a device is asked for as many bytes as were planned, and no more at any time.
+
+Kernels are loaded, and do not run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.backend.registry import init_backend
+from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError
+from pyggml.gguf import GGUFFile
+from pyllama import Context, Model
+from pyllama.core.devices import Offload
+from pyllama.core.offload import OffloadPlan, Planner
+from pyllama.core.params import ContextParams
+from pyllama.sparsity.division import Placements
+from pyllama.sparsity.plan import Choice, plan_on_devices
+from pyllama.sparsity.weights import normalize_powerinfer_metadata
+
+from ....pyllama.models import Spec, random_weights, write_model
+from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
+
+pytest.importorskip("numba_cuda")
+pytest.importorskip("greenlet")
+
+from pyggml.backend.cuda.backend import CudaBackend
+from pyggml.backend.cuda.stream import WORK_BYTES
+
+from .simulator import simulator_image
+from .twin import TwinDriver
+
+SPEC = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=32, n_head_kv=1, head_dim=64)
+SIZES: Any = {"n_ctx": 8192, "n_ubatch": 256, "n_seq_max": 2}
+
+
+class IdleTwin(TwinDriver):
+    """A twin whose kernels do nothing."""
+
+    def _run(self, launches: Any) -> None:
+        pass
+
+
+def gpu(limit: int = 1 << 30, name: str = "cuda0") -> CudaBackend:
+    driver = IdleTwin(cc=(8, 0), name=name, limit=limit, n_sm=1320)  # splits need work memory
+    return CudaBackend(driver, name, compile=simulator_image)
+
+
+def peak(backend: CudaBackend) -> int:
+    assert isinstance(backend.driver, IdleTwin)
+    return backend.driver.spaces.peak
+
+
+def plan_of(path: Path, backends: list[CudaBackend], offload: Offload, **sizes: Any) -> OffloadPlan:
+    header, devices = Model.load(path, vocab_only=True), (*backends, init_backend("cpu"))
+    with GGUFFile(path) as file:
+        params = ContextParams(**sizes)
+        return Planner(file, header.arch, header.hparams, devices, params).plan(offload)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, -1])
+@pytest.mark.parametrize("more", [{}, {"offload_kqv": False}], ids=["kv", "nkvo"])
+@pytest.mark.parametrize("type", ["F32", "F16", "Q4_0", "Q6_K"])
+def test_a_device_allocates_what_was_planned(
+    tmp_path: Path, type: str, more: dict[str, Any], n_layers: int
+) -> None:
+    """To the byte, with graphs of all sizes; with one byte less it fails."""
+    spec = SPEC if type != "Q6_K" else Spec(2, n_embd=256, n_ff=512, n_head=4, n_head_kv=1,
+                                            head_dim=64)  # fmt: skip
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), GGMLType[type])
+    offload, sizes = Offload(n_gpu_layers=n_layers), {**SIZES, **more}
+    probe = gpu()
+    planned = plan_of(path, [probe], offload, **sizes).devices[0].used
+    assert peak(probe) == 0
+    enough, less = gpu(planned), gpu(planned - 1)
+    model = Model.load(path, devices=[enough], n_gpu_layers=n_layers)
+    context = Context(model, **sizes, n_threads=1)
+    context.reserve((1, 2, 3, 8, 9, 16, 17, 18, 32, 64, 128, 256))
+    assert peak(enough) == planned
+    with pytest.raises(AllocError, match="are free"):
+        Context(Model.load(path, devices=[less], n_gpu_layers=n_layers), **sizes, n_threads=1)
+
+
+def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:
+    """Else the test above would not test it; a batch of few tokens needs more than a large one."""
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
+    backend = gpu()
+    used = []
+    for n_ubatch in (1, 16, 256):
+        plan = plan_of(path, [backend], Offload(), **{**SIZES, "n_ubatch": n_ubatch})
+        model = Model.load(path, devices=[backend])
+        Context(model, **{**SIZES, "n_ubatch": n_ubatch}, n_threads=1)
+        used.append([size.size for size in backend.queue._work if size is not None])
+        assert plan.fits
+    assert used[0][0] < used[1][0] == used[2][0] and used[2][0] > WORK_BYTES[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_a_hybrid_allocates_what_was_planned(
+    tmp_path: Path, name: str, share: float, n_gpus: int
+) -> None:
+    """Each GPU within its part of the budget, to the byte."""
+    path = sparse_file(tmp_path, name)
+    header = Model.load(path, vocab_only=True)
+    params = ContextParams(n_ctx=2048, n_ubatch=64)
+    names = [f"cuda{i}" for i in range(n_gpus)]
+    with GGUFFile(path) as file:
+        normalize_powerinfer_metadata(file)
+        devices = *(gpu(name=name) for name in names), init_backend("cpu")
+        planner = Planner(file, header.arch, header.hparams, devices, params)
+        whole = [use.used - sum(WORK_BYTES) for use in planner.plan(Offload()).devices[:-1]]
+        activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
+        budget = tuple(sum(WORK_BYTES) + int(share * n) for n in whole)
+        use, plans = plan_on_devices(
+            planner, header, Offload(vram_budget=budget), activity, Choice(block=8), write=False
+        )
+    placement = Placements(tuple(plan.placed for plan in plans))
+    gpus = [gpu(use.used, use.name) for use in use.devices[:-1]]
+    context = Context(
+        Model.load(path, devices=gpus, placement=placement), n_ctx=2048, n_ubatch=64, n_threads=1
+    )
+    context.reserve((1, 2, 8, 9, 16, 17, 32))
+    for planned, backend, limit in zip(use.devices, gpus, budget, strict=False):
+        assert peak(backend) == planned.used <= limit
+    assert all(device.used for device in use.devices[: n_gpus if share > 0.5 else 1])
