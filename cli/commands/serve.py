@@ -37,6 +37,7 @@ from ..output import note
 from ..paths import read_text
 from ..prompt import escape_option
 from ..sampling_options import SamplingOptions, sampling_options
+from ..server_presets import preset_options
 from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
@@ -374,6 +375,7 @@ serve_options = stack(
 @sampling_options
 @grammar_options
 @speculative_options()
+@preset_options
 @version_option()
 def command(**options: Any) -> None:
     """Serve a model over HTTP, for many clients at once."""

@@ -184,6 +184,15 @@ class Engine:
         """End a request if it is waiting or running; its cells are freed after the current step."""
         self._inbox.put(number)
 
+    def end_reasoning(self, numbers: frozenset[int]) -> None:
+        """End the reasoning of some requests with their next tokens; for the thread that steps.
+
+        Texts without a reasoning budget, or that do not reason now, are left alone.
+        """
+        for job in self._running:
+            if job.number in numbers and job.chain.reasoning is not None:
+                job.chain.reasoning.force()
+
     def wake(self) -> None:
         """Make a `wait` in another thread return."""
         self._inbox.put(_NO_REQUEST)

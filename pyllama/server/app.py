@@ -33,10 +33,12 @@ from . import (
     proxy,
     rerank,
     responses,
+    resumable,
     slots,
     tokens,
 )
 from .errors import ApiError, error_of
+from .kept_streams import KeptStreams
 from .lifecycle import Lifecycle
 from .logs import RequestLog
 from .options import ServerOptions
@@ -66,6 +68,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
         ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
         chat.count_tokens,
     ),
+    ("POST", ("/v1/chat/completions/control",), chat.control),
     ("POST", ("/apply-template",), chat.apply_template),
     ("POST", ("/embedding", "/embeddings"), embedding.embeddings),
     ("POST", ("/v1/embeddings",), embedding.openai_embeddings),
@@ -97,6 +100,9 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/props",), info.props),
     ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/api/version",), ollama.version),
+    ("GET", ("/v1/stream",), resumable.resume),
+    ("DELETE", ("/v1/stream",), resumable.stop),
+    ("POST", ("/v1/streams/lookup",), resumable.lookup),
 )
 """Those that do not need the model, do not wake it, and do not keep it awake."""
 
@@ -114,6 +120,7 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         for method, paths, handler in (*SLEEPING_ROUTES, *awake)
         for path in paths
     ]
+    kept = KeptStreams()
     page = _page(options)
     for path, endpoint in page.items():
         routes.append(Route(options.api_prefix + path, endpoint, methods=["GET"]))
@@ -121,9 +128,12 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         life.begin()
+        watch = asyncio.create_task(kept.watch())
         try:
             yield
         finally:
+            watch.cancel()
+            kept.close()
             await life.end()
 
     app = Starlette(
@@ -131,6 +141,7 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
+    app.state.kept_streams = kept
     open_paths = frozenset(options.api_prefix + path for path in page)
     return RequestLog(Guard(app, options, open_paths))
 

@@ -73,10 +73,12 @@ class Stream:
 
     Attributes:
         texts: all of them, in order of their index.
+        id: of the response, by which other requests can find it; empty for none.
     """
 
     runner: EngineRunner
     texts: Sequence[Text]
+    id: str = ""
     numbers: list[int] = field(default_factory=list)
     n_open: int = 0
     is_closed: bool = False
@@ -213,6 +215,10 @@ class EngineRunner:
         self._jobs.append((job, done))
         self.engine.wake()
         return asyncio.wrap_future(done)
+
+    def stream(self, id: str) -> Stream | None:
+        """The open stream with an id, None if there is none."""
+        return next((stream for stream in self._streams if stream.id == id), None)
 
     def forget(self, stream: Stream) -> None:
         """Abort a stream's texts that have not ended."""

@@ -92,6 +92,7 @@ class CompletionOptions:
     verbose: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     reasoning_format: str = "auto"
+    reasoning_control: bool = False
 
     def settings(self, whole: bool = True) -> dict[str, Any]:
         """The object ``generation_settings``; without prompts and grammars if not ``whole``.
@@ -228,6 +229,7 @@ def read_completion(
         verbose=fields.flag("verbose", options.verbose),
         logit_bias=shown_bias,
         reasoning_format=fields.get("reasoning_format", options.reasoning_format, str),
+        reasoning_control=fields.flag("reasoning_control"),
     )
 
 
