@@ -423,6 +423,7 @@ class Engine:
         n_tokens, self._logits_of = 0, None
         for i, (job, draft) in enumerate(zip(jobs, step.drafts, strict=True)):
             got = step.verify(i)
+            job.n_drafted += 0 if draft is None else len(draft)
             if draft is not None and got.error is None:
                 speculation.verified(job, draft, got.path)
             self._take_verified(job, got)
@@ -610,7 +611,9 @@ class Engine:
             is_full = request.n_keep is None and len(job.tokens) > self.context.n_ctx_seq
             ends = "length" if not job.n_left or is_full else None
         if job.text is None and job.n_logprobs is None:
-            event = Event(job.number, job.choice, "tokens", (token,), drafted=drafted)
+            event = Event(
+                job.number, job.choice, "tokens", (token,), drafted=drafted, n_drafted=job.n_drafted
+            )
             if job.sink is None:
                 self._events.append(event)
             else:
@@ -644,7 +647,7 @@ class Engine:
         n_held = 0 if text is None else text.n_held
         self._emit(
             job, "tokens", tokens=(token,), text=shown, rest=rest, n_held=n_held,
-            logprobs=logprobs, drafted=drafted,
+            logprobs=logprobs, drafted=drafted, n_drafted=job.n_drafted,
         )  # fmt: skip
         if ends:
             self._end(job, ends, stop, token)

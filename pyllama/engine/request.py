@@ -125,6 +125,7 @@ class Event(NamedTuple):
         cumulative_logprob: sum over the generated tokens, of an ``end`` with ``logprobs`` or
             ``best_of``.
         drafted: whether the token was drafted, and accepted.
+        n_drafted: number of tokens drafted for the text so far, of a ``tokens`` event.
         removed: index of the first token removed by a shift, and the number removed.
         reason: reason of the end: end-of-generation token; stop string, token or criterion;
             maximum length or full context; ``abort``; deadline.
@@ -147,6 +148,7 @@ class Event(NamedTuple):
     reason: EndReason | None = None
     stop: str | int | None = None
     drafted: bool = False
+    n_drafted: int = 0
     removed: tuple[int, int] = (0, 0)
     error: Exception | None = None
 

@@ -100,7 +100,7 @@ class Text:
         self._tokenizer, self._recorder = tokenizer, recorder
         self.n_prompt = len(prompt)
         self.slot, self.n_cached, self.n_evaluated, self.n_generated = -1, 0, 0, 0
-        self.n_accepted = 0
+        self.n_drafted = self.n_accepted = 0
         self.content = ""
         self.tokens: list[int] = []
         self.probs: list[TokenLogprob] = []
@@ -178,8 +178,8 @@ class Text:
         if self.n_generated == 1:
             self._first_s = now
             self.n_evaluated = self.n_prompt
-        if event.drafted:
-            self.n_accepted += 1
+        self.n_drafted = event.n_drafted
+        self.n_accepted += event.drafted
         if self._is_empty:
             return None
         text, tokens = event.text, event.tokens
@@ -261,8 +261,8 @@ class Text:
             "predicted_per_token_ms": predict_ms / n_steps if n_steps else 0.0,
             "predicted_per_second": 1e3 * n_steps / predict_ms if predict_ms else 0.0,
         }
-        if self.n_accepted:
-            found["draft_n_accepted"] = self.n_accepted
+        if self.n_drafted:
+            found |= {"draft_n": self.n_drafted, "draft_n_accepted": self.n_accepted}
         return found
 
     def probabilities(self, probs: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[Any]:

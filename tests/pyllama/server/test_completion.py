@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -236,4 +237,12 @@ def test_drafts_change_no_text(model: Model) -> None:
             assert "".join(c["content"] for c in chunks) == found[-1]["content"]
             metrics = client.get("/metrics").text
     assert found[0]["content"] == found[1]["content"]
-    assert "llamacpp:spec_decode_num_draft_tokens_total 0" not in metrics
+    assert "draft_n" not in found[0]["timings"]
+    both = [found[1]["timings"], chunks[-1]["timings"]]
+    n_drafted, n_accepted = (sum(t[f"draft_n{end}"] for t in both) for end in ("", "_accepted"))
+    assert n_drafted >= n_accepted > 0
+    name = "llamacpp:spec_decode_num_"
+    assert f"\n{name}draft_tokens_total {n_drafted}\n" in metrics
+    assert f"\n{name}accepted_tokens_total {n_accepted}\n" in metrics
+    positions = re.findall(rf'{name}accepted_tokens_per_pos_total{{position="\d+"}} (\d+)', metrics)
+    assert sum(map(int, positions)) == n_accepted
