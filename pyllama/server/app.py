@@ -100,6 +100,8 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/props",), info.props),
     ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/api/version",), ollama.version),
+    ("POST", ("/v1/audio/transcriptions", "/audio/transcriptions"), info.transcriptions),
+    ("POST", ("/v1/systemone",), info.decisions),
     ("GET", ("/v1/stream",), resumable.resume),
     ("DELETE", ("/v1/stream",), resumable.stop),
     ("POST", ("/v1/streams/lookup",), resumable.lookup),

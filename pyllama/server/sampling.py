@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..grammar import Grammar
+from ..grammar import Grammar, Trigger
 from ..sampling import SamplingParams
 from ..sampling.chain import DEFAULT_SAMPLERS, LETTERS, sampler_name
 from ..sampling.params import RANDOM_SEED
@@ -60,6 +60,8 @@ _FIELDS = (
     _Field("adaptive_decay", "adaptive_decay", float, 0.0, 0.99, clamp=False),
     _Field("min_keep", "min_keep", int, 0, clamp=False),
 )
+_TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
+_TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
 _REFUSED = {  # llama-server's fields that have no effect here: name -> neutral value
     "n_discard": (0, "a context shift always drops half of the tokens"),
@@ -133,7 +135,9 @@ class CompletionOptions:
             grammar = self.grammar
             found["grammar"] = "" if grammar is None else grammar.text
             found["grammar_lazy"] = bool(grammar is not None and grammar.triggers)
-            found["grammar_triggers"] = []
+            found["grammar_triggers"] = [
+                _trigger_json(trigger) for trigger in (() if grammar is None else grammar.triggers)
+            ]
             found["preserved_tokens"] = []
         return found
 
@@ -224,7 +228,7 @@ def read_completion(
         max_predict_ms=fields.whole("t_max_predict_ms", -1, low=-1),
         sse_ping_s=fields.whole("sse_ping_interval", options.sse_ping_s, low=-1),
         response_fields=response_fields or (),
-        grammar=chat.grammar or _grammar(fields) or options.grammar,
+        grammar=chat.grammar or _grammar(fields, tokenizer) or options.grammar,
         shown=chat.shown,
         verbose=fields.flag("verbose", options.verbose),
         logit_bias=shown_bias,
@@ -309,12 +313,41 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _grammar(fields: Fields) -> Grammar | None:
+def _grammar(fields: Fields, tokenizer: Tokenizer) -> Grammar | None:
     """The grammar of ``json_schema`` or ``grammar``; both together are ``grammar``."""
     text = fields.get("grammar", "", str)
     if fields.body.get("json_schema") is not None and "grammar" not in fields.body:
         return schema_grammar(fields.body["json_schema"])
-    return Grammar(text) if text else None
+    triggers = _triggers(fields, tokenizer) if fields.flag("grammar_lazy") else []
+    return Grammar(text, triggers=triggers) if text else None
+
+
+def _triggers(fields: Fields, tokenizer: Tokenizer) -> list[Trigger]:
+    """What starts a lazy grammar: words and tokens.
+
+    Patterns are refused, since a regular expression can take forever.
+    """
+    found: list[Trigger] = []
+    for i, given in enumerate(fields.get("grammar_triggers", [], list)):
+        one = Fields(given, f"grammar_triggers[{i}]")
+        kind = one.whole("type", -1)
+        if kind == _TRIGGER_TOKEN:
+            found.append(Trigger("token", one.whole("token", 0, low=0, high=tokenizer.n_vocab - 1)))
+        elif kind == _TRIGGER_WORD:
+            found.append(Trigger("word", one.get("value", "", str)))
+        else:
+            raise ApiError.invalid(
+                f"Field 'grammar_triggers[{i}].type': must be 0 (token) or 1 (word), got {kind}"
+            )
+    if not found:
+        raise ApiError.invalid("Error: no triggers set for lazy grammar!")
+    return found
+
+
+def _trigger_json(trigger: Trigger) -> dict[str, Any]:
+    if trigger.kind == "token":
+        return {"type": _TRIGGER_TOKEN, "value": "", "token": trigger.value}
+    return {"type": _TRIGGER_KINDS.index(trigger.kind), "value": trigger.value}
 
 
 def schema_grammar(schema: Any) -> Grammar:

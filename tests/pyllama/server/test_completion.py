@@ -246,3 +246,22 @@ def test_drafts_change_no_text(model: Model) -> None:
     assert f"\n{name}accepted_tokens_total {n_accepted}\n" in metrics
     positions = re.findall(rf'{name}accepted_tokens_per_pos_total{{position="\d+"}} (\d+)', metrics)
     assert sum(map(int, positions)) == n_accepted
+
+
+def test_a_grammar_that_a_word_starts(client: TestClient) -> None:
+    base = BASE | {"grammar": 'root ::= "<go>" "yes"', "grammar_lazy": True, "n_predict": 30}
+    base |= {"temperature": 0, "logit_bias": [["<", 99], ["g", 0]]}
+    word = {"type": 1, "value": "<"}
+    found = post(client, **base | {"grammar": 'root ::= "<yes>"'}, grammar_triggers=[word])
+    assert found["content"] == "<yes>" and found["stop_type"] == "eos"
+    settings = found["generation_settings"]
+    assert settings["grammar_lazy"] and settings["grammar_triggers"] == [word]
+    (token,) = client.post("/tokenize", json={"content": "<"}).json()["tokens"][-1:]
+    by_token = {"type": 0, "value": "<", "token": token}
+    found = post(client, **base | {"grammar": 'root ::= "<no>"'}, grammar_triggers=[by_token])
+    assert found["content"] == "<no>"
+    free = post(client, **base, grammar_triggers=[{"type": 1, "value": "never"}])
+    assert free["tokens_predicted"] == 30
+    for wrong in ([], [{"type": 2, "value": "(a*)*b"}], ["x"], [{"type": 1}], [{}], "x"):
+        body = base | {"grammar_triggers": wrong}
+        assert client.post("/completion", json=body).status_code == 400
