@@ -99,8 +99,8 @@ class Engine:
         self.timings, self.speculation = timings or Timings(), speculation
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
         self._sequences = [Sequence(context, s) for s in numbers]
-        # jobs to add, numbers of requests to abort, leases to end; destructors put here too
-        self._inbox: SimpleQueue[Job | int | Sequence] = SimpleQueue()
+        # jobs to add, requests or texts to abort, leases to end; destructors put here too
+        self._inbox: SimpleQueue[Job | int | tuple[int, int] | Sequence] = SimpleQueue()
         self._jobs: dict[int, list[Job]] = {}
         self._waiting: list[Job] = []
         self._running: list[Job] = []
@@ -180,9 +180,13 @@ class Engine:
         if pooling == "rank":
             context.check_classifier()
 
-    def abort(self, number: int) -> None:
-        """End a request if it is waiting or running; its cells are freed after the current step."""
-        self._inbox.put(number)
+    def abort(self, number: int, choice: int | None = None) -> None:
+        """End a request if it is waiting or running; its cells are freed after the current step.
+
+        Args:
+            choice: index of the text to end; None for all.
+        """
+        self._inbox.put(number if choice is None else (number, choice))
 
     def end_reasoning(self, numbers: frozenset[int]) -> None:
         """End the reasoning of some requests with their next tokens; for the thread that steps.
@@ -946,7 +950,7 @@ class Engine:
             return False
         while True:
             try:
-                n = sequence.make_room(job.tokens, n_keep)
+                n = sequence.make_room(job.tokens, n_keep, n_discard=job.request.n_discard)
             except ContextFull as error:
                 self._fail(job, error)
                 return False
@@ -975,7 +979,7 @@ class Engine:
             except Empty:
                 return
 
-    def _take(self, item: Job | int | Sequence) -> None:
+    def _take(self, item: Job | int | tuple[int, int] | Sequence) -> None:
         if isinstance(item, Job):
             self._jobs.setdefault(item.number, []).append(item)
             self._waiting.append(item)
@@ -987,6 +991,9 @@ class Engine:
                 self._end(item, "length")
         elif isinstance(item, int):
             for job in list(self._jobs.get(item, ())):
+                self._end(job, "abort")
+        elif isinstance(item, tuple):
+            for job in [one for one in self._jobs.get(item[0], ()) if one.choice == item[1]]:
                 self._end(job, "abort")
         else:
             for job in [*self._running, *self._waiting]:

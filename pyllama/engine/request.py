@@ -47,6 +47,7 @@ class Request:
             sampled token.
         n_keep: when the context is full, remove half of the tokens after the first ``n_keep``
             (context shift); None ends there.
+        n_discard: number of tokens to remove then; 0 for half of them.
         priority: higher ones are admitted first and preempted last.
         deadline_s: seconds from submission after which it ends.
         progress: report the progress of the prompt.
@@ -70,6 +71,7 @@ class Request:
     processors: tuple[LogitsProcessor, ...] = ()
     criteria: tuple[StoppingCriteria, ...] = ()
     n_keep: int | None = None
+    n_discard: int = 0
     priority: int = 0
     deadline_s: float | None = None
     progress: bool = False

@@ -63,10 +63,6 @@ _FIELDS = (
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
-_REFUSED = {  # llama-server's fields that have no effect here: name -> neutral value
-    "n_discard": (0, "a context shift always drops half of the tokens"),
-    "n_indent": (0, "lines are not checked for their indentation"),
-}
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,8 @@ class CompletionOptions:
     params: SamplingParams
     n_predict: int = -1
     n_keep: int = 0
+    n_discard: int = 0
+    n_indent: int = 0
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
@@ -111,7 +109,7 @@ class CompletionOptions:
             "max_tokens": self.n_predict,
             "n_predict": self.n_predict,
             "n_keep": self.n_keep,
-            "n_discard": 0,
+            "n_discard": self.n_discard,
             "ignore_eos": params.ignore_eos,
             "stream": self.stream,
             "n_probs": self.n_probs,
@@ -190,9 +188,6 @@ def read_completion(
         GrammarError, SamplingError: a grammar or sampling parameter is.
     """
     chat = chat or FromChat()
-    for name, (neutral, why) in _REFUSED.items():
-        if fields.whole(name, neutral) != neutral:
-            raise ApiError.invalid(f"Field '{name}': not supported: {why}")
     if fields.get("lora", [], list):
         raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
     n_probs = chat.n_probs
@@ -215,6 +210,8 @@ def read_completion(
             "n_predict", options.n_predict, low=-1, also=("max_completion_tokens", "max_tokens")
         ),
         n_keep=fields.whole("n_keep", options.n_keep, low=-1),
+        n_discard=fields.whole("n_discard", 0, low=0),
+        n_indent=fields.whole("n_indent", 0, low=0),
         stop=(*(tuple(s for s in stop or () if s) or options.stop), *chat.stop),
         stream=fields.flag("stream"),
         include_usage=usage.flag("include_usage"),

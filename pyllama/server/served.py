@@ -214,6 +214,7 @@ class Served:
             special=options.shown,
             grammar=options.grammar,
             n_keep=shift,
+            n_discard=options.n_discard,
             deadline_s=self.options.deadline_s,
             progress=True,
             max_draft=0 if has_recorder else None,
