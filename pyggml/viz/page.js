@@ -307,6 +307,9 @@ $("out").addEventListener("click", () => view.zoom(1 / 1.3));
 $("fit").addEventListener("click", () => view.fit());
 const dark = (on) => { document.documentElement.dataset.theme = on ? "dark" : "light"; };
 dark(matchMedia("(prefers-color-scheme: dark)").matches);
+addEventListener("message", (e) => {  // a page that shows this one in a frame
+  if (e.source === parent && typeof e.data?.dark === "boolean") dark(e.data.dark);
+});
 $("theme").addEventListener("click", () => dark(document.documentElement.dataset.theme !== "dark"));
 function key(e) {
   const way = { ArrowUp: [0, 60], ArrowDown: [0, -60], ArrowLeft: [60, 0], ArrowRight: [-60, 0] }[e.key];

@@ -2,7 +2,7 @@
 
 import { graphData, graphDrawing } from "./api.js";
 import { $, announce, h, number } from "./dom.js";
-import { startTheme } from "./theme.js";
+import { isDark, startTheme } from "./theme.js";
 
 const LISTED = 12;
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -225,6 +225,10 @@ async function showDrawing() {
   }
 }
 
+function passTheme() {
+  $("frame").contentWindow.postMessage({ dark: isDark() }, "*"); // its origin is opaque
+}
+
 function openTab(name) {
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const here = tab.id === `tab-${name}`;
@@ -237,6 +241,8 @@ function openTab(name) {
 }
 
 function bind() {
+  $("frame").addEventListener("load", passTheme);
+  addEventListener("theme", passTheme);
   $("query").addEventListener("submit", (event) => {
     event.preventDefault();
     load(1);

@@ -14,12 +14,20 @@ export function setTheme(theme) {
   applyTheme();
 }
 
+const system = matchMedia("(prefers-color-scheme: dark)");
+
+export function isDark() {
+  const theme = chosenTheme();
+  return theme === "system" ? system.matches : theme === "dark";
+}
+
 export function applyTheme() {
   const theme = chosenTheme();
   document.documentElement.dataset.theme = theme;
   const button = $("toggle-theme");
   button.setAttribute("aria-label", `Theme: ${theme}`);
   button.title = `Theme: ${theme}`;
+  dispatchEvent(new Event("theme"));
 }
 
 export function startTheme() {
@@ -28,5 +36,6 @@ export function startTheme() {
     setTheme(THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length]);
     announce(`Theme: ${chosenTheme()}`);
   });
+  system.addEventListener("change", applyTheme);
   addEventListener("storage", (event) => event.key === "theme" && applyTheme());
 }

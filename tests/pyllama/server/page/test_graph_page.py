@@ -62,6 +62,9 @@ def test_the_drawing_of_a_real_model(
     assert "ffn_swiglu-1" in frame.locator("#details h2").inner_text()
     inside = page.frames[1]
     assert inside.evaluate("document.documentElement.dataset.theme") == theme
+    page.click("#toggle-theme")  # dark, or system, which is light here
+    other = "dark" if theme == "light" else "light"
+    inside.wait_for_function(f"document.documentElement.dataset.theme === '{other}'")
     assert inside.evaluate("try { localStorage.length } catch (error) { error.name }") == (
         "SecurityError"
     )
