@@ -87,7 +87,8 @@ async def count_tokens(request: Request, served: Served) -> Response:
     """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, body))
-    return JsonResponse({"input_tokens": len(made.turn.prompt.tokens)})
+    n_tokens = len(made.turn.prompt.tokens)
+    return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 async def apply_template(request: Request, served: Served) -> Response:

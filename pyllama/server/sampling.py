@@ -60,6 +60,7 @@ _FIELDS = (
     _Field("adaptive_decay", "adaptive_decay", float, 0.0, 0.99, clamp=False),
     _Field("min_keep", "min_keep", int, 0, clamp=False),
 )
+_REASONING = {"auto": "deepseek"}  # what it means
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
@@ -115,7 +116,7 @@ class CompletionOptions:
             "n_probs": self.n_probs,
             "min_keep": params.min_keep,
             "chat_format": "Content-only",
-            "reasoning_format": self.reasoning_format,
+            "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
             "reasoning_in_content": False,
             "generation_prompt": "",
             "samplers": [s for s in params.samplers or DEFAULT_SAMPLERS if isinstance(s, str)],

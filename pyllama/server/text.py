@@ -129,7 +129,7 @@ class Text:
         self._tokenizer, self._recorder = tokenizer, recorder
         self.n_prompt = len(prompt)
         self.slot, self.n_cached, self.n_evaluated, self.n_generated = -1, 0, 0, 0
-        self.n_drafted = self.n_accepted = 0
+        self.n_drafted = self.n_accepted = self.n_removed = 0
         self.content = ""
         self.tokens: list[int] = []
         self.probs: list[TokenLogprob] = []
@@ -172,6 +172,7 @@ class Text:
             return self._take_progress(event, now)
         if kind == "shift":
             self.is_truncated = True
+            self.n_removed += event.removed[1]
         elif kind == "end":
             return self._take_end(event, now)
         elif kind == "error":
@@ -261,6 +262,11 @@ class Text:
         if self._is_empty:
             self.n_generated = 0
         return Piece(text, is_last=True)
+
+    @property
+    def n_held(self) -> int:
+        """Number of tokens in the cache."""
+        return self.n_evaluated + max(0, self.n_generated - 1) - self.n_removed
 
     @property
     def predict_ms(self) -> float:

@@ -49,7 +49,7 @@ def record(server: str, model: str, session: Session) -> dict[str, Any]:
     port = free_port()
     with TemporaryDirectory() as folder:
         flags = [flag.format(folder=folder, model=model) for flag in session.flags]
-        command = [server, "-m", model, "--port", str(port), "-t", "2", "--no-ui", *flags]
+        command = [server, "-m", model, "--port", str(port), "-t", "1", "--no-ui", *flags]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_for(port, process)

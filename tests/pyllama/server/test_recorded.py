@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from pyllama.server import listener
 from pyllama_cli.commands import serve
 
 from .record_server import DATA
-from .recorded import SESSIONS, Ask, Session, plain
+from .recorded import DELIBERATE, SESSIONS, Ask, Session, plain
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -40,7 +41,7 @@ def answers(
             found.update({ask.name: send(client, ask) for ask in session.asks})
 
     monkeypatch.setattr(listener, "serve", serve_here)
-    flags = [flag.format(folder=folder, model=model) for flag in session.flags]
+    flags = [flag.format(folder=folder, model=model) for flag in session.flags + session.ours]
     result = CliRunner().invoke(serve.command, ["-m", str(model), "-t", "2", "--no-ui", *flags])
     assert result.exit_code == 0, result.stderr
     return found
@@ -79,4 +80,10 @@ def test_responses(
     file = DATA / f"{session.name.replace(' ', '_')}.json"
     theirs = json.loads(file.read_text("utf-8"))
     ours = answers(session, demo_model, tmp_path, monkeypatch)
-    assert not differences(theirs, ours)
+    lines = [
+        f"{session.name} | {name} {line}"
+        for name, answer in theirs.items()
+        for line in differences(answer, ours.pop(name))
+    ]
+    assert not [one for one in lines if not any(re.search(known, one) for known in DELIBERATE)]
+    assert not ours  # record again after a request was added
