@@ -198,7 +198,7 @@ class Server:
     port: int
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -239,7 +239,7 @@ def running(key: str, name: str, command: list[str], port: int) -> Iterator[Serv
     )
     try:
         end = time.monotonic() + _LOADING_S
-        while not _is_ready(port):
+        while not is_ready(port):
             if process.poll() is not None or time.monotonic() > end:
                 raise prepare.Missing(f"{name} does not start: {' '.join(command)}")
             time.sleep(0.2)
@@ -249,7 +249,7 @@ def running(key: str, name: str, command: list[str], port: int) -> Iterator[Serv
         process.wait()
 
 
-def _is_ready(port: int) -> bool:
+def is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -278,7 +278,7 @@ def servers(model: Path, threads: int, peers: list[str], stack: ExitStack) -> li
     }  # fmt: skip
     found = []
     for key in ("ours", *peers):
-        port = _free_port()
+        port = free_port()
         try:
             name, command = made[key]()
             sizes = [str(n) for n in (port, N_SLOTS, N_SLOTS * N_CTX_SLOT, threads)]

@@ -25,10 +25,12 @@ from benchmarks import (
     bench_serve,
     kernel_hashes,
     machine,
+    malformed,
     performance_page,
     prepare,
     random_llama,
     serving_page,
+    soak_serve,
     sparse_files,
     sparse_speculation,
     sparse_union,
@@ -481,9 +483,40 @@ def test_page_of_the_server_under_load(monkeypatch: pytest.MonkeyPatch, tmp_path
         | {"server": server, "name": server, "ours_over_tokens_per_s": 2.5}
         for test in loads for server in ("ours", "native")
     ]  # fmt: skip
-    monkeypatch.setattr(serving_page, "newest", lambda *keys: lines)
+    soak = head | {
+        "run": "hang up", "requests": 100, "findings": 0, "rss_end_mib": 200.0, "growth": 0.001,
+        **{f"{key}_{p}_ms": 2.0 for key in ("health", "late") for p in ("p50", "p99", "max")},
+        "load_before": 1.0, "load_after": 2.0, "counts": {"a: answered": 70, "b: answered": 30},
+        "samples": [(0, 0.0, 200.0, 8, 5), (100, 1.0, 200.2, 9, 5)],
+    }  # fmt: skip
+    found = {"serve.jsonl": lines, "soak.jsonl": [soak]}
+    monkeypatch.setattr(serving_page, "newest", lambda file, *keys: found[file])
     page = serving_page.page()
+    assert "| hang up | 100 | 100 answered | 0 | 200 (+0.1%) | 2/2/2 | 2/2/2 | 1 to 2 |" in page
     assert "2.5 to 2.5 times as many as llama-server, native" in page
     assert "**chat, 4 clients**" in page and "**chat, 2.00 requests a second arrive**" in page
-    (picture,) = tmp_path.glob("serving-*.svg")
-    assert f"pictures/{picture.name}" in page and picture.read_text().startswith("<svg")
+    pictures = list(tmp_path.glob("serving-*.svg"))
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert f"pictures/{picture.name}" in page and picture.read_text().startswith("<svg")
+
+
+def test_memory_that_grows() -> None:
+    flat = [(i, i / 10, 200.0 + (i % 3) / 10, 9, 5) for i in range(0, 1000, 10)]
+    early = [(n, s, mib - 50 * (n < 150), f, t) for n, s, mib, f, t in flat]
+    leak = [(n, s, mib + n / 100, f, t) for n, s, mib, f, t in flat]
+    for samples in (flat, early):
+        assert abs(soak_serve.slope(samples)[1]) < soak_serve.MAX_GROWTH
+    per_1000, growth = soak_serve.slope(leak)
+    assert per_1000 == pytest.approx(10, rel=0.05) and growth > soak_serve.MAX_GROWTH
+
+
+def test_verdicts_of_malformed_requests() -> None:
+    http, other = (malformed.malformed(0, kind) for kind in ("value", "bytes_on_a_socket"))
+    assert soak_serve.verdict(http, [400]) == soak_serve.verdict(other, [400, 404]) == "4xx"
+    assert soak_serve.verdict(other, []) == "closed" and soak_serve.verdict(http, [200]) == "valid"
+    for one, codes in ((http, []), (http, [500]), (other, [400, 501]), (http, [307])):
+        assert soak_serve.verdict(one, codes).startswith("finding")
+    body = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}"
+    assert soak_serve.is_whole(body) and not soak_serve.is_whole(body[:-1])
+    assert not soak_serve.is_whole(body + body[:20])

@@ -432,7 +432,7 @@ def command(**options: Any) -> None:
 
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
-    serve(make_app(life), listening, listens)
+    serve(make_app(life), listening, listens, life.drain)
     if life.error is not None:
         raise life.error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +21,18 @@ Pairs = list[tuple[str, Any]]
 
 
 def parse_json(
-    data: bytes, max_values: int, *, make_object: Callable[[Pairs], Any] | None = None
+    data: bytes,
+    max_values: int,
+    *,
+    make_object: Callable[[Pairs], Any] | None = None,
+    finite: bool = False,
 ) -> Any:
     """Return the value of a JSON text.
 
     Args:
         max_values: limit of values and keys, checked before parsing.
         make_object: builds an object from its (key, value) pairs; default: ``dict``.
+        finite: refuse NaN and infinity, which are not JSON, and numbers as large as ``1e999``.
 
     Raises:
         ValueError: it is not JSON, or has too many values, or more than ``MAX_DEPTH`` levels.
@@ -34,10 +40,13 @@ def parse_json(
     n_values = count_values(data)
     if n_values > max_values:
         raise ValueError(f"{n_values} values, the limit is {max_values}")
+    numbers: dict[str, Any] = {}
+    if finite:
+        numbers = {"parse_constant": _finite, "parse_float": _finite}
     deep = f"nested too deeply, in more than {MAX_DEPTH} levels"
     try:
         with _no_collections():
-            value = json.loads(data, object_pairs_hook=make_object)
+            value = json.loads(data, object_pairs_hook=make_object, **numbers)
     except RecursionError:
         raise ValueError(deep) from None
     if _is_too_deep(value):
@@ -48,6 +57,13 @@ def parse_json(
 def count_values(data: bytes) -> int:
     """Return an upper bound of the number of values and keys in a JSON text."""
     return 1 + sum(map(data.count, (b",", b":", b"[", b"{")))
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.20} is not a finite number")
+    return value
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -144,6 +144,7 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         exception_handlers={HTTPException: _http_error},
     )
     app.state.kept_streams = kept
+    app.router.redirect_slashes = False  # a path that does not exist is a 404, not a 307
     open_paths = frozenset(options.api_prefix + path for path in page)
     return RequestLog(Guard(app, options, open_paths))
 

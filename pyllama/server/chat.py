@@ -206,7 +206,7 @@ def _check_parts(content: Any) -> None:
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and kind in _MEDIA:
-            raise ApiError(500, f"{_MEDIA[kind]} input is not supported: only text models are")
+            raise ApiError.invalid(f"{_MEDIA[kind]} input is not supported: only text models are")
 
 
 def _response_format(fields: Fields) -> Any:

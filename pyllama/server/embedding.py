@@ -18,7 +18,7 @@ from .errors import ApiError
 from .fields import Fields
 from .runner import Stream
 from .served import Served
-from .sse import JsonResponse, finished, read_json
+from .sse import finished, long_response, read_json
 from .text import Piece, Text
 
 Vector = npt.NDArray[np.float32]
@@ -43,7 +43,10 @@ class Embedded(Text):
 async def embeddings(request: Request, served: Served) -> Response:
     """``POST /embeddings``: a list with the rows of each text."""
     found = await _embedded(request, served, openai=False)
-    return found if isinstance(found, Response) else JsonResponse(_plain(served, *found))
+    if isinstance(found, Response):
+        return found
+    fields, texts = found
+    return await long_response(lambda: _plain(served, fields, texts))
 
 
 async def openai_embeddings(request: Request, served: Served) -> Response:
@@ -53,7 +56,12 @@ async def openai_embeddings(request: Request, served: Served) -> Response:
         return found
     fields, texts = found
     if not fields.has("input"):  # "content" is llama.cpp's own
-        return JsonResponse(_plain(served, fields, texts))
+        return await long_response(lambda: _plain(served, fields, texts))
+    return await long_response(lambda: _openai(served, fields, texts))
+
+
+def _openai(served: Served, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
+    """OpenAI's format: a vector of each text, as numbers or in base64."""
     p = fields.whole("embd_normalize", 2, low=-1)
     as_base64 = fields.body.get("encoding_format") == "base64"
     data: list[dict[str, Any]] = []
@@ -64,14 +72,12 @@ async def openai_embeddings(request: Request, served: Served) -> Response:
             one["embedding"] = base64.b64encode(vector.astype("<f4").tobytes()).decode()
             one["encoding_format"] = "base64"
         data.append({**one, "object": "embedding"})
-    return JsonResponse(
-        {
-            "model": fields.get("model", served.name, str),
-            "object": "list",
-            "usage": usage(texts),
-            "data": data,
-        }
-    )
+    return {
+        "model": fields.get("model", served.name, str),
+        "object": "list",
+        "usage": usage(texts),
+        "data": data,
+    }
 
 
 async def _embedded(

@@ -105,11 +105,12 @@ def error_of(error: BaseException) -> ApiError:
     return ApiError(500, f"internal error: {type(error).__name__}")
 
 
-def prompt_too_long(n_prompt: int, n_ctx: int) -> ApiError:
-    """The error for a prompt that does not fit into a slot."""
+def prompt_too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+    """The error for a prompt that does not fit into a slot; ``at_least``: of more tokens."""
+    n_tokens = f"at least {n_prompt}" if at_least else n_prompt
     return ApiError(
         400,
-        f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), "
+        f"request ({n_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
         "try increasing it",
         "exceed_context_size_error",
         {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},

@@ -85,6 +85,11 @@ class Lifecycle:
         else:
             self._tasks.append(asyncio.create_task(self._first()))
 
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the running ones go on for a time, and then end them."""
+        if self.served is not None:
+            await self.served.runner.drain(timeout_s)
+
     async def end(self) -> None:
         """Free the model; one that is still being loaded is not waited for."""
         tasks = [*self._tasks, *([self._waking] if self._waking else [])]

@@ -15,7 +15,8 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -28,7 +29,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .errors import ApiError
 
 MAX_HEADER_BYTES = 1 << 16
+_TOO_LARGE = "the headers are too large"
+_LINGER_S = 1.0  # a refused connection is read and closed after that time, or by the client
+_CUT_S = 2  # until responses that were told to end at shutdown are cut
 _BACKLOG = 2048  # connections that the system accepts before we do: uvicorn's default
+# A write to a socket releases the GIL, and a busy thread returns it only after Python's 5 ms: with
+# 16 streams the event loop would be 80 ms late in each step of the engine.
+_SWITCH_S = 0.0005
+
+Drain = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,8 @@ class TimedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
-        self._n_header_bytes = 0
-        self._in_headers = True
+        self._n_header_bytes = self._n_unfinished_bytes = 0
+        self._in_headers, self._is_refused = True, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -78,18 +87,38 @@ class TimedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            self._n_header_bytes += len(data)
-            if self._n_header_bytes > MAX_HEADER_BYTES + len(data):
-                self._refuse(431, "the headers are too large")
-                return
-        if not self.transport.is_closing():
-            super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_headers:  # they have not ended, nor perhaps the last of them
+            self._n_unfinished_bytes += len(data)
+            if self._n_unfinished_bytes > MAX_HEADER_BYTES + len(data):
+                self._refuse(431, _TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._n_header_bytes = True, 0
+        self._in_headers, self._n_header_bytes, self._n_unfinished_bytes = True, 0, 0
         self._expect(self.listening.header_s)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)  # a colon, a space and a line end
+        super().on_header(name, value)
+
+    def _count(self, n_bytes: int) -> None:
+        """Count bytes of the headers. Raises: ValueError, which ends the parsing."""
+        self._n_header_bytes += n_bytes
+        if self._n_header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, _TOO_LARGE)
+            raise ValueError(_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """Report that parsing has failed, unless `_refuse` has ended it."""
+        if not (self._is_refused or self.transport.is_closing()):
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -124,32 +153,66 @@ class TimedProtocol(HttpToolsProtocol):
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             "connection: close\r\n\r\n"
         )
-        if not self.transport.is_closing():
-            self.transport.write(head.encode() + body)
-            self.transport.close()
+        transport = self.transport
+        if self._is_refused or transport.is_closing():
+            return
+        self._is_refused = True
+        transport.write(head.encode() + body)
+        if transport.can_write_eof():
+            # closed at once, a connection with unread bytes is reset, and the response may be lost
+            transport.write_eof()
+            self._expect(None)
+            self._deadline = self.loop.call_later(_LINGER_S, transport.close)
+        else:
+            transport.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends the responses that take too long at the end, before uvicorn would cut them.
+
+    Args:
+        drain: called with the seconds that running responses get.
+    """
+
+    def __init__(self, app: ASGIApp, listening: Listening, drain: Drain | None = None) -> None:
+        super().__init__(configure(app, listening))
+        self._drain, self._seconds = drain, listening.shutdown_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listening sockets, and the connections when their responses have ended."""
+        draining = None
+        if self._drain is not None:
+            draining = asyncio.ensure_future(self._drain(self._seconds))
+        await super().shutdown(sockets)
+        if draining is not None:
+            await draining
 
 
 def serve(
     app: ASGIApp,
     listening: Listening,
     on_listening: Callable[[Sequence[str], Callable[[], None]], None],
+    drain: Drain | None = None,
 ) -> None:
     """Serve an application until a signal ends the process.
 
     Args:
         on_listening: called with the URLs, to which clients can connect from then on, and with a
             function that ends the server.
+        drain: see `DrainingServer`.
 
     Raises:
         OSError: an address cannot be listened at.
     """
     sockets = open_sockets(listening)
     scheme = "https" if listening.ssl_cert else "http"
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # uvicorn raises the signal that ended it again: a server that has drained exits with 0
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server = uvicorn.Server(configure(app, listening))
+        server = DrainingServer(app, listening, drain)
 
         def stop() -> None:
             server.should_exit = True
@@ -157,6 +220,7 @@ def serve(
         on_listening([_url(one, scheme) for one in sockets], stop)
         server.run(sockets=sockets)
     finally:
+        sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
         for one in sockets:
@@ -178,7 +242,7 @@ def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:
         proxy_headers=False,
         limit_concurrency=listening.max_connections,
         timeout_keep_alive=listening.keep_alive_s,
-        timeout_graceful_shutdown=listening.shutdown_s,
+        timeout_graceful_shutdown=listening.shutdown_s + _CUT_S,
         ssl_keyfile=listening.ssl_key,
         ssl_certfile=listening.ssl_cert,
     )

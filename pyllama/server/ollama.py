@@ -151,7 +151,7 @@ def _message(message: Any) -> Any:
     if not isinstance(message, Mapping):
         return message
     if message.get("images"):
-        raise ApiError(500, "image input is not supported: only text models are")
+        raise ApiError.invalid("image input is not supported: only text models are")
     converted = {**message, "content": message.get("content", "")}
     if isinstance(thinking := converted.pop("thinking", None), str):
         converted["reasoning_content"] = thinking

@@ -230,8 +230,8 @@ class EngineRunner:
                     text.is_done, text.stop_type = True, "none"
                     self.counts.n_aborted += 1
 
-    async def close(self, timeout_s: float) -> None:
-        """Refuse new requests, let the running ones end within a time, and stop the thread."""
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the running ones go on for a time, and then end them."""
         self.is_closing = True
         end = time.monotonic() + timeout_s
         while self._streams and time.monotonic() < end:
@@ -239,6 +239,10 @@ class EngineRunner:
         error = ApiError(503, "the server is shutting down")
         for stream in list(self._streams):
             self._fail(stream, error)
+
+    async def close(self, timeout_s: float) -> None:
+        """Drain, and stop the thread."""
+        await self.drain(timeout_s)
         self._stopped.set()
         self.engine.wake()
         while self._thread.is_alive():

@@ -59,6 +59,8 @@ class Guard:
         await (response or self._app)(scope, receive, send_with_origin)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if len(headers.getlist("host")) > 1:
+            return error_response(ApiError.invalid("there are several Host headers"))
         if not self._knows_host(headers.get("host", "")):
             return error_response(
                 ApiError(403, "the Host header names another host; see --allowed-hosts")
@@ -122,8 +124,10 @@ def _spelled(name: bytes) -> bytes:
 
 
 def _host(url: str) -> str:
-    """The host of a URL; empty if it has none."""
+    """The host of a URL; empty if it has none, or a wrong port."""
     try:
-        return urlsplit(url).hostname or ""
+        parts = urlsplit(url)
+        _ = parts.port
+        return parts.hostname or ""
     except ValueError:
         return ""

@@ -70,6 +70,7 @@ class Served:
         self.tokenizer, self.formats = self.model.tokenizer, ChatFormats(self.model)
         self.runner = EngineRunner(engine)
         self.n_ctx = engine.context.n_ctx_seq
+        self._longest_token = max(map(len, self.tokenizer.vocab.tokens))
         self.graph: GraphTexts | None = None
         self.resources = ExitStack()
         file = os.path.basename(options.model_path) or "pyllama"
@@ -143,11 +144,25 @@ class Served:
                 )
             value = value["prompt_string"]
         if isinstance(value, str) or (isinstance(value, list) and _is_one_prompt(value)):
-            return self.tokens(value, add_special=True, parse_special=True)
+            self._check_length(value)
+            tokens = self.tokens(value, add_special=True, parse_special=True)
+            if len(tokens) >= self.n_ctx:  # before the others are tokenized
+                raise prompt_too_long(len(tokens), self.n_ctx)
+            return tokens
         raise ApiError.invalid(
             '"prompt" elements must be a string, a list of tokens, a JSON object containing a '
             "prompt string, or a list of mixed strings & tokens."
         )
+
+    def _check_length(self, value: str | list[Any]) -> None:
+        """Raise ApiError for a prompt whose tokens cannot fit, however long each is.
+
+        Tokenizing megabytes takes up to a minute, which others would wait for.
+        """
+        texts = [value] if isinstance(value, str) else [v for v in value if isinstance(v, str)]
+        least = sum(map(len, texts)) // self._longest_token
+        if least >= self.n_ctx:
+            raise prompt_too_long(least, self.n_ctx, at_least=True)
 
     def tokens(self, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
         """Tokens of a text, or of a list of texts and tokens. Raises: ApiError."""

@@ -4,15 +4,17 @@
     return await respond(request, stream, writer)  # streamed or whole, as the request says
 
 A client that goes away closes its stream, so its slot is free after the running step, unless the
-request has an ``X-Conversation-Id``. All pieces that have arrived are one write.
+request has an ``X-Conversation-Id``. All pieces that have arrived are one write. Long JSON is read
+and written in a thread, so that the event loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -26,9 +28,16 @@ from .options import ServerOptions
 from .runner import Pieces, Stream
 from .text import Piece, Text
 
+T = TypeVar("T")
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
+_SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
+_NESTED = (dict, list, tuple)
+_PART = 2048  # numbers that are written in a millisecond
 _JSON = "application/json; charset=utf-8"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+# one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
+# would be ahead of the event loop one after the other
+_json_thread = ThreadPoolExecutor(1, "json")
 
 
 class Writer(Protocol):
@@ -75,7 +84,45 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        return _encode(content).encode("utf-8", "replace")
+        return "".join(_parts(content)).encode("utf-8", "replace")
+
+
+async def long_response(make: Callable[[], Any]) -> Response:
+    """The response with a JSON body that takes long to make and to write: in a thread."""
+    return await _in_json_thread(lambda: JsonResponse(make()))
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """The JSON of a value in parts, each of about a millisecond.
+
+    `json` holds the GIL until it has encoded a whole value; between parts other threads run.
+    """
+    if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
+        sign = "{"
+        for key, item in value.items():
+            yield sign + _encode({key: 0})[1:-2]  # "key":
+            yield from _parts(item)
+            sign = ","
+        yield "}"
+    elif isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value):
+        sign = "["
+        for item in value:
+            yield sign
+            yield from _parts(item)
+            sign = ","
+        yield "]"
+    elif isinstance(value, (list, tuple)) and len(value) > _PART:
+        sign = "["
+        for i in range(0, len(value), _PART):
+            yield sign + _encode(value[i : i + _PART])[1:-1]
+            sign = ","
+        yield "]"
+    else:
+        yield _encode(value)
+
+
+async def _in_json_thread(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_json_thread, work)
 
 
 def error_response(error: ApiError) -> Response:
@@ -106,8 +153,12 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
 async def read_json(request: Request, options: ServerOptions) -> dict[str, Any]:
     """The JSON object in the body of a request. Raises: ApiError."""
     data = await read_body(request, options)
+
+    def parse() -> Any:
+        return parse_json(data, _MAX_VALUES, finite=True)
+
     try:
-        body = parse_json(data, _MAX_VALUES)
+        body = parse() if len(data) <= _SHORT else await _in_json_thread(parse)
     except (ValueError, MemoryError) as error:
         raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
     if not isinstance(body, dict):
@@ -127,16 +178,15 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
         gone = await finished(request, stream)
         if gone is not None:
             return gone
-        # in a thread: probabilities of long texts take long to write
-        return await asyncio.to_thread(lambda: JsonResponse(writer.whole(stream.texts)))
+        return await long_response(lambda: writer.whole(stream.texts))
     ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
     id = conversation_of(request)
     if id:
-        return await _respond_kept(streams_of(request), id, _Parts(stream, writer, ping_s))
+        return await _respond_kept(streams_of(request), id, _Body(stream, writer, ping_s))
     watch = asyncio.ensure_future(_disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:
-        parts = _Parts(stream, writer, ping_s)
+        parts = _Body(stream, writer, ping_s)
         await parts.begin()
         response = _StreamResponse(parts, watch)
         watch = None  # type: ignore[assignment]
@@ -147,7 +197,7 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
             stream.close()
 
 
-async def _respond_kept(streams: KeptStreams, id: str, parts: _Parts) -> Response:
+async def _respond_kept(streams: KeptStreams, id: str, parts: _Body) -> Response:
     """The response of a stream that goes on when the client goes away."""
     try:
         kept = streams.open(id, parts.writer.media_type, parts.stream.close)
@@ -190,7 +240,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-class _Parts:
+class _Body:
     """The parts of a streamed response, as bytes.
 
     Args:
@@ -250,7 +300,7 @@ class _Parts:
 class _StreamResponse(Response):
     """Sends the texts of a stream as they arrive, and closes it at the end."""
 
-    def __init__(self, parts: _Parts, watch: asyncio.Future[None]) -> None:
+    def __init__(self, parts: _Body, watch: asyncio.Future[None]) -> None:
         media_type = parts.writer.media_type
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]

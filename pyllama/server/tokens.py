@@ -10,7 +10,7 @@ from starlette.responses import Response
 from .errors import ApiError
 from .fields import Fields
 from .served import Served
-from .sse import JsonResponse, read_json
+from .sse import long_response, read_json
 
 
 async def tokenize(request: Request, served: Served) -> Response:
@@ -30,7 +30,8 @@ async def tokenize(request: Request, served: Served) -> Response:
             return tokens
         return [{"id": token, "piece": _piece(served, token)} for token in tokens]
 
-    return JsonResponse({"tokens": await served.prepare(work)})
+    found = await served.prepare(work)
+    return await long_response(lambda: {"tokens": found})
 
 
 async def detokenize(request: Request, served: Served) -> Response:
@@ -38,10 +39,15 @@ async def detokenize(request: Request, served: Served) -> Response:
     fields = Fields(await read_json(request, served.options))
     tokens = fields.get("tokens", [], list)
     n_vocab = served.tokenizer.n_vocab
-    for token in tokens:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
-            raise ApiError.invalid(f"Field 'tokens': {token!r:.40} is not a token")
-    return JsonResponse({"content": await served.prepare(lambda: served.detokenize(tokens))})
+
+    def work() -> str:
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
+                raise ApiError.invalid(f"Field 'tokens': {token!r:.40} is not a token")
+        return served.detokenize(tokens)
+
+    text = await served.prepare(work)
+    return await long_response(lambda: {"content": text})
 
 
 def _piece(served: Served, token: int) -> str | list[int]:

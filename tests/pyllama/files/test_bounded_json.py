@@ -59,3 +59,11 @@ def test_readers_count_values_before_parsing(
     monkeypatch.setattr(json, "loads", loads)
     with pytest.raises(PyggmlError):
         read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "[1e999]", '{"a": -1e400}'])
+def test_numbers_that_are_not_finite(text: str) -> None:
+    parse_json(text.encode(), 9)
+    with pytest.raises(ValueError, match="is not a finite number"):
+        parse_json(text.encode(), 9, finite=True)
+    assert parse_json(b"[1.5, -2e3]", 9, finite=True) == [1.5, -2000.0]

@@ -20,7 +20,8 @@ from pyllama import Context, Model
 from pyllama.engine import Engine, Policy
 from pyllama.sampling import SamplingParams
 from pyllama.server.app import make_app
-from pyllama.server.listener import Listening, configure, open_sockets
+from pyllama.server.lifecycle import Lifecycle
+from pyllama.server.listener import DrainingServer, Listening, open_sockets
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 from pyllama.speculative import Speculation
@@ -67,12 +68,10 @@ def client(serve: Serve) -> TestClient:
 @contextmanager
 def listening(served: Served, **options: Any) -> Iterator[int]:
     """Serve at a real socket in a thread; yields the port."""
-    import uvicorn
-
     where = Listening(port=0, shutdown_s=1, **options)
     sockets = open_sockets(where)
-    config = configure(make_app(served), where)
-    server = uvicorn.Server(config)
+    life = Lifecycle.of(served)
+    server = DrainingServer(make_app(life), where, life.drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()
     try:

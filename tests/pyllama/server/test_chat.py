@@ -240,6 +240,7 @@ def test_images_are_refused(client: TestClient) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     messages = [{"role": "user", "content": [part]}]
     response = client.post("/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == 400
     assert "image input is not supported" in response.json()["error"]["message"]
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from pyllama import Model
+from pyllama.server.app import make_app
+from pyllama.server.listener import Listening, serve
 
 from .conftest import listening, make_served
 
@@ -43,6 +48,13 @@ def everything(one: socket.socket) -> bytes:
         (b"GET /health HTTP/1.1\r\nHost: local", b"408"),
         (b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"408"),
         (b"GET /health HTTP/1.1\r\nX: " + b"x" * 300_000, b"431"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 66_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: 12345\r\n" * 9_000 + b"\r\n", b"431"),
+        (b"GET /" + b"x" * 66_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"431"),
+        (
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nHost: a\r\n\r\n",
+            b"400",
+        ),
         (b"nonsense\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"400"),
     ],
@@ -88,13 +100,38 @@ def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
             text.close()
 
 
-def test_running_responses_end_at_shutdown(model: Model) -> None:
-    served = make_served(model, n_slots=1)
-    body = {"prompt": "a", "n_predict": 900, "ignore_eos": True, "stream": True}
+@pytest.mark.parametrize("n_predict", [20, 1900])  # within the time, and longer
+def test_running_responses_end_at_shutdown(
+    model: Model, n_predict: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = make_served(model, n_slots=1, n_ctx=2048)
+    if n_predict > 1000:
+        step = served.engine.step
+        monkeypatch.setattr(served.engine, "step", lambda: (time.sleep(0.01), step()))
+    body = {"prompt": "a", "n_predict": n_predict, "ignore_eos": True, "stream": True}
     with listening(served) as port:
         one = post(port, "/completion", body)
         one.recv(1, socket.MSG_PEEK)  # it has begun
     with one:
         data = everything(one)
     assert data.count(b"data: ") > 1
-    assert b'"stop":true' in data or b"shutting down" in data
+    assert (b"shutting down" if n_predict > 1000 else b'"stop":true') in data
+    assert data.endswith(b"0\r\n\r\n")  # it was ended, not cut
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_path_with_a_slash_at_its_end_is_not_found(model: Model) -> None:
+    with listening(make_served(model)) as port, post(port, "/completion/", {"prompt": "a"}) as one:
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 404")
+
+
+def test_busy_threads_give_the_event_loop_its_turn_soon(model: Model) -> None:
+    before = sys.getswitchinterval()
+    during: list[float] = []
+
+    def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
+        during.append(sys.getswitchinterval())
+        stop()
+
+    serve(make_app(make_served(model)), Listening(port=0), listens)
+    assert during[0] <= 0.001 and sys.getswitchinterval() == before

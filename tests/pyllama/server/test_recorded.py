@@ -31,7 +31,7 @@ def answers(
     """Our responses, of a server with these flags in this process."""
     found: dict[str, Any] = {}
 
-    def serve_here(app: Any, where: Any, on_listening: Callable[..., None]) -> None:
+    def serve_here(app: Any, where: Any, on_listening: Callable[..., None], drain: Any) -> None:
         on_listening(["http://localhost"], lambda: None)
         with TestClient(app, base_url="http://localhost") as client:
             end = time.monotonic() + 120

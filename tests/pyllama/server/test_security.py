@@ -58,6 +58,8 @@ def test_origins(serve: Serve, allowed: str, origin: str, shown: str | None) -> 
     ("host", "allowed", "status"),
     [
         ("localhost:8080", (), 200),
+        ("localhost:99999", (), 403),
+        ("localhost:8080x", (), 403),
         ("127.0.0.1", (), 200),
         ("[::1]:8080", (), 200),
         ("192.168.1.7:8080", (), 200),
