@@ -78,7 +78,9 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
     ],
 )
 def test_wrong_options(model: Path, args: list[str], message: str) -> None:
-    result = CliRunner().invoke(serve.command, ["-m", str(model), "-c", "256", *args])
+    result = CliRunner().invoke(
+        serve.command, ["-m", str(model), "-c", "256", "--port", "0", *args]
+    )
     assert result.exit_code != 0 and message in result.stderr
 
 
