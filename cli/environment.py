@@ -57,17 +57,18 @@ def bind_environment(command: click.Command) -> dict[str, object]:
         for flag in option.secondary_opts:
             name = PREFIX + flag[2:].upper().replace("-", "_")
             if flag.startswith("--") and name in given:
-                found[option.name] = not _switch(name, given[name])
+                found[option.name] = not is_on(name, given[name])
     return found
 
 
 def _value(option: click.Option, name: str, text: str) -> object:
     if option.is_flag:
-        return _switch(name, text)
+        return is_on(name, text)
     return [text] if option.multiple else text
 
 
-def _switch(name: str, text: str) -> bool:
+def is_on(name: str, text: str) -> bool:
+    """Return the value of a switch. Raises: click.UsageError."""
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
         raise click.UsageError(f"{name}={text!r} is neither on nor off: use 1 or 0")

@@ -44,8 +44,10 @@ from .output import note, report, visible_logs
 from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = "pyllama.tool.given"  # key of the arguments in click's context
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
 _PROGRAMS = {  # names of their own
+    "cluster": "pyllama cluster",
     "completion": "pyllama-cli",
     "run": "pyllama run",
     "serve": "pyllama-server",
@@ -65,6 +67,7 @@ class Tool(click.Command):
         """Check that flags are written in full, then parse; variables give the defaults."""
         if not ctx.resilient_parsing:
             args = _checked_flags(self.name, _flags(self, ctx), args)
+            ctx.meta[_GIVEN] = list(args)
             ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
         try:
             return super().parse_args(ctx, args)
@@ -275,6 +278,21 @@ def _checked_flags(
         if not given:
             i += _n_values(known[name], checked[i : i + 1])
     return checked
+
+
+def given_options(ctx: click.Context) -> Iterator[tuple[click.Option, list[str]]]:
+    """Yield the options of a tool's command line, each with its flag and its values."""
+    known = _flags(ctx.command, ctx)
+    args: list[str] = ctx.meta[_GIVEN]
+    i = 0
+    while i < len(args) and args[i] != "--":
+        name, is_one, value = args[i].partition("=") if args[i][:2] == "--" else (args[i], "", "")
+        i += 1
+        param = known.get(name)
+        if isinstance(param, click.Option):
+            n = 0 if is_one else _n_values(param, args[i : i + 1])
+            yield param, [name, *([value] if is_one else args[i : i + n])]
+            i += n
 
 
 def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:

@@ -127,8 +127,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--checkpoint-min-step", "--kv-unified-per-slot", "--ui-config", "--webui-config",
         "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
-        "--models-dir", "--models-preset", "--models-max", "--models-autoload",
-        "--no-models-autoload", "-sps", "--slot-prompt-similarity",
+        "-sps", "--slot-prompt-similarity",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

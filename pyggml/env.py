@@ -36,6 +36,11 @@ class Variable:
         """Return the value, or the default if it is not set or empty."""
         return os.environ.get(self.name) or self.default
 
+    def make_default(self) -> None:
+        """Set the default in the environment, for a library or a child that reads it there."""
+        if self.default is not None:
+            os.environ.setdefault(self.name, self.default)
+
     def enabled(self) -> bool:
         """Return whether it is switched on: anything but ``0``, ``no``, ``off``, ``false``."""
         return (os.environ.get(self.name) or self.default or "").lower() not in _OFF
@@ -112,6 +117,18 @@ NO_COLOR = Variable(
 TERM = Variable(
     "TERM", None, "The terminal's type; in a `dumb` one, conversations have no editor of lines."
 )
+RAY_USAGE = Variable(
+    "RAY_USAGE_STATS_ENABLED",
+    "0",
+    "`1` lets Ray report its use to its makers. `pyllama cluster` and `pyllama-batch` switch that "
+    "off unless it is set.",
+)
+RAY_NETWORK = Variable(
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "0",
+    "`0` keeps all of Ray's processes on 127.0.0.1, on any system. Set where `pyllama cluster` and "
+    "`pyllama-batch` start Ray themselves, not where they join a cluster.",
+)
 
 VARIABLES = (
     ISA,
@@ -130,6 +147,8 @@ VARIABLES = (
     HF_TOKEN,
     NO_COLOR,
     TERM,
+    RAY_USAGE,
+    RAY_NETWORK,
 )
 
 

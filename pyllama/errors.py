@@ -15,6 +15,8 @@
     ├── PerplexityError      (ValueError)   a text that is too short, or logits that are not finite
     ├── SavedLogitsError     (ValueError)   a file of logits that is damaged or does not match
     ├── BenchFileError       (ValueError)   a results file without comparable benchmark rows
+    ├── ClusterError         (ValueError)   illegal options of a cluster, or an engine that ended
+    ├── BatchFileError       (ValueError)   inputs or finished parts of a batch that do not fit
     ├── QueueFull            (RuntimeError) the maximum number of waiting requests is reached
     ├── ReentrantCall        (RuntimeError) a callback called the object that is calling it
     ├── Forked               (RuntimeError) the process was forked while another thread computed
@@ -60,6 +62,14 @@ class HubError(PyllamaError, ValueError):
 
 class BenchFileError(PyllamaError, ValueError):
     """A file of benchmark results that cannot be read, or has no comparable rows."""
+
+
+class ClusterError(PyllamaError, ValueError):
+    """Illegal options of a cluster, Ray is missing, or an engine has ended."""
+
+
+class BatchFileError(PyllamaError, ValueError):
+    """A file of inputs that cannot be read, or finished parts that belong to other options."""
 
 
 class NotSupported(PyllamaError, NotImplementedError, ValueError):

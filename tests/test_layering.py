@@ -69,7 +69,8 @@ FLOORS = {
     ),
     **dict.fromkeys(["pyllama", "pyllama.llama"], 14),  # the public face
     "pyllama.server": 15,
-    "pyllama_cli": 16,
+    "pyllama.cluster": 16,
+    "pyllama_cli": 17,
 }
 BACKENDS = ("reference", "cpu", "cuda")
 

@@ -55,8 +55,10 @@ def test_imported_packages_are_dependencies() -> None:
                 imported.add(node.module.split(".")[0])
     imported = {"pyyaml" if name == "yaml" else name for name in imported}
     imported -= {*sys.stdlib_module_names, "pyggml", "pyllama", "pyllama_cli"}
-    extras = [*PROJECT["optional-dependencies"]["hf"], *PROJECT["optional-dependencies"]["server"]]
-    optional = {d.split(">=")[0].replace("-", "_") for d in extras}
+    extras = [
+        d for name in ("hf", "server", "cluster") for d in PROJECT["optional-dependencies"][name]
+    ]
+    optional = {re.split(r"[\[>]", d)[0].replace("-", "_") for d in extras}
     assert imported - optional - {"cuda"} == {d.split(">=")[0] for d in PROJECT["dependencies"]}
 
 

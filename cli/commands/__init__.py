@@ -6,6 +6,8 @@ COMMANDS = {
         "parallel": ".commands.parallel:command",
         "run": ".commands.run:command",
         "serve": ".commands.serve:command",
+        "cluster": ".commands.cluster:command",
+        "batch": ".commands.batch:command",
     },
     "Generate text with drafts": {
         "speculative": ".commands.speculative:command",

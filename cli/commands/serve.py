@@ -2,6 +2,7 @@
 
     pyllama-server -m x.gguf --port 8080 -np 4
     pyllama serve                                  # the demo model
+    pyllama-server --models-dir models --models-max 2
 
 Needs ``pip install pyggml[server]``. docs/server.md describes the API.
 """
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +25,7 @@ from ..conversation_options import json_object
 from ..drafting import Drafting
 from ..grammar_options import GrammarOptions, grammar_options
 from ..help_pages import stack
+from ..hub_options import HubOptions
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -36,6 +39,7 @@ from ..options import (
 from ..output import note
 from ..paths import read_text
 from ..prompt import escape_option
+from ..router_options import RouterOptions, router_options, spawner
 from ..sampling_options import SamplingOptions, sampling_options
 from ..server_presets import preset_options
 from ..speculative_options import SpeculativeOptions, speculative_options
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
     from pyllama.engine.prefix_store import PrefixStore
     from pyllama.server.listener import Listening
     from pyllama.server.options import ServerOptions
+    from pyllama.server.router.catalog import Entry
+    from pyllama.server.router.child import RouterLink
     from pyllama.server.served import Served
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -157,7 +163,8 @@ network_options = stack(
     _file("--ssl-key-file", "File of a TLS private key, in PEM format."),
     _file("--ssl-cert-file", "File of its certificate, in PEM format."),
     click.option("-to", "--timeout", type=Number(1, 1 << 20), default=60, show_default=True,
-                 help="Seconds within which the body of a request must arrive."),
+                 help="Seconds within which the body of a request must arrive, and a client must "
+                 "read something of its response."),
     _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
     _seconds("--shutdown-timeout", 10, "Seconds that running responses get after SIGTERM."),
     click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
@@ -370,6 +377,7 @@ serve_options = stack(
 @network_options
 @serve_options
 @model_options
+@router_options
 @escape_option()
 @context_options()
 @sampling_options
@@ -377,8 +385,9 @@ serve_options = stack(
 @speculative_options()
 @preset_options
 @version_option()
-def command(**options: Any) -> None:
-    """Serve a model over HTTP, for many clients at once."""
+def command(router_child: bool, **options: Any) -> None:
+    """Serve a model over HTTP, for many clients at once; or several, with --models-dir."""
+    link = _router_link() if router_child else None
     try:
         from pyllama.server.app import make_app
         from pyllama.server.listener import serve
@@ -396,6 +405,14 @@ def command(**options: Any) -> None:
     _log_to(own)
     drafts = SpeculativeOptions.from_click(options)
     settings = _server_options(own, network, params, grammar)
+    several = RouterOptions.from_click(options)
+    if several.is_router and link is None:
+        if of_model.model is None and HubOptions.current() is None:
+            _route(several, settings, listening, own)
+            return
+        note("--models-dir and --models-preset are ignored: one model is named")
+    if link is not None:
+        settings = replace(settings, api_keys=(link.key,), open_health=False, aliases=(link.name,))
     click_context = click.get_current_context()
 
     def load() -> Served:
@@ -425,16 +442,60 @@ def command(**options: Any) -> None:
         def ready(served: Served) -> None:
             n_slots = len(served.runner.slots)
             line = f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}"
-            if own.log_jsonl:
-                logging.getLogger("pyllama.server").info(line)
-            else:
-                note(line)
+            _say(line, own)
+            if link is not None:
+                link.report("loaded", info=life.description.models["data"][0])
 
+        if link is not None:
+            link.report("listening", port=int(urls[0].rpartition(":")[2]))
+            life.on_sleeping = partial(link.report, "sleeping")
+            life.on_awake = partial(link.report, "loaded")
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
     serve(make_app(life), listening, listens, life.drain)
     if life.error is not None:
         raise life.error
+
+
+def _say(line: str, own: ServeOptions) -> None:
+    """Say that the server is ready."""
+    if own.log_jsonl:
+        logging.getLogger("pyllama.server").info(line)
+    else:
+        note(line)
+
+
+def _router_link() -> RouterLink:
+    """The pipes to the router that started this process."""
+    from pyllama.server.router.child import RouterLink
+
+    try:
+        return RouterLink.open()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _route(
+    several: RouterOptions, settings: ServerOptions, listening: Listening, own: ServeOptions
+) -> None:
+    """Serve several models."""
+    from pyllama.server.listener import serve
+    from pyllama.server.router.app import make_router
+    from pyllama.server.router.pool import Pool
+
+    ctx = click.get_current_context()
+
+    def entries() -> list[Entry]:
+        with ctx.scope(cleanup=False):
+            return several.entries(ctx)
+
+    pool = Pool(entries(), spawner(ctx), several.models_max)
+    app = make_router(pool, settings, entries, autoload=several.models_autoload)
+
+    def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
+        _say(f"{len(pool.instances)} models: {' '.join(urls)}", own)
+
+    serve(app, listening, listens, pool.drain)
 
 
 def _log_to(own: ServeOptions) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -118,18 +118,19 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
     options = life.options
     awake = [(method, paths, _awake(handler)) for method, paths, handler in ROUTES]
     routes = [
-        Route(options.api_prefix + path, _endpoint(handler, life), methods=[method])
+        Route(options.api_prefix + path, _with(life, handler), methods=[method])
         for method, paths, handler in (*SLEEPING_ROUTES, *awake)
         for path in paths
     ]
     kept = KeptStreams()
-    page = _page(options)
+    page = page_endpoints(options)
     for path, endpoint in page.items():
         routes.append(Route(options.api_prefix + path, endpoint, methods=["GET"]))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         life.begin()
+        app.state.kept_streams = kept
         watch = asyncio.create_task(kept.watch())
         try:
             yield
@@ -138,18 +139,32 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
             kept.close()
             await life.end()
 
+    return guarded(routes, lifespan, options, page)
+
+
+def guarded(
+    routes: Sequence[Route],
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
+    options: ServerOptions,
+    open_paths: Iterable[str],
+) -> ASGIApp:
+    """The application of some routes, behind the checks of keys and hosts, with logs.
+
+    Args:
+        open_paths: those that need no key, without the prefix.
+    """
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
-    app.state.kept_streams = kept
     app.router.redirect_slashes = False  # a path that does not exist is a 404, not a 307
-    open_paths = frozenset(options.api_prefix + path for path in page)
-    return RequestLog(Guard(app, options, open_paths))
+    return RequestLog(
+        Guard(app, options, frozenset(options.api_prefix + path for path in open_paths))
+    )
 
 
-def _page(options: ServerOptions) -> dict[str, Endpoint]:
+def page_endpoints(options: ServerOptions) -> dict[str, Endpoint]:
     """The endpoints of the web page by path: those of a folder of the user, or ours."""
     if not options.ui:
         return {}
@@ -180,10 +195,16 @@ def _awake(handler: Handler) -> SleepingHandler:
     return with_model
 
 
-def _endpoint(handler: SleepingHandler, life: Lifecycle) -> Endpoint:
+def _with(life: Lifecycle, handler: SleepingHandler) -> Endpoint:
+    return reporting_errors(lambda request: handler(request, life))
+
+
+def reporting_errors(handler: Endpoint) -> Endpoint:
+    """The handler, with responses for what it raises."""
+
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(request, life)
+            return await handler(request)
         except ApiError as error:
             return error_response(error)
         except PyllamaError as error:

@@ -45,6 +45,7 @@ class Lifecycle:
         served: the model, None while it is loaded or freed.
         on_ready: called when the model has been loaded for the first time.
         on_failed: called when that fails.
+        on_sleeping, on_awake: called when it has been freed, and when it has been loaded again.
         error: why it failed.
     """
 
@@ -59,6 +60,8 @@ class Lifecycle:
         self.error: BaseException | None = None
         self.on_ready: Callable[[Served], object] = _ignore
         self.on_failed: Callable[[BaseException], object] = _ignore
+        self.on_sleeping: Callable[[], object] = _nothing
+        self.on_awake: Callable[[], object] = _nothing
         self._load, self._sleep_idle_s = load, sleep_idle_s
         self._description: Description | None = None
         self._counts: Counts | None = None
@@ -171,6 +174,7 @@ class Lifecycle:
                 _log.info("loading the model again")
                 served = await _in_thread(self._load)
                 self._enter(served)
+                self.on_awake()
                 return served
         except Exception:
             _log.exception("the model cannot be loaded again")
@@ -190,6 +194,7 @@ class Lifecycle:
                     await self._close(served)
                     del served
                     await _in_thread(gc.collect)
+                self.on_sleeping()
 
     def _idle_left_s(self, idle_s: float) -> float:
         """Seconds until the model may be freed, if nobody asks in the meantime."""
@@ -221,4 +226,8 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _ignore(value: Any) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass

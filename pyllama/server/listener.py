@@ -5,7 +5,8 @@
 Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, running responses may end
 within a time, and the others are cut.
 
-uvicorn has no deadline for a request's headers and body, so `TimedProtocol` adds them.
+uvicorn has no deadline for a request's headers and body, nor for clients that stop reading, so
+`TimedProtocol` adds them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Listening:
         hosts: addresses or names, or paths of Unix sockets that end with ``.sock``.
         port: of all addresses; 0 for any free one.
         ssl_key, ssl_cert: files of a TLS key and certificate; None without TLS.
-        header_s, body_s: seconds within which the headers, and then the body, must arrive.
+        header_s, body_s: seconds within which the headers, and then the body, must arrive; a client
+            that reads nothing of a waiting response for ``body_s`` is cut off.
         keep_alive_s: seconds that a connection may wait for its next request.
         shutdown_s: seconds that running responses get at the end.
         max_connections: of all addresses; more get a 503.
@@ -75,6 +77,7 @@ class TimedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
         self._n_header_bytes = self._n_unfinished_bytes = 0
         self._in_headers, self._is_refused = True, False
 
@@ -84,7 +87,31 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        self._stop_waiting()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to: wait for it, but not forever."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _wait_for_reader(self, n_before: int | None = None) -> None:
+        """Cut the connection off if nothing was read since ``n_before`` bytes were waiting."""
+        n_waiting = self.transport.get_write_buffer_size()
+        if n_before is not None and n_waiting >= n_before:
+            self.transport.abort()
+        else:
+            wait_s = self.listening.body_s
+            self._reading = self.loop.call_later(wait_s, self._wait_for_reader, n_waiting)
+
+    def _stop_waiting(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.transport.is_closing():

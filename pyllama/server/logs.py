@@ -26,6 +26,8 @@ from .text import Text
 
 TEXTS = "pyllama.texts"
 """Key of a request's texts in its ASGI scope."""
+REQUEST_ID = "pyllama.request_id"
+"""Key of its id there, if requests are logged."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 500  # characters in a record
 _LEVELS = {"WARNING": "warn", "CRITICAL": "error"}  # llama.cpp's names
@@ -48,6 +50,7 @@ class RequestLog:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        scope[REQUEST_ID] = id
         begin, status, is_complete = time.perf_counter(), 0, False
 
         async def observed(message: Message) -> None:

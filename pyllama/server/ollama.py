@@ -88,9 +88,7 @@ async def tags(request: Request, served: Served) -> Response:
 
 async def running(request: Request, served: Served) -> Response:
     """``GET /api/ps``: the one model, loaded."""
-    model = _model(served)
-    never = "2318-01-01T00:00:00Z"
-    return JsonResponse({"models": [{**model, "expires_at": never, "size_vram": 0}]})
+    return JsonResponse({"models": [loaded_model(_model(served))]})
 
 
 async def version(request: Request, life: Lifecycle) -> Response:
@@ -115,7 +113,7 @@ async def show(request: Request, served: Served) -> Response:
             "modelfile": "",
             "parameters": "",
             "template": template,
-            "details": _details(served),
+            "details": _details(served.model.desc),
             "model_info": {**info, "general.parameter_count": served.model.n_params},
             "capabilities": capabilities,
             "modified_at": _now(),
@@ -262,18 +260,29 @@ def _end(served: Served, field: str, value: Any, reason: str) -> dict[str, Any]:
 
 
 def _model(served: Served) -> dict[str, Any]:
+    model = served.model
+    return model_json(served.name, model.size_bytes, model.fingerprint, model.desc)
+
+
+def model_json(name: str, size_bytes: int, digest: str, desc: str) -> dict[str, Any]:
+    """A model in the lists; ``desc`` is its family, size and format, such as ``llama 1B Q4_0``."""
     return {
-        "name": served.name,
-        "model": served.name,
+        "name": name,
+        "model": name,
         "modified_at": _now(),
-        "size": served.model.size_bytes,
-        "digest": served.model.fingerprint,
-        "details": _details(served),
+        "size": size_bytes,
+        "digest": digest,
+        "details": _details(desc),
     }
 
 
-def _details(served: Served) -> dict[str, Any]:
-    family, size, kind = (*served.model.desc.split(), "", "", "")[:3]
+def loaded_model(model: dict[str, Any]) -> dict[str, Any]:
+    """A model in the list of those that are loaded."""
+    return {**model, "expires_at": "2318-01-01T00:00:00Z", "size_vram": 0}
+
+
+def _details(desc: str) -> dict[str, Any]:
+    family, size, kind = (*desc.split(), "", "", "")[:3]
     return {
         "parent_model": "",
         "format": "gguf",

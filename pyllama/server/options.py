@@ -41,6 +41,7 @@ class ServerOptions:
         endpoint_slots, endpoint_props, endpoint_metrics: whether these may be asked.
         slot_save_path: folder of slot files; None for none.
         api_keys: one of which a request must have; none for no check.
+        open_health: whether ``/health`` needs no key.
         api_prefix: path before all routes.
         ui: whether the page is served; from ``path`` if given.
         cors_origins, cors_methods, cors_headers, cors_credentials: headers for browsers.
@@ -77,6 +78,7 @@ class ServerOptions:
     endpoint_metrics: bool = False
     slot_save_path: Path | None = None
     api_keys: tuple[str, ...] = ()
+    open_health: bool = True
     api_prefix: str = ""
     ui: bool = True
     path: Path | None = None

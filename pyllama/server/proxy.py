@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import ApiError
+from .options import ServerOptions
 from .served import Served
 from .sse import read_body
 
@@ -25,8 +26,13 @@ _DROPPED = {"connection", "content-length", "transfer-encoding", "content-encodi
 
 
 async def cors_proxy(request: Request, served: Served) -> Response:
-    """``GET`` and ``POST /cors-proxy?url=...``. Source: llama.cpp, ``proxy_request``."""
-    if not served.options.cors_proxy:
+    """``GET`` and ``POST /cors-proxy?url=...``."""
+    return await forward_for_page(request, served.options)
+
+
+async def forward_for_page(request: Request, options: ServerOptions) -> Response:
+    """The response of the server that ``url`` names. Source: llama.cpp, ``proxy_request``."""
+    if not options.cors_proxy:
         raise ApiError(403, "this feature is disabled. Start the server with `--ui-mcp-proxy`")
     url = request.query_params.get("url", "")
     try:
@@ -45,7 +51,7 @@ async def cors_proxy(request: Request, served: Served) -> Response:
         for name, value in request.headers.items()
         if name.startswith(PREFIX) and name != PREFIX
     }
-    body = await read_body(request, served.options) if request.method == "POST" else None
+    body = await read_body(request, options) if request.method == "POST" else None
     return await asyncio.to_thread(_forward, request.method, url, headers, body)
 
 

@@ -170,6 +170,11 @@ class EngineRunner:
         return self._loop
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, or was not started yet."""
+        return self._loop is None or self._thread.is_alive()
+
+    @property
     def n_processing(self) -> int:
         """Number of slots with a running text."""
         return sum(slot.is_processing for slot in self.slots)

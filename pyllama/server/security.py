@@ -36,7 +36,8 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, open_paths: frozenset[str]) -> None:
         self._app, self._options = app, options
         prefix = options.api_prefix
-        self._open = open_paths | {prefix + path for path in _OPEN}
+        health = _OPEN if options.open_health else ()
+        self._open = open_paths | {prefix + path for path in health}
         self._keys = [key.encode() for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

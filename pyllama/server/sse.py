@@ -152,7 +152,11 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
 
 async def read_json(request: Request, options: ServerOptions) -> dict[str, Any]:
     """The JSON object in the body of a request. Raises: ApiError."""
-    data = await read_body(request, options)
+    return await parse_body(await read_body(request, options))
+
+
+async def parse_body(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body that has been read. Raises: ApiError."""
 
     def parse() -> Any:
         return parse_json(data, _MAX_VALUES, finite=True)

@@ -69,18 +69,19 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
     ("args", "message"),
     [
         (["--ssl-key-file", "x"], "give both"),
-        (["-m", "missing.gguf"], "missing.gguf: no such file"),
+        (["-m", "missing.gguf", "--port", "0"], "missing.gguf: no such file"),
         (["--path", "missing"], "missing is not a folder"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
-        (["--models-dir", "x"], "pyllama-server does not have this"),
+        (["--models-dir", "x", "--path", "missing"], "missing is not a folder"),
+        (["--cache-reuse", "1"], "pyllama-server does not have this"),
+        (["--router-child"], "only a router starts a server in this mode"),
         (["--sleep-idle-seconds", "0"], "cannot be 0"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
     ],
 )
 def test_wrong_options(model: Path, args: list[str], message: str) -> None:
-    result = CliRunner().invoke(
-        serve.command, ["-m", str(model), "-c", "256", "--port", "0", *args]
-    )
+    given = ["-m", str(model), "-c", "256", "--port", "0", *args]
+    result = CliRunner().invoke(serve.command, given)
     assert result.exit_code != 0 and message in result.stderr
 
 

@@ -53,16 +53,19 @@ async function failure(response) {
 const json = async (path, options) => (await request(path, options)).json();
 const text = async (path, options) => (await request(path, options)).text();
 
-export const props = (model) => json("props", { query: { model } });
+// To look at a model of a router must not load it; only a message does.
+const look = (model) => ({ model, autoload: model ? "false" : null });
+
+export const props = (model) => json("props", { query: look(model) });
 export const models = () => json("v1/models");
-export const slots = (model) => json("slots", { query: { model } });
+export const slots = (model) => json("slots", { query: look(model) });
 export const graphData = (query, signal) => json("graph.json", { query, signal });
 export const graphDrawing = (query, signal) => text("graph.html", { query, signal });
 
 // The samples of /metrics without labels: {name without prefix: value}.
 export async function metrics(model) {
   const found = {};
-  for (const line of (await text("metrics", { query: { model } })).split("\n")) {
+  for (const line of (await text("metrics", { query: look(model) })).split("\n")) {
     const match = /^(?:llamacpp:)?([a-z_]+) ([-+.\deE]+|NaN)$/.exec(line);
     if (match) found[match[1]] = Number(match[2]);
   }

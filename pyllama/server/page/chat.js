@@ -34,6 +34,7 @@ async function connect() {
   } catch (error) {
     serverProps = null;
     if (error.status === 401) return needKey();
+    if (error.status === 400 && chosenModel()) return notLoaded();
     const loading = error.status === 503;
     $("model-name").textContent = loading ? "Loading the model" : "Not connected";
     notice(loading || error.status === 0 ? `${error.message} Trying again.` : error.message);
@@ -45,7 +46,18 @@ async function connect() {
   $("model-name").textContent = name.split(/[\\/]/).at(-1).replace(/\.gguf$/, "");
   showContext();
   const { data } = await api.models().catch(() => ({ data: [] }));
-  if (data.length > 1 && !$("models")) chooseModels(data.map((model) => model.id));
+  const isRouter = serverProps?.role === "router"; // its requests must name a model
+  if (data.length > (isRouter ? 0 : 1) && !$("models")) {
+    chooseModels(data.map((model) => model.id));
+    if (isRouter) connect();
+  }
+}
+
+// The chosen model is loaded by the next message; its settings are not known until then.
+function notLoaded() {
+  serverProps = {};
+  notice("");
+  showContext();
 }
 
 function chooseModels(ids) {
@@ -53,12 +65,18 @@ function chooseModels(ids) {
   const changed = () => {
     settings.model = chosenModel();
     store.saveSettings(settings);
+    showGraphLink();
     connect();
   };
   $("model").replaceChildren(
     h("select", { id: "models", "aria-label": "Model", change: changed }, options),
     h("span", { id: "model-name", hidden: true }),
   );
+  showGraphLink();
+}
+
+function showGraphLink() {
+  $("graph-link").href = `graph?${new URLSearchParams({ model: chosenModel() })}`;
 }
 
 function needKey() {
@@ -337,6 +355,7 @@ async function generate(parent, begun = null) {
     if (error.status === 401) needKey();
   }
   streams.delete(conversation.id);
+  if (!serverProps?.default_generation_settings) connect(); // the message loaded the model
   if (stream.thinking) node.thought_ms ??= performance.now() - stream.thinking;
   if (conversations.includes(conversation)) await store.save(conversation);
   if (conversation !== current) return listConversations();

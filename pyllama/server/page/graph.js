@@ -10,7 +10,8 @@ const PARTS = 5; // kinds of operations with a colour of their own
 
 let data = null;
 let drawn = false; // whether the frame shows the drawing of `data`
-let query = { tokens: 1, depth: 128, times: 0 };
+const model = new URLSearchParams(location.search).get("model"); // null without a router
+let query = { tokens: 1, depth: 128, times: 0, model };
 
 const timed = () => data.total_us !== null;
 const value = (node) => (timed() ? node.us ?? 0 : node.bytes);
@@ -23,7 +24,7 @@ const amount = (v) => (timed() ? duration(v) : size(v));
 // --- reading the graph --------------------------------------------------------------------------
 
 async function load(times) {
-  query = { tokens: $("tokens").value, depth: $("depth").value, times };
+  query = { tokens: $("tokens").value, depth: $("depth").value, times, model };
   const button = $("query").querySelector("button");
   button.disabled = true;
   $("state").textContent = times ? "Measuring" : "Reading the graph";

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from starlette.testclient import TestClient
 
@@ -93,6 +94,8 @@ def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
         return served
 
     life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=0.3)
+    told: list[str] = []
+    life.on_sleeping, life.on_awake = partial(told.append, "sleeps"), partial(told.append, "wakes")
     ask = {"prompt": "a b", "n_predict": 4, "ignore_eos": True}
     with TestClient(make_app(life), base_url="http://localhost") as client:
         until(lambda: client.get("/health").status_code == 200)
@@ -113,7 +116,7 @@ def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
         with ThreadPoolExecutor(3) as threads:  # one loading for all
             asked = [threads.submit(client.post, "/completion", json=ask) for _ in range(3)]
             assert {one.result().json()["content"] for one in asked} == {first}
-        assert not sleeping(client) and len(made) == 2
+        assert not sleeping(client) and len(made) == 2 and told[:2] == ["sleeps", "wakes"]
         assert "tokens_predicted_total 16" in client.get("/metrics").text
 
 

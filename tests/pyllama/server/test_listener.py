@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -63,6 +64,33 @@ def test_requests_that_never_end(model: Model, sent: bytes, status: bytes) -> No
     with listening(make_served(model), header_s=0.3, body_s=0.3) as port, connect(port) as one:
         one.sendall(sent)
         assert everything(one).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_stops_reading_is_cut_off(model: Model, reads: bool) -> None:
+    """One that reads slowly gets the whole response."""
+    text = "a b " * 400_000
+    with listening(make_served(model), body_s=0.5) as port:
+        with post(port, "/tokenize", {"content": text}) as one:
+            one.settimeout(60)
+            data = one.recv(1 << 12)
+            header, _, body = data.partition(b"\r\n\r\n")
+            for part in header.splitlines():
+                if part.lower().startswith(b"content-length:"):
+                    n_left = int(part.split(b":")[1]) - len(body)
+            assert n_left > 8 << 20
+            if reads:
+                for _ in range(6):
+                    time.sleep(0.25)
+                    n_left -= len(one.recv(1 << 20))
+            else:
+                time.sleep(1.5)
+            with contextlib.suppress(ConnectionResetError):
+                while part := one.recv(1 << 20):
+                    n_left -= len(part)
+                    if not n_left:
+                        break
+        assert (n_left == 0) == reads
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -75,6 +75,13 @@ def test_hosts(serve: Serve, host: str, allowed: tuple[str, ...] | None, status:
     assert client.get("/health", headers={"Host": host}).status_code == status
 
 
+def test_a_server_without_open_paths(serve: Serve) -> None:
+    client = serve(api_keys=("one",), open_health=False, ui=False)
+    for path in ("/health", "/v1/health", "/"):
+        assert client.get(path, headers={"X-Api-Key": "two"}).status_code == 401
+    assert client.get("/health", headers={"X-Api-Key": "one"}).status_code == 200
+
+
 def test_static_files(serve: Serve, tmp_path: Path) -> None:
     assert "<!doctype html>" in serve().get("/").text
     assert serve(ui=False).get("/").status_code == 404

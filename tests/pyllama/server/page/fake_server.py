@@ -119,6 +119,8 @@ class FakeServer:
         key: the API key that requests must have; None for none.
         n_aborted: streams that the client closed early.
         loading: whether the model is not there yet.
+        names: of the models of a router; empty for a server of one.
+        loaded: those of them that are loaded.
         pause_s: between two tokens.
         graph: the answer of ``/graph.json``; None for a small one.
         drawing: the page of ``/graph.html``.
@@ -133,6 +135,9 @@ class FakeServer:
         self.n_running = 0
         self.n_failures = 0
         self.loading = False
+        self.names: list[str] = []
+        self.loaded: set[str] = set()
+        self.graph_models: list[str | None] = []
         self.graph: dict[str, Any] | None = None
         self.url = ""
         api: dict[str, Callable[[Request], Any]] = {
@@ -140,9 +145,7 @@ class FakeServer:
             "/v1/models": self.models,
             "/slots": self.slots,
             "/metrics": lambda request: PlainTextResponse(METRICS),
-            "/graph.json": lambda request: JSONResponse(
-                self.graph or graph(request.query_params.get("times") == "1")
-            ),
+            "/graph.json": self.graph_data,
             "/graph.html": lambda request: Response(self.drawing, media_type="text/html"),
         }
         routes = [Route(path, self.checked(function)) for path, function in api.items()]
@@ -172,11 +175,26 @@ class FakeServer:
             error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
             return JSONResponse({"error": error}, 503)
         settings = {"params": PARAMS, "n_ctx": 4096}
-        return JSONResponse(
-            {"default_generation_settings": settings, "total_slots": 2, "model_alias": "fake-1b"}
-        )
+        found = {"default_generation_settings": settings, "total_slots": 2}
+        name = request.query_params.get("model")
+        if self.names and name is None:
+            settings = {"params": None, "n_ctx": 0}
+            return JSONResponse({"role": "router", "default_generation_settings": settings})
+        return self.not_loaded(request) or JSONResponse({**found, "model_alias": name or "fake-1b"})
+
+    def not_loaded(self, request: Request) -> Response | None:
+        """The refusal of a router, if the request does not name a loaded model."""
+        if not self.names or request.query_params.get("model") in self.loaded:
+            return None
+        return JSONResponse({"error": {"code": 400, "message": "model is not loaded"}}, 400)
+
+    def graph_data(self, request: Request) -> Response:
+        self.graph_models.append(request.query_params.get("model"))
+        return JSONResponse(self.graph or graph(request.query_params.get("times") == "1"))
 
     def models(self, request: Request) -> Response:
+        if self.names:
+            return JSONResponse({"data": [{"id": name} for name in self.names]})
         meta = {"n_params": 134515008, "size": 96576768, "n_vocab": 49152, "n_ctx_train": 8192}
         return JSONResponse({"data": [{"id": "fake-1b", "meta": {**meta, "ftype": "Q4_1"}}]})
 
@@ -193,6 +211,7 @@ class FakeServer:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.loaded.add(body.get("model"))
         last = body["messages"][-1]
         if "full" in last["content"]:
             error = {"code": 429, "message": "All slots are busy.", "type": "unavailable_error"}

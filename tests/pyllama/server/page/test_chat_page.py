@@ -446,3 +446,30 @@ def test_a_long_answer_keeps_up(page: Any, server: Any) -> None:
     }"""
     )
     assert same == [True, True, 4]
+
+
+def test_a_router_has_a_choice_of_models(open_page: Callable[..., Any], server: Any) -> None:
+    server.names = ["large", "small"]
+    page = open_page()
+    page.wait_for_selector("#models")
+    assert page.locator("#models option").all_inner_texts() == ["large", "small"]
+    assert page.get_by_label("Model", exact=True).count() == 1 and not server.loaded
+    page.select_option("#models", "small")
+    assert not page.is_visible("#notice")
+    say(page, "Hello")
+    assert server.bodies[-1]["model"] == "small" and server.loaded == {"small"}
+    page.wait_for_selector("#context:visible")  # its size is known now
+    reload(page)
+    page.wait_for_selector("#models")
+    assert page.input_value("#models") == "small"
+    page.click("text=Model graph")
+    page.wait_for_selector("[data-ready]")
+    assert server.graph_models == ["small"]
+
+
+def test_a_router_of_one_model(open_page: Callable[..., Any], server: Any) -> None:
+    server.names = ["only"]
+    page = open_page()
+    page.wait_for_selector("#models")
+    say(page, "Hello")
+    assert server.bodies[-1]["model"] == "only"

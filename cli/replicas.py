@@ -1,0 +1,72 @@
+"""How replicas and workers of batches load the model that the options describe.
+
+    replica = replica_options(options, n_slots=4, server=ServerOptions())
+
+Only the CPU computes in them: options for GPUs are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .loading import model_path
+from .options import ContextOptions, ModelOptions, Number
+
+if TYPE_CHECKING:
+    from pyllama.cluster.options import ReplicaOptions
+    from pyllama.server.options import ServerOptions
+
+parallel_option = click.option(
+    "-np",
+    "--parallel",
+    "n_parallel",
+    type=Number(1, 256),
+    default=4,
+    help="Number of slots of each process: texts that it generates at the same time.",
+)
+address_option = click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Address of a Ray cluster's head, or auto for the one that runs on this machine.  "
+    "[default: Ray is started on this machine, and ended afterwards]",
+)
+MISSING = "this command needs more packages: pip install 'pyggml[cluster]'"
+
+
+def n_threads(sizes: ContextOptions, n_processes: int) -> int:
+    """Return the threads of each process: those of -t, or an equal part of the machine's."""
+    from pyggml.host import default_threads
+
+    return sizes.n_threads or max(1, default_threads() // n_processes)
+
+
+def replica_options(
+    options: Mapping[str, Any], n_slots: int, threads: int, server: ServerOptions
+) -> ReplicaOptions:
+    """Return how a process loads its model.
+
+    Raises:
+        click.UsageError: an option for GPUs was given.
+    """
+    from pyllama.cluster.options import ReplicaOptions
+
+    of_model, sizes = ModelOptions.from_click(options), ContextOptions.from_click(options)
+    offload = of_model.offload
+    given = [*offload.given(), *(["-dev"] if offload.device not in (None, "none") else [])]
+    if given:
+        raise click.UsageError(f"{given[0]}: replicas compute on the CPU alone")
+    path = model_path(of_model.model).resolve()
+    context = {**vars(sizes.params(n_slots, unified=True)), "n_threads": threads}
+    loading = {
+        "use_mmap": of_model.use_mmap,
+        "use_mlock": of_model.use_mlock,
+        "repack": not of_model.no_repack,
+        "check_tensors": of_model.check_tensors,
+        "kv_overrides": of_model.override_kv,
+        "sparse": of_model.sparse,
+        "sparse_threshold": of_model.sparse_threshold,
+    }
+    return ReplicaOptions({path.name: str(path)}, server, context, loading)

@@ -1,0 +1,205 @@
+"""Forwards a request to the process of a model, and its response as it arrives.
+
+    forwarder = Forwarder(pool)
+    return forwarder.response(request, body, instance, autoload=True)
+    await forwarder.close()
+
+A streamed chunk is one read and one write: nothing is parsed or collected. A client that hangs up
+closes the connection to the process, which frees its slot within a step.
+
+Source: llama.cpp, ``server_http_proxy``. docs/decisions/0031 says why the client is aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from urllib.parse import quote
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..errors import ApiError
+from ..logs import REQUEST_ID
+from ..sse import data_line, dump, error_response, event_lines
+from .pool import Instance, Pool
+from .process import Child
+
+_KEEP_ALIVE_S = 15  # less than `Listening.keep_alive_s` of the process: no request meets its end
+_CONNECT_S = 10
+_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
+     b"upgrade")
+)  # fmt: skip
+_OURS = _HOP | {
+    b"accept-encoding", b"authorization", b"content-length", b"cookie", b"expect", b"host",
+    b"origin", b"proxy-authorization", b"x-api-key", b"x-request-id",
+}  # fmt: skip
+_THEIRS = _HOP | {b"server", b"date"}
+_IN_QUERIES = "%!$&'()*+,-./:;=?@[]_~"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Forwarder:
+    """The connections to all processes of a pool.
+
+    Args:
+        pool: the models.
+        prefix: of the router's paths, which those of the processes do not have.
+    """
+
+    def __init__(self, pool: Pool, prefix: str = "") -> None:
+        self._pool, self._prefix = pool, prefix
+        self._session: aiohttp.ClientSession | None = None
+
+    def response(
+        self, request: Request, body: bytes | None, instance: Instance, *, autoload: bool
+    ) -> Response:
+        """The response of a model to a request whose body has been read."""
+        return _Forwarded(self, request, body, instance, autoload)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, forwarded: _Forwarded, scope: Scope, send: Send) -> ApiError | None:
+        """Send a response, or return the error that there is instead of one."""
+        instance, started = forwarded.instance, _Started()
+        is_post = forwarded.data is not None
+        for is_last in (False, True):
+            try:
+                async with self._pool.use(
+                    instance, autoload=forwarded.autoload, touch=is_post
+                ) as child:
+                    try:
+                        async with self._ask(forwarded, scope, child) as response:
+                            await self._pass_on(response, started, scope, send)
+                        return None
+                    except (aiohttp.ClientError, OSError):
+                        await self._pool.lost(instance, child)
+                        raise
+            except ApiError as error:
+                return error
+            except aiohttp.ClientConnectorError:
+                if is_last:  # else nothing was sent, and the next process gets it
+                    return _gone(instance)
+            except (aiohttp.ClientError, OSError):
+                break
+        if started.media_type is None:
+            return _gone(instance)
+        tail = _error_event(started.media_type, scope["path"], _gone(instance))
+        if tail is not None:  # else the client sees that the response is cut
+            await send({"type": "http.response.body", "body": tail})
+        return None
+
+    async def _pass_on(
+        self, response: aiohttp.ClientResponse, started: _Started, scope: Scope, send: Send
+    ) -> None:
+        headers = _kept(response.raw_headers, _THEIRS)
+        headers = [pair for pair in headers if not pair[0].startswith(b"access-control-")]
+        if REQUEST_ID in scope:  # `RequestLog` adds it
+            headers = [pair for pair in headers if pair[0] != b"x-request-id"]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await send(start)
+        started.media_type = response.headers.get("Content-Type", "")
+        async for chunk in response.content.iter_any():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _ask(
+        self, forwarded: _Forwarded, scope: Scope, child: Child
+    ) -> aiohttp.client._RequestContextManager:
+        """The request to the process, with its key in place of the client's."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            )
+        target = target_of(scope, self._prefix, child.port)
+        headers = [(k.decode(), v.decode("latin-1")) for k, v in _kept(scope["headers"], _OURS)]
+        headers.append(("Authorization", f"Bearer {child.key}"))
+        request_id = scope.get(REQUEST_ID) or Request(scope).headers.get("x-request-id")
+        if request_id:
+            headers.append(("X-Request-Id", request_id))
+        return self._session.request(
+            scope["method"], target, data=forwarded.data, headers=headers, allow_redirects=False
+        )
+
+
+def target_of(scope: Scope, prefix: str, port: int) -> str:
+    """The address of a request at a child; what could end its line stays quoted."""
+    path = quote(scope["path"].removeprefix(prefix))
+    query = quote(scope["query_string"], safe=_IN_QUERIES)
+    mark = "?" if query else ""
+    return f"http://127.0.0.1:{port}{path}{mark}{query}"
+
+
+def _gone(instance: Instance) -> ApiError:
+    return ApiError(500, f"proxy error: model name={instance.name} ended before its response did")
+
+
+class _Started:
+    """How far a response got: its media type once its headers have been sent."""
+
+    media_type: str | None = None
+
+
+class _Forwarded(Response):
+    """A response of another process."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        request: Request,
+        body: bytes | None,
+        instance: Instance,
+        autoload: bool,
+    ) -> None:
+        super().__init__()
+        self.forwarder, self.request = forwarder, request
+        self.data, self.instance, self.autoload = body, instance, autoload
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self.forwarder.send(self, scope, send))
+        watch = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            is_done = work.done()
+            work.cancel()
+            watch.cancel()
+            await asyncio.wait([work, watch])
+        error = work.result() if is_done else None
+        if error is not None:
+            await error_response(error)(scope, receive, send)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
+    lower = ((name.lower(), value) for name, value in headers)
+    return [(name, value) for name, value in lower if name not in dropped]
+
+
+def _error_event(media_type: str, path: str, error: ApiError) -> bytes | None:
+    """The end of a stream that an error cut, in the format of its API; None if it is no stream."""
+    if media_type.startswith("application/x-ndjson"):
+        return (dump({"error": error.message}) + "\n").encode()
+    if not media_type.startswith("text/event-stream"):
+        return None
+    if path.endswith("/messages"):
+        return event_lines("error", {"type": "error", "error": error.fields}).encode()
+    if path.endswith("/responses"):
+        fields = {"type": "error", "error": error.fields, **error.fields}
+        return event_lines("error", fields).encode()
+    return data_line(error.body).encode()

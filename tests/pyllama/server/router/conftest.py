@@ -1,0 +1,234 @@
+"""Children without processes: for the pool alone, and with a small HTTP server in the same loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("aiohttp")
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from pyllama.server.listener import Listening, configure, open_sockets
+from pyllama.server.options import ServerOptions
+from pyllama.server.router.app import make_router
+from pyllama.server.router.catalog import Entry
+from pyllama.server.router.pool import Pool
+from pyllama.server.router.process import Report
+
+INFO = {"id": "?", "meta": {"n_params": 7, "size": 1234, "ftype": "llama 7B Q4_0"}}
+
+
+class FakeChild:
+    """A child that does what the test says.
+
+    Attributes:
+        orders: what it was told, ``exit`` or ``kill``.
+        obeys: whether it ends when it is asked to.
+    """
+
+    def __init__(self, entry: Entry, report: Report) -> None:
+        self.entry, self.report = entry, report
+        self.port, self.key, self.last_line = 0, f"key of {entry.name}", ""
+        self.orders: list[str] = []
+        self.obeys = True
+        self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def ready(self) -> None:
+        self.report({"state": "loaded", "info": INFO})
+
+    def end(self, code: int, last_line: str = "") -> None:
+        self.last_line = last_line
+        if not self.exit.done():
+            self.exit.set_result(code)
+
+    def ask_exit(self) -> None:
+        self.orders.append("exit")
+        if self.obeys:
+            self.end(0)
+
+    def kill(self) -> None:
+        self.orders.append("kill")
+        self.end(-9)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.exit)
+
+
+class HttpChild(FakeChild):
+    """A child that answers requests by what their prompt says, in the loop of the router.
+
+    Attributes:
+        seen: the headers of the requests.
+        n_aborted: streams that were closed early.
+        go: lets a slow answer or stream go on.
+    """
+
+    def __init__(self, entry: Entry, report: Report) -> None:
+        super().__init__(entry, report)
+        self.seen: list[dict[str, str]] = []
+        self.n_aborted = 0
+        self.go = asyncio.Event()
+        any_path = Route("/{path:path}", self.answer, methods=["GET", "POST"])
+        sockets = open_sockets(Listening(port=0))
+        self.port = sockets[0].getsockname()[1]
+        app = Starlette(routes=[any_path])
+        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")
+        self.server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self.server._serve(sockets))
+        self._starting = asyncio.create_task(self.begin())
+
+    async def begin(self) -> None:
+        while not self.server.started:
+            await asyncio.sleep(0.001)
+        if "broken" in self.entry.name:
+            self.end(1, "error: no such file")
+        else:
+            self.ready()
+
+    def end(self, code: int, last_line: str = "") -> None:
+        self.server.should_exit = self.server.force_exit = True
+        if code != 0:  # as a process that dies: nobody listens any more
+            for one in self.server.servers:
+                one.close()
+            for connection in list(self.server.server_state.connections):
+                connection.transport.abort()
+        super().end(code, last_line)
+
+    async def wait(self) -> int:
+        code = await super().wait()
+        self._starting.cancel()
+        await asyncio.wait([self._serving, self._starting])
+        return code
+
+    async def answer(self, request: Request) -> Response:
+        self.seen.append(dict(request.headers))
+        if request.headers.get("authorization") != f"Bearer {self.key}":
+            return JSONResponse({"error": {"code": 401, "message": "Invalid API Key"}}, 401)
+        body = await request.json() if request.method == "POST" else {}
+        prompt = body.get("prompt", "")
+        if prompt == "busy":
+            headers = {"Retry-After": "7", "X-Request-Id": "of-the-child"}
+            return JSONResponse({"error": {"code": 429}}, 429, headers=headers)
+        if prompt == "slow":
+            await self.go.wait()
+        if body.get("stream"):
+            kind = body.get("media_type", "text/event-stream")
+            return StreamingResponse(self.stream(prompt), media_type=kind)
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return JSONResponse(
+            {"by": self.entry.name, "target": target, "body": body},
+            headers={"Access-Control-Allow-Origin": "https://child.example", "X-Own": "1"},
+        )
+
+    async def stream(self, prompt: str) -> AsyncIterator[str]:
+        done = False
+        try:
+            yield "data: 0\n\n"
+            if prompt == "die":
+                self.end(1)
+                return
+            for i in range(1, 200 if prompt == "endless" else 3):
+                if prompt == "step":
+                    await self.go.wait()
+                    self.go.clear()
+                await asyncio.sleep(0.01 if prompt == "endless" else 0)
+                yield f"data: {i}\n\n"
+            done = True
+        finally:
+            self.n_aborted += not done
+
+
+class Fleet:
+    """The children of a router by name, in the order of their start."""
+
+    def __init__(self, kind: Callable[[Entry, Report], FakeChild] = HttpChild) -> None:
+        self.kind = kind
+        self.children: list[Any] = []
+
+    async def spawn(self, entry: Entry, report: Report) -> FakeChild:
+        child = self.kind(entry, report)
+        self.children.append(child)
+        return child
+
+    def names(self) -> list[str]:
+        return [child.entry.name for child in self.children]
+
+
+NAMES = ("a", "b", "c", "broken")
+StartRouter = Callable[..., TestClient]
+
+
+def entries(*names: str, **options: Any) -> list[Entry]:
+    return [Entry(name, ("--model", f"{name}.gguf"), **options) for name in names]
+
+
+def router(fleet: Fleet, found: list[Entry], autoload: bool = True, **options: Any) -> Any:
+    """The application of a router over fake children."""
+    pool = Pool(found, fleet.spawn, options.pop("max_models", 4))
+    return make_router(pool, ServerOptions(**options), lambda: found, autoload=autoload)
+
+
+@pytest.fixture
+def route() -> Iterator[StartRouter]:
+    """A function that starts a router in this process; ``client.fleet`` has its children."""
+    with ExitStack() as stack:
+
+        def start(found: list[Entry] | None = None, **options: Any) -> TestClient:
+            fleet = Fleet()
+            app = router(fleet, entries(*NAMES) if found is None else found, **options)
+            client = TestClient(app, base_url="http://localhost")
+            client.fleet = fleet  # type: ignore[attr-defined]
+            return stack.enter_context(client)
+
+        yield start
+
+
+@contextmanager
+def at_a_socket(app: Any) -> Iterator[int]:
+    """Serve an application at a real socket in a thread; yields the port."""
+    where = Listening(port=0, shutdown_s=1)
+    sockets = open_sockets(where)
+    server = uvicorn.Server(configure(app, where))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        for one in sockets:
+            one.close()
+
+
+def ask(port: int, body: dict[str, Any], path: str = "/completion") -> socket.socket:
+    """Send a POST; the response is left to the caller."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    one = socket.create_connection(("127.0.0.1", port), timeout=20)
+    one.sendall(head.encode() + data)
+    return one
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
