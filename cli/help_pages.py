@@ -37,6 +37,7 @@ SECTIONS = (
     "Speculative decoding",
     "Draft model",
     "Drafts of n-grams",
+    "Presets",
 )
 """The sections of options, in the order of a help page; the first has those of no other."""
 

@@ -24,7 +24,7 @@ LOOKAHEAD = (
 )
 _SERVER = "pyllama-server does not have this"
 _MEDIA = "only text models are supported; no images, audio or video"
-_PRESET = "there are no presets; name a model with -hf user/model:QUANT"
+_PRESET = "there is no preset for this model; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
     "the chat template decides which earlier reasoning it keeps; some have a variable for it: "
     """--chat-template-kwargs '{"clear_thinking": false}'"""
@@ -109,8 +109,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "-cl", "--cache-list",
     ),
     _PRESET: (
-        "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default",
-        "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
         "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
         "--vision-gemma-12b-default",
     ),

@@ -41,6 +41,7 @@ from ..paths import read_text
 from ..prompt import escape_option
 from ..router_options import RouterOptions, router_options, spawner
 from ..sampling_options import SamplingOptions, sampling_options
+from ..server_presets import preset_options
 from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
@@ -382,6 +383,7 @@ serve_options = stack(
 @sampling_options
 @grammar_options
 @speculative_options()
+@preset_options
 @version_option()
 def command(router_child: bool, **options: Any) -> None:
     """Serve a model over HTTP, for many clients at once; or several, with --models-dir."""

@@ -35,6 +35,7 @@ _TOOLS = [
 ]
 _RESULT = "the result"
 _USER = {"role": "user", "content": "Hi"}
+_KEEP = {"enable_thinking": True, "preserve_thinking": True, "clear_thinking": False}
 _IDS = ("call00001", "call00002")  # 9 characters: the only length that Mistral's templates accept
 
 
@@ -48,6 +49,11 @@ class Capabilities:
         object_arguments: it wants their arguments as an object, else as JSON text.
         parallel: it writes several calls of one reply.
         results: it writes messages of the role ``tool``.
+        system: it writes system messages.
+        text: it writes a content that is a text.
+        parts: it writes a content that is a list of parts.
+        old_reasoning: it can write the reasoning of earlier replies.
+        effort: it reads ``reasoning_effort``.
     """
 
     tools: bool = False
@@ -55,6 +61,11 @@ class Capabilities:
     object_arguments: bool = False
     parallel: bool = False
     results: bool = False
+    system: bool = True
+    text: bool = True
+    parts: bool = False
+    old_reasoning: bool = False
+    effort: bool = False
 
 
 def probe(render: Render) -> Capabilities:
@@ -73,7 +84,27 @@ def probe(render: Render) -> Capabilities:
         object_arguments=objects,
         parallel=all(value in several for value in _VALUES),
         results=_RESULT in text,
+        **_of_messages(render),
     )
+
+
+def _of_messages(render: Render) -> dict[str, bool]:
+    """What the template does with system messages, parts and reasoning."""
+    system = _attempt(render, [{"role": "system", "content": _RESULT}, _USER])
+    text = _attempt(render, [{"role": "user", "content": _RESULT}])
+    parts = _attempt(render, [{"role": "user", "content": [{"type": "text", "text": _RESULT}]}])
+    reply = {"role": "assistant", "content": "Hello.", "reasoning_content": _RESULT}
+    old = _attempt(
+        render, [_USER, reply, _USER, reply | {"reasoning_content": "x"}, _USER], **_KEEP
+    )
+    efforts = {_attempt(render, [_USER], reasoning_effort=effort) for effort in ("low", "high")}
+    return {
+        "system": _RESULT in system,
+        "text": _RESULT in text,
+        "parts": _RESULT in parts and "'type'" not in parts,
+        "old_reasoning": _RESULT in old,
+        "effort": len(efforts) > 1,
+    }
 
 
 def _conversation(n: int, *, as_object: bool) -> list[dict[str, Any]]:

@@ -99,8 +99,8 @@ class Engine:
         self.timings, self.speculation = timings or Timings(), speculation
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
         self._sequences = [Sequence(context, s) for s in numbers]
-        # jobs to add, numbers of requests to abort, leases to end; destructors put here too
-        self._inbox: SimpleQueue[Job | int | Sequence] = SimpleQueue()
+        # jobs to add, requests or texts to abort, leases to end; destructors put here too
+        self._inbox: SimpleQueue[Job | int | tuple[int, int] | Sequence] = SimpleQueue()
         self._jobs: dict[int, list[Job]] = {}
         self._waiting: list[Job] = []
         self._running: list[Job] = []
@@ -180,9 +180,22 @@ class Engine:
         if pooling == "rank":
             context.check_classifier()
 
-    def abort(self, number: int) -> None:
-        """End a request if it is waiting or running; its cells are freed after the current step."""
-        self._inbox.put(number)
+    def abort(self, number: int, choice: int | None = None) -> None:
+        """End a request if it is waiting or running; its cells are freed after the current step.
+
+        Args:
+            choice: index of the text to end; None for all.
+        """
+        self._inbox.put(number if choice is None else (number, choice))
+
+    def end_reasoning(self, numbers: frozenset[int]) -> None:
+        """End the reasoning of some requests with their next tokens; for the thread that steps.
+
+        Texts without a reasoning budget, or that do not reason now, are left alone.
+        """
+        for job in self._running:
+            if job.number in numbers and job.chain.reasoning is not None:
+                job.chain.reasoning.force()
 
     def wake(self) -> None:
         """Make a `wait` in another thread return."""
@@ -414,6 +427,7 @@ class Engine:
         n_tokens, self._logits_of = 0, None
         for i, (job, draft) in enumerate(zip(jobs, step.drafts, strict=True)):
             got = step.verify(i)
+            job.n_drafted += 0 if draft is None else len(draft)
             if draft is not None and got.error is None:
                 speculation.verified(job, draft, got.path)
             self._take_verified(job, got)
@@ -601,7 +615,9 @@ class Engine:
             is_full = request.n_keep is None and len(job.tokens) > self.context.n_ctx_seq
             ends = "length" if not job.n_left or is_full else None
         if job.text is None and job.n_logprobs is None:
-            event = Event(job.number, job.choice, "tokens", (token,), drafted=drafted)
+            event = Event(
+                job.number, job.choice, "tokens", (token,), drafted=drafted, n_drafted=job.n_drafted
+            )
             if job.sink is None:
                 self._events.append(event)
             else:
@@ -635,7 +651,7 @@ class Engine:
         n_held = 0 if text is None else text.n_held
         self._emit(
             job, "tokens", tokens=(token,), text=shown, rest=rest, n_held=n_held,
-            logprobs=logprobs, drafted=drafted,
+            logprobs=logprobs, drafted=drafted, n_drafted=job.n_drafted,
         )  # fmt: skip
         if ends:
             self._end(job, ends, stop, token)
@@ -934,7 +950,7 @@ class Engine:
             return False
         while True:
             try:
-                n = sequence.make_room(job.tokens, n_keep)
+                n = sequence.make_room(job.tokens, n_keep, n_discard=job.request.n_discard)
             except ContextFull as error:
                 self._fail(job, error)
                 return False
@@ -963,7 +979,7 @@ class Engine:
             except Empty:
                 return
 
-    def _take(self, item: Job | int | Sequence) -> None:
+    def _take(self, item: Job | int | tuple[int, int] | Sequence) -> None:
         if isinstance(item, Job):
             self._jobs.setdefault(item.number, []).append(item)
             self._waiting.append(item)
@@ -975,6 +991,9 @@ class Engine:
                 self._end(item, "length")
         elif isinstance(item, int):
             for job in list(self._jobs.get(item, ())):
+                self._end(job, "abort")
+        elif isinstance(item, tuple):
+            for job in [one for one in self._jobs.get(item[0], ()) if one.choice == item[1]]:
                 self._end(job, "abort")
         else:
             for job in [*self._running, *self._waiting]:

@@ -57,6 +57,7 @@ class Job:
         prompt_logprobs: collects those of the prompt; None if not requested, or complete.
         pooled: collects the rows of an embedding; None for a text.
         max_draft: maximum number of drafted tokens.
+        n_drafted: number of tokens drafted so far.
         verifier: verifies its drafts; None before the first one.
         verified: tokens that are not in ``tokens`` yet, because the generator of its `run` has not
             yielded those before them.
@@ -91,6 +92,7 @@ class Job:
     pooled: PooledRows | None = None
     last_step: int = 0
     max_draft: int = 0
+    n_drafted: int = 0
     verifier: Verifier | None = None
     verified: deque[Verified] = field(default_factory=deque)
     mark: Mark | None = None

@@ -47,6 +47,7 @@ class Request:
             sampled token.
         n_keep: when the context is full, remove half of the tokens after the first ``n_keep``
             (context shift); None ends there.
+        n_discard: number of tokens to remove then; 0 for half of them.
         priority: higher ones are admitted first and preempted last.
         deadline_s: seconds from submission after which it ends.
         progress: report the progress of the prompt.
@@ -70,6 +71,7 @@ class Request:
     processors: tuple[LogitsProcessor, ...] = ()
     criteria: tuple[StoppingCriteria, ...] = ()
     n_keep: int | None = None
+    n_discard: int = 0
     priority: int = 0
     deadline_s: float | None = None
     progress: bool = False
@@ -125,6 +127,7 @@ class Event(NamedTuple):
         cumulative_logprob: sum over the generated tokens, of an ``end`` with ``logprobs`` or
             ``best_of``.
         drafted: whether the token was drafted, and accepted.
+        n_drafted: number of tokens drafted for the text so far, of a ``tokens`` event.
         removed: index of the first token removed by a shift, and the number removed.
         reason: reason of the end: end-of-generation token; stop string, token or criterion;
             maximum length or full context; ``abort``; deadline.
@@ -147,6 +150,7 @@ class Event(NamedTuple):
     reason: EndReason | None = None
     stop: str | int | None = None
     drafted: bool = False
+    n_drafted: int = 0
     removed: tuple[int, int] = (0, 0)
     error: Exception | None = None
 

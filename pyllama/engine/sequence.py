@@ -116,12 +116,12 @@ class Sequence:
         self.adopt(source.ids[:n])
         self.n_exact = sys.maxsize if n <= source.n_exact else source.n_exact
 
-    def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0) -> int:
+    def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0, n_discard: int = 0) -> int:
         """Remove some of ``tokens`` after the first ``n_keep`` (context shift).
 
-        Removes half of the cached tokens after ``n_keep``, and rotates the keys of the rest to
-        their new positions. If none are cached there, removes half of all. The last ``n_last``
-        tokens stay.
+        Removes ``n_discard`` or half of the cached tokens after ``n_keep``, and rotates the keys of
+        the rest to their new positions. If none are cached there, removes half of all. The last
+        ``n_last`` tokens stay.
 
         Returns:
             The number of tokens removed, at index ``n_keep``.
@@ -132,7 +132,7 @@ class Sequence:
         n_ctx, kv = self.context.n_ctx_seq, self.context.kv
         held = min(self.keep(tokens), len(tokens) - n_last)
         self.truncate(held)
-        n = (held - n_keep) // 2
+        n = min(n_discard, held - n_keep - 1) if n_discard else (held - n_keep) // 2
         if n >= 1:
             kv.seq_rm(self.seq_id, n_keep, n_keep + n)
             try:

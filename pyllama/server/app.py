@@ -33,10 +33,12 @@ from . import (
     proxy,
     rerank,
     responses,
+    resumable,
     slots,
     tokens,
 )
 from .errors import ApiError, error_of
+from .kept_streams import KeptStreams
 from .lifecycle import Lifecycle
 from .logs import RequestLog
 from .options import ServerOptions
@@ -66,6 +68,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
         ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
         chat.count_tokens,
     ),
+    ("POST", ("/v1/chat/completions/control",), chat.control),
     ("POST", ("/apply-template",), chat.apply_template),
     ("POST", ("/embedding", "/embeddings"), embedding.embeddings),
     ("POST", ("/v1/embeddings",), embedding.openai_embeddings),
@@ -97,6 +100,11 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/props",), info.props),
     ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/api/version",), ollama.version),
+    ("POST", ("/v1/audio/transcriptions", "/audio/transcriptions"), info.transcriptions),
+    ("POST", ("/v1/systemone",), info.decisions),
+    ("GET", ("/v1/stream",), resumable.resume),
+    ("DELETE", ("/v1/stream",), resumable.stop),
+    ("POST", ("/v1/streams/lookup",), resumable.lookup),
 )
 """Those that do not need the model, do not wake it, and do not keep it awake."""
 
@@ -114,6 +122,7 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         for method, paths, handler in (*SLEEPING_ROUTES, *awake)
         for path in paths
     ]
+    kept = KeptStreams()
     page = page_endpoints(options)
     for path, endpoint in page.items():
         routes.append(Route(options.api_prefix + path, endpoint, methods=["GET"]))
@@ -121,9 +130,13 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         life.begin()
+        app.state.kept_streams = kept
+        watch = asyncio.create_task(kept.watch())
         try:
             yield
         finally:
+            watch.cancel()
+            kept.close()
             await life.end()
 
     return guarded(routes, lifespan, options, page)

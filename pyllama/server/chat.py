@@ -22,7 +22,7 @@ from ..chat.turn import Turn, TurnOptions
 from ..errors import SchemaError
 from .completion import final_json, usage_json
 from .errors import ApiError
-from .fields import Fields
+from .fields import INT32_MAX, Fields
 from .runner import Stream
 from .sampling import MAX_PROBS, CompletionOptions, FromChat
 from .served import FINGERPRINT, Served, random_id
@@ -54,14 +54,41 @@ async def chat_completion(request: Request, served: Served) -> Response:
         return found[0].submit(served)
 
     stream = await served.prepare(prepare)
-    return await respond(request, stream, ChatWriter(served, found[0].turn))
+    writer = ChatWriter(served, found[0].turn)
+    stream.id = writer.id
+    return await respond(request, stream, writer)
+
+
+async def control(request: Request, served: Served) -> Response:
+    """``POST /v1/chat/completions/control``: ends the reasoning of a running reply.
+
+    Source: llama.cpp, ``server_routes::post_control``.
+    """
+    fields = Fields(await read_json(request, served.options))
+    id = fields.get("id", "", str)
+    if not id:
+        raise ApiError.invalid("missing completion id")
+    if fields.get("action", "", str) != "reasoning_end":
+        raise ApiError.invalid("unknown control action")
+    stream = served.runner.stream(id)
+    slots = [] if stream is None else [text.slot for text in stream.texts if not text.is_done]
+    problem = ""
+    if stream is None or max(slots, default=-1) < 0:
+        problem = "no active completion for this id"
+    elif not stream.texts[0].options.reasoning_control:
+        problem = "reasoning control not enabled for this completion"
+    else:
+        numbers = frozenset(stream.numbers)
+        await served.runner.call(lambda engine: engine.end_reasoning(numbers))
+    return JsonResponse({"success": not problem, **({"message": problem} if problem else {})})
 
 
 async def count_tokens(request: Request, served: Served) -> Response:
     """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, body))
-    return JsonResponse({"input_tokens": len(made.turn.prompt.tokens)})
+    n_tokens = len(made.turn.prompt.tokens)
+    return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 async def apply_template(request: Request, served: Served) -> Response:
@@ -127,6 +154,8 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         low=-1,
         also=("thinking_budget_tokens",),
     )
+    if budget < 0 and fields.flag("reasoning_control"):
+        budget = INT32_MAX  # the sampler is needed, but has no limit
     message = fields.get("reasoning_budget_message", options.reasoning_message, str)
     chat = FromChat(
         stop=turn.prompt.stop,
@@ -270,7 +299,7 @@ class ChatWriter:
 
     def __init__(self, served: Served, turn: Turn) -> None:
         self._served, self._replies = served, Replies(turn)
-        self._id, self._created = random_id("chatcmpl-"), int(time.time())
+        self.id, self._created = random_id("chatcmpl-"), int(time.time())
         self._texts: dict[int, Text] = {}
         self._begun: set[int] = set()
 
@@ -278,7 +307,7 @@ class ChatWriter:
         return {
             "choices": choices,
             "created": self._created,
-            "id": self._id,
+            "id": self.id,
             "model": self._served.name,
             "system_fingerprint": FINGERPRINT,
             "object": kind,

@@ -103,7 +103,7 @@ def final_json(served: Served, text: Text) -> dict[str, Any]:
     found: dict[str, Any] = {
         "index": text.index,
         "content": text.content,
-        "tokens": text.tokens if options.return_tokens else [],
+        "tokens": [] if options.stream else text.tokens if options.return_tokens else [],
         "id_slot": text.slot,
         "stop": True,
         "model": served.name,
@@ -115,7 +115,7 @@ def final_json(served: Served, text: Text) -> dict[str, Any]:
         "truncated": text.is_truncated,
         "stop_type": text.stop_type,
         "stopping_word": text.stopping_word,
-        "tokens_cached": text.n_prompt + text.n_generated - 1 if text.n_generated else 0,
+        "tokens_cached": text.n_held if text.n_generated else 0,
         "timings": text.timings(),
     }
     if text.probs:
@@ -174,7 +174,7 @@ class OpenAIWriter:
 
     def piece(self, text: Text, piece: Piece) -> str:
         found = ""
-        if piece.text or piece.probs or piece.progress:
+        if piece.text or piece.probs or piece.progress or (piece.tokens and not piece.is_last):
             chunk = self._head([_choice(text, piece.text, piece.probs, None)])
             if piece.timings:
                 chunk["timings"] = piece.timings

@@ -33,12 +33,13 @@ def _props(served: Served) -> dict[str, Any]:
     metadata = served.model.metadata
     found: dict[str, Any] = {
         "default_generation_settings": {
-            "params": served.defaults.settings(whole=False),
+            # llama-server's have no reasoning format before a request is read
+            "params": {**served.defaults.settings(whole=False), "reasoning_format": "none"},
             "n_ctx": served.n_ctx,
         },
         "total_slots": len(served.runner.slots),
         "model_alias": served.name,
-        "model_ftype": served.model.desc,
+        "model_ftype": served.model.desc.rpartition(" ")[2],
         "model_path": options.model_path,
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "",
@@ -70,7 +71,11 @@ def _capabilities(served: Served) -> dict[str, bool]:
         "supports_tool_calls": can.calls,
         "supports_object_arguments": can.object_arguments,
         "supports_parallel_tool_calls": can.parallel,
-        "supports_tool_responses": can.results,
+        "supports_system_role": can.system,
+        "supports_string_content": can.text,
+        "supports_typed_content": can.parts,
+        "supports_preserve_reasoning": can.old_reasoning,
+        "supports_reasoning_effort": can.effort,
     }
 
 
@@ -94,7 +99,7 @@ def _models(served: Served) -> dict[str, Any]:
             "n_embd": model.n_embd,
             "n_params": model.n_params,
             "size": model.size_bytes,
-            "ftype": model.desc,
+            "ftype": model.desc.rpartition(" ")[2],
         },
     }
     return {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Counts:
     def __post_init__(self) -> None:
         self._bucket = (0, 0.0, 0, 0.0)
         self._drafted = (0, 0, 0)
+        self._accepted_at: list[int] = []
         self._histograms: tuple[CollectorRegistry, Histogram, Histogram] | None = None
 
     def add(self, text: Text) -> None:
@@ -81,7 +83,7 @@ class Counts:
 
     def keep(self, drafts: Stats) -> None:
         """Add the counters of drafts of an engine that ends."""
-        self._drafted = self._with(drafts)
+        self._drafted, self._accepted_at = self._with(drafts), self._accepted_with(drafts)
 
     def _with(self, drafts: Stats | None) -> tuple[int, int, int]:
         """The numbers of drafted and accepted tokens and of drafts, with those of an engine."""
@@ -90,6 +92,11 @@ class Counts:
         now = (drafts.n_drafted, drafts.n_accept, drafts.n_drafts)
         tokens, accepted, n = (a + b for a, b in zip(self._drafted, now, strict=True))
         return tokens, accepted, n
+
+    def _accepted_with(self, drafts: Stats | None) -> list[int]:
+        """The numbers of accepted tokens by their position in the draft."""
+        now = [] if drafts is None else drafts.accepted_at
+        return [a + b for a, b in zip_longest(self._accepted_at, now, fillvalue=0)]
 
     def write(self, n_processing: int, n_deferred: int, drafts: Stats | None = None) -> str:
         """The text; rates are of the time since the last call.
@@ -131,6 +138,11 @@ class Counts:
             for name, help, value in items:
                 lines.append(f"# HELP llamacpp:{name} {help}\n")
                 lines.append(f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n")
+        by_position = self._accepted_with(drafts)
+        if by_position:
+            name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+            lines.append(f"# HELP {name} Accepted drafts by position\n# TYPE {name} counter\n")
+            lines += [f'{name}{{position="{i}"}} {n}\n' for i, n in enumerate(by_position)]
         if self._histograms is not None:
             from prometheus_client import generate_latest
 

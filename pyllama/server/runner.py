@@ -73,10 +73,12 @@ class Stream:
 
     Attributes:
         texts: all of them, in order of their index.
+        id: of the response, by which other requests can find it; empty for none.
     """
 
     runner: EngineRunner
     texts: Sequence[Text]
+    id: str = ""
     numbers: list[int] = field(default_factory=list)
     n_open: int = 0
     is_closed: bool = False
@@ -219,6 +221,10 @@ class EngineRunner:
         self.engine.wake()
         return asyncio.wrap_future(done)
 
+    def stream(self, id: str) -> Stream | None:
+        """The open stream with an id, None if there is none."""
+        return next((stream for stream in self._streams if stream.id == id), None)
+
     def forget(self, stream: Stream) -> None:
         """Abort a stream's texts that have not ended."""
         self._streams.discard(stream)
@@ -297,7 +303,7 @@ class EngineRunner:
         touched: dict[Stream, None] = {}
         for out in outbox:
             stream, text = out.stream, out.text
-            if stream.is_closed:
+            if stream.is_closed or text.is_done:
                 continue
             slot = text.slot
             pieces = text.take(out.event, out.time_s, out.prob)
@@ -308,8 +314,7 @@ class EngineRunner:
                     self.counts.add(text)
                 stream.put(text, piece)
                 touched[stream] = None
-            limit = text.options.max_predict_ms
-            if 0 < limit < text.predict_ms and text.has_new_line and not text.is_done:
+            if text.is_over and not text.is_done:
                 self._cut(stream, text)
         for stream in touched:
             if not stream.n_open:
@@ -321,13 +326,12 @@ class EngineRunner:
         self._n_tasks += 1
 
     def _cut(self, stream: Stream, text: Text) -> None:
-        """End the texts of a request, as if their maximum length were reached."""
-        self._abort(stream)
-        for other in stream.texts:
-            if not other.is_done:
-                other.is_done, other.stop_type = True, "limit"
-                self.counts.add(other)
-                stream.put(other, Piece(is_last=True))
+        """End a text, as if its maximum length were reached."""
+        request, choice = divmod(text.index, text.options.params.n)
+        self.engine.abort(stream.numbers[request], choice)
+        text.is_done, text.stop_type = True, "limit"
+        self.counts.add(text)
+        stream.put(text, Piece(is_last=True, n_generated=text.n_generated))
 
     def _abort(self, stream: Stream) -> None:
         for number in stream.numbers:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..grammar import Grammar
+from ..grammar import Grammar, Trigger
 from ..sampling import SamplingParams
 from ..sampling.chain import DEFAULT_SAMPLERS, LETTERS, sampler_name
 from ..sampling.params import RANDOM_SEED
@@ -60,11 +60,10 @@ _FIELDS = (
     _Field("adaptive_decay", "adaptive_decay", float, 0.0, 0.99, clamp=False),
     _Field("min_keep", "min_keep", int, 0, clamp=False),
 )
+_REASONING = {"auto": "deepseek"}  # what it means
+_TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
+_TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
-_REFUSED = {  # llama-server's fields that have no effect here: name -> neutral value
-    "n_discard": (0, "a context shift always drops half of the tokens"),
-    "n_indent": (0, "lines are not checked for their indentation"),
-}
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,8 @@ class CompletionOptions:
     params: SamplingParams
     n_predict: int = -1
     n_keep: int = 0
+    n_discard: int = 0
+    n_indent: int = 0
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
@@ -92,6 +93,7 @@ class CompletionOptions:
     verbose: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     reasoning_format: str = "auto"
+    reasoning_control: bool = False
 
     def settings(self, whole: bool = True) -> dict[str, Any]:
         """The object ``generation_settings``; without prompts and grammars if not ``whole``.
@@ -108,13 +110,13 @@ class CompletionOptions:
             "max_tokens": self.n_predict,
             "n_predict": self.n_predict,
             "n_keep": self.n_keep,
-            "n_discard": 0,
+            "n_discard": self.n_discard,
             "ignore_eos": params.ignore_eos,
             "stream": self.stream,
             "n_probs": self.n_probs,
             "min_keep": params.min_keep,
             "chat_format": "Content-only",
-            "reasoning_format": self.reasoning_format,
+            "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
             "reasoning_in_content": False,
             "generation_prompt": "",
             "samplers": [s for s in params.samplers or DEFAULT_SAMPLERS if isinstance(s, str)],
@@ -132,7 +134,9 @@ class CompletionOptions:
             grammar = self.grammar
             found["grammar"] = "" if grammar is None else grammar.text
             found["grammar_lazy"] = bool(grammar is not None and grammar.triggers)
-            found["grammar_triggers"] = []
+            found["grammar_triggers"] = [
+                _trigger_json(trigger) for trigger in (() if grammar is None else grammar.triggers)
+            ]
             found["preserved_tokens"] = []
         return found
 
@@ -185,9 +189,6 @@ def read_completion(
         GrammarError, SamplingError: a grammar or sampling parameter is.
     """
     chat = chat or FromChat()
-    for name, (neutral, why) in _REFUSED.items():
-        if fields.whole(name, neutral) != neutral:
-            raise ApiError.invalid(f"Field '{name}': not supported: {why}")
     if fields.get("lora", [], list):
         raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
     n_probs = chat.n_probs
@@ -210,6 +211,8 @@ def read_completion(
             "n_predict", options.n_predict, low=-1, also=("max_completion_tokens", "max_tokens")
         ),
         n_keep=fields.whole("n_keep", options.n_keep, low=-1),
+        n_discard=fields.whole("n_discard", 0, low=0),
+        n_indent=fields.whole("n_indent", 0, low=0),
         stop=(*(tuple(s for s in stop or () if s) or options.stop), *chat.stop),
         stream=fields.flag("stream"),
         include_usage=usage.flag("include_usage"),
@@ -223,11 +226,12 @@ def read_completion(
         max_predict_ms=fields.whole("t_max_predict_ms", -1, low=-1),
         sse_ping_s=fields.whole("sse_ping_interval", options.sse_ping_s, low=-1),
         response_fields=response_fields or (),
-        grammar=chat.grammar or _grammar(fields) or options.grammar,
+        grammar=chat.grammar or _grammar(fields, tokenizer) or options.grammar,
         shown=chat.shown,
         verbose=fields.flag("verbose", options.verbose),
         logit_bias=shown_bias,
         reasoning_format=fields.get("reasoning_format", options.reasoning_format, str),
+        reasoning_control=fields.flag("reasoning_control"),
     )
 
 
@@ -307,12 +311,41 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _grammar(fields: Fields) -> Grammar | None:
+def _grammar(fields: Fields, tokenizer: Tokenizer) -> Grammar | None:
     """The grammar of ``json_schema`` or ``grammar``; both together are ``grammar``."""
     text = fields.get("grammar", "", str)
     if fields.body.get("json_schema") is not None and "grammar" not in fields.body:
         return schema_grammar(fields.body["json_schema"])
-    return Grammar(text) if text else None
+    triggers = _triggers(fields, tokenizer) if fields.flag("grammar_lazy") else []
+    return Grammar(text, triggers=triggers) if text else None
+
+
+def _triggers(fields: Fields, tokenizer: Tokenizer) -> list[Trigger]:
+    """What starts a lazy grammar: words and tokens.
+
+    Patterns are refused, since a regular expression can take forever.
+    """
+    found: list[Trigger] = []
+    for i, given in enumerate(fields.get("grammar_triggers", [], list)):
+        one = Fields(given, f"grammar_triggers[{i}]")
+        kind = one.whole("type", -1)
+        if kind == _TRIGGER_TOKEN:
+            found.append(Trigger("token", one.whole("token", 0, low=0, high=tokenizer.n_vocab - 1)))
+        elif kind == _TRIGGER_WORD:
+            found.append(Trigger("word", one.get("value", "", str)))
+        else:
+            raise ApiError.invalid(
+                f"Field 'grammar_triggers[{i}].type': must be 0 (token) or 1 (word), got {kind}"
+            )
+    if not found:
+        raise ApiError.invalid("Error: no triggers set for lazy grammar!")
+    return found
+
+
+def _trigger_json(trigger: Trigger) -> dict[str, Any]:
+    if trigger.kind == "token":
+        return {"type": _TRIGGER_TOKEN, "value": "", "token": trigger.value}
+    return {"type": _TRIGGER_KINDS.index(trigger.kind), "value": trigger.value}
 
 
 def schema_grammar(schema: Any) -> Grammar:

@@ -217,18 +217,23 @@ class Served:
     ) -> Request:
         n_predict, n_keep = options.n_predict, options.n_keep
         shift: int | None = None
-        if self.options.context_shift:
+        # a text without tokens is generated with one, so that its prompt is in the cache
+        max_tokens = None if n_predict < 0 else max(1, n_predict)
+        if not self.options.context_shift:  # as in llama.cpp, the last token has a cell too
+            room = self.n_ctx - len(prompt)
+            max_tokens = room if max_tokens is None else min(room, max_tokens)
+        else:
             shift = len(prompt) if n_keep < 0 else min(n_keep, len(prompt))
             shift = min(shift + int(bool(self.tokenizer.add_bos)), len(prompt), self.n_ctx - 4)
         return Request(
             prompt,
             params,
-            # a text without tokens is generated with one, so that its prompt is in the cache
-            max_tokens=None if n_predict < 0 else max(1, n_predict),
+            max_tokens=max_tokens,
             stop=options.stop,
             special=options.shown,
             grammar=options.grammar,
             n_keep=shift,
+            n_discard=options.n_discard,
             deadline_s=self.options.deadline_s,
             progress=True,
             max_draft=0 if has_recorder else None,

@@ -49,9 +49,9 @@ def _slot_json(served: Served, slot: Slot) -> dict[str, Any]:
     running, limit = slot.is_processing, text.options.n_predict
     found |= {
         "id_task": slot.task_id,
-        "n_prompt_tokens": text.n_prompt,
-        "n_prompt_tokens_processed": text.n_prompt_evaluated,
-        "n_prompt_tokens_cache": text.n_cached,
+        "n_prompt_tokens": text.n_held,
+        "n_prompt_tokens_processed": text.n_prompt_evaluated if running else 0,
+        "n_prompt_tokens_cache": text.n_cached if running else 0,
         "params": text.options.settings(whole=False),
         "next_token": [
             {

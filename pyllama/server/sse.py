@@ -3,25 +3,26 @@
     body = await read_json(request, options)
     return await respond(request, stream, writer)  # streamed or whole, as the request says
 
-A client that goes away closes its stream, so its slot is free after the running step. All pieces
-that have arrived are one write. Long JSON is read and written in a thread, so that the event loop
-goes on.
+A client that goes away closes its stream, so its slot is free after the running step, unless the
+request has an ``X-Conversation-Id``. All pieces that have arrived are one write. Long JSON is read
+and written in a thread, so that the event loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..files.bounded_json import parse_json
 from .errors import ApiError, error_of
+from .kept_streams import KeptStreams, conversation_of, streams_of
 from .logs import TEXTS
 from .options import ServerOptions
 from .runner import Pieces, Stream
@@ -182,26 +183,39 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
         if gone is not None:
             return gone
         return await long_response(lambda: writer.whole(stream.texts))
+    ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
+    id = conversation_of(request)
+    if id:
+        return await _respond_kept(streams_of(request), id, _Body(stream, writer, ping_s))
     watch = asyncio.ensure_future(_disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:
-        ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
-        first: Pieces = []
-        try:
-            async with asyncio.timeout(ping_s):
-                first = await anext(stream, [])
-        except TimeoutError:
-            pass
-        for text, _ in first:
-            if text.error is not None:
-                raise text.error
-        response = _StreamResponse(stream, writer, first, ping_s, watch)
+        parts = _Body(stream, writer, ping_s)
+        await parts.begin()
+        response = _StreamResponse(parts, watch)
         watch = None  # type: ignore[assignment]
         return response
     finally:
         if watch is not None:
             watch.cancel()
             stream.close()
+
+
+async def _respond_kept(streams: KeptStreams, id: str, parts: _Body) -> Response:
+    """The response of a stream that goes on when the client goes away."""
+    try:
+        kept = streams.open(id, parts.writer.media_type, parts.stream.close)
+    except ApiError:
+        parts.stream.close()
+        raise
+    try:
+        await parts.begin()
+    except BaseException:
+        streams.drop(id)
+        raise
+    kept.feed(aiter(parts))
+    headers = {"Cache-Control": "no-cache"}
+    return StreamingResponse(kept.read(0), media_type=kept.media_type, headers=headers)
 
 
 async def finished(request: Request, stream: Stream) -> Response | None:
@@ -230,32 +244,38 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-class _StreamResponse(Response):
-    """Sends the texts of a stream as they arrive."""
+class _Body:
+    """The parts of a streamed response, as bytes.
 
-    def __init__(
-        self,
-        stream: Stream,
-        writer: Writer,
-        first: Pieces,
-        ping_s: float | None,
-        watch: asyncio.Future[None],
-    ) -> None:
-        super().__init__(media_type=writer.media_type, headers={"Cache-Control": "no-cache"})
-        del self.headers["content-length"]
-        self._stream, self._writer, self._first = stream, writer, first
-        self._ping_s, self._watch = ping_s, watch
+    Args:
+        ping_s: seconds of silence after which a comment keeps the connection open; None for never.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    Attributes:
+        is_whole: whether the last part has been made; False after the client went away.
+    """
+
+    def __init__(self, stream: Stream, writer: Writer, ping_s: float | None) -> None:
+        self.stream, self.writer, self._ping_s = stream, writer, ping_s
+        self.is_whole = False
+        self._first: Pieces = []
+
+    async def begin(self) -> None:
+        """Wait for the first pieces, but not longer than for a comment.
+
+        Raises:
+            ApiError: a text failed.
+        """
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_pieces(send)
-        finally:
-            self._watch.cancel()
-            self._stream.close()
+            async with asyncio.timeout(self._ping_s):
+                self._first = await anext(self.stream, [])
+        except TimeoutError:
+            pass
+        for text, _ in self._first:
+            if text.error is not None:
+                raise text.error
 
-    async def _send_pieces(self, send: Send) -> None:
-        stream, writer = self._stream, self._writer
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        stream, writer = self.stream, self.writer
         pieces = self._first
         while True:
             parts: list[str] = []
@@ -264,34 +284,44 @@ class _StreamResponse(Response):
                     parts.append(writer.error(text.error))
                 else:
                     parts.append(writer.piece(text, piece))
-            is_done = stream.n_open == 0 and not stream.has_ready
-            if is_done:
+            self.is_whole = stream.n_open == 0 and not stream.has_ready
+            if self.is_whole:
                 parts.append(writer.done())
             data = "".join(parts)
-            if data or is_done:
-                await send(_chunk(data, more=not is_done))
-            if is_done or stream.is_closed:
+            if data:
+                yield data.encode("utf-8", "replace")
+            if self.is_whole or stream.is_closed:
                 return
-            pieces = await self._next(send)
-
-    async def _next(self, send: Send) -> Pieces:
-        """The next pieces; in longer silences comments keep the connection open."""
-        if self._ping_s is None:
-            return await anext(self._stream, [])
-        while True:
-            try:
-                async with asyncio.timeout(self._ping_s):
-                    return await anext(self._stream, [])
-            except TimeoutError:
-                await send(_chunk(":\n\n", more=True))
+            while True:
+                try:
+                    async with asyncio.timeout(self._ping_s):
+                        pieces = await anext(stream, [])
+                    break
+                except TimeoutError:
+                    yield b":\n\n"
 
 
-def _chunk(data: str, *, more: bool) -> dict[str, Any]:
-    return {
-        "type": "http.response.body",
-        "body": data.encode("utf-8", "replace"),
-        "more_body": more,
-    }
+class _StreamResponse(Response):
+    """Sends the texts of a stream as they arrive, and closes it at the end."""
+
+    def __init__(self, parts: _Body, watch: asyncio.Future[None]) -> None:
+        media_type = parts.writer.media_type
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._parts, self._watch = parts, watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            more = True
+            async for data in self._parts:
+                more = not self._parts.is_whole
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            if more and self._parts.is_whole:  # the last part was empty
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._watch.cancel()
+            self._parts.stream.close()
 
 
 def caught(error: BaseException) -> Response:

@@ -75,6 +75,34 @@ class Recorder:
         return TokenLogprob(token, prob, tuple(pair for pair in pairs if pair[1] > 0))
 
 
+class Indentation:
+    """Finds the end of an indented block: a line that begins further left.
+
+    Args:
+        n: spaces and tabs that each line but the first must begin with.
+
+    Source: llama.cpp, ``server_context::process_token``: a line is checked from the token on that
+    follows that of its line break.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n, self._text, self._line, self._has_line = n, "", 0, False
+
+    def add(self, text: str) -> int | None:
+        """Add a token's text; returns the length of the text up to a line that ends it."""
+        self._text += text
+        found = None
+        if self._has_line:
+            if self._line:
+                line = self._text[self._line :]
+                n = len(line) - len(line.lstrip(" \t"))
+                if n < min(self._n, len(line)):
+                    found = self._line + n
+            self._line = self._text.find("\n", self._line) + 1 or self._line
+        self._has_line = self._has_line or "\n" in text
+        return found
+
+
 class Text:
     """The state of one text.
 
@@ -90,6 +118,7 @@ class Text:
         slot: the slot it runs in, -1 before.
         stop_type: reason of its end in llama.cpp's words: ``none``, ``eos``, ``word``, ``limit``.
         error: why it failed.
+        is_over: whether it must end now, because of its time or its indentation.
     """
 
     def __init__(
@@ -100,7 +129,7 @@ class Text:
         self._tokenizer, self._recorder = tokenizer, recorder
         self.n_prompt = len(prompt)
         self.slot, self.n_cached, self.n_evaluated, self.n_generated = -1, 0, 0, 0
-        self.n_accepted = 0
+        self.n_drafted = self.n_accepted = self.n_removed = 0
         self.content = ""
         self.tokens: list[int] = []
         self.probs: list[TokenLogprob] = []
@@ -110,7 +139,8 @@ class Text:
         self.queued_s = self._begun_s = self._first_s = self._last_s = 0.0
         self._wants_progress = options.stream and options.return_progress
         self._is_empty = options.n_predict == 0  # one token is generated, and not reported
-        self._is_eog = False
+        self._is_eog = self.is_over = False
+        self._indentation = Indentation(options.n_indent) if options.n_indent > 0 else None
 
     def stamp(self, event: Event) -> TokenLogprob | None:
         """Probabilities after sampling; called by the thread that steps, at the event."""
@@ -142,6 +172,7 @@ class Text:
             return self._take_progress(event, now)
         if kind == "shift":
             self.is_truncated = True
+            self.n_removed += event.removed[1]
         elif kind == "end":
             return self._take_end(event, now)
         elif kind == "error":
@@ -178,8 +209,8 @@ class Text:
         if self.n_generated == 1:
             self._first_s = now
             self.n_evaluated = self.n_prompt
-        if event.drafted:
-            self.n_accepted += 1
+        self.n_drafted = event.n_drafted
+        self.n_accepted += event.drafted
         if self._is_empty:
             return None
         text, tokens = event.text, event.tokens
@@ -189,7 +220,17 @@ class Text:
         if tokens[0] in self._tokenizer.eog and not self.options.params.ignore_eos:
             self._is_eog = True
         self._keep(text, tokens, probs)
+        self._end_block(text)
         return Piece(text, tokens, probs)
+
+    def _end_block(self, text: str) -> None:
+        """End the text at a line break after its time, or at a line that is not indented."""
+        limit_ms = self.options.max_predict_ms
+        if "\n" in text and 0 < limit_ms < self.predict_ms:
+            self.is_over = True
+        length = None if self._indentation is None else self._indentation.add(text)
+        if length is not None:
+            self.is_over, self.content = True, self.content[:length]
 
     def _keep(self, text: str, tokens: tuple[int, ...], probs: tuple[TokenLogprob, ...]) -> None:
         options = self.options
@@ -221,6 +262,11 @@ class Text:
         if self._is_empty:
             self.n_generated = 0
         return Piece(text, is_last=True)
+
+    @property
+    def n_held(self) -> int:
+        """Number of tokens in the cache."""
+        return self.n_evaluated + max(0, self.n_generated - 1) - self.n_removed
 
     @property
     def predict_ms(self) -> float:
@@ -261,8 +307,8 @@ class Text:
             "predicted_per_token_ms": predict_ms / n_steps if n_steps else 0.0,
             "predicted_per_second": 1e3 * n_steps / predict_ms if predict_ms else 0.0,
         }
-        if self.n_accepted:
-            found["draft_n_accepted"] = self.n_accepted
+        if self.n_drafted:
+            found |= {"draft_n": self.n_drafted, "draft_n_accepted": self.n_accepted}
         return found
 
     def probabilities(self, probs: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[Any]:

@@ -75,7 +75,7 @@ def test_sections() -> None:
     assert "\n  MODEL\n" not in page(("gguf", "set"), 80)  # the usage names it
     ctx = click.Context(found(("completion",)))
     sections = in_sections(ctx.command.get_params(ctx))
-    assert [*sections] == [*SECTIONS]
+    assert [*sections, "Presets"] == [*SECTIONS]  # those are the server's
     assert sum(map(len, sections.values())) == len(ctx.command.get_params(ctx))
     assert max(len([p for p in s if not p.hidden]) for s in sections.values()) < 40  # type: ignore[attr-defined]
     text = page(("completion",), 80)

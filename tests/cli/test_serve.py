@@ -20,7 +20,11 @@ from click.testing import CliRunner
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from pyllama.errors import ModelError
 from pyllama_cli.commands import serve
+from pyllama_cli.options import ContextOptions
+from pyllama_cli.server_presets import PRESETS
+from pyllama_cli.speculative_options import SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
 
@@ -145,3 +149,41 @@ def test_commands_of_the_deployment_files(file: str, command: re.Pattern[str]) -
     options = parsed(serve.ServeOptions, *args)
     assert program == "pyllama-server" and options.log_jsonl
     assert parsed(serve.NetworkOptions, *args).port == 8080
+
+
+def test_presets_for_editors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def hub_model(repo: str, file: str | None, hub: Any) -> Path:
+        asked.append((repo, file))
+        raise ModelError("offline and not in the cache")
+
+    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    flags = ["--fim-qwen-1.5b-default", "--port", "0", "--offline"]
+    result = CliRunner().invoke(serve.command, flags)
+    assert result.exit_code == 1
+    assert result.stderr == "error: offline and not in the cache\n"
+    assert CliRunner().invoke(serve.command, ["--fim-qwen-7b-spec", "--port", "0"]).exit_code == 1
+    qwen = "ggml-org/Qwen2.5-Coder-{}-Q8_0-GGUF"
+    assert asked[0] == (qwen.format("1.5B"), "qwen2.5-coder-1.5b-q8_0.gguf")
+    assert asked[1] in [  # the draft model is loaded first
+        (qwen.format("7B"), "qwen2.5-coder-7b-q8_0.gguf"),
+        (qwen.format("0.5B"), "qwen2.5-coder-0.5b-q8_0.gguf"),
+    ]
+    result = CliRunner().invoke(serve.command, [*flags, "-m", str(model)])
+    assert "with -m or with -hf, not both" in result.stderr
+
+
+@pytest.mark.parametrize("flag", PRESETS)
+def test_presets_are_defaults(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(*args: str) -> tuple[int, int, int, int]:
+        found = parsed(ContextOptions, flag, *args)
+        port = parsed(serve.NetworkOptions, flag, *args).port
+        return port, found.batch_size, found.ubatch_size, found.ctx_size
+
+    assert sizes() == (8012, 1024, 1024, 0)
+    assert sizes("--port", "9", "-c", "512") == (9, 1024, 1024, 512)
+    monkeypatch.setenv("LLAMA_ARG_PORT", "7")
+    assert sizes() == (7, 1024, 1024, 0)
+    drafts = parsed(SpeculativeOptions, flag)
+    assert (drafts.hf_repo_draft is not None) == flag.endswith("-spec")

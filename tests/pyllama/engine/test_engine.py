@@ -504,6 +504,27 @@ def test_a_shift_beside_others_and_a_preemption_after_it(make: Make) -> None:
     assert made(of(events, number)) == wanted
 
 
+def test_a_shift_drops_as_many_tokens_as_wanted(make: Make) -> None:
+    request = Request(TOKENS[:9], GREEDY, max_tokens=30, n_keep=3, n_discard=5)
+    events = list(Engine(make(n_ctx=16)).run(request))
+    shifts = [event.removed for event in events if event.kind == "shift"]
+    assert len(made(events)) == 30 and shifts[0] == (3, 5) and len(shifts) == 5
+    greedy = replace(request, n_discard=99)  # at least one token stays
+    shifts = [e.removed for e in Engine(make(n_ctx=16)).run(greedy) if e.kind == "shift"]
+    assert shifts[0] == (3, 12)
+
+
+def test_one_text_of_a_request_is_aborted(make: Make) -> None:
+    engine = Engine(make(n_seq_max=2))
+    params = SamplingParams(seed=1, n=2, ignore_eos=True)
+    number = engine.submit(Request(TOKENS[:5], params, max_tokens=20))
+    events = engine.step() + engine.step()
+    engine.abort(number, 1)
+    events = finish(engine, events)
+    assert len(made([e for e in events if e.choice == 0])) == 20
+    assert 0 < len(made([e for e in events if e.choice == 1])) < 20
+
+
 def test_unknown_tokens_are_never_a_prefix(make: Make, tmp_path: Path) -> None:
     context = make(n_seq_max=2)
     first = Engine(context)

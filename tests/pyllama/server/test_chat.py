@@ -6,10 +6,13 @@ import json
 from datetime import datetime
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from .conftest import Serve, events
+from pyllama import Model
+
+from .conftest import Serve, events, listening, make_served
 
 ASK = [{"role": "user", "content": "Hi"}]
 BASE = {"messages": ASK, "max_tokens": 10, "temperature": 1.0}
@@ -140,6 +143,50 @@ def test_reasoning_is_reported_apart(serve: Serve) -> None:
     assert "".join(d.get("content") or "" for d in deltas) == "so"
     message = post(client, **grammar, reasoning_format="none")["choices"][0]["message"]
     assert message["content"] == "hm</think>so"
+
+
+def test_reasoning_is_ended_while_it_runs(model: Model) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>{# </think> #}"
+    served = make_served(model, n_ctx=4096, chat_template=template)
+    base = {"messages": ASK, "stream": True, "ignore_eos": True}
+    with listening(served) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+
+        def end(id: str) -> Any:
+            body = {"id": id, "action": "reasoning_end"}
+            return client.post("/v1/chat/completions/control", json=body).json()
+
+        def run(**more: Any) -> tuple[Any, str, str]:
+            """The reply to the control request, and the reasoning and content afterwards."""
+            told, thought, content = None, "", ""
+            with client.stream("POST", "/v1/chat/completions", json=base | more) as response:
+                for line in response.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    chunk = json.loads(line.removeprefix("data: "))
+                    delta = chunk["choices"][0]["delta"]
+                    thought += delta.get("reasoning_content", "")
+                    content += delta.get("content") or ""
+                    told = told or (end(chunk["id"]) if thought else None)
+            assert end(chunk["id"])["message"] == "no active completion for this id"
+            return told, thought, content
+
+        told, thought, content = run(max_tokens=300, reasoning_control=True)
+        assert told == {"success": True} and thought and content
+        told, thought, content = run(max_tokens=300)
+        assert not told["success"] and "not enabled" in told["message"] and not content
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"action": "reasoning_end"}, "missing completion id"),
+        ({"id": "x"}, "unknown control action"),
+        ({"id": "x", "action": "stop"}, "unknown control action"),
+    ],
+)
+def test_wrong_controls(client: TestClient, body: Any, message: str) -> None:
+    found = client.post("/v1/chat/completions/control", json=body)
+    assert (found.status_code, found.json()["error"]["message"]) == (400, message)
 
 
 def test_log_probabilities(client: TestClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from pyllama import Model
 from pyllama.server.app import make_app
+from pyllama.server.text import Indentation
 from pyllama.speculative import PromptLookup, Speculation
 
 from .conftest import Serve, events, make_served
@@ -180,7 +182,8 @@ def test_openai_chunks(client: TestClient) -> None:
         ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
         ({"id_slot": 7}, "id_slot"),
         ({"stream": "yes"}, "stream"),
-        ({"n_discard": 3}, "n_discard"),
+        ({"n_discard": -3}, "n_discard"),
+        ({"n_indent": -1}, "n_indent"),
         ({"logit_bias": 3}, "logit_bias"),
         ({"dry_sequence_breakers": []}, "dry_sequence_breakers"),
     ],
@@ -236,4 +239,68 @@ def test_drafts_change_no_text(model: Model) -> None:
             assert "".join(c["content"] for c in chunks) == found[-1]["content"]
             metrics = client.get("/metrics").text
     assert found[0]["content"] == found[1]["content"]
-    assert "llamacpp:spec_decode_num_draft_tokens_total 0" not in metrics
+    assert "draft_n" not in found[0]["timings"]
+    both = [found[1]["timings"], chunks[-1]["timings"]]
+    n_drafted, n_accepted = (sum(t[f"draft_n{end}"] for t in both) for end in ("", "_accepted"))
+    assert n_drafted >= n_accepted > 0
+    name = "llamacpp:spec_decode_num_"
+    assert f"\n{name}draft_tokens_total {n_drafted}\n" in metrics
+    assert f"\n{name}accepted_tokens_total {n_accepted}\n" in metrics
+    positions = re.findall(rf'{name}accepted_tokens_per_pos_total{{position="\d+"}} (\d+)', metrics)
+    assert sum(map(int, positions)) == n_accepted
+
+
+def test_a_grammar_that_a_word_starts(client: TestClient) -> None:
+    base = BASE | {"grammar": 'root ::= "<go>" "yes"', "grammar_lazy": True, "n_predict": 30}
+    base |= {"temperature": 0, "logit_bias": [["<", 99], ["g", 0]]}
+    word = {"type": 1, "value": "<"}
+    found = post(client, **base | {"grammar": 'root ::= "<yes>"'}, grammar_triggers=[word])
+    assert found["content"] == "<yes>" and found["stop_type"] == "eos"
+    settings = found["generation_settings"]
+    assert settings["grammar_lazy"] and settings["grammar_triggers"] == [word]
+    (token,) = client.post("/tokenize", json={"content": "<"}).json()["tokens"][-1:]
+    by_token = {"type": 0, "value": "<", "token": token}
+    found = post(client, **base | {"grammar": 'root ::= "<no>"'}, grammar_triggers=[by_token])
+    assert found["content"] == "<no>"
+    free = post(client, **base, grammar_triggers=[{"type": 1, "value": "never"}])
+    assert free["tokens_predicted"] == 30
+    for wrong in ([], [{"type": 2, "value": "(a*)*b"}], ["x"], [{"type": 1}], [{}], "x"):
+        body = base | {"grammar_triggers": wrong}
+        assert client.post("/completion", json=body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("tokens", "whole"),
+    [
+        (["a", "\n", "  ", "b", "\n", "  c"], None),
+        (["a", "\n", "  ", "b", "\n", " ", "c"], "a\n  b\n "),
+        (["a\n", "\tb", "c"], "a\n\t"),  # one tab is not two
+        (["a\n", "\t", "b", "c"], "a\n\t"),
+        (["a", "b"], None),
+        (["a\n", "b", "\n", "c"], "a\n"),
+    ],
+)
+def test_indentation(tokens: list[str], whole: str | None) -> None:
+    one = Indentation(2)
+    lengths = [n for n in map(one.add, tokens) if n is not None]
+    assert ("".join(tokens)[: lengths[0]] if lengths else None) == whole
+
+
+def test_a_block_ends_where_it_is_not_indented(client: TestClient) -> None:
+    grammar = {"grammar": 'root ::= "if x:\\n    y\\nz" [a-z]+', "n_predict": 200}
+    whole = post(client, **grammar)
+    assert whole["content"].startswith("if x:\n    y\nz") and whole["tokens_predicted"] == 200
+    found = post(client, **grammar, n_indent=4, n_cmpl=2)
+    assert [one["content"] for one in found] == ["if x:\n    y\n"] * 2
+    assert [one["stop_type"] for one in found] == ["limit"] * 2
+    chunks = events(
+        client.post("/completion", json=BASE | grammar | {"n_indent": 4, "stream": True}).text
+    )
+    assert chunks[-1]["stop"] and chunks[-1]["tokens_predicted"] == found[0]["tokens_predicted"]
+
+
+def test_the_time_limit_ends_a_text_at_a_line_break(client: TestClient) -> None:
+    grammar = {"grammar": 'root ::= ([a-z]{40} "\\n")+', "n_predict": 800}
+    found = post(client, **grammar, t_max_predict_ms=1)
+    assert found["stop_type"] == "limit" and found["tokens_predicted"] < 800
+    assert found["content"].rstrip("\n").count("\n") <= 1  # the step after it may be under way

@@ -19,7 +19,7 @@ def test_slots_tell_their_state(serve: Serve) -> None:
     assert slots[0]["n_ctx"] == 256
     found = client.post("/completion", json=ASK).json()
     slot = client.get("/slots").json()[1]
-    assert not slot["is_processing"] and slot["n_prompt_tokens"] == found["tokens_evaluated"]
+    assert not slot["is_processing"] and slot["n_prompt_tokens"] == found["tokens_cached"]
     assert slot["next_token"][0]["n_remain"] == -1
     assert serve(endpoint_slots=False).get("/slots").status_code == 501
 
