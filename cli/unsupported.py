@@ -126,8 +126,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--server-base", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
         "--checkpoint-min-step", "--kv-unified-per-slot", "--ui-config", "--webui-config",
         "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
-        "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent", "--cache-reuse",
-        "-sps", "--slot-prompt-similarity",
+        "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent",
     ),
     _TASKS: (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",

@@ -148,6 +148,8 @@ def check_command(words: Sequence[str]) -> None:
     if name in PROJECT["scripts"]:
         module, _, attribute = PROJECT["scripts"][name].partition(":")
         parse(getattr(importlib.import_module(module), attribute), args)
+    elif name == "compute-sanitizer":  # NVIDIA's, around another command
+        check_command(args)
     elif name in ("python", "python3"):
         assert args[0] == "-m" and importlib.util.find_spec(args[1]), f"no module {args[1:2]}"
     elif name == "pip":

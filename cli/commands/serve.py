@@ -369,6 +369,10 @@ serve_options = stack(
     ignored_option("--no-warmup", "--warmup"),
     ignored_option("--log-disable"),
     ignored_option("-bs", "--backend-sampling", why="the CPU samples"),
+    ignored_option("--cache-reuse", takes_value=True,
+                   why="prompts are reused up to their first difference"),
+    ignored_option("-sps", "--slot-prompt-similarity", takes_value=True,
+                   why="a request gets the slot that shares most of its prompt"),
     ignored_option("--threads-http", takes_value=True, why="one thread serves all connections"),
 )  # fmt: skip
 

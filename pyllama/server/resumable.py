@@ -11,6 +11,9 @@ Source: llama.cpp, ``server_stream_make_get_handler`` and its siblings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -25,7 +28,7 @@ _MAX_OFFSET = 18  # digits
 async def resume(request: Request, life: Lifecycle) -> Response:
     """``GET /v1/stream``."""
     _ = life.description  # raises before the model is loaded
-    stream = streams_of(request).get(_conversation(request))
+    stream = streams_of(request).get(conversation_asked(request))
     if stream is None:
         raise ApiError(404, "Stream not found or expired")
     given = request.query_params.get("from") or "0"
@@ -43,16 +46,14 @@ async def resume(request: Request, life: Lifecycle) -> Response:
 async def stop(request: Request, life: Lifecycle) -> Response:
     """``DELETE /v1/stream``."""
     _ = life.description
-    streams_of(request).drop(_conversation(request))
+    streams_of(request).drop(conversation_asked(request))
     return Response(status_code=204)
 
 
 async def lookup(request: Request, life: Lifecycle) -> Response:
     """``POST /v1/streams/lookup``: the state of the streams of some conversations."""
     _ = life.description
-    body = await read_json(request, life.options)
-    given = body.get("conversation_ids")
-    ids = [id for id in given if isinstance(id, str) and id] if isinstance(given, list) else []
+    ids = asked_ids(await read_json(request, life.options))
     return JsonResponse(
         [
             {
@@ -62,13 +63,21 @@ async def lookup(request: Request, life: Lifecycle) -> Response:
                 "started_at": stream.started_s,
                 "completed_at": stream.completed_s,
             }
-            for stream in streams_of(request).found(dict.fromkeys(ids))
+            for stream in streams_of(request).found(ids)
         ]
     )
 
 
-def _conversation(request: Request) -> str:
+def conversation_asked(request: Request) -> str:
+    """The id in the query. Raises: ApiError."""
     id = request.query_params.get("conv_id", "")
     if not id:
         raise ApiError.invalid("Missing conversation id in path")
     return id
+
+
+def asked_ids(body: Mapping[str, Any]) -> list[str]:
+    """The ids in the body of a lookup, each once."""
+    given = body.get("conversation_ids")
+    ids = [id for id in given if isinstance(id, str) and id] if isinstance(given, list) else []
+    return [*dict.fromkeys(ids)]

@@ -73,7 +73,7 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
         (["--path", "missing"], "missing is not a folder"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
         (["--models-dir", "x", "--path", "missing"], "missing is not a folder"),
-        (["--cache-reuse", "1"], "pyllama-server does not have this"),
+        (["--server-base", "x"], "pyllama-server does not have this"),
         (["--router-child"], "only a router starts a server in this mode"),
         (["--sleep-idle-seconds", "0"], "cannot be 0"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),

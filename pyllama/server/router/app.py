@@ -26,11 +26,14 @@ from ...errors import ModelError
 from .. import ollama
 from ..app import ROUTES, SLEEPING_ROUTES, Endpoint, guarded, page_endpoints, reporting_errors
 from ..errors import ApiError
+from ..kept_streams import conversation_of
 from ..options import ServerOptions
 from ..proxy import forward_for_page
+from ..resumable import asked_ids, conversation_asked
 from ..served import FINGERPRINT
 from ..sse import JsonResponse, data_line, parse_body, read_body, read_json
 from .catalog import Entry
+from .conversations import Conversations
 from .forward import Forwarder
 from .pool import Instance, Pool
 
@@ -94,6 +97,7 @@ class _Router:
         self._find_entries = find_entries
         self._reloading = asyncio.Lock()
         self.forwarder = Forwarder(pool, options.api_prefix)
+        self._conversations = Conversations()
 
     def own_handlers(self) -> dict[tuple[str, str], Endpoint]:
         """What is not forwarded, by method and path."""
@@ -108,6 +112,9 @@ class _Router:
             ("POST", "/models/load"): self.load,
             ("POST", "/models/unload"): self.unload,
             ("GET", "/models/sse"): self.events,
+            ("GET", "/v1/stream"): self.resume_stream,
+            ("DELETE", "/v1/stream"): self.stop_stream,
+            ("POST", "/v1/streams/lookup"): self.find_streams,
             ("GET", "/api/tags"): self.tags,
             ("GET", "/api/ps"): self.running,
             ("GET", "/api/version"): self.version,
@@ -120,7 +127,8 @@ class _Router:
     async def get(self, request: Request) -> Response:
         """A GET for the model of its query."""
         instance = self._named(request.query_params.get("model", ""), request)
-        return self._forward(request, None, instance)
+        autoload = self._loads(request)
+        return self.forwarder.response(request, None, instance, autoload=autoload)
 
     async def post(self, request: Request) -> Response:
         """A POST for the model of its body."""
@@ -129,11 +137,13 @@ class _Router:
         name = body.get("model")
         if name is None and request.url.path.endswith("/api/show"):
             name = body.get("name")  # of older clients of Ollama's
-        return self._forward(request, data, self._named(name, request))
-
-    def _forward(self, request: Request, data: bytes | None, instance: Instance) -> Response:
+        instance = self._named(name, request)
+        id = conversation_of(request) if body.get("stream") else ""
+        conversation = self._conversations.begin(id, instance) if id else None
         autoload = self._loads(request)
-        return self.forwarder.response(request, data, instance, autoload=autoload)
+        return self.forwarder.response(
+            request, data, instance, autoload=autoload, conversation=conversation
+        )
 
     def _named(self, name: Any, request: Request) -> Instance:
         """The model of a name. Raises: ApiError."""
@@ -238,6 +248,34 @@ class _Router:
     async def cors_proxy(self, request: Request) -> Response:
         """``/cors-proxy``: forwards requests of the page to other servers."""
         return await forward_for_page(request, self._options)
+
+    # --- streams that their model's process keeps -----------------------------------------------
+
+    async def resume_stream(self, request: Request) -> Response:
+        """``GET /v1/stream``."""
+        one = self._conversations.get(conversation_asked(request))
+        if one is not None and one.instance.is_ready:
+            return self.forwarder.response(request, None, one.instance, autoload=False)
+        if one is not None and one.instance.is_running:
+            message = "Stream owner model is loading, retry later"
+            raise ApiError(503, message, headers={"Retry-After": "1"})
+        raise ApiError(404, "Stream not found or expired")
+
+    async def stop_stream(self, request: Request) -> Response:
+        """``DELETE /v1/stream``."""
+        one = self._conversations.drop(conversation_asked(request))
+        if one is not None and one.instance.is_ready:
+            return self.forwarder.response(request, None, one.instance, autoload=False)
+        return Response(status_code=204)
+
+    async def find_streams(self, request: Request) -> Response:
+        """``POST /v1/streams/lookup``: asks the models that may have streams of these ids."""
+        ids = asked_ids(await read_json(request, self._options))
+        owners = [one for one in self._conversations.owners(ids) if one.is_ready]
+        body = {"conversation_ids": ids}
+        asked = [self.forwarder.fetch(one, "/v1/streams/lookup", body) for one in owners]
+        found = await asyncio.gather(*asked)
+        return JsonResponse([stream for streams in found for stream in streams or ()])
 
     # --- Ollama's API ---------------------------------------------------------------------------
 

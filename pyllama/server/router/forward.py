@@ -5,7 +5,8 @@
     await forwarder.close()
 
 A streamed chunk is one read and one write: nothing is parsed or collected. A client that hangs up
-closes the connection to the process, which frees its slot within a step.
+closes the connection to the process, which frees its slot within a step. A stream with
+``X-Conversation-Id`` goes on without its client: the process keeps it.
 
 Source: llama.cpp, ``server_http_proxy``. docs/decisions/0031 says why the client is aiohttp.
 """
@@ -13,22 +14,27 @@ Source: llama.cpp, ``server_http_proxy``. docs/decisions/0031 says why the clien
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ApiError
 from ..logs import REQUEST_ID
 from ..sse import data_line, dump, error_response, event_lines
+from .conversations import Conversation
 from .pool import Instance, Pool
 from .process import Child
 
 _KEEP_ALIVE_S = 15  # less than `Listening.keep_alive_s` of the process: no request meets its end
 _CONNECT_S = 10
+_FETCH_S = 5
+_CANCELLED = "request cancelled by a stop while the model was loading"
 _HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
      b"upgrade")
@@ -52,18 +58,52 @@ class Forwarder:
 
     def __init__(self, pool: Pool, prefix: str = "") -> None:
         self._pool, self._prefix = pool, prefix
-        self._session: aiohttp.ClientSession | None = None
+        self._opened: aiohttp.ClientSession | None = None
+        self._detached: set[asyncio.Future[Any]] = set()
 
     def response(
-        self, request: Request, body: bytes | None, instance: Instance, *, autoload: bool
+        self,
+        request: Request,
+        body: bytes | None,
+        instance: Instance,
+        *,
+        autoload: bool,
+        conversation: Conversation | None = None,
     ) -> Response:
-        """The response of a model to a request whose body has been read."""
-        return _Forwarded(self, request, body, instance, autoload)
+        """The response of a model to a request whose body has been read.
+
+        Args:
+            conversation: whose stream the process keeps, so that it goes on without its client.
+        """
+        return _Forwarded(self, request, body, instance, autoload, conversation)
+
+    async def fetch(self, instance: Instance, path: str, body: Any) -> Any:
+        """The JSON answer of a running model to a POST of the router's own; None if there is none.
+
+        The model is neither loaded nor counted as used.
+        """
+        try:
+            async with self._pool.use(instance, autoload=False, touch=False) as child:
+                headers = {"Authorization": f"Bearer {child.key}"}
+                url = f"http://127.0.0.1:{child.port}{path}"
+                time = aiohttp.ClientTimeout(total=_FETCH_S)
+                ask = self._session.post(url, json=body, headers=headers, timeout=time)
+                async with ask as response:
+                    return json.loads(await response.read()) if response.status == 200 else None
+        except (ApiError, aiohttp.ClientError, OSError, ValueError):
+            return None
+
+    def detach(self, work: asyncio.Future[Any]) -> None:
+        """Let a request without a client go on until the router ends."""
+        self._detached.add(work)
+        work.add_done_callback(self._detached.discard)
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        for work in self._detached:
+            work.cancel()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def send(self, forwarded: _Forwarded, scope: Scope, send: Send) -> ApiError | None:
         """Send a response, or return the error that there is instead of one."""
@@ -95,6 +135,18 @@ class Forwarder:
             await send({"type": "http.response.body", "body": tail})
         return None
 
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            )
+        return self._opened
+
     async def _pass_on(
         self, response: aiohttp.ClientResponse, started: _Started, scope: Scope, send: Send
     ) -> None:
@@ -113,14 +165,6 @@ class Forwarder:
         self, forwarded: _Forwarded, scope: Scope, child: Child
     ) -> aiohttp.client._RequestContextManager:
         """The request to the process, with its key in place of the client's."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            )
         target = target_of(scope, self._prefix, child.port)
         headers = [(k.decode(), v.decode("latin-1")) for k, v in _kept(scope["headers"], _OURS)]
         headers.append(("Authorization", f"Bearer {child.key}"))
@@ -150,6 +194,25 @@ class _Started:
     media_type: str | None = None
 
 
+class _ClientGone(Exception):
+    """The client of a detached request does not get its response."""
+
+
+class _Sender:
+    """Sends messages to the client, as long as there is one."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = self.is_closed = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message. Raises: _ClientGone."""
+        if self.is_closed:
+            raise _ClientGone
+        self.has_begun = True
+        await self._send(message)
+
+
 class _Forwarded(Response):
     """A response of another process."""
 
@@ -160,24 +223,42 @@ class _Forwarded(Response):
         body: bytes | None,
         instance: Instance,
         autoload: bool,
+        conversation: Conversation | None,
     ) -> None:
         super().__init__()
         self.forwarder, self.request = forwarder, request
         self.data, self.instance, self.autoload = body, instance, autoload
+        self._conversation = conversation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self.forwarder.send(self, scope, send))
+        sender = _Sender(send)
+        work = asyncio.ensure_future(self.forwarder.send(self, scope, sender))
+        work.add_done_callback(_retrieve)
         watch = asyncio.ensure_future(_disconnected(receive))
+        if self._conversation is not None:
+            self._conversation.work = work
         try:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
         finally:
             is_done = work.done()
-            work.cancel()
             watch.cancel()
-            await asyncio.wait([work, watch])
-        error = work.result() if is_done else None
+            if self._conversation is None or is_done or sender.has_begun:
+                work.cancel()
+                await asyncio.wait([work, watch])
+            else:  # the process has not begun to keep the stream
+                sender.is_closed = True
+                self.forwarder.detach(work)
+        if not is_done:
+            return
+        error = ApiError.invalid(_CANCELLED) if work.cancelled() else work.result()
         if error is not None:
             await error_response(error)(scope, receive, send)
+
+
+def _retrieve(work: asyncio.Future[Any]) -> None:
+    """Look at the exception of a request, which nobody else does if it is detached."""
+    if not work.cancelled():
+        work.exception()
 
 
 async def _disconnected(receive: Receive) -> None:

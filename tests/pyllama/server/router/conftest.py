@@ -7,8 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ class HttpChild(FakeChild):
         self.seen: list[dict[str, str]] = []
         self.n_aborted = 0
         self.go = asyncio.Event()
-        any_path = Route("/{path:path}", self.answer, methods=["GET", "POST"])
+        any_path = Route("/{path:path}", self.answer, methods=["GET", "POST", "DELETE"])
         sockets = open_sockets(Listening(port=0))
         self.port = sockets[0].getsockname()[1]
         app = Starlette(routes=[any_path])
@@ -121,6 +122,8 @@ class HttpChild(FakeChild):
         if request.headers.get("authorization") != f"Bearer {self.key}":
             return JSONResponse({"error": {"code": 401, "message": "Invalid API Key"}}, 401)
         body = await request.json() if request.method == "POST" else {}
+        if request.url.path == "/v1/streams/lookup":
+            return JSONResponse([{"by": self.entry.name, "asked": body}])
         prompt = body.get("prompt", "")
         if prompt == "busy":
             headers = {"Retry-After": "7", "X-Request-Id": "of-the-child"}
@@ -218,10 +221,17 @@ def at_a_socket(app: Any) -> Iterator[int]:
             one.close()
 
 
-def ask(port: int, body: dict[str, Any], path: str = "/completion") -> socket.socket:
+def ask(
+    port: int,
+    body: dict[str, Any],
+    path: str = "/completion",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> socket.socket:
     """Send a POST; the response is left to the caller."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    head = "\r\n".join([*lines, "", ""])
     one = socket.create_connection(("127.0.0.1", port), timeout=20)
     one.sendall(head.encode() + data)
     return one
