@@ -109,7 +109,7 @@ def _summary(lines: list[Line]) -> str:
         ratios = [r["ours_over_tokens_per_s"] for r in closed if r["server"] == peer]
         if ratios:
             parts.append(
-                f"{min(ratios):.1f} to {max(ratios):.1f} times as many as {_SERVERS[peer]}"
+                f"{min(ratios):.1f} to {max(ratios):.1f} times as many tokens as {_SERVERS[peer]}"
             )
     return f"It generates {' and '.join(parts)}." if parts else ""
 

@@ -493,7 +493,7 @@ def test_page_of_the_server_under_load(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(serving_page, "newest", lambda file, *keys: found[file])
     page = serving_page.page()
     assert "| hang up | 100 | 100 answered | 0 | 200 (+0.1%) | 2/2/2 | 2/2/2 | 1 to 2 |" in page
-    assert "2.5 to 2.5 times as many as llama-server, native" in page
+    assert "2.5 to 2.5 times as many tokens as llama-server, native" in page
     assert "**chat, 4 clients**" in page and "**chat, 2.00 requests a second arrive**" in page
     pictures = list(tmp_path.glob("serving-*.svg"))
     assert len(pictures) == 2
