@@ -142,6 +142,7 @@ OPENED = {
     "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py",
     "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench/bench.py",
     "cli/output.py", "cli/tool.py", "pyllama/server/page_files.py",
+    "pyllama/cluster/batch_files.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")
 
