@@ -150,7 +150,7 @@ class Event(NamedTuple):
     reason: EndReason | None = None
     stop: str | int | None = None
     drafted: bool = False
-    n_drafted: int = field(default=0, compare=False)
+    n_drafted: int = 0
     removed: tuple[int, int] = (0, 0)
     error: Exception | None = None
 

@@ -125,7 +125,7 @@ def run(
 
 def plain(events: Sequence[Event]) -> list[Event]:
     """Events without what drafts change: numbers, and which tokens were drafted."""
-    return [event._replace(request=0, drafted=False) for event in events]
+    return [event._replace(request=0, drafted=False, n_drafted=0) for event in events]
 
 
 def oracle(
