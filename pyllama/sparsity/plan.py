@@ -205,7 +205,7 @@ def _make_plans(
     if not found and path.exists() and path.samefile(model.path):
         raise ModelError(f"{path}: is the model; choose another output file (-o)")
     placed = _placed(needs, shares, activity, choice, index)
-    if activity is not None and not found and (_has_neurons(placed) or path.exists()):
+    if activity is not None and not found:
         made = [
             (share, share.of_split(p.split)) for (share, _), p in zip(shares, placed, strict=True)
         ]

@@ -129,4 +129,5 @@ def test_a_hybrid_allocates_what_was_planned(
     context.reserve((1, 2, 8, 9, 16, 17, 32))
     for planned, backend, limit in zip(use.devices, gpus, budget, strict=False):
         assert peak(backend) == planned.used <= limit
-    assert all(device.used for device in use.devices[: n_gpus if share > 0.5 else 1])
+    if share > 0.5 or n_gpus == 1:  # a third of a half may hold no whole part of a model
+        assert all(device.used for device in use.devices[:n_gpus])
