@@ -101,7 +101,7 @@ def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("n_gpus", [1, 2])
 def test_a_hybrid_allocates_what_was_planned(
     tmp_path: Path, name: str, share: float, n_gpus: int
@@ -129,5 +129,5 @@ def test_a_hybrid_allocates_what_was_planned(
     context.reserve((1, 2, 8, 9, 16, 17, 32))
     for planned, backend, limit in zip(use.devices, gpus, budget, strict=False):
         assert peak(backend) == planned.used <= limit
-    if share > 0.5 or n_gpus == 1:  # a third of a half may hold no whole part of a model
+    if share >= 0.5 or n_gpus == 1:  # at 30 % the caches of half of `opt` leave no room for weights
         assert all(device.used for device in use.devices[:n_gpus])
