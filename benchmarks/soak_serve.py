@@ -48,7 +48,7 @@ N_CLIENTS = 16
 GONE = 0.2
 """Share of the clients that hang up."""
 WARM = 0.2
-"""Share of the requests before those that tell whether memory grows."""
+"""Share of the requests, at the beginning, that the growth of memory is not measured over."""
 MAX_GROWTH = 0.01
 """Growth of the memory over the other requests, as a share of it, that still is none."""
 SLOW_S, N_SLOW = 1.0, 48
@@ -157,7 +157,7 @@ def tiny_model(folder: Path) -> Path:
 def probe(port: int, stop: Any, out: Any) -> None:
     """Ask ``/health`` until ``stop``; sends the seconds of each answer, and how late a sleep ends.
 
-    The second list shows what of the first is the machine's: a busy one wakes nobody in time.
+    The second list is the delay that the machine itself adds: a busy one wakes processes late.
     """
     asked: list[float] = []
     late: list[float] = []

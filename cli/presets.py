@@ -58,7 +58,7 @@ _OWN = ("load-on-startup", "stop-timeout", "dedup-cache-models")
 
 
 def given_values(ctx: click.Context) -> Values:
-    """The options of the command line, without the router's and those that name a model."""
+    """The options of the command line, except the router's and the ones that name a model."""
     found: Values = {}
     for option, words in given_options(ctx):
         name = option.name or ""

@@ -3,7 +3,7 @@
 @preset_options
 def command(**options): ...                    # the presets are no parameters
 
-A preset sets the defaults of other options: those that are given override it, also by variables.
+A preset sets defaults. Options on the command line or in environment variables override them.
 
 Source: llama.cpp, common/arg.cpp.
 """

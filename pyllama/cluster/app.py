@@ -146,7 +146,7 @@ class Ingress:
         self._names = Guard(_model_list(options), options.replica.server, frozenset())
 
     async def drain(self) -> None:
-        """Refuse further requests; those that run go on."""
+        """Refuse new requests; running ones continue."""
         self._is_draining = True
 
     async def __call__(self, request: Request) -> Response:

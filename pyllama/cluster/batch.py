@@ -27,7 +27,7 @@ _DEFAULT_URL = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
 
 @dataclass(frozen=True)
 class RowRequest:
-    """What a row asks.
+    """The request of a row.
 
     Attributes:
         id: of the row.

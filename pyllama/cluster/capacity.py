@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a replica does with n texts at once, and how many replicas a load needs.
+    """Speed of a replica with n texts at once, and the number of replicas for a load.
 
     Attributes:
         n_texts: texts at once.
