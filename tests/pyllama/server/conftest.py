@@ -21,7 +21,7 @@ from pyllama.engine import Engine, Policy
 from pyllama.sampling import SamplingParams
 from pyllama.server.app import make_app
 from pyllama.server.lifecycle import Lifecycle
-from pyllama.server.listener import DrainingServer, Listening, open_sockets
+from pyllama.server.listener import Drain, DrainingServer, Listening, open_sockets
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 from pyllama.speculative import Speculation
@@ -66,12 +66,15 @@ def client(serve: Serve) -> TestClient:
 
 
 @contextmanager
-def listening(served: Served, **options: Any) -> Iterator[int]:
-    """Serve at a real socket in a thread; yields the port."""
+def at_a_socket(app: Any, drain: Drain | None = None, **options: Any) -> Iterator[int]:
+    """Serve an application at a real socket in a thread; yields the port.
+
+    Args:
+        options: those of `Listening`.
+    """
     where = Listening(port=0, shutdown_s=1, **options)
     sockets = open_sockets(where)
-    life = Lifecycle.of(served)
-    server = DrainingServer(make_app(life), where, life.drain)
+    server = DrainingServer(app, where, drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()
     try:
@@ -83,6 +86,14 @@ def listening(served: Served, **options: Any) -> Iterator[int]:
         thread.join()
         for one in sockets:
             one.close()
+
+
+@contextmanager
+def listening(served: Served, **options: Any) -> Iterator[int]:
+    """Serve a model at a real socket in a thread; yields the port."""
+    life = Lifecycle.of(served)
+    with at_a_socket(make_app(life), life.drain, **options) as port:
+        yield port
 
 
 def events(text: str) -> list[dict[str, Any]]:

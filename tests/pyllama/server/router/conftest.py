@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pyllama.server.listener import Listening, configure, open_sockets
+from pyllama.server.listener import Listening, open_sockets
 from pyllama.server.options import ServerOptions
 from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
@@ -200,25 +199,6 @@ def route() -> Iterator[StartRouter]:
             return stack.enter_context(client)
 
         yield start
-
-
-@contextmanager
-def at_a_socket(app: Any) -> Iterator[int]:
-    """Serve an application at a real socket in a thread; yields the port."""
-    where = Listening(port=0, shutdown_s=1)
-    sockets = open_sockets(where)
-    server = uvicorn.Server(configure(app, where))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            time.sleep(0.005)
-        yield sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        for one in sockets:
-            one.close()
 
 
 def ask(

@@ -16,7 +16,8 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool
 
-from .conftest import Fleet, StartRouter, at_a_socket, entries, until
+from ..conftest import at_a_socket
+from .conftest import Fleet, StartRouter, entries, until
 
 
 def error(response: Any) -> tuple[int, str]:

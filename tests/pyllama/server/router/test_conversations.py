@@ -13,7 +13,8 @@ from pyllama.server.router.catalog import Entry
 from pyllama.server.router.conversations import Conversations
 from pyllama.server.router.pool import Instance, Pool
 
-from .conftest import Fleet, HttpChild, StartRouter, ask, at_a_socket, entries, until
+from ..conftest import at_a_socket
+from .conftest import Fleet, HttpChild, StartRouter, ask, entries, until
 
 HEADER = {"X-Conversation-Id": "x::y/z"}
 STREAM = {"prompt": "", "stream": True}

@@ -15,7 +15,8 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.forward import target_of
 from pyllama.server.router.pool import Pool
 
-from .conftest import Fleet, StartRouter, ask, at_a_socket, entries, router, until
+from ..conftest import at_a_socket
+from .conftest import Fleet, StartRouter, ask, entries, router, until
 
 
 def test_a_request_reaches_its_model(route: StartRouter) -> None:
