@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,11 @@ class Placement:
     def parts(self) -> tuple[Placement]:
         """What is on each GPU: there is one."""
         return (self,)
+
+    @property
+    def takes_neurons(self) -> bool:
+        """Whether all dense tensors are on the GPU, so that the rest is for neurons."""
+        return all(item.level == KV for item in self.on_cpu)
 
     @property
     def host_kv(self) -> frozenset[int]:
@@ -186,13 +191,15 @@ def place(
     while n < len(needs.items) and needs.items[n].nbytes <= left:
         left -= needs.items[n].nbytes
         n += 1
-    rows, on_cpu = needs.rows, needs.items[n:]
-    split = empty_split(len(rows.down), rows.n_ff)
-    if neurons is not None and all(item.level == KV for item in on_cpu):
-        split = neurons(rows, left)
+    rows, on_gpu, on_cpu = needs.rows, needs.items[:n], needs.items[n:]
+    none = empty_split(len(rows.down), rows.n_ff)
+    dense = Placement(budget_bytes, compute_bytes, on_gpu, on_cpu, none, (0,) * len(rows.down))
+    if neurons is None or not dense.takes_neurons:
+        return dense
+    split = neurons(rows, left)
     pairs = enumerate(zip(split.up, split.down, strict=True))
     ffn_bytes = tuple(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
-    return Placement(budget_bytes, compute_bytes, needs.items[:n], on_cpu, split, ffn_bytes)
+    return replace(dense, split=split, ffn_bytes=ffn_bytes)
 
 
 def choose_neurons(

@@ -204,19 +204,26 @@ def _make_plans(
     path, found = index.given or index.path or default, index.given is not None
     if not found and path.exists() and path.samefile(model.path):
         raise ModelError(f"{path}: is the model; choose another output file (-o)")
-    placed = _placed(needs, shares, activity, choice, index)
-    if activity is not None and not found:
-        made = [
-            (share, share.of_split(p.split)) for (share, _), p in zip(shares, placed, strict=True)
-        ]
-        whole = merged(made, hparams.n_layer, hparams.n_ff)
+    dense = _placed(needs, shares, None, choice, IndexFile())
+    if activity is None or found or not any(p.takes_neurons for p in dense):
+        placed = _placed(needs, shares, activity, choice, index)
+    else:
+        placed = []
+
+        def solve() -> NeuronSplit:
+            placed.extend(_placed(needs, shares, activity, choice, index))
+            made = zip(shares, placed, strict=True)
+            parts = [(share, share.of_split(p.split)) for (share, _), p in made]
+            return merged(parts, hparams.n_layer, hparams.n_ff)
+
         nbytes = sum(budget.nbytes for _, budget in shares)
-        split, found = cached_split(path, key, nbytes, lambda: whole, reset=index.reset)
+        split, found = cached_split(path, key, nbytes, solve, reset=index.reset)
         if found:
             placed = [
                 share.place(needs, budget.nbytes, _fixed(share, split), budget.compute_bytes)
                 for share, budget in shares
             ]
+            found = _has_neurons(placed)
     shown = path if _has_neurons(placed) else None
     return [
         Plan(share.needs(needs) if len(shares) > 1 else needs, p, shown, found)

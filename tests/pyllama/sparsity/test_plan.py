@@ -145,6 +145,7 @@ def test_given_invalid_and_foreign_index_files(model: Model, tmp_path: Path) -> 
         make_plan(model, replace(some, compute_bytes=100_000), None, None, IndexFile(given=out))
     none = make_plan(model, replace(some, nbytes=1000), activity)
     assert none.path is None and none.placed.used_bytes == 0
+    assert len([*tmp_path.iterdir()]) == 2  # no file for no neurons
     write_gpuidx(model.path.with_name("x.gguf.generated.gpuidx"), made.placed.split, 1)
     with pytest.raises(ModelError, match="was written by another program"):
         make_plan(model, some, activity)
