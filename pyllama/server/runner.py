@@ -48,6 +48,28 @@ class _Outgoing:
     prob: TokenLogprob | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What another thread wants to be done between two steps."""
+
+    work: Callable[[Engine], Any]
+    may_run: Callable[[Engine], bool]
+    done: Future[Any]
+
+    def run(self, engine: Engine) -> bool:
+        """Run it if it may run now; whether it has ended."""
+        if self.done.cancelled():
+            return True
+        if not self.may_run(engine):
+            return False
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.work(engine))
+            except BaseException as error:
+                self.done.set_exception(error)
+        return True
+
+
 @dataclass
 class Slot:
     """What ``/slots`` tells about a sequence.
@@ -152,7 +174,7 @@ class EngineRunner:
         self.last_active_s = time.monotonic()
         self._streams: set[Stream] = set()
         self._outbox: list[_Outgoing] = []
-        self._jobs: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._n_tasks = 0
@@ -197,7 +219,7 @@ class EngineRunner:
             PyllamaError: as ``Engine.submit``.
         """
         if self.is_closing:
-            raise ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
+            raise _shutting_down()
         stream = Stream(self, texts, n_open=len(texts))
         now, first = time.perf_counter(), 0
         self.loop.call_soon_threadsafe(self._streams.add, stream)
@@ -214,10 +236,23 @@ class EngineRunner:
             raise
         return stream
 
-    def call(self, job: Callable[[Engine], T]) -> asyncio.Future[T]:
-        """Run a job in the thread that steps, between two steps."""
+    def call(
+        self,
+        job: Callable[[Engine], T],
+        may_run: Callable[[Engine], bool] = lambda engine: True,
+    ) -> asyncio.Future[T]:
+        """Run a job in the thread that steps, between two steps.
+
+        Args:
+            may_run: asked between steps, in that thread; the job waits until it returns true.
+
+        Raises:
+            ApiError: the server shuts down before.
+        """
+        if self._stopped.is_set():
+            raise _shutting_down()
         done: Future[T] = Future()
-        self._jobs.append((job, done))
+        self._jobs.append(_Job(job, may_run, done))
         self.engine.wake()
         return asyncio.wrap_future(done)
 
@@ -241,7 +276,7 @@ class EngineRunner:
         end = time.monotonic() + timeout_s
         while self._streams and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        error = ApiError(503, "the server is shutting down")
+        error = _shutting_down()
         for stream in list(self._streams):
             self._fail(stream, error)
 
@@ -257,9 +292,11 @@ class EngineRunner:
 
     def _run(self) -> None:
         engine, n_failed = self.engine, 0
+        waiting: list[_Job] = []
         while not self._stopped.is_set():
             while self._jobs:
-                _run_job(engine, *self._jobs.popleft())
+                waiting.append(self._jobs.popleft())
+            waiting = [job for job in waiting if not job.run(engine)]
             if not engine.wait(_IDLE_S) or self._jobs or self._stopped.is_set():
                 continue
             try:
@@ -275,6 +312,9 @@ class EngineRunner:
             if self._outbox:
                 outbox, self._outbox = self._outbox, []
                 self._in_loop(self._deliver, outbox)
+        for job in (*waiting, *self._jobs):
+            if job.done.set_running_or_notify_cancel():
+                job.done.set_exception(_shutting_down())
 
     def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
         try:
@@ -351,10 +391,5 @@ class EngineRunner:
         stream.wake()
 
 
-def _run_job(engine: Engine, job: Callable[[Engine], Any], done: Future[Any]) -> None:
-    if not done.set_running_or_notify_cancel():
-        return
-    try:
-        done.set_result(job(engine))
-    except BaseException as error:
-        done.set_exception(error)
+def _shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})

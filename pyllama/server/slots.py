@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _slot_json(served: Served, slot: Slot) -> dict[str, Any]:
 
 
 async def change_slot(request: Request, served: Served) -> Response:
-    """``POST /slots/{id}?action=save|restore|erase``."""
+    """``POST /slots/{id}?action=save|restore|erase``; waits for a text that runs in the slot."""
     folder = served.options.slot_save_path
     if folder is None:
         raise ApiError.not_supported(
@@ -75,28 +76,27 @@ async def change_slot(request: Request, served: Served) -> Response:
     number = request.path_params["id_slot"]
     if not (number.isdecimal() and len(number) < 10 and int(number) < len(served.runner.slots)):
         raise ApiError.invalid("Invalid slot ID")
-    id, action, begin = int(number), request.query_params.get("action"), time.perf_counter()
+    id, action = int(number), request.query_params.get("action")
     if action == "erase":
-        n = await served.runner.call(lambda engine: _erase(engine, id))
+        n, _ = await _when_idle(served, id, _erase)
         return JsonResponse({"id_slot": id, "n_erased": n})
     if action not in ("save", "restore"):
         raise ApiError.invalid("Invalid action")
     name = Fields(await read_json(request, served.options)).get("filename", "", str)
     path = _file(folder, name)
     if action == "save":
-        n = await served.runner.call(lambda engine: _save(engine, id, path))
+        n, ms = await _when_idle(served, id, _save, path)
         kinds = ("n_saved", "n_written", "save_ms")
     else:
-        n = await served.runner.call(lambda engine: _restore(engine, id, path))
+        n, ms = await _when_idle(served, id, _restore, path)
         kinds = ("n_restored", "n_read", "restore_ms")
-    times = {kinds[2]: 1e3 * (time.perf_counter() - begin)}
     return JsonResponse(
         {
             "id_slot": id,
             "filename": name,
             kinds[0]: n,
             kinds[1]: path.stat().st_size,
-            "timings": times,
+            "timings": {kinds[2]: ms},
         }
     )
 
@@ -109,31 +109,42 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _idle(engine: Engine, id: int) -> Sequence:
-    sequence = next(s for s in engine.sequences if s.seq_id == id)
-    if sequence.owner is not None or sequence.leased:
-        raise ApiError(503, f"slot {id} is processing a request; try again later")
-    return sequence
+async def _when_idle(
+    served: Served, id: int, change: Callable[..., int], *args: Any
+) -> tuple[int, float]:
+    """Call ``change(engine, sequence, *args)`` as soon as no text runs in a slot.
+
+    Returns what it returns, and its milliseconds.
+    """
+    sequence = next(s for s in served.engine.sequences if s.seq_id == id)
+
+    def job(engine: Engine) -> tuple[int, float]:
+        begin = time.perf_counter()
+        n = change(engine, sequence, *args)
+        return n, 1e3 * (time.perf_counter() - begin)
+
+    def is_idle(engine: Engine) -> bool:
+        return sequence.owner is None and not sequence.leased
+
+    return await served.runner.call(job, is_idle)
 
 
-def _erase(engine: Engine, id: int) -> int:
-    sequence = _idle(engine, id)
+def _erase(engine: Engine, sequence: Sequence) -> int:
     n = sequence.n_tokens
     sequence.clear()
     return n
 
 
-def _save(engine: Engine, id: int, path: Path) -> int:
-    sequence = _idle(engine, id)
-    tokens = sequence.tokens()
+def _save(engine: Engine, sequence: Sequence, path: Path) -> int:
+    tokens, id = sequence.tokens(), sequence.seq_id
     if sequence.n_exact < sequence.n_tokens or (tokens == UNKNOWN).any():
-        raise ApiError(500, f"slot {id} cannot be saved: its context was shifted")
+        raise ApiError.invalid(f"slot {id} cannot be saved: its context was shifted")
     save_state(engine.context, path, tokens.tolist(), seq=id)
     return len(tokens)
 
 
-def _restore(engine: Engine, id: int, path: Path) -> int:
-    sequence = _idle(engine, id)
+def _restore(engine: Engine, sequence: Sequence, path: Path) -> int:
+    id = sequence.seq_id
     try:
         if not os.path.exists(path):
             raise ApiError.invalid(f"Unable to restore slot: there is no file {path.name}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pyllama.server.errors import ApiError
 
 from .conftest import Serve
 
@@ -43,6 +47,47 @@ def test_a_slot_is_saved_restored_and_erased(serve: Serve, tmp_path: Path) -> No
     again = client.post("/completion", json={**ASK, "id_slot": 0}).json()
     assert again["timings"]["cache_n"] == first["tokens_evaluated"] - 1
     assert again["content"] == first["content"]
+
+
+def test_a_busy_slot_is_changed_after_its_text(serve: Serve, tmp_path: Path) -> None:
+    """As llama-server defers the task. Other slots do not wait."""
+    client = serve(slot_save_path=tmp_path)
+    ended: list[str] = []
+
+    def ask() -> None:
+        body = {**ASK, "n_predict": 200, "stream": True}
+        assert client.post("/completion", json=body).is_success
+        ended.append("text")
+
+    def act(slot: int, action: str, name: str) -> Any:
+        path = f"/slots/{slot}?action={action}"
+        found = client.post(path, json={"filename": name}).json()
+        ended.append(name)
+        return found
+
+    with ThreadPoolExecutor(3) as threads:
+        asked = threads.submit(ask)
+        while not client.get("/slots").json()[1]["is_processing"]:
+            time.sleep(0.001)
+        saved = threads.submit(act, 1, "save", "busy")
+        assert act(0, "erase", "other")["n_erased"] == 0
+        asked.result()
+        assert saved.result()["n_saved"] >= 200
+    assert ended.index("other") < ended.index("text") and "busy" in ended
+
+
+def test_a_change_that_waits_ends_with_the_server(serve: Serve) -> None:
+    client = serve()
+    runner = client.served.runner  # type: ignore[attr-defined]
+
+    async def wait() -> int:
+        return await runner.call(lambda engine: 0, lambda engine: False)
+
+    waits = client.portal.start_task_soon(wait)
+    client.portal.call(runner.close, 0.0)
+    for one in (waits, client.portal.start_task_soon(wait)):
+        with pytest.raises(ApiError, match="shutting down"):
+            one.result(10)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/etc/x", "a/b", "a\\b", "a\0", "-x", "é"])
