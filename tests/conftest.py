@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ from hypothesis import settings
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("same")
+
+# Numba makes many objects, and few in cycles: with Python's thresholds a tenth of the time that
+# kernels compile goes to collections.
+gc.set_threshold(100_000, 20, 100)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests themselves out of garbage collections."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
