@@ -148,8 +148,9 @@ def _result(content: Any) -> Any:
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:
     source = block.get("source")
-    url = source.get("url", "data:") if isinstance(source, Mapping) else "data:"
-    return {"type": "image_url", "image_url": {"url": url}}
+    source = source if isinstance(source, Mapping) else {}
+    url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+    return {"type": "image_url", "image_url": {"url": source.get("url", url)}}
 
 
 def _tool(tool: Any) -> dict[str, Any]:

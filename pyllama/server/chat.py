@@ -23,13 +23,12 @@ from ..errors import SchemaError
 from .completion import final_json, usage_json
 from .errors import ApiError
 from .fields import INT32_MAX, Fields
+from .media import KINDS, refused
 from .runner import Stream
 from .sampling import MAX_PROBS, CompletionOptions, FromChat
 from .served import FINGERPRINT, Served, random_id
 from .sse import JsonResponse, data_line, read_json, respond
 from .text import Piece, Text
-
-_MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video"}
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,8 @@ def _check_parts(content: Any) -> None:
         raise ApiError.invalid("Expected 'content' to be a string or an array")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind in _MEDIA:
-            raise ApiError.invalid(f"{_MEDIA[kind]} input is not supported: only text models are")
+        if isinstance(kind, str) and kind in KINDS:
+            raise refused(part)
 
 
 def _response_format(fields: Fields) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -27,6 +28,7 @@ from pyllama.server.served import Served
 from pyllama.speculative import Speculation
 
 Serve = Callable[..., TestClient]
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
 
 def make_served(

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from pyllama import Model
 
-from .conftest import Serve, events, listening, make_served
+from .conftest import PNG, Serve, events, listening, make_served
 
 ASK = [{"role": "user", "content": "Hi"}]
 BASE = {"messages": ASK, "max_tokens": 10, "temperature": 1.0}
@@ -236,12 +236,32 @@ def test_wrong_requests(client: TestClient, fields: dict[str, Any]) -> None:
         assert response.json()["error"]["message"]
 
 
-def test_images_are_refused(client: TestClient) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        (f"data:image/png;base64,{PNG}", 500),  # as llama-server's tests ask
+        ("data:image/png;base64,AA==", 400),
+        (f"data:image/png;base64,{'=' * 40}", 400),
+        ("file:///etc/passwd", 400),
+        (5, 400),
+    ],
+)
+def test_images_are_refused(client: TestClient, url: Any, status: int) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    messages = [{"role": "user", "content": [part]}]
+    response = client.post("/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == status
+    assert "image input is not supported" in response.json()["error"]["message"]
+    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+    assert client.post("/v1/responses", json={"input": asked}).status_code == status
+
+
+def test_sounds_are_refused(client: TestClient) -> None:
+    part = {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}}
     messages = [{"role": "user", "content": [part]}]
     response = client.post("/v1/chat/completions", json={"messages": messages})
     assert response.status_code == 400
-    assert "image input is not supported" in response.json()["error"]["message"]
+    assert "audio input is not supported" in response.json()["error"]["message"]
 
 
 def test_templates_with_functions(serve: Serve) -> None:

@@ -13,7 +13,7 @@ from pyllama.server.fields import Fields
 from pyllama.server.infill import infill_prompt
 from pyllama.tokenizer import Tokenizer
 
-from .conftest import Serve, events
+from .conftest import PNG, Serve, events
 from .test_chat import TOOL
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -56,6 +56,20 @@ def test_anthropic_calls(client: TestClient) -> None:
     chunks = events(client.post("/v1/messages", json={**body, "stream": True}).text)
     parts = [c["delta"]["partial_json"] for c in chunks if c["type"] == "content_block_delta"]
     assert json.loads("".join(parts)) == block["input"]
+
+
+def test_anthropic_images_are_refused(client: TestClient) -> None:
+    """With llama-server's status, also in a tool's result; what is no image is a mistake."""
+    for data, status in ((PNG, 500), ("AAAA", 400), (5, 400)):
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        image = {"type": "image", "source": source}
+        text = {"type": "text", "text": "a"}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": [text, image]}
+        for block in (image, result):
+            messages = [{"role": "user", "content": [block]}]
+            response = client.post("/v1/messages", json={"messages": messages, "max_tokens": 1})
+            assert response.status_code == status
+            assert "image input is not supported" in response.json()["error"]["message"]
 
 
 def test_anthropic_history(serve: Serve) -> None:
