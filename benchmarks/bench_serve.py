@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -402,6 +403,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with this process
     args.mixes, args.rates = args.mixes.split(","), _numbers(args.rates)
     args.clients = [int(n) for n in _numbers(args.clients)]
     peers = [] if args.peers == "none" else args.peers.split(",")

@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -512,6 +513,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="number of requests")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with this process
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or tiny_model(Path(folder))
         flags = ["--header-timeout", f"{SLOW_S:.0f}", "--timeout", f"{SLOW_S:.0f}",
