@@ -59,7 +59,11 @@ class _Handler:
         import threading
 
         self.since, self.pending = 0.0, True
-        again = threading.Timer(0.01, signal.raise_signal, (signal.SIGINT,))
+        send: Callable[..., None] = signal.raise_signal
+        args: tuple[int, ...] = (signal.SIGINT,)
+        if hasattr(signal, "pthread_kill"):  # to the main thread: it may be waiting in a call
+            send, args = signal.pthread_kill, (threading.main_thread().ident or 0, *args)
+        again = threading.Timer(0.01, send, args)
         again.daemon = True
         again.start()
 

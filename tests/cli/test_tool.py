@@ -358,7 +358,7 @@ DESTRUCTOR = """
         def __del__(self):
             {kill}
     Thing()
-    import time; time.sleep(30)
+    import time; time.sleep(600)  # a call that only a signal ends
 """
 LOST = """
     class Thing:
