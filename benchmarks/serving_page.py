@@ -151,7 +151,7 @@ def _plot(lines: list[Line], mix: str, path: Path, title: str) -> None:
             (charts[1], "ttft_p95", 1.0), (charts[2], "tpot_p95", 1e3),
             (charts[3], "goodput_per_s", 1.0),
         ):  # fmt: skip
-            if arriving:
+            if len(arriving) > 1:  # else the table says it
                 values = [r[key] * scale for r in arriving]
                 chart.line([r["rate"] for r in arriving], values, name, color)
     charts_svg([chart for chart in charts if chart.series], path, title=title)
@@ -170,7 +170,8 @@ def section(cpu: str, lines: list[Line]) -> str:
             picture = PICTURES / f"serving-{slug}-{stem}.svg"
             _plot(mine, mix, picture, f"{file}, {mix}")
             parts.append(f"![{file}, {mix}, on {cpu}](pictures/{picture.name})\n")
-            for clients, share in dict.fromkeys((r["clients"], r["share"]) for r in mine):
+            loads = {(r["clients"], r["share"]) for r in mine}
+            for clients, share in sorted(loads, key=lambda load: (not load[0], *load)):
                 of_load = [r for r in mine if (r["clients"], r["share"]) == (clients, share)]
                 load = f"{clients} client{'s' * (clients > 1)}"
                 if not clients:
