@@ -59,11 +59,15 @@ class _Handler:
         import threading
 
         self.since, self.pending = 0.0, True
-        send: Callable[..., None] = signal.raise_signal
-        args: tuple[int, ...] = (signal.SIGINT,)
-        if hasattr(signal, "pthread_kill"):  # to the main thread: it may be waiting in a call
-            send, args = signal.pthread_kill, (threading.main_thread().ident or 0, *args)
-        again = threading.Timer(0.01, send, args)
+        main = threading.get_ident()  # handlers run in the main thread only
+
+        def send() -> None:
+            if hasattr(signal, "pthread_kill"):  # it also ends a call in which that thread waits
+                signal.pthread_kill(main, signal.SIGINT)
+            else:
+                signal.raise_signal(signal.SIGINT)
+
+        again = threading.Timer(0.01, send)
         again.daemon = True
         again.start()
 

@@ -50,14 +50,14 @@ class _Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What another thread wants to be done between two steps."""
+    """A job for the thread that steps, and its result."""
 
     work: Callable[[Engine], Any]
     may_run: Callable[[Engine], bool]
     done: Future[Any]
 
     def run(self, engine: Engine) -> bool:
-        """Run it if it may run now; whether it has ended."""
+        """Run the job if it may run now. Returns False if it must be tried again later."""
         if self.done.cancelled():
             return True
         if not self.may_run(engine):
@@ -247,7 +247,7 @@ class EngineRunner:
             may_run: asked between steps, in that thread; the job waits until it returns true.
 
         Raises:
-            ApiError: the server shuts down before.
+            ApiError: the server shuts down before the job has run (503).
         """
         if self._stopped.is_set():
             raise _shutting_down()

@@ -114,7 +114,7 @@ async def _when_idle(
 ) -> tuple[int, float]:
     """Call ``change(engine, sequence, *args)`` as soon as no text runs in a slot.
 
-    Returns what it returns, and its milliseconds.
+    Returns the result of ``change``, and the milliseconds that it took.
     """
     sequence = next(s for s in served.engine.sequences if s.seq_id == id)
 
