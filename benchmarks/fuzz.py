@@ -289,6 +289,8 @@ def main() -> None:
         at, stop = args.start + done.get(name, 0), args.start + args.count
         if args.keep:
             for number in range(at, stop):
+                if (args.keep / str(number)).exists():
+                    parser.error(f"{args.keep / str(number)} exists: --keep wants an empty folder")
                 write(args.keep / str(number), damaged(known[name], known[name].seeds(), number))
         with click.progressbar(length=stop, label=name, file=sys.stderr) as bar:
             bar.update(at)

@@ -8,18 +8,20 @@ Entries are unpickled and run. So each component of the path is opened by descri
 (owner: this user or root; not writable by others, unless sticky), and all access is relative to the
 last descriptor: nobody can put another directory in its place. An entry begins with a checksum; a
 damaged one is deleted, with one line on stderr. The name of an entry includes all that it depends
-on; entries not used for a month are deleted when a process writes its first one. If the directory
-is not safe or cannot be written, ``read`` finds nothing or ``write`` does nothing, with one line on
-stderr, and code is compiled in memory. Errors of the disk are never raised. Thread-safe.
+on; entries not used for a month are deleted when a process writes its first one. A file without
+the head of an entry is somebody else's, and is never deleted. If the directory is not safe or
+cannot be written, ``read`` finds nothing or ``write`` does nothing, with one line on stderr, and
+code is compiled in memory. Errors of the disk are never raised. Thread-safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
+import re
 import secrets
-import shutil
 import stat
 import sys
 import time
@@ -28,7 +30,7 @@ from pathlib import Path
 
 _MAGIC = b"pyggml code 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_TEMPORARY = ".tmp"
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _KEEP_DAYS = 30  # directories and entries not used for so long are deleted
 _DAY_S = 86400
 _POSIX = hasattr(os, "getuid") and os.open in os.supports_dir_fd
@@ -85,7 +87,7 @@ class CodeCache:
         """Write or replace an entry, atomically."""
         if not self.writable:
             return
-        temporary = f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
+        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(self._open(temporary, flags), "wb") as f:
@@ -98,48 +100,30 @@ class CodeCache:
             self._keep_nothing(e)
         if not self._swept:
             self._swept = True
-            self._delete_old()
+            _delete_entries(self.path, self._fd, time.time() - _KEEP_DAYS * _DAY_S)
 
     def delete(self, name: str) -> None:
         """Delete an entry if it is there."""
         with contextlib.suppress(OSError):
-            if self._fd is None:
-                (self.path / name).unlink()
-            else:
-                os.unlink(name, dir_fd=self._fd)
+            os.unlink(_place(self.path, self._fd, name), dir_fd=self._fd)
 
     def _touch(self, name: str) -> None:
         """Mark an entry as used."""
+        place, follow = _place(self.path, self._fd, name), self._fd is None
         with contextlib.suppress(OSError):
-            if self._fd is None:
-                os.utime(self.path / name)
-            else:
-                os.utime(name, dir_fd=self._fd, follow_symlinks=False)
-
-    def _delete_old(self) -> None:
-        limit = time.time() - _KEEP_DAYS * _DAY_S
-        folder = self.path if self._fd is None else self._fd
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another process deleted it
-                    if entry.stat(follow_symlinks=False).st_mtime < limit:
-                        self.delete(entry.name)
+            os.utime(place, dir_fd=self._fd, follow_symlinks=follow)
 
     def _open(self, name: str, flags: int) -> int:
-        if self._fd is None:
-            return os.open(self.path / name, flags | _NO_FOLLOW, 0o600)
-        return os.open(name, flags | _NO_FOLLOW, 0o600, dir_fd=self._fd)
+        return _open(self.path, self._fd, name, flags)
 
     def _rename(self, source: str, target: str) -> None:
-        if self._fd is None:
-            os.replace(self.path / source, self.path / target)
-        else:
-            os.replace(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        source, target = (str(_place(self.path, self._fd, x)) for x in (source, target))
+        os.replace(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _sweep(self) -> None:
         """Delete temporary files of processes that died while writing: their locks are free."""
         for name in os.listdir(self.path if self._fd is None else self._fd):
-            if name.endswith(_TEMPORARY):
+            if _TEMPORARY.fullmatch(name):
                 with (
                     contextlib.suppress(OSError),
                     open(self._open(name, os.O_RDONLY), "rb") as f,
@@ -225,12 +209,61 @@ def _lock(fd: int) -> bool:
     return True
 
 
+def _place(path: Path, fd: int | None, name: str) -> str | Path:
+    """How a file of a directory is named in calls that are given the directory's descriptor."""
+    return path / name if fd is None else name
+
+
+def _open(path: Path, fd: int | None, name: str, flags: int) -> int:
+    return os.open(_place(path, fd, name), flags | _NO_FOLLOW, 0o600, dir_fd=fd)
+
+
 def prune(base: Path, keep: Path) -> None:
-    """Delete directories of ``base``, except ``keep``, that were not used for a month."""
+    """Delete caches in ``base``, except ``keep``, that were not used for a month."""
     limit = time.time() - _KEEP_DAYS * _DAY_S
-    try:
+    with contextlib.suppress(OSError):
         for old in base.iterdir():
-            if old != keep and old.is_dir() and old.stat().st_mtime < limit:
-                shutil.rmtree(old, ignore_errors=True)
-    except OSError:
-        return
+            if old != keep and old.stat().st_mtime < limit:
+                _delete_cache(old, limit)
+
+
+def clear(base: Path) -> None:
+    """Delete all caches in ``base``, and what is empty then; other files stay."""
+    with contextlib.suppress(OSError):
+        for cache in base.iterdir():
+            _delete_cache(cache, math.inf)
+        base.rmdir()
+
+
+def _delete_cache(path: Path, limit: float) -> None:
+    """Delete the entries of a directory that were last used before ``limit``, then it if empty."""
+    with contextlib.suppress(OSError):  # not a directory, or files of others are in it
+        fd = os.open(path, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW) if _POSIX else None
+        try:
+            _delete_entries(path, fd, limit)
+        finally:
+            if fd is not None:
+                os.close(fd)
+        path.rmdir()
+
+
+def _delete_entries(path: Path, fd: int | None, limit: float) -> None:
+    """Delete what ``CodeCache`` wrote and was last used before ``limit``."""
+    with contextlib.suppress(OSError), os.scandir(path if fd is None else fd) as files:
+        for file in files:
+            with contextlib.suppress(OSError):  # another process deleted it
+                is_old = file.stat(follow_symlinks=False).st_mtime < limit
+                if is_old and file.is_file(follow_symlinks=False) and _wrote(path, fd, file.name):
+                    os.unlink(_place(path, fd, file.name), dir_fd=fd)
+
+
+def _wrote(path: Path, fd: int | None, name: str) -> bool:
+    """Whether ``CodeCache`` wrote a file: it has the head of an entry, or a temporary file's name.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if _TEMPORARY.fullmatch(name):
+        return True
+    with open(_open(path, fd, name, os.O_RDONLY), "rb") as f:
+        return f.read(len(_MAGIC)) == _MAGIC

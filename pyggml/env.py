@@ -61,7 +61,8 @@ NUM_THREADS = Variable(
 CACHE_DIR = Variable(
     "PYGGML_CACHE_DIR",
     None,
-    "Folder for compiled kernels. Unset: `pyggml` in the user's cache folder.",
+    "Folder in which `pyggml-code` is made, for compiled kernels. "
+    "Unset: `pyggml/code` in the user's cache folder.",
 )
 SELF_TEST = Variable(
     "PYGGML_SELF_TEST",
@@ -181,9 +182,9 @@ def _user_dir(variable: str, usual: str, macos: str) -> Path:
 
 
 def code_dir() -> Path:
-    """Return the folder of compiled kernels; it may not exist yet."""
+    """Return the folder of compiled kernels, which has nothing else; it may not exist yet."""
     given = CACHE_DIR.get()
-    return Path(given) if given else user_cache_dir("pyggml") / "code"
+    return Path(given) / "pyggml-code" if given else user_cache_dir("pyggml") / "code"
 
 
 def markdown_table() -> str:

@@ -207,8 +207,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``parent``; it is deleted at the end with its files.
 
-    Folders with the prefix left by killed processes are deleted first, so nothing else in
-    ``parent`` may use this prefix.
+    Folders of this prefix that killed processes left are deleted first.
 
     Raises:
         OSError: the folder cannot be created.
@@ -216,7 +215,7 @@ def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
     _delete_abandoned(parent, prefix)
     held = None
     while held is None:  # another process may delete it before it is locked
-        folder = parent / f"{prefix}{secrets.token_hex(6)}"
+        folder = parent / f"{prefix}{secrets.token_hex(6)}{_SUFFIX}"
         folder.mkdir(mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             held = _CLOSED if sys.platform == "win32" else _locked(folder, os.O_RDONLY)
@@ -275,10 +274,14 @@ def _delete_abandoned(folder: Path, prefix: str | None = None) -> None:
     """Delete temporary files of ended processes; with ``prefix`` also such folders."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            is_folder = prefix is not None and entry.name.startswith(prefix)
+            is_folder = prefix is not None and _is_working(entry.name, prefix)
             if is_folder or _TEMPORARY.fullmatch(entry.name):
                 with contextlib.suppress(OSError):  # another user's, or already deleted
                     _delete_if_abandoned(Path(entry.path), is_folder)
+
+
+def _is_working(name: str, prefix: str) -> bool:
+    return re.fullmatch(f"{re.escape(prefix)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}", name) is not None
 
 
 def _delete_if_abandoned(path: Path, is_folder: bool) -> None:

@@ -66,7 +66,7 @@ def command(input: Path, output: Path, **options: Any) -> None:
     replica = replica_options(options, options["n_parallel"], threads, server)
     source = scan(str(input.resolve()), options["limit"])
     folder = PartFolder(output, _key(source, replica, options))
-    if output.exists() and not folder.folder.exists() and not options["restart"]:
+    if output.exists() and not folder.begun and not options["restart"]:
         raise click.UsageError(f"{output} exists; --restart replaces it")
     with folder.locked():
         if options["restart"]:

@@ -9,7 +9,6 @@ pyllama info --clear-cache
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -94,27 +93,33 @@ def _threads() -> str:
     )
 
 
-def _folders() -> dict[str, Path]:
-    from pyggml import env
-
-    return {"compiled kernels": env.code_dir(), "models": env.user_cache_dir("pyllama")}
-
-
 def _caches() -> str:
-    lines = []
-    for what, folder in _folders().items():
-        files = [f for f in folder.rglob("*") if f.is_file()] if folder.is_dir() else []
+    from pyggml import env
+    from pyllama.files.demo import downloaded_path
+
+    model, lines = downloaded_path(), []
+    places = {"compiled kernels": (env.code_dir(), "*"), "models": (model.parent, model.name)}
+    for what, (folder, pattern) in places.items():
+        files = [f for f in folder.rglob(pattern) if f.is_file()] if folder.is_dir() else []
         size = sum(f.stat().st_size for f in files)
         lines.append(f"{what:16s} {size / 2**20:.1f} MiB in {len(files)} files, {folder}\n")
     return "".join(lines)
 
 
 def _clear() -> None:
-    import shutil
+    """Delete what was written there, and no other files, even in these folders."""
+    from pyggml import env
+    from pyggml.code_cache import clear
+    from pyllama.files.demo import downloaded_path
 
-    for what, folder in _folders().items():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-            write(f"deleted the {what} in {folder}\n")
-        else:
-            write(f"no {what} in {folder}\n")
+    code, model = env.code_dir(), downloaded_path()
+    if code.is_dir():
+        clear(code)
+        write(f"deleted the compiled kernels in {code}\n")
+    else:
+        write(f"no compiled kernels in {code}\n")
+    if model.exists():
+        model.unlink()
+        write(f"deleted the demo model {model}\n")
+    else:
+        write(f"no demo model in {model.parent}\n")

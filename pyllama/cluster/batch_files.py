@@ -13,12 +13,13 @@ with the parts that have none, and each row has one line in the output.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ COLUMNS = ("prompt", "messages", "body")
 """Of which a row has one: a text, a conversation, or the body of a request (OpenAI's batches)."""
 _MAX_LINE, _MAX_VALUES = 64 << 20, 1 << 20
 _DESCRIPTION = "run.json"
+_PART = re.compile(r"part-[0-9]{8}\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class PartFolder:
         self.folder = self.output.with_name(self.output.name + ".parts")
         self.n_rows = 0  # of a part
 
-    @contextmanager
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder against another run. Raises: BatchFileError, OSError."""
         import fcntl
@@ -231,10 +233,14 @@ class PartFolder:
         finally:
             os.close(descriptor)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the folder has a run's description."""
+        return (self.folder / _DESCRIPTION).exists()
+
     def restart(self) -> None:
         """Delete the finished parts and the output."""
-        for path in self.folder.iterdir():
-            path.unlink()
+        self._delete_parts()
         self.output.unlink(missing_ok=True)
 
     def unfinished(self, source: Source, n_rows: int) -> list[Part]:
@@ -247,7 +253,7 @@ class PartFolder:
             BatchFileError: the folder belongs to other inputs or options.
         """
         path = self.folder / _DESCRIPTION
-        if not path.exists():
+        if not self.begun:
             text = json.dumps({"key": self.key, "rows_per_part": n_rows}, indent=1)
             write_whole(path, text.encode())
         found = json.loads(read_regular(path, 1 << 20))
@@ -269,7 +275,11 @@ class PartFolder:
         write_whole(self._path(part), text.encode("utf-8", "replace"))
 
     def finish(self, source: Source) -> None:
-        """Write the output and delete the folder. Raises: OSError."""
+        """Write the output and delete the parts, and the folder if nothing else is in it.
+
+        Raises:
+            OSError: the output cannot be written.
+        """
         parts = source.parts(self.n_rows)
         with replacing(self.output) as temporary:
             if is_parquet(self.output):
@@ -279,7 +289,14 @@ class PartFolder:
                     for part in parts:
                         with open_regular(self._path(part)) as raw:
                             shutil.copyfileobj(raw, file)
-        shutil.rmtree(self.folder)
+        self._delete_parts()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _delete_parts(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name == _DESCRIPTION or _PART.fullmatch(path.name):
+                path.unlink()
 
     def _path(self, part: Part) -> Path:
         return self.folder / f"part-{part.number:08d}.jsonl"

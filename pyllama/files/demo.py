@@ -83,10 +83,15 @@ def demo_model_path(progress: Progress | None = None) -> Path:
     """
     if given := env.DEMO_MODEL.get():
         return Path(given)
-    path = env.user_cache_dir("pyllama") / DEMO.file_name
+    path = downloaded_path()
     if not _is_whole(path, DEMO):
         fetch(DEMO, path, progress=progress)
     return path
+
+
+def downloaded_path() -> Path:
+    """Return the path that the demo model is downloaded to."""
+    return env.user_cache_dir("pyllama") / DEMO.file_name
 
 
 def fetch(

@@ -11,10 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyggml import host, jit
+from pyggml import env, host, jit
 from pyggml.backend.cpu import selftest, tuning
 from pyggml.backend.registry import init_backend
 from pyggml.code_cache import CodeCache
+from pyllama.files.demo import downloaded_path
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
 from pyllama_cli.machine import machine_options
@@ -134,12 +135,19 @@ def test_info_lists_versions_and_devices(monkeypatch: pytest.MonkeyPatch, tmp_pa
     shown = [(code, re.sub(r"\d+ MiB free", "", out), err) for code, out, err in devices]
     assert shown[0] == shown[1] and "MiB free" in devices[0][1]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYGGML_CACHE_DIR", str(tmp_path / "code"))
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "x").write_bytes(b"12")
-    assert "in 1 files" in run(command=info.command)[1]
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(tmp_path / "home"))
+    CodeCache(env.code_dir() / "x").write("a", b"code")
+    model = downloaded_path()
+    model.parent.mkdir()
+    theirs = (tmp_path / "home" / "thesis", model.with_name("mine.gguf"))
+    for path in (model, *theirs):
+        path.write_bytes(b"12")
+    assert run(command=info.command)[1].count("in 1 files") == 2
     out = run("--clear-cache", command=info.command)[1]
-    assert "deleted the compiled kernels" in out and not (tmp_path / "code").exists()
+    assert "deleted the compiled kernels" in out and not env.code_dir().exists()
+    assert "deleted the demo model" in out and not model.exists()
+    assert all(path.exists() for path in theirs)  # the whole folders used to be deleted
+    assert "no compiled kernels" in run("--clear-cache", command=info.command)[1]
 
 
 def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyggml import code_cache
+from pyggml import code_cache, env
 from pyggml.code_cache import CodeCache
 
 ROOT = Path(__file__).parents[2]
@@ -215,9 +215,9 @@ cache.write("a", b"code of a")
 @posix
 def test_temporary_files_of_dead_processes_are_deleted(path: Path) -> None:
     command = [sys.executable, "-P", "-c", KILLED, str(path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         CodeCache(path)
@@ -227,14 +227,76 @@ def test_temporary_files_of_dead_processes_are_deleted(path: Path) -> None:
     assert os.listdir(path) == []
 
 
+def _make_old(path: Path, days: int) -> None:
+    then = time.time() - days * 86400
+    os.utime(path, (then, then), follow_symlinks=False)
+
+
 def test_old_neighbours_are_pruned(path: Path) -> None:
     CodeCache(path)
     for name, days in (("old", 31), ("recent", 29)):
-        then = time.time() - days * 86400
-        (path.parent / name).mkdir()
-        os.utime(path.parent / name, (then, then))
+        cache = CodeCache(path.parent / name)
+        cache.write("a", b"code of a")
+        _make_old(cache.path / "a", days)
+        _make_old(cache.path, days)
     code_cache.prune(path.parent, path)
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name, "recent"]
+
+
+THEIRS = ("thesis.nbc", "notes.tmp", "empty", "folder/inside", "pipe")
+
+
+def _write_theirs(folder: Path) -> set[Path]:
+    """Files that are no entries, all of them old."""
+    for name in THEIRS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if name == "pipe" and hasattr(os, "mkfifo"):
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).write_bytes(b"" if name == "empty" else b"theirs")
+    found = {folder / name for name in (*THEIRS, "folder")}
+    for path in (*found, folder):
+        _make_old(path, 400)
+    return found
+
+
+def test_files_that_are_no_entries_are_never_deleted(path: Path, tmp_path: Path) -> None:
+    """Pruning used to delete every old folder beside the cache, whatever was in it."""
+    old = CodeCache(path.parent / "old")
+    old.write("a", b"code of a")
+    _make_old(old.path / "a", 31)
+    theirs = set.union(*map(_write_theirs, (path, old.path, path.parent / "photos")))
+    elsewhere = _write_theirs(tmp_path / "elsewhere")
+    (path.parent / "link").symlink_to(tmp_path / "elsewhere")
+    _make_old(path.parent / "link", 400)
+    _make_old(old.path, 31)
+    CodeCache(path).write("b", b"code of b")  # deletes old entries and old temporary files
+    code_cache.prune(path.parent, path)
+    kept = {*path.parent.rglob("*")} - {path, path / "b", path.parent / "link"}
+    assert kept == theirs | {old.path, path.parent / "photos"}
+    code_cache.clear(path.parent)
+    assert {*path.parent.rglob("*")} >= theirs and not (path / "b").exists()
+    assert {*(tmp_path / "elsewhere").rglob("*")} == elsewhere
+
+
+def test_a_cache_is_cleared(path: Path) -> None:
+    CodeCache(path).write("a", b"code of a")
+    CodeCache(path.parent / "cuda").write("b", b"code of b")
+    (path / f"a.{16 * '0'}.tmp").touch()
+    code_cache.clear(path.parent)
+    assert not path.parent.exists()
+    code_cache.clear(path.parent)
+
+
+def test_a_given_folder_stays_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a process that compiles a kernel, in a folder of old files."""
+    folder = tmp_path / "home"
+    theirs = _write_theirs(folder / "cuda") | _write_theirs(folder / "documents")
+    assert run(folder) == (COMPILED, "")
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(folder))
+    ours = {*folder.rglob("*")} - theirs - {folder / "cuda", folder / "documents"}
+    assert all(path.is_relative_to(env.code_dir()) for path in ours)
+    assert theirs <= {*folder.rglob("*")}
 
 
 # --- a program that needs one kernel ---
@@ -256,14 +318,15 @@ def run(cache: Path, before: str = "") -> tuple[str, str]:
     """Output and errors of a process that looks for the kernel in ``cache``."""
     temporary = cache.parent / "tmp"
     temporary.mkdir(exist_ok=True)
-    env = {"PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
+    given = {"PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
     command = [sys.executable, "-P", "-c", before + PROGRAM]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not any(temporary.iterdir())  # no code is left in temporary files
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
     """A flipped bit could crash in machine code, or have any effect in a pickle."""
     cache = tmp_path / "code"

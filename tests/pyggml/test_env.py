@@ -50,6 +50,14 @@ def test_cache_folder(
     assert env.user_cache_dir("app") == Path(folder)
 
 
+def test_folder_of_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder that the user names is not ours: it may be the home folder."""
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(tmp_path))
+    assert env.code_dir() == tmp_path / "pyggml-code"
+    monkeypatch.delenv("PYGGML_CACHE_DIR")
+    assert env.code_dir() == env.user_cache_dir("pyggml") / "code"
+
+
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "env.md").read_text(encoding="utf-8")
     assert page.endswith(env.markdown_table()), "run: python -m pyggml.env > docs/env.md"

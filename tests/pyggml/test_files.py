@@ -20,6 +20,7 @@ from pyggml.files import (
     read_input,
     read_regular,
     replacing,
+    working_folder,
     write_whole,
 )
 
@@ -34,6 +35,22 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_whole(path, b"second")
     assert path.read_bytes() == b"second"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are not cleaned up")
+def test_only_abandoned_working_folders_are_deleted(tmp_path: Path) -> None:
+    """All folders of the prefix used to be deleted, in /tmp too."""
+    theirs = tmp_path / "fetch-of-yesterday"
+    theirs.mkdir()
+    with working_folder(tmp_path, "fetch-") as used:
+        ending = used.name.removeprefix("fetch-")
+        abandoned = tmp_path / f"fetch-{'0' * 12}{ending[12:]}"
+        abandoned.mkdir()
+        other = tmp_path / f"sources-{ending}"
+        other.mkdir()
+        with working_folder(tmp_path, "fetch-") as second:
+            assert {*tmp_path.iterdir()} == {theirs, used, other, second}
+    assert {*tmp_path.iterdir()} == {theirs, other}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links are a privilege")

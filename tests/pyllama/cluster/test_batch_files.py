@@ -111,6 +111,25 @@ def test_other_options_are_refused(tmp_path: Path, source: batch_files.Source) -
         assert len(two.unfinished(source, 4)) == 3
 
 
+def test_other_files_of_the_folder_stay(tmp_path: Path, source: batch_files.Source) -> None:
+    run = PartFolder(tmp_path / "out", {})
+    theirs = [run.folder / name for name in ("part-1.jsonl", "notes", "deeper/run.json")]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs")
+    assert not run.begun
+    with run.locked():
+        for restart in (True, False):
+            parts = run.unfinished(source, 4)
+            for part in parts:
+                run.write(part, lines(part))
+            assert run.begun and len(parts) == 3
+            if restart:
+                run.restart()
+        run.finish(source)
+    assert not run.begun and {p for p in run.folder.rglob("*") if p.is_file()} == {*theirs}
+
+
 def test_two_runs_at_once(tmp_path: Path) -> None:
     folder = PartFolder(tmp_path / "out", {})
     with (

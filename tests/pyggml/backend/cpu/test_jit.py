@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
-from pyggml import jit, numba_internals
+from pyggml import env, jit, numba_internals
+from pyggml.code_cache import CodeCache
 
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    base = tmp_path / "cache" / "code"
-    monkeypatch.setenv("PYGGML_CACHE_DIR", str(base))
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(tmp_path / "cache"))
+    base = env.code_dir()
     monkeypatch.setattr(jit, "code_cache", lru_cache(jit.code_cache.__wrapped__))
     return base
 
@@ -38,10 +39,10 @@ def test_one_directory_for_compilers_and_instruction_set(base: Path) -> None:
 def test_unused_directories_are_pruned(base: Path) -> None:
     old, recent = base / "old", base / "recent"
     for path, days in ((old, 31), (recent, 29)):
-        path.mkdir(parents=True)
-        (path / "x.nbc").touch()
+        CodeCache(path).write("x.nbc", b"")
         then = time.time() - days * 86400
-        os.utime(path, (then, then))
+        for place in (path / "x.nbc", path):
+            os.utime(place, (then, then))
     assert set(base.iterdir()) == {recent, old}
     kept = jit.code_cache("generic").path
     assert set(base.iterdir()) == {recent, kept}
@@ -60,7 +61,8 @@ def test_a_users_cached_function_keeps_its_own_cache(tmp_path: Path, base: Path)
 
 
 SCRIPT = """
-from pyggml import jit, numba_internals
+from pyggml import env, jit, numba_internals
+from pyggml.code_cache import CodeCache
 from pyggml.backend.cpu.kernels.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
@@ -128,7 +130,8 @@ def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_pat
 
 FORKED = """
 import os, threading
-from pyggml import jit, numba_internals
+from pyggml import env, jit, numba_internals
+from pyggml.code_cache import CodeCache
 from pyggml.backend.cpu.kernels.norm import rms_norm_f32
 from pyggml.backend.cpu.kernels.unary import scale_f32
 begun = threading.Event()
@@ -188,6 +191,7 @@ for name in sys.argv[1:]:
 """.format(body="        x = (x * 3 + n) % 1000003\n" * 300)
 
 
+@pytest.mark.long
 def test_cached_code_never_calls_code_compiled_in_this_process(tmp_path: Path) -> None:
     """Numba may give functions of one name the same symbols in different processes."""
     script = tmp_path / "twins.py"
