@@ -13,6 +13,7 @@ Nothing above ``pyggml.backend`` knows one by name. Calls from several threads w
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from ..buffer import HOST, Buffer, BufferType
 from ..cgraph import CGraph
 from ..dtype import GGMLType
+from ..errors import Aborted
 from ..tensor import Dims, Tensor
 from .trace import RunTrace
 
@@ -66,6 +68,39 @@ class Layout:
     nbytes: int
 
 
+class StopToken:
+    """Stops the run that it was given to, and no other.
+
+        stop = StopToken()
+        program.enqueue(stop)                      # raises Aborted after stop.stop()
+
+    ``stop`` may be called from any thread, and does nothing once the run is over.
+    """
+
+    __slots__ = ("_word",)
+
+    def __init__(self) -> None:
+        self._word = ctypes.c_int64(0)
+
+    @property
+    def address(self) -> int:
+        """Of an int64 that is 0 until the run is stopped, for compiled code."""
+        return ctypes.addressof(self._word)
+
+    @property
+    def stopped(self) -> bool:
+        return self._word.value != 0
+
+    def stop(self) -> None:
+        """Stop the run as soon as its backend can."""
+        self._word.value = 1
+
+    def check(self) -> None:
+        """Raises: Aborted: it was stopped."""
+        if self._word.value:
+            raise Aborted("the compute was aborted")
+
+
 class DeviceEvent(Protocol):
     """A point in a queue's work."""
 
@@ -94,23 +129,23 @@ class Queue(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for all work. Raises: ComputeError, Aborted: for any of it."""
-        ...
-
-    def abort(self) -> None:
-        """Stop the running programs, from any thread; waiting for them raises ``Aborted``."""
+        """Wait for all work. Raises: ComputeError: for any of it."""
         ...
 
 
 class Program(Protocol):
     """An allocated graph in a backend's own form."""
 
-    def enqueue(self) -> None:
+    def enqueue(self, stop: StopToken | None = None) -> None:
         """Compute all nodes once. A CPU is done on return; a device queues it, after its last run.
+
+        Args:
+            stop: of this run. What a device has queued is not stopped: the caller waits for it, and
+                looks at the token then.
 
         Raises:
             ComputeError: a node failed; the message names it.
-            Aborted: ``Queue.abort`` or Ctrl-C.
+            Aborted: the run was stopped by ``stop`` or Ctrl-C.
         """
         ...
 
@@ -197,21 +232,23 @@ class Backend(Protocol):
         Args:
             n_threads: of this program; None for the backend's own. Devices without threads ignore
                 it.
-            interruptible: whether Ctrl-C may stop it in the middle.
+            interruptible: whether Ctrl-C may stop its runs in the middle.
 
         Raises:
             UnsupportedOp: a node that has no kernel here.
         """
         ...
 
-    def graph_compute(self, graph: CGraph) -> None:
-        """Compile a graph, run it once and wait for the results.
+    def graph_compute(self, graph: CGraph, stop: StopToken | None = None) -> None:
+        """Compile a graph, run it once and wait for the results; ``stop`` stops it.
 
         Raises:
             UnsupportedOp: as ``compile``. ComputeError, Aborted: as ``Program.enqueue``.
         """
-        self.compile(graph).enqueue()
+        self.compile(graph).enqueue(stop)
         self.queue.synchronize()
+        if stop is not None:
+            stop.check()
 
     def report(self) -> str:
         """Lines for ``pyllama info``: what was chosen for this machine, and why."""
@@ -250,9 +287,6 @@ class HostQueue:
 
     def synchronize(self) -> None:
         """Nothing is left to be done."""
-
-    def abort(self) -> None:
-        """Nothing runs on its own."""
 
 
 def copy_bytes(source: Tensor, target: Tensor) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ..alloc import GraphAllocator
 from ..alloc.gallocr import Plan
-from ..backend.interface import Backend, DeviceEvent, Program
+from ..backend.interface import Backend, DeviceEvent, Program, StopToken
 from ..backend.trace import RunTrace
 from ..buffer import BufferType
 from ..cgraph import CGraph
@@ -72,6 +72,7 @@ class Sched:
         self._queueing = {i for i, b in enumerate(backends) if b.device.kind != "cpu"}
         self._busy: set[int] = set()  # backends that may have queued work
         self._in_flight: Schedule | None = None  # whose work that is
+        self._runs: set[StopToken] = set()  # those that may not have ended
 
     @property
     def n_splits(self) -> int:
@@ -222,20 +223,38 @@ class Sched:
     def synchronize(self) -> None:
         """Wait for all queued work. Raises: as ``graph_compute``."""
         self._in_flight = None
-        while self._busy:
-            self.backends[self._busy.pop()].queue.synchronize()
+        try:
+            self._wait()
+        finally:
+            runs, self._runs = self._runs, set()
+        for stop in runs:
+            stop.check()
 
     def drain(self) -> None:
         """Wait until no queued work is left that could still write, whatever became of it."""
-        self._in_flight = None
-        while self._busy:
-            with contextlib.suppress(PyggmlError):
-                self.synchronize()
+        with contextlib.suppress(PyggmlError):
+            self.synchronize()
 
     def abort(self) -> None:
-        """Stop the running compute, from any thread; ``run`` raises Aborted."""
-        for backend in self.backends:
-            backend.queue.abort()
+        """Stop the runs that have begun and not ended, from any thread.
+
+        Waiting for them raises Aborted. What a device has been given is not interrupted, but
+        nothing more is given to it. If nothing runs, nothing happens, now or later.
+        """
+        for stop in tuple(self._runs):
+            stop.stop()
+
+    def _wait(self) -> None:
+        """Wait for all queues. Raises: ComputeError: the first one."""
+        first: PyggmlError | None = None
+        for i in tuple(self._busy):
+            try:
+                self.backends[i].queue.synchronize()
+            except PyggmlError as error:
+                first = first or error
+            self._busy.discard(i)
+        if first is not None:
+            raise first
 
     def reset(self) -> None:
         """Forget pinned nodes and the graph; the memory is kept."""
@@ -368,7 +387,14 @@ class Schedule:
         """
         sched = self._sched
         if self._only is not None and sched._callback is None:
-            self._only.enqueue()
+            if sched._busy:  # with work of other schedules
+                sched.synchronize()
+            stop = StopToken()
+            sched._runs.add(stop)
+            try:
+                self._only.enqueue(stop)
+            finally:
+                sched._runs.discard(stop)
         else:
             self.enqueue()
             sched.synchronize()
@@ -382,16 +408,20 @@ class Schedule:
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``run``; no work is left in a queue.
         """
-        sched = self._sched
+        sched, stop = self._sched, StopToken()
         try:
             sched._begin(self)
+            sched._runs.add(stop)
             last, self._events = self._events, {}
             for i, step in enumerate(self.steps):
                 self._wait(step, last)
-                if not self._do(step.work, step.backend):
+                stop.check()
+                if not self._do(step.work, step.backend, stop):
                     break
                 if step.marked:
                     self._events[i] = sched.backends[step.backend].queue.record()
+            if not sched._busy:
+                sched._runs.discard(stop)
         except BaseException:
             self._events = {}
             sched.drain()
@@ -432,7 +462,7 @@ class Schedule:
         for i in step.after:
             queue.wait(self._events[i])
 
-    def _do(self, work: Split | Copy | None, backend: int) -> bool:
+    def _do(self, work: Split | Copy | None, backend: int, stop: StopToken) -> bool:
         """Run a split or make a copy; False if a callback stops the compute."""
         sched = self._sched
         if work is None:
@@ -443,8 +473,8 @@ class Schedule:
             sched.backends[backend].queue.copy(work.src, work.dst)
             return True
         if sched._callback is not None:
-            return self._run_watched(work, sched._callback)
-        self._run(work, 0, len(work.nodes))
+            return self._run_watched(work, sched._callback, stop)
+        self._run(work, 0, len(work.nodes), stop)
         return True
 
     def _program(self, split: Split, first: int, end: int) -> Program | None:
@@ -465,25 +495,26 @@ class Schedule:
             self._programs[key] = made
         return self._programs[key]
 
-    def _run(self, split: Split, first: int, end: int) -> None:
+    def _run(self, split: Split, first: int, end: int, stop: StopToken) -> None:
         """Run the nodes [first, end) of a split."""
         program = self._program(split, first, end)
         if program is not None:
             if split.backend in self._sched._queueing:
                 self._sched._busy.add(split.backend)
-            program.enqueue()
+            program.enqueue(stop)
 
-    def _run_watched(self, split: Split, callback: EvalCallback) -> bool:
+    def _run_watched(self, split: Split, callback: EvalCallback, stop: StopToken) -> bool:
         """Run a split up to each node that the callback wants; False if it stops the compute."""
         first = 0
         for end, node in enumerate(split.nodes, 1):
             if callback(node, True):
-                self._run(split, first, end)
-                self._sched.synchronize()
+                self._run(split, first, end, stop)
+                self._sched._wait()
                 first = end
                 if not callback(node, False):
                     return False
-        self._run(split, first, len(split.nodes))
+                stop.check()
+        self._run(split, first, len(split.nodes), stop)
         return True
 
 

@@ -19,7 +19,7 @@ from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import ComputeError
 from ...tensor import Tensor
-from ..interface import Backend, Bytes, Device, HostQueue, Layout, WeightUse
+from ..interface import Backend, Bytes, Device, HostQueue, Layout, StopToken, WeightUse
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
 from . import selftest
@@ -30,15 +30,7 @@ from .lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
 from .pool import get_pool
 from .program import Program, compile_program
 from .tuning import report
-from .work import WorkStore
-
-
-class _PoolQueue(HostQueue):
-    """The queue of the process's pool: a program is done when ``enqueue`` returns."""
-
-    def abort(self) -> None:
-        """Stop the running compute, from any thread."""
-        get_pool().abort()
+from .work import WorkMemory, WorkStore
 
 
 class CpuProgram:
@@ -51,7 +43,7 @@ class CpuProgram:
     def __init__(self, program: Program, inside: set[int]) -> None:
         self.program, self._inside = program, inside
 
-    def enqueue(self) -> None:
+    def enqueue(self, stop: StopToken | None = None) -> None:
         """Run, and return when all results are in memory. Raises: Aborted, ComputeError."""
         thread = threading.get_ident()
         if thread in self._inside:  # a Python callable of the program: its work memory is in use
@@ -61,7 +53,8 @@ class CpuProgram:
             )
         self._inside.add(thread)
         try:
-            get_pool().run(self.program)
+            self._inside.add(thread)  # within: Ctrl-C may follow it
+            get_pool().run(self.program, stop)
         finally:
             self._inside.discard(thread)
 
@@ -86,7 +79,7 @@ class CpuBackend(Backend):
         selftest.ensure_isa()
         self.n_threads = host.default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
-        self.queue = _PoolQueue()
+        self.queue = HostQueue()
         self._store = WorkStore()
         self._inside: set[int] = set()  # ids of threads that run a program
 
@@ -149,8 +142,7 @@ class CpuBackend(Backend):
             fusion=self.fusion,
             sequential=env.KEEP_BARRIERS.enabled(),
         )
-        if not interruptible:
-            made.seconds = 0.0  # so that it counts as short
+        made.interruptible = interruptible
         return CpuProgram(made, self._inside)
 
     def run_launches(self, low: Lowering) -> None:

@@ -13,8 +13,9 @@ from ...jit import compiled, inline, kernel
 from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
-# Control block: byte offsets of its words, each on a 64-byte line of its own.
-STATE, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATCH = (
+# Control block: byte offsets of its words, each on a 64-byte line of its own. STOP is the address of
+# a word that is not 0 once the run is to stop.
+STATE, TODO, STOP, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATCH = (
     64 * i for i in range(11)
 )
 MAX_THREADS = 512
@@ -50,7 +51,7 @@ def _open_phase(ctl, me, epoch, phase):
     times = atomic_load(ctl + PROFILE)
     if times != 0:
         i64_ptr(times)[phase] = cycles()
-    stop = atomic_load(ctl + ABORT) | atomic_load(ctl + ERROR)
+    stop = atomic_load(atomic_load(ctl + STOP)) | atomic_load(ctl + ERROR)
     if stop != 0 or phase >= header[H_N_PHASES]:
         atomic_store(ctl + STATE, pack(epoch, END, 0))
         return

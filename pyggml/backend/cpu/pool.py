@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from ... import host
 from ...buffer import zeroed
-from ...errors import Aborted, AllocError, ComputeError
+from ...errors import AllocError, ComputeError
+from ..interface import StopToken
 from . import loop
 from .abi import ERRORS
 from .interrupt import Watcher
@@ -45,6 +46,7 @@ class Runnable(Protocol):
     n_threads: int
     scratch_bytes: int
     seconds: float
+    interruptible: bool
     parts: list[Part]
 
 
@@ -67,7 +69,8 @@ class Pool:
         self._workers: list[_Worker] = []
         self._yields = host.yield_addresses()
         self._ready = 0, 0  # (threads with scratch, bytes of it)
-        self._watcher = Watcher(lambda: self._set(loop.ABORT, 1))
+        self._watcher = Watcher(self._interrupt)
+        self._watched: StopToken | None = None  # of the main thread's run
         self._control[:] = 0  # also the claims of a run during the fork
         self._epoch = 1
         self.open = 0  # threads of the current run, which do not park
@@ -78,23 +81,25 @@ class Pool:
     def _set(self, offset: int, value: int) -> None:
         self._words[offset // 64] = value
 
-    def abort(self) -> None:
-        """Stop the running compute (from any thread); it raises Aborted."""
-        self._set(loop.ABORT, 1)
+    def _interrupt(self) -> None:
+        watched = self._watched
+        if watched is not None:
+            watched.stop()
 
     def scratch_addresses(self) -> list[int]:
         """The addresses of all threads' scratch memory, the caller's first."""
         return [int(s.ctypes.data) for s in self._scratch]
 
-    def run(self, program: Runnable) -> None:
-        """Run a program to its end. Raises: Aborted, ComputeError."""
+    def run(self, program: Runnable, stop: StopToken | None = None) -> None:
+        """Run a program to its end, or until it is stopped. Raises: Aborted, ComputeError."""
+        stop = StopToken() if stop is None else stop
         with self._lock:
             self._prepare(program)
             start = time.perf_counter()
             # a program that is known to be short needs no watcher: Ctrl-C waits for its end
-            watch = program.seconds > _LONG_S
+            watch = program.seconds > _LONG_S and program.interruptible
             for first, _, header in program.parts:
-                self._run_part(first, header, program.n_threads, watch)
+                self._run_part(first, header, program.n_threads, stop, watch)
             program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
@@ -107,7 +112,7 @@ class Pool:
                 self._set(loop.PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_part(python, header, program.n_threads, True)
+                    self._run_part(python, header, program.n_threads, StopToken(), True)
                 finally:
                     self._set(loop.PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
@@ -141,16 +146,21 @@ class Pool:
             self._set(loop.SPINS, values.spins * options.poll // 50)
             self._set(loop.LOOK, values.look)
         self._set(loop.ERROR, 0)
-        self._set(loop.ABORT, 0)
 
-    def _run_part(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
+    def _run_part(
+        self, first: Any, header: int, n_threads: int, stop: StopToken, watch: bool
+    ) -> None:
         """Run compiled phases (``header``), or a Python callable (``first``)."""
         if first is not None:
             first()
+            stop.check()
             return
         self._epoch = (self._epoch + 1) & ((1 << 27) - 1)
         self._set(loop.PROGRAM, header)
         self._set(loop.N_THREADS, n_threads)
+        self._set(loop.STOP, stop.address)
+        if watch and threading.current_thread() is threading.main_thread():
+            self._watched = stop
         with self._watcher if watch else _UNWATCHED:
             self.open = n_threads
             try:
@@ -159,11 +169,11 @@ class Pool:
                 loop.work(self.control, 0, self._epoch, *self._yields)
             finally:
                 self.open = 0
+                self._watched = None
         if code := int(self._words[loop.ERROR // 64]):
             self._set(loop.ERROR, 0)  # a callable may have handled an error of its own
             raise ComputeError(f"a kernel stopped the graph: {ERRORS.get(code, f'error {code}')}")
-        if self._words[loop.ABORT // 64]:
-            raise Aborted("the compute was aborted")
+        stop.check()
 
     def close(self) -> None:
         """Stop and join the workers."""

@@ -102,6 +102,7 @@ class Program:
         self.n_threads = lowering.n_threads
         self.seconds = float("inf")  # of the last run
         self.launches = lowering.launches
+        self.interruptible = True
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None

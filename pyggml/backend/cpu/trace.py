@@ -38,7 +38,7 @@ class _TracedProgram:
 
     def __init__(self, program: Program) -> None:
         self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
-        self.seconds = float("inf")
+        self.seconds, self.interruptible = float("inf"), True
         self.launches: list[TracedLaunch] = []
         self._keep: list[object] = [program]
         self.parts: list[Part] = []

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...errors import ComputeError
 from ...tensor import Tensor
+from ..interface import StopToken
 from ..trace import RunTrace, TracedLaunch
 from .lowering import Launch, Lowering, Work
 from .stream import StreamQueue
@@ -46,8 +47,14 @@ class CudaProgram:
         self._packed: list[Any] = []
         self._pack()
 
-    def enqueue(self) -> None:
-        """Enqueue all nodes once; ``queue.synchronize`` raises what failed."""
+    def enqueue(self, stop: StopToken | None = None) -> None:
+        """Enqueue all nodes once; ``queue.synchronize`` raises what failed.
+
+        Raises:
+            Aborted: it was stopped before; launches that run cannot be stopped.
+        """
+        if stop is not None:
+            stop.check()
         if not self._packed:
             return
         if self._n_moves != self._queue.n_moves:

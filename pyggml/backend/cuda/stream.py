@@ -7,7 +7,8 @@ queue.synchronize()                            # raises what failed
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...cgraph import CGraph
-from ...errors import Aborted, ComputeError
+from ...errors import ComputeError, PyggmlError
 from ...tensor import Tensor
 from ..interface import DeviceEvent, copy_bytes, flat
 from .buffer import CudaBuffer, CudaType, PinnedBuffer, PinnedType
@@ -38,7 +39,7 @@ class StreamEvent:
         self.queue, self.handle = queue, handle
 
     def synchronize(self) -> None:
-        """Wait until the work before it is done. Raises: ComputeError, Aborted."""
+        """Wait until the work before it is done. Raises: ComputeError."""
         self.queue.driver.synchronize_event(self.handle)
         self.queue.check()
 
@@ -68,7 +69,6 @@ class StreamQueue:
         self.error[0] = 0
         self._graphs: WeakValueDictionary[int, CGraph] = WeakValueDictionary()  # by first code
         self._next_code = 1
-        self._aborted = threading.Event()
 
     @property
     def error_address(self) -> int:
@@ -135,15 +135,12 @@ class StreamQueue:
             event.synchronize()
 
     def synchronize(self) -> None:
-        """Wait for all work. Raises: ComputeError, Aborted."""
+        """Wait for all work. Raises: ComputeError."""
         self.driver.synchronize(self.stream)
         self.check()
 
     def check(self) -> None:
-        """Raise what failed in work that is done. Raises: ComputeError, Aborted."""
-        if self._aborted.is_set():
-            self._aborted.clear()
-            raise Aborted("the compute was stopped")
+        """Raise what failed in work that is done. Raises: ComputeError."""
         number = int(self.error[0])
         if number:
             self.error[0] = 0
@@ -157,6 +154,9 @@ class StreamQueue:
                 return f"'{node.name}' = {node.op.name if node.op else 'an op'}"
         return "a node of a graph that is gone"
 
-    def abort(self) -> None:
-        """Let the next wait raise ``Aborted``: launches that run cannot be stopped."""
-        self._aborted.set()
+
+def _end(driver: Driver, stream: Any, functions: dict[Kernel, Any]) -> None:
+    """Wait until no kernel of a queue runs, then let its code be unloaded."""
+    with contextlib.suppress(PyggmlError):
+        driver.synchronize(stream)
+    functions.clear()

@@ -16,24 +16,13 @@ import numpy as np
 
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
-from ...errors import Aborted, AllocError, ComputeError, PyggmlError
+from ...errors import AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
 from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
 from ...tensor import Tensor
-from ..interface import Backend, Device, HostQueue, Layout, WeightUse
+from ..interface import Backend, Device, HostQueue, Layout, StopToken, WeightUse
 from ..trace import RunTrace, TracedLaunch
-
-
-class _Queue(HostQueue):
-    """Computes node by node, so that is where it can stop."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-
-    def abort(self) -> None:
-        """Stop after the node that runs, from any thread."""
-        self.stopped = True
 
 
 @dataclass(frozen=True)
@@ -55,16 +44,15 @@ class _Launch:
 class ReferenceProgram:
     """The nodes of a graph, to be computed one after the other."""
 
-    def __init__(self, nodes: list[Tensor], queue: _Queue) -> None:
-        self._nodes, self._queue = nodes, queue
+    def __init__(self, nodes: list[Tensor]) -> None:
+        self._nodes = nodes
 
-    def enqueue(self) -> None:
-        """Compute all nodes. Raises: Aborted, and as ``compute_node``."""
-        self._queue.stopped = False
+    def enqueue(self, stop: StopToken | None = None) -> None:
+        """Compute all nodes; ``stop`` stops it between two. Raises: Aborted; as ``compute_node``."""
         for node in self._nodes:
-            if self._queue.stopped:
-                raise Aborted("the compute was aborted")
             compute_node(node)
+            if stop is not None:
+                stop.check()
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         """The time of each node. Raises: as ``enqueue``."""
@@ -88,7 +76,7 @@ class ReferenceBackend(Backend):
     name = "reference"
 
     def __init__(self, *, n_threads: int | None = None) -> None:
-        self.queue = self._queue = _Queue()
+        self.queue = HostQueue()
 
     @property
     def device(self) -> Device:
@@ -115,7 +103,7 @@ class ReferenceBackend(Backend):
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
     ) -> ReferenceProgram:
         """The nodes of the graph: there is nothing to prepare."""
-        return ReferenceProgram(list(graph), self._queue)
+        return ReferenceProgram(list(graph))
 
 
 def compute_node(node: Tensor) -> None:

@@ -24,6 +24,7 @@ from pyggml.backend.interface import (
     Layout,
     Program,
     Queue,
+    StopToken,
     WeightUse,
     copy_bytes,
 )
@@ -96,9 +97,9 @@ class _Logged:
         self._program, self._log = program, log
         self.entry = backend, ops
 
-    def enqueue(self) -> None:
+    def enqueue(self, stop: StopToken | None = None) -> None:
         self._log.append(("run", *self.entry))
-        self._program.enqueue()
+        self._program.enqueue(stop)
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         return self._program.trace(repeats)
@@ -253,7 +254,8 @@ class _DeferredProgram(_Logged):
         super().__init__(program._program, program._log, *program.entry)
         self._queue = queue
 
-    def enqueue(self) -> None:
+    def enqueue(self, stop: StopToken | None = None) -> None:
+        """Like a device, which does not interrupt what it was given."""
         self._log.append(("enqueue", *self.entry))
         self._queue.waiting.append(super().enqueue)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pyggml.backend.cpu.loop import MAX_THREADS
 from pyggml.backend.cpu.pool import Pool, get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.interface import StopToken
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -71,9 +74,9 @@ def test_every_user_of_the_pool_limits_its_threads(
     ran: list[int] = []
     run = Pool.run
 
-    def count(pool: Pool, program: Program) -> None:
+    def count(pool: Pool, program: Program, stop: StopToken | None) -> None:
         ran.append(program.n_threads)
-        run(pool, program)
+        run(pool, program, stop)
 
     monkeypatch.setattr(Pool, "run", count)
     monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
@@ -186,9 +189,30 @@ def test_a_callable_may_catch_an_error_of_a_nested_run() -> None:
     np.testing.assert_array_equal(node.numpy(), X)
 
 
+def test_a_long_program_that_ctrl_c_must_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In none of its runs: a cache with some keys rotated and some not is useless."""
+    watched: list[bool] = []
+
+    @contextmanager
+    def watch() -> Iterator[None]:
+        watched.append(interruptible)
+        yield
+
+    graph = CGraph()
+    graph.build_forward_expand(chain(Context(), 2))
+    backend = CpuBackend(1)
+    for interruptible in (True, False):
+        made = backend.compile(graph, interruptible=interruptible)
+        for _ in range(3):
+            made.program.seconds = 1.0  # of the last run
+            monkeypatch.setattr(get_pool(), "_watcher", watch())
+            made.enqueue()
+    assert watched == [True] * 3
+
+
 def test_abort_from_another_thread() -> None:
     """The callable waits for the abort, so that the compute is running then."""
-    ctx = Context()
+    ctx, token = Context(), StopToken()
     running, aborted = threading.Event(), threading.Event()
 
     def wait(dst: Any, x: Any) -> None:
@@ -197,7 +221,7 @@ def test_abort_from_another_thread() -> None:
 
     def stop() -> None:
         assert running.wait(20)
-        get_pool().abort()
+        token.stop()
         aborted.set()
 
     middle = ops.map_custom(ctx, wait, ctx.from_numpy(X))
@@ -206,7 +230,7 @@ def test_abort_from_another_thread() -> None:
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(Aborted):
-        get_pool().run(lower(node, 2))
+        get_pool().run(lower(node, 2), token)
     thread.join()
     assert (node.numpy() == 1).all()
     after = chain(ctx, 2)

@@ -10,11 +10,12 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.cgraph import CGraph
+from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted, AllocError, ComputeError
 from pyggml.quants import quantize
-from pyggml.sched import to_numpy
+from pyggml.sched import Sched, to_numpy
 from pyggml.tensor import Tensor
 
 pytest.importorskip("numba_cuda")
@@ -24,7 +25,7 @@ from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.kernels import repack
 from pyggml.backend.cuda.planes import PlanesType, planes_of
 from pyggml.backend.cuda.stream import WORK_BYTES
-from pyggml.backend.interface import WeightUse
+from pyggml.backend.interface import StopToken, WeightUse
 
 from .test_cases import COMPILE
 from .twin import TwinDriver
@@ -101,9 +102,17 @@ def test_index_out_of_range_names_the_node(cuda: CudaBackend) -> None:
 def test_abort(cuda: CudaBackend) -> None:
     graph, _, ids, _ = rows_graph(cuda)
     ids.set(np.zeros(2, np.int32))
-    program = cuda.compile(graph)
-    program.enqueue()
-    cuda.queue.abort()
+    sched = Sched([cuda, CpuBackend(1)])
+    schedule = sched.compile(graph)
+    for _ in range(2):
+        sched.abort()  # nothing runs: it used to end the next run
+        schedule.run()
+        schedule.enqueue()
+        sched.abort()
+        with pytest.raises(Aborted):
+            sched.synchronize()
+    stop = StopToken()
+    stop.stop()
     with pytest.raises(Aborted):
         cuda.queue.synchronize()
     program.enqueue()
