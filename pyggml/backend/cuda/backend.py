@@ -134,5 +134,5 @@ class CudaBackend(Backend):
         return lowering
 
     def close(self) -> None:
-        """Wait for the device; its memory is freed with the tensors in it."""
-        self.queue.synchronize()
+        """Wait for the device, and free code and work memory; tensors keep their own memory."""
+        self.queue.close()

@@ -11,8 +11,10 @@ before its first call, which torch and others share.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,6 +34,7 @@ _C_TYPES: dict[str, Any] = {
 _NON_BLOCKING = 1  # of a stream: it does not wait for the legacy default stream
 _PORTABLE_MAPPED = 3  # of pinned memory: for all contexts, at the same address on the device
 _STATIC_SHARED = 48 << 10  # bytes that a block may have without asking
+_here = threading.local()  # the driver whose context is current
 
 
 def _name(result: Any) -> str:
@@ -56,7 +59,6 @@ class CudaDriver:
     def __init__(self, ordinal: int) -> None:
         self._device = _check(cuda.cuDeviceGet(ordinal), f"GPU {ordinal}")
         self._context = _check(cuda.cuDevicePrimaryCtxRetain(self._device), f"GPU {ordinal}")
-        self._local = threading.local()
         name = _check(cuda.cuDeviceGetName(256, self._device), "name")
         attribute = cuda.CUdevice_attribute
         self.info = DeviceInfo(
@@ -74,10 +76,10 @@ class CudaDriver:
         return int(_check(cuda.cuDeviceGetAttribute(which, self._device), "attribute"))
 
     def _enter(self) -> None:
-        """Make the context current in this thread."""
-        if not getattr(self._local, "entered", False):
+        """Make the context current in this thread, which may have used another GPU last."""
+        if getattr(_here, "driver", None) is not self:
             _check(cuda.cuCtxSetCurrent(self._context), self.info.name)
-            self._local.entered = True
+            _here.driver = self
 
     def memory(self) -> tuple[int, int]:
         self._enter()
@@ -104,29 +106,42 @@ class CudaDriver:
 
     def create_stream(self) -> Handle:
         self._enter()
-        return _check(cuda.cuStreamCreate(_NON_BLOCKING), "stream")
+        made = _Stream(_check(cuda.cuStreamCreate(_NON_BLOCKING), "stream"))
+        return self._owned(made, lambda handle: cuda.cuStreamDestroy(handle))
+
+    def _owned(self, made: Any, destroy: Callable[[Any], Any]) -> Any:
+        """Destroy a driver's object with ours; at the end of the process the driver does it."""
+
+        def end(handle: Any) -> None:
+            self._enter()
+            destroy(handle)
+
+        weakref.finalize(made, end, made.handle).atexit = False
+        return made
 
     def copy_in(self, target: int, host: int, n_bytes: int, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuMemcpyHtoDAsync(target, host, n_bytes, stream), "copy to the device")
+        _check(cuda.cuMemcpyHtoDAsync(target, host, n_bytes, stream.handle), "copy to the device")
 
     def copy_out(self, host: int, source: int, n_bytes: int, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuMemcpyDtoHAsync(host, source, n_bytes, stream), "copy from the device")
+        result = cuda.cuMemcpyDtoHAsync(host, source, n_bytes, stream.handle)
+        _check(result, "copy from the device")
 
     def copy_on(self, target: int, source: int, n_bytes: int, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuMemcpyAsync(target, source, n_bytes, stream), "copy between devices")
+        _check(cuda.cuMemcpyAsync(target, source, n_bytes, stream.handle), "copy between devices")
 
     def fill(self, target: int, byte: int, n_bytes: int, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuMemsetD8Async(target, byte, n_bytes, stream), "fill")
+        _check(cuda.cuMemsetD8Async(target, byte, n_bytes, stream.handle), "fill")
 
     def load(self, image: KernelImage) -> Handle:
         self._enter()
         what = f"kernel {image.entry}"
-        library = _check(cuda.cuLibraryLoadData(image.code, [], [], 0, [], [], 0), what)
-        kernel = _check(cuda.cuLibraryGetKernel(library, image.entry.encode()), what)
+        library = _Library(_check(cuda.cuLibraryLoadData(image.code, [], [], 0, [], [], 0), what))
+        self._owned(library, lambda handle: cuda.cuLibraryUnload(handle))
+        kernel = _check(cuda.cuLibraryGetKernel(library.handle, image.entry.encode()), what)
         return _Function(_check(cuda.cuKernelGetFunction(kernel), what), library, image)
 
     def pack(
@@ -152,8 +167,9 @@ class CudaDriver:
     def launch(self, launches: Sequence[Handle], stream: Handle) -> None:
         self._enter()
         call, success = cuda.cuLaunchKernel, cuda.CUresult.CUDA_SUCCESS
+        queue = stream.handle
         for launch in launches:
-            result = call(*launch.head, stream, launch.arguments, 0)[0]
+            result = call(*launch.head, queue, launch.arguments, 0)[0]
             if result != success:
                 image = launch.keep[0].image
                 raise ComputeError(
@@ -164,12 +180,12 @@ class CudaDriver:
     def record(self, stream: Handle) -> Handle:
         self._enter()
         event = _Event(_check(cuda.cuEventCreate(0), "event"))
-        _check(cuda.cuEventRecord(event.handle, stream), "event")
+        _check(cuda.cuEventRecord(event.handle, stream.handle), "event")
         return event
 
     def wait(self, stream: Handle, event: Handle) -> None:
         self._enter()
-        _check(cuda.cuStreamWaitEvent(stream, event.handle, 0), "wait")
+        _check(cuda.cuStreamWaitEvent(stream.handle, event.handle, 0), "wait")
 
     def elapsed_us(self, first: Handle, last: Handle) -> float:
         self._enter()
@@ -177,7 +193,8 @@ class CudaDriver:
 
     def synchronize(self, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuStreamSynchronize(stream), f"{self.info.name}: the work before this point")
+        result = cuda.cuStreamSynchronize(stream.handle)
+        _check(result, f"{self.info.name}: the work before this point")
 
     def synchronize_event(self, event: Handle) -> None:
         self._enter()
@@ -186,22 +203,38 @@ class CudaDriver:
     def capture(self, launches: Sequence[Handle], stream: Handle) -> Handle:
         self._enter()
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        _check(cuda.cuStreamBeginCapture(stream, mode), "capture")
+        _check(cuda.cuStreamBeginCapture(stream.handle, mode), "capture")
         try:
             self.launch(launches, stream)
         finally:
-            graph = _check(cuda.cuStreamEndCapture(stream), "capture")
-        made = _Graph(_check(cuda.cuGraphInstantiate(graph, 0), "capture"), tuple(launches))
-        _check(cuda.cuGraphDestroy(graph), "capture")
-        return made
+            graph = _check(cuda.cuStreamEndCapture(stream.handle), "capture")
+        try:
+            made = _Graph(_check(cuda.cuGraphInstantiate(graph, 0), "capture"), tuple(launches))
+        finally:
+            cuda.cuGraphDestroy(graph)
+        return self._owned(made, lambda handle: cuda.cuGraphExecDestroy(handle))
 
     def replay(self, graph: Handle, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuGraphLaunch(graph.handle, stream), f"{self.info.name}: replay of a graph")
+        _check(cuda.cuGraphLaunch(graph.handle, stream.handle), f"{self.info.name}: replay of a graph")
+
+
+class _Stream:
+    """A stream, destroyed with this object."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+
+class _Library:
+    """Loaded code, unloaded with this object."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
 
 
 class _Function:
-    """A loaded kernel."""
+    """A loaded kernel; it keeps its library."""
 
     def __init__(self, handle: Any, library: Any, image: KernelImage) -> None:
         self.handle, self.image, self._library = handle, image, library
@@ -232,7 +265,8 @@ class _Event:
         self.handle = handle
 
     def __del__(self) -> None:
-        cuda.cuEventDestroy(self.handle)
+        if not sys.is_finalizing():  # there are too many for a finalizer each
+            cuda.cuEventDestroy(self.handle)
 
 
 class _Graph:
@@ -240,9 +274,6 @@ class _Graph:
 
     def __init__(self, handle: Any, launches: tuple[Any, ...]) -> None:
         self.handle, self.launches = handle, launches
-
-    def __del__(self) -> None:
-        cuda.cuGraphExecDestroy(self.handle)
 
 
 @cache

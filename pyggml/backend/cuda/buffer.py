@@ -4,6 +4,7 @@
     buffer.set_tensor(tensor, data)                # done on return
 
 A buffer is one allocation of the device; a tensor is an address in it. Its content is not cleared.
+Pinned memory is freed when neither its buffer nor an array of it is left (``Tensor.numpy``).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CudaBuffer:
                 f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free ({e}); put fewer layers "
                 "there (`n_gpu_layers`), or use a smaller context or KV cache type"
             ) from None
-        weakref.finalize(self, driver.free, self.base)
+        weakref.finalize(self, driver.free, self.base).atexit = False
 
     def set_tensor(self, tensor: Tensor, data: Bytes, offset: int = 0) -> None:
         """Copy ggml's bytes in; done on return."""
@@ -106,7 +107,8 @@ class PinnedBuffer(HostBuffer):
     def __init__(self, driver: Driver, size: int, buft: BufferType) -> None:
         address = driver.alloc_host(max(size, 1))
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(address)
+        # all arrays of this memory, and views of them, keep `raw` alive; the buffer is only one user
+        weakref.finalize(raw, driver.free_host, address).atexit = False
         mem: Bytes = np.ctypeslib.as_array(raw)[:size]
         mem[:] = 0
         super().__init__(mem, buft)
-        weakref.finalize(self, driver.free_host, address)

@@ -72,7 +72,9 @@ class Driver(Protocol):
 
     def free_host(self, address: int) -> None: ...
 
-    def create_stream(self) -> Handle: ...
+    def create_stream(self) -> Handle:
+        """A new stream; it is destroyed with its handle."""
+        ...
 
     def copy_in(self, target: int, host: int, n_bytes: int, stream: Handle) -> None:
         """Enqueue a copy from the host; memory that is not pinned may be changed on return."""
@@ -91,7 +93,7 @@ class Driver(Protocol):
         ...
 
     def load(self, image: KernelImage) -> Handle:
-        """The function of an image."""
+        """The function of an image; its code is unloaded with its handle, which launches keep."""
         ...
 
     def pack(

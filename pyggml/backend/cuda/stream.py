@@ -62,6 +62,7 @@ class StreamQueue:
         self.stream = driver.create_stream()
         self._compile, self._buft = compile, buft
         self._functions: dict[Kernel, Any] = {}
+        weakref.finalize(self, _end, driver, self.stream, self._functions).atexit = False
         self._work: list[CudaBuffer | None] = [None, None]
         self.n_moves = 0
         self._mark = PinnedBuffer(driver, 64, PinnedType(driver))
@@ -97,6 +98,19 @@ class StreamQueue:
             known = CudaBuffer(self.driver, work_size(region, n_bytes), self._buft)
             self._work[region] = known
         return known.base
+
+    def close(self) -> None:
+        """Wait for all work, and free code and work memory; a later program would load them again.
+
+        Raises:
+            ComputeError: as ``synchronize``.
+        """
+        try:
+            self.synchronize()
+        finally:
+            self._functions.clear()
+            self._work = [None, None]
+            self.n_moves += 1
 
     def codes(self, graph: CGraph) -> int:
         """The error code of a graph's first node; the codes of the others follow."""

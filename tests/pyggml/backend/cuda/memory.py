@@ -125,6 +125,11 @@ class Memory:
         while sum(s.size for s in self._freed) > _KEPT_BYTES:
             self._freed.popleft()
 
+    @property
+    def n_pinned(self) -> int:
+        """The number of allocations of the host."""
+        return sum(space.pinned for space in self._spaces)
+
     def lookup(self, address: int) -> Space | None:
         """The allocation that has an address."""
         i = bisect.bisect(self._bases, address) - 1

@@ -23,9 +23,9 @@ from typing import Any
 
 from pyggml.backend.cuda.driver import Grid
 from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.numba_compiler import compile_ptx
 from pyggml.errors import AllocError, PyggmlError
 
-from .images import ptx_of
 from .simulator import simulator_image
 from .twin import TwinDriver
 
@@ -61,11 +61,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemHostAlloc": (_OUT, _SIZE, _U),
     "cuMemFreeHost": (_P,),
     "cuStreamCreate": (_OUT, _U),
+    "cuStreamDestroy": (_P,),
     "cuMemcpyHtoDAsync": (_ADDRESS, _P, _SIZE, _P),
     "cuMemcpyDtoHAsync": (_P, _ADDRESS, _SIZE, _P),
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _P),
     "cuMemsetD8Async": (_ADDRESS, ctypes.c_ubyte, _SIZE, _P),
     "cuLibraryLoadData": (_OUT, _P, _P, _P, _U, _P, _P, _U),
+    "cuLibraryUnload": (_P,),
     "cuLibraryGetKernel": (_OUT, _P, ctypes.c_char_p),
     "cuKernelGetFunction": (_OUT, _P),
     "cuFuncSetAttribute": (_P, _I, _I),
@@ -102,8 +104,8 @@ _images: dict[str, KernelImage] = {}
 
 
 def ptx_code(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
-    """PTX, for the twin's emulator."""
-    made = ptx_of(kernel, cc)
+    """PTX, for the twin's emulator; needs a compiler for GPUs."""
+    made = compile_ptx(kernel, cc)
     _images[made.entry] = made
     return made
 
@@ -132,6 +134,12 @@ class StandIn:
         self._here = threading.local()
         self._captured: list[Any] | None = None
         self._shared: dict[int, int] = {}  # dynamic bytes that a function may have
+        self._kernels: dict[int, list[int]] = {}  # of a library
+
+    @property
+    def n_objects(self) -> int:
+        """Streams, libraries, kernels, events and graphs that were not destroyed."""
+        return len(self._objects)
 
     def resolved(self) -> dict[str, Any]:
         """C functions."""
@@ -203,6 +211,9 @@ class StandIn:
         self._new(out, self.twin.create_stream())
         return 0 if flags == 1 else _INVALID  # not waiting for the default stream
 
+    def cuStreamDestroy(self, stream: int) -> None:
+        del self._objects[stream]
+
     def cuMemcpyHtoDAsync(self, target: int, host: int, size: int, stream: int) -> None:
         self.twin.copy_in(target, host, size, self._objects[stream])
 
@@ -219,11 +230,17 @@ class StandIn:
         self._new(out, ctypes.string_at(code))
         return _INVALID if options[2] or options[5] else 0
 
+    def cuLibraryUnload(self, library: int) -> None:
+        """Its kernels are gone with it."""
+        for number in (library, *self._kernels.pop(library, ())):
+            del self._objects[number]
+
     def cuLibraryGetKernel(self, out: Any, library: int, name: bytes) -> None:
         image = _images[name.decode()]
         if image.code.rstrip(b"\0") != self._objects[library]:
             raise KeyError(f"{name.decode()}: another code")
         self._new(out, self.twin.load(image))
+        self._kernels.setdefault(library, []).append(out[0])
 
     def cuKernelGetFunction(self, out: Any, kernel: int) -> None:
         out[0] = kernel

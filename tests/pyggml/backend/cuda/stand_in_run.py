@@ -1,6 +1,6 @@
 """Uses the CUDA backend over ``cuda.bindings`` and the stand-in of its library.
 
-python -m tests.pyggml.backend.cuda.stand_in_run driver FOLDER IMAGES
+python -m tests.pyggml.backend.cuda.stand_in_run driver FOLDER
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyggml.backend.cuda.driver import Grid
 from pyggml.backend.registry import available
 from pyggml.errors import AllocError, ComputeError
 
-from . import images, samples
+from . import samples
 from .stand_in import SIGNATURES, StandIn, install, ptx_code, simulator_code
 
 
@@ -95,7 +95,9 @@ def use_driver(stand_in: StandIn, folder: Path) -> None:
     driver.free(a)
     driver.free(b)
     driver.free_host(pinned)
+    del stream, other, function
     gc.collect()
+    assert stand_in.n_objects == 0  # streams and code are freed with their handles
     assert stand_in.calls >= SIGNATURES.keys() - {"cuInit"}
 
 
@@ -131,7 +133,6 @@ def use_gpu_check(stand_in: StandIn, folder: Path, *, models: bool) -> None:
 
 if __name__ == "__main__":
     what, folder = sys.argv[1], Path(sys.argv[2])
-    images.folder = Path(sys.argv[3])
     made = install(folder, cc=(7, 0))
     if what == "driver":
         use_driver(made, folder)

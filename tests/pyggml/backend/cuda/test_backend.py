@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.cgraph import CGraph
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted, AllocError, ComputeError
@@ -27,7 +28,7 @@ from pyggml.backend.cuda.planes import PlanesType, planes_of
 from pyggml.backend.cuda.stream import WORK_BYTES
 from pyggml.backend.interface import StopToken, WeightUse
 
-from .test_cases import COMPILE
+from .simulator import simulator_image
 from .twin import TwinDriver
 
 F32, I32 = GGMLType.F32, GGMLType.I32
@@ -36,7 +37,7 @@ PLANES = [t for t in GGMLType if planes_of(t) is not None]
 
 @pytest.fixture
 def cuda() -> Iterator[CudaBackend]:
-    backend = CudaBackend(TwinDriver(cc=(9, 0)), "cuda0", compile=COMPILE["ptx"])
+    backend = CudaBackend(TwinDriver(), "cuda0", compile=simulator_image)
     yield backend
     backend.close()
 
@@ -73,7 +74,7 @@ def test_replays_read_what_inputs_hold_then(cuda: CudaBackend) -> None:
 
 def test_without_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGGML_CUDA_GRAPHS", "0")
-    backend = CudaBackend(TwinDriver(), "cuda0", compile=COMPILE["ptx"])
+    backend = CudaBackend(TwinDriver(), "cuda0", compile=simulator_image)
     graph, _, ids, _ = rows_graph(backend)
     ids.set(np.zeros(2, np.int32))
     program = backend.compile(graph)
@@ -114,9 +115,7 @@ def test_abort(cuda: CudaBackend) -> None:
     stop = StopToken()
     stop.stop()
     with pytest.raises(Aborted):
-        cuda.queue.synchronize()
-    program.enqueue()
-    cuda.queue.synchronize()
+        cuda.compile(graph).enqueue(stop)
 
 
 def test_trace_has_each_launch(cuda: CudaBackend) -> None:
@@ -197,7 +196,7 @@ def test_a_weight_that_other_ops_read_is_not_in_planes(cuda: CudaBackend) -> Non
 
 
 def test_out_of_memory_says_how_much_is_free() -> None:
-    backend = CudaBackend(TwinDriver(limit=1 << 20), "cuda0", compile=COMPILE["ptx"])
+    backend = CudaBackend(TwinDriver(limit=1 << 20), "cuda0", compile=simulator_image)
     with pytest.raises(AllocError, match=r"cannot allocate 2.0 MiB: 1.0 of 1.0 MiB are free"):
         backend.buffer_type().alloc_buffer(2 << 20)
 
@@ -211,7 +210,7 @@ def test_memory_is_freed_with_its_tensors(cuda: CudaBackend) -> None:
 
 
 def test_work_waits_for_another_devices_event(cuda: CudaBackend) -> None:
-    other = CudaBackend(TwinDriver(name="other"), "cuda1", compile=COMPILE["ptx"])
+    other = CudaBackend(TwinDriver(name="other"), "cuda1", compile=simulator_image)
     graph, _, ids, rows = rows_graph(cuda)
     ids.set(np.array([3, 1], np.int32))
     there = Tensor(F32, rows.ne)
@@ -230,7 +229,7 @@ def test_work_waits_for_another_devices_event(cuda: CudaBackend) -> None:
 def test_fused_norms(norm: Callable[..., Tensor], before: int, more: str, n: int) -> None:
     results, launches = [], []
     for fusion in (False, True):
-        backend = CudaBackend(TwinDriver(), "cuda0", compile=COMPILE["ptx"], fusion=fusion)
+        backend = CudaBackend(TwinDriver(), "cuda0", compile=simulator_image, fusion=fusion)
         rng = np.random.default_rng(n)
         ctx = Context(no_alloc=True)
         x, r, w, b = (ctx.new_tensor_2d(F32, n, rows) for rows in (3, 3, 1, 1))
@@ -320,3 +319,37 @@ def test_programs_follow_work_memory_that_grows(cuda: CudaBackend) -> None:
         results.append(to_numpy(y).tobytes())
     assert len(set(results)) == 1
     assert driver(cuda).counts.graphs == 4
+
+
+def test_arrays_outlive_their_pinned_buffer(cuda: CudaBackend) -> None:
+    """Results of the CPU are in pinned memory; it used to be freed with the buffer's object."""
+    ctx = Context(no_alloc=True)
+    x = ctx.new_tensor_2d(F32, 8, 8)
+    alloc_ctx_tensors(ctx, cuda.staging_type())
+    x.numpy()[...] = 7
+    address, spaces = x.data, driver(cuda).spaces
+    view = x.numpy()[2:].reshape(-1)[::2]
+    del ctx, x
+    gc.collect()
+    assert spaces.lookup(address) is not None and (view == 7).all()
+    del view
+    gc.collect()
+    assert spaces.lookup(address) is None
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_backend_frees_all_that_it_took(closed: bool) -> None:
+    twin = TwinDriver()
+    backend = CudaBackend(twin, "cuda0", compile=simulator_image)
+    graph, table, ids, rows = rows_graph(backend)
+    ids.set(np.zeros(2, np.int32))
+    of_tensors, program = twin.spaces.used, backend.compile(graph)
+    for _ in range(3):
+        program.enqueue()
+        if closed:
+            backend.close()
+            assert not backend.queue._functions and twin.spaces.used == of_tensors
+    backend.queue.synchronize()
+    del backend, graph, table, ids, rows, program
+    gc.collect()
+    assert twin.spaces.used == 0 and twin.spaces.n_pinned == 0 and not twin.streams

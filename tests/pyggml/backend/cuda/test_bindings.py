@@ -8,7 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,9 +20,9 @@ pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda import bindings
 
-from . import images
 from .stand_in import SIGNATURES
 
+pytestmark = pytest.mark.long  # the bindings and the compiler are of the extra cuda-test
 ROOT = Path(__file__).parents[4]
 CALLS = [
     node
@@ -65,21 +68,40 @@ def test_calls_have_the_number_of_arguments_that_the_bindings_take() -> None:
     assert len(inspect.signature(driver.cuLaunchKernel).parameters) == 8 + 1 + 2
 
 
+def test_a_thread_changes_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call has the context of its own GPU; a thread's first one used to stay."""
+    from cuda.bindings import driver as cuda
+
+    entered: list[int] = []
+
+    def set_current(context: int) -> tuple[Any]:
+        entered.append(context)
+        return (cuda.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(cuda, "cuCtxSetCurrent", set_current)
+    monkeypatch.setattr(bindings, "_here", threading.local())
+    drivers = [object.__new__(bindings.CudaDriver) for _ in range(2)]
+    for i, one in enumerate(drivers):
+        vars(one).update(_context=i, info=SimpleNamespace(name="GPU"))
+    for i in (0, 0, 1, 1, 0):
+        drivers[i]._enter()
+    assert entered == [0, 1, 0]
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize(
     "what",
     [
         "driver",
-        pytest.param("results", marks=pytest.mark.slow),
-        pytest.param("models", marks=pytest.mark.slow),
+        "results",
+        "models",
     ],
 )
 def test_the_driver_over_the_real_bindings(tmp_path: Path, what: str) -> None:
     """The driver's calls; then the parts of gpu_check. Each in a process, with the stand-in."""
     module = "tests.pyggml.backend.cuda.stand_in_run"
-    assert images.folder is not None
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", module, what, str(tmp_path), str(images.folder)]
+    command = [sys.executable, "-P", "-m", module, what, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == f"{what}: done"
