@@ -434,7 +434,10 @@ def command(router_child: bool, **options: Any) -> None:
                 prefixes=own.prefixes(),
             )
             own_options = replace(
-                settings, model_path=str(model.path), pooling=own.how_pooled(model)
+                settings,
+                model_path=str(model.path),
+                pooling=own.how_pooled(model),
+                drafters=tuple(drafts.types),
             )
             served = Served(engine, own_options)
             served.chat_format()  # a wrong template is found now

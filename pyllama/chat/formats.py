@@ -1,14 +1,14 @@
 """Selects the chat format of a model, and tokenizes conversations in it.
 
-    formats = ChatFormats(model)
+    formats = ChatFormats(model, NAMES_OF_TOOLS)
     prompt = formats.get(None).prompt([{"role": "user", "content": "Hi"}])
     prompt.tokens, prompt.stop
 
 Without a name, the model's own template is used. llama.cpp and llama-cpp-python have different
 texts under the same names, such as ``vicuna``. A caller says which of them it means by a table:
 
-    ChatFormats(model)                             # NAMES_OF_LLAMA: Llama(chat_format=NAME)
     ChatFormats(model, NAMES_OF_TOOLS)             # --chat-template NAME: llama.cpp's
+    ChatFormats(model, NAMES_OF_LLAMA)             # Llama(chat_format=NAME): llama-cpp-python's
 
 Formats are created at first use.
 """
@@ -269,10 +269,11 @@ class ChatFormats:
 
     Args:
         model: provides tokenizer and metadata.
-        named: the formats that have names, apart from the model's own templates.
+        named: the formats that have names, apart from the model's own templates: `NAMES_OF_TOOLS`
+            or `NAMES_OF_LLAMA`.
     """
 
-    def __init__(self, model: Model, named: Mapping[str, Writer] = NAMES_OF_LLAMA) -> None:
+    def __init__(self, model: Model, named: Mapping[str, Writer]) -> None:
         self._tokenizer, self._made = model.tokenizer, dict[str, ChatFormat]()
         self._named = named
         self._sources = _sources(model.metadata)

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..server.errors import ApiError
 from ..server.security import Guard
 from ..server.sse import JsonResponse, error_response, read_body
-from .forward import CLOSING, Forwarded, error_of_call, refusal
+from .forward import CLOSING, Forwarded, error_of_call, unavailable
 from .loopback import keep_on_loopback
 from .options import ClusterOptions, ReplicaOptions
 from .replica import Call, LoadedModel
@@ -152,21 +152,21 @@ class Ingress:
     async def __call__(self, request: Request) -> Response:
         """Return the response to a request."""
         if self._is_draining:
-            return refusal(CLOSING, retry_s=5)
+            return error_response(unavailable(CLOSING, retry_s=5), request.scope)
         options, replica = self._options, self._options.replica
         if len(replica.models) > 1 and request.scope["path"] in _MODEL_PATHS:
             return _Application(self._names)
         try:
             body = await read_body(request, replica.server)
         except ApiError as error:
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientDisconnect:
             return Response(status_code=499)
         target = read_target(body, request.headers, replica.models, options.prefix_chars)
         if target.model is None:
             names = ", ".join(replica.models)
             message = f"there is no model {target.asked[:200]!r}; there are {names}"
-            return error_response(ApiError(404, message))
+            return error_response(ApiError(404, message), request.scope)
         handle = self._engine
         if target.key:
             handle = handle.options(session_id=target.key)
@@ -176,7 +176,7 @@ class Ingress:
             call = Call.of(request.scope, body, target.model)
             return Forwarded(aiter(handle.respond.remote(call)))
         except Exception as error:
-            return error_response(error_of_call(error))
+            return error_response(error_of_call(error), request.scope)
 
 
 class _Application(Response):

@@ -1,7 +1,7 @@
 """Responses that come from a replica, and what clients get when it is lost.
 
     response = Forwarded(messages)                 # an iterator of ASGI messages
-    response = refusal("the server is shutting down")
+    error = unavailable("the server is shutting down")
 
 A request is sent to one replica only, once. If that ends before its answer begins, the client gets
 503 with ``Retry-After``; if it ends within a stream, the client gets an error in the stream's own
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..server.errors import ApiError
-from ..server.sse import data_line, dump, error_response, event_lines
+from ..server.sse import error_response, stream_error
 
 _log = logging.getLogger("pyllama.cluster")
 LOST = "the replica of this request was lost; send the request again"
@@ -29,11 +29,6 @@ CLOSING = "the server is shutting down"
 def unavailable(message: str, retry_s: int = 1) -> ApiError:
     """The error (503) for what another replica, or a later request, may have."""
     return ApiError(503, message, headers={"Retry-After": str(retry_s)})
-
-
-def refusal(message: str, retry_s: int = 1) -> Response:
-    """The response for such an error."""
-    return error_response(unavailable(message, retry_s))
 
 
 def error_of_call(error: BaseException) -> ApiError:
@@ -54,21 +49,6 @@ def error_of_call(error: BaseException) -> ApiError:
     if names & {"RequestCancelledError", "TaskCancelledError"}:
         return unavailable(CLOSING)
     return ApiError(500, f"internal error: {type(error).__name__}")
-
-
-def stream_error(error: ApiError, path: str, media_type: str) -> bytes:
-    """An error in the format of a stream of the server; empty for a response that is no stream."""
-    if "ndjson" in media_type:  # Ollama's
-        text = dump({"error": error.message}) + "\n"
-    elif not media_type.startswith("text/event-stream"):
-        text = ""
-    elif path.endswith("/messages"):  # Anthropic's
-        text = event_lines("error", {"type": "error", "error": error.fields})
-    elif path.endswith("/responses"):
-        text = event_lines("error", {"type": "error", "error": error.fields, **error.fields})
-    else:
-        text = data_line(error.body)
-    return text.encode("utf-8", "replace")
 
 
 class Forwarded(Response):
@@ -100,7 +80,7 @@ class Forwarded(Response):
             failure = error_of_call(error)
             _log.warning("%s: %s", scope["path"], " ".join(str(error).split())[:500])
             if media_type is None:
-                await error_response(failure)(scope, receive, send)
+                await error_response(failure, scope)(scope, receive, send)
                 return
             end = stream_error(failure, scope["path"], media_type)
             if not end:  # a body without its end: the connection is closed, which clients notice

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from pyggml.host import default_threads
 
-from ..chat.formats import DEFAULT, ChatFormats
+from ..chat.formats import DEFAULT, NAMES_OF_LLAMA, ChatFormats
 from ..chat.turn import TurnOptions, legacy_tools
 from ..core.context import Context
 from ..core.model import Model
@@ -238,7 +238,7 @@ class Llama:
         )
         self._model = LlamaModel(model)
         self.tokenizer_ = self.tokenizer() if tokenizer is None else tokenizer
-        self._chat_formats = ChatFormats(model)
+        self._chat_formats = ChatFormats(model, NAMES_OF_LLAMA)
         self.chat_format, self.chat_handler = chat_format, chat_handler
         if chat_format is not None and not is_registered(chat_format):
             self._chat_formats.check(chat_format)

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from ..chat.turn import Turn
 from .chat import PreparedChat, Replies, prepare_chat
 from .errors import ApiError
+from .fields import Body, Fields
 from .runner import Stream
 from .served import Served, random_id
 from .sse import JsonResponse, event_lines, read_json, respond
 from .text import Piece, Text
 
 _DEFAULT_MAX_TOKENS = 4096
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # OpenAI's names
 _BILLING = re.compile(r"\A(x-anthropic-billing-header:.*?cch=)[^;]{5}(?=;)", re.DOTALL)
 
 
@@ -42,55 +44,73 @@ async def count_tokens(request: Request, served: Served) -> Response:
     return JsonResponse({"input_tokens": len(made.turn.prompt.tokens)})
 
 
-def to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+def to_openai(body: Body) -> Body:
     """A request of Anthropic's API as one of OpenAI's chat API.
 
     Raises:
-        ApiError: there are no messages.
+        ApiError: there are no messages, or a field is wrong or not supported.
 
     Source: llama.cpp, ``server_chat_convert_anthropic_to_oai``.
     """
-    given = body.get("messages")
-    if given is None:
+    fields = Fields(body)
+    if not fields.has("messages"):
         raise ApiError.invalid("'messages' is required")
     found: list[Any] = []
     system = _system(body.get("system"))
     if system is not None:
         found.append({"role": "system", "content": system})
-    for message in given if isinstance(given, list) else ():
+    for message in fields.get("messages", [], list):
         found += _messages(message)
     converted: dict[str, Any] = {"messages": found}
-    tools = body.get("tools")
-    if isinstance(tools, list):
-        converted["tools"] = [_tool(tool) for tool in tools]
-    choice = body.get("tool_choice")
-    if isinstance(choice, Mapping):
-        kind = choice.get("type")
+    if fields.has("tools"):
+        tools = fields.get("tools", [], list)
+        converted["tools"] = [_tool(tool) for tool in tools if not _is_anthropics(tool)]
+        for i, tool in enumerate(tools):
+            if _is_anthropics(tool):
+                fields.leave_out(f"tools[{i}] ({tool['type']!s:.40})")
+    if fields.has("tool_choice"):
+        choice = fields.inner("tool_choice")
+        kind = choice.get("type", "auto", str)
         if kind == "tool":
-            function = {"name": choice.get("name", "")}
+            function = {"name": choice.get("name", "", str)}
             converted["tool_choice"] = {"type": "function", "function": function}
+        elif kind in _CHOICES:
+            converted["tool_choice"] = _CHOICES[kind]
         else:
-            converted["tool_choice"] = {"any": "required", "none": "none"}.get(str(kind), "auto")
-        if choice.get("disable_parallel_tool_use") is True:
+            raise ApiError.invalid(
+                f"Field 'tool_choice.type': must be tool, {', '.join(_CHOICES)}, got {kind:.40}"
+            )
+        if choice.flag("disable_parallel_tool_use"):
             converted["parallel_tool_calls"] = False
     converted["stop"] = body.get("stop_sequences")
-    converted["max_tokens"] = body.get("max_tokens", _DEFAULT_MAX_TOKENS)
+    converted["max_tokens"] = fields.whole("max_tokens", _DEFAULT_MAX_TOKENS, low=0)
     for name in ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed"):
         if name in body:
             converted[name] = body[name]
-    thinking = body.get("thinking")
-    if isinstance(thinking, Mapping) and thinking.get("type") == "enabled":
-        converted["thinking_budget_tokens"] = thinking.get("budget_tokens", 10000)
-    return converted
+    thinking = fields.inner("thinking")
+    kind = thinking.get("type", "", str)
+    if kind == "enabled":
+        converted["reasoning_budget_tokens"] = thinking.whole("budget_tokens", 10000, low=-1)
+    elif kind == "disabled":
+        converted["reasoning_effort"] = "none"
+    return Body(converted, of=body, names={"reasoning_budget_tokens": "thinking"})
+
+
+def _is_anthropics(tool: Any) -> bool:
+    """Whether a tool is one of Anthropic's own, such as ``web_search_20250305``."""
+    return isinstance(tool, Mapping) and tool.get("type") not in (None, "custom")
 
 
 def _system(value: Any) -> str | None:
     if value is None:
         return None
+    if not isinstance(value, (str, list)):
+        raise ApiError.invalid("Field 'system': must be a string or a list of text blocks")
     texts = [value] if isinstance(value, str) else []
     for block in value if isinstance(value, list) else ():
-        if isinstance(block, Mapping) and block.get("type") == "text":
-            texts.append(str(block.get("text", "")))
+        if not isinstance(block, Mapping) or block.get("type") != "text":
+            raise ApiError.invalid("Field 'system': a block must be of type text")
+        texts.append(str(block.get("text", "")))
     # a stamp that differs in each request would end the common prefix of the prompts
     return "".join(_BILLING.sub(r"\1fffff", text) for text in texts)
 
@@ -121,6 +141,8 @@ def _messages(message: Any) -> list[Any]:
             content = _result(block.get("content"))
             id = block.get("tool_use_id", "")
             results.append({"role": "tool", "tool_call_id": id, "content": content})
+        elif kind != "redacted_thinking":  # which only Anthropic's servers can read
+            raise _unknown_block(kind)
     if not (contents or calls or reasoning):
         return results
     converted: dict[str, Any] = {"role": message.get("role"), "content": contents or ""}
@@ -131,9 +153,17 @@ def _messages(message: Any) -> list[Any]:
     return [converted, *results]
 
 
+def _unknown_block(kind: Any) -> ApiError:
+    return ApiError.invalid(f"content blocks of type {kind!r:.40} are not supported")
+
+
 def _result(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
+    if content is None:
+        return ""
+    if not isinstance(content, (str, list)):
+        raise ApiError.invalid("the content of a tool_result must be a string or a list of blocks")
+    if isinstance(content, str):
+        return content
     parts: list[Any] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -141,6 +171,8 @@ def _result(content: Any) -> Any:
             parts.append({"type": "text", "text": str(part.get("text", ""))})
         elif kind == "image":
             parts.append(_image(part))
+        else:
+            raise _unknown_block(kind)
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
@@ -161,6 +193,8 @@ def _tool(tool: Any) -> dict[str, Any]:
         "description": tool.get("description", ""),
         "parameters": tool.get("input_schema", {}),
     }
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 
@@ -236,7 +270,7 @@ class AnthropicWriter:
         return ""
 
     def error(self, error: ApiError) -> str:
-        return event_lines("error", {"type": "error", "error": error.fields})
+        return event_lines("error", error.body("/v1/messages"))
 
     def whole(self, texts: Sequence[Text]) -> Any:
         text, blocks = texts[0], list[dict[str, Any]]()

@@ -12,13 +12,14 @@ import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import PyllamaError
 from . import (
@@ -38,18 +39,21 @@ from . import (
     tokens,
 )
 from .errors import ApiError, error_of
+from .fields import Body
 from .kept_streams import KeptStreams
 from .lifecycle import Lifecycle
-from .logs import RequestLog
+from .logs import BODY, RequestLog, ignored_fields
+from .missing import MISSING
 from .options import ServerOptions
 from .page_files import page_addresses, page_file
 from .security import Guard
 from .served import Served
-from .sse import error_response
+from .sse import PREFIX, error_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]
 SleepingHandler = Callable[[Request, Lifecycle], Awaitable[Response]]
+_IN_HEADER = ", !#$&'()*+-./:;<=>?@[]^_`{|}~"
 _log = logging.getLogger("pyllama.server")
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
@@ -99,6 +103,7 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/metrics",), info.metrics),
     ("GET", ("/props",), info.props),
     ("GET", ("/models", "/v1/models"), info.models),
+    ("GET", ("/v1/models/{id:path}",), info.model),
     ("GET", ("/api/version",), ollama.version),
     ("POST", ("/v1/audio/transcriptions", "/audio/transcriptions"), info.transcriptions),
     ("POST", ("/v1/systemone",), info.decisions),
@@ -153,15 +158,25 @@ def guarded(
     Args:
         open_paths: those that need no key, without the prefix.
     """
+    prefix = options.api_prefix
+    missing = [
+        Route(prefix + path, _missing(sentence), methods=methods)
+        for methods, paths, sentence in MISSING
+        for path in paths
+    ]
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *missing],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
     app.router.redirect_slashes = False  # a path that does not exist is a 404, not a 307
-    return RequestLog(
-        Guard(app, options, frozenset(options.api_prefix + path for path in open_paths))
-    )
+    inner = RequestLog(Guard(app, options, frozenset(prefix + path for path in open_paths)))
+
+    async def with_prefix(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PREFIX] = prefix
+        await inner(scope, receive, send)
+
+    return with_prefix
 
 
 def page_endpoints(options: ServerOptions) -> dict[str, Endpoint]:
@@ -190,7 +205,11 @@ def _awake(handler: Handler) -> SleepingHandler:
 
     async def with_model(request: Request, life: Lifecycle) -> Response:
         async with life.use() as served:
-            return await handler(request, served)
+            response = await handler(request, served)
+            body = request.scope.get(BODY)
+            if isinstance(body, Body) and served.has_name(body.peek("model")):
+                _ = body["model"]  # any other name is ignored
+            return response
 
     return with_model
 
@@ -200,20 +219,31 @@ def _with(life: Lifecycle, handler: SleepingHandler) -> Endpoint:
 
 
 def reporting_errors(handler: Endpoint) -> Endpoint:
-    """The handler, with responses for what it raises."""
+    """The handler, with responses for what it raises, and a header for what it did not read."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = await handler(request)
         except ApiError as error:
-            return error_response(error)
+            return error_response(error, request.scope)
         except PyllamaError as error:
-            return error_response(error_of(error))
+            return error_response(error_of(error), request.scope)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:
             _log.exception("%s %s failed", request.method, request.url.path)
-            return error_response(error_of(error))
+            return error_response(error_of(error), request.scope)
+        ignored = ignored_fields(request.scope)
+        if ignored:
+            response.headers["X-Ignored-Fields"] = quote(", ".join(ignored), safe=_IN_HEADER)
+        return response
+
+    return endpoint
+
+
+def _missing(sentence: str) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return error_response(ApiError.not_supported(sentence), request.scope)
 
     return endpoint
 
@@ -243,4 +273,5 @@ def _file_endpoint(file: Path) -> Endpoint:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = "File Not Found" if error.status_code == 404 else error.detail
-    return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+    known = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return error_response(known, request.scope)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,12 +21,13 @@ from ..chat.formats import ChatFormat
 from ..chat.reader import Call, Delta, Message, Reader
 from ..chat.turn import Turn, TurnOptions
 from ..errors import SchemaError
+from ..tokenizer import Tokenizer
 from .completion import final_json, usage_json
 from .errors import ApiError
 from .fields import INT32_MAX, Fields
 from .media import KINDS, refused
 from .runner import Stream
-from .sampling import MAX_PROBS, CompletionOptions, FromChat
+from .sampling import CONTENT_ONLY, MAX_PROBS, CompletionOptions, FromChat
 from .served import FINGERPRINT, Served, random_id
 from .sse import JsonResponse, data_line, read_json, respond
 from .text import Piece, Text
@@ -108,6 +110,8 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
     """
     fields, options = Fields(body), served.options
     messages = _messages(fields)
+    if fields.get("functions", [], list):
+        raise ApiError.invalid("'functions' is not supported: use 'tools'")
     tools = fields.get("tools", [], list) or None
     choice = body.get("tool_choice")
     if tools and choice != "none" and fields.has("grammar"):
@@ -147,23 +151,50 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         continue_final=continues,
     )
     turn = format.turn(messages, wished)
+    _tell_ignored(fields, format, turn)
     budget = fields.whole(
         "reasoning_budget_tokens",
         options.reasoning_budget,
         low=-1,
         also=("thinking_budget_tokens",),
     )
-    if budget < 0 and fields.flag("reasoning_control"):
+    message = options.reasoning_message
+    if budget >= 0:
+        message = fields.get("reasoning_budget_message", message, str)
+    elif fields.flag("reasoning_control"):
         budget = INT32_MAX  # the sampler is needed, but has no limit
-    message = fields.get("reasoning_budget_message", options.reasoning_message, str)
     chat = FromChat(
         stop=turn.prompt.stop,
         grammar=None if turn.grammar is None else turn.grammar.compile(),
         shown=turn.shown,
         params=turn.budget(budget, served.tokenizer, message),
         n_probs=_n_probs(fields, has_tools=bool(tools)),
+        chat_format=turn.family.name if turn.tools else CONTENT_ONLY,
     )
     return PreparedChat(turn, served.read(fields, chat))
+
+
+def _tell_ignored(fields: Fields, format: ChatFormat, turn: Turn) -> None:
+    """Note what template or grammar does not know, and what means nothing without tools."""
+    for part in () if turn.grammar is None else turn.grammar.left_out:
+        fields.leave_out(part.place)
+    source = format.source
+    effort = fields.get("reasoning_effort", "", str)
+    if effort not in ("", "none") and "reasoning_effort" not in source:
+        fields.leave_out("reasoning_effort")
+    for name, value in fields.get("chat_template_kwargs", {}, dict).items():
+        is_known = name in source or (name == "enable_thinking" and (turn.thinking or not value))
+        if not is_known:
+            fields.leave_out(f"chat_template_kwargs.{name}")
+    if turn.thinking is None:
+        for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_control"):
+            if fields.has(name):
+                fields.leave_out(name)
+    if not turn.tools and not fields.get("tools", [], list):
+        if fields.body.get("tool_choice") not in (None, "none", "auto"):
+            fields.leave_out("tool_choice")
+        if fields.has("parallel_tool_calls"):
+            fields.leave_out("parallel_tool_calls")
 
 
 def _messages(fields: Fields) -> list[Any]:
@@ -246,6 +277,7 @@ class Replies:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._readers: dict[int, Reader] = {}
+        self._n_reasoning: dict[int, int] = {}
 
     def delta(self, text: Text, piece: Piece) -> Delta:
         """What a piece adds to the message of its text."""
@@ -253,6 +285,9 @@ class Replies:
         if reader is None:
             reader = self._readers[text.index] = self._turn.reader()
         delta = reader.feed(piece.text)
+        if delta.reasoning:
+            n = self._n_reasoning.get(text.index, 0)
+            self._n_reasoning[text.index] = n + len(piece.tokens)
         if piece.is_last:
             rest = reader.close()
             delta = Delta(
@@ -279,6 +314,15 @@ class Replies:
                     message.calls,
                 )
         return message
+
+    def n_reasoning(self, text: Text, tokenizer: Tokenizer) -> int:
+        """Number of tokens of the reasoning of a text that has ended."""
+        if text.index in self._readers or not self.message(text).reasoning:
+            return self._n_reasoning.get(text.index, 0)
+        reader, decoder = self._turn.reader(), getincrementaldecoder("utf-8")("replace")
+        shown = text.options.shown
+        pieces = (tokenizer.token_to_piece(token, token in shown) for token in text.tokens)
+        return sum(bool(reader.feed(decoder.decode(piece)).reasoning) for piece in pieces)
 
 
 def chat_finish_reason(text: Text, calls: Sequence[Call]) -> str:
@@ -352,7 +396,7 @@ class ChatWriter:
         return "data: [DONE]\n\n"
 
     def error(self, error: ApiError) -> str:
-        return data_line(error.body)
+        return data_line(error.body())
 
     def whole(self, texts: Sequence[Text]) -> Any:
         choices = []

@@ -25,7 +25,8 @@ async def completion(request: Request, served: Served) -> Response:
         fields = Fields(body)
         if not fields.has("prompt"):
             raise ApiError.invalid('"prompt" is required')
-        return served.submit(served.prompts(body["prompt"]), served.read(fields))
+        options = served.read(fields, is_own=True)
+        return served.submit(served.prompts(body["prompt"]), options)
 
     return await respond(request, await served.prepare(prepare), CompletionWriter(served))
 
@@ -90,7 +91,7 @@ class CompletionWriter:
         return ""
 
     def error(self, error: ApiError) -> str:
-        return data_line(error.body)
+        return data_line(error.body())
 
     def whole(self, texts: Sequence[Text]) -> Any:
         found = [final_json(self._served, text) for text in texts]
@@ -195,7 +196,7 @@ class OpenAIWriter:
         return "data: [DONE]\n\n"
 
     def error(self, error: ApiError) -> str:
-        return data_line(error.body)
+        return data_line(error.body())
 
     def whole(self, texts: Sequence[Text]) -> Any:
         found = self._head(

@@ -12,6 +12,11 @@ from typing import Any
 from ..errors import TemplateError
 from .served import FINGERPRINT, Served
 
+_VOCAB_TYPES = {  # numbers of ``llama_vocab_type`` by ``tokenizer.ggml.model``
+    "none": 0, "llama": 1, "gpt2": 2, "gemma4": 2, "whitespace": 2, "bert": 3, "t5": 4, "rwkv": 5,
+    "plamo2": 6,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Description:
@@ -92,7 +97,8 @@ def _models(served: Served) -> dict[str, Any]:
         "created": int(time.time()),
         "owned_by": "pyllama",
         "meta": {
-            "vocab_type": 2,
+            "desc": model.desc,
+            "vocab_type": _VOCAB_TYPES[served.tokenizer.vocab.model],
             "n_vocab": served.tokenizer.n_vocab,
             "n_ctx": served.n_ctx,
             "n_ctx_train": model.n_ctx_train,

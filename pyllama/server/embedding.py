@@ -62,11 +62,11 @@ async def openai_embeddings(request: Request, served: Served) -> Response:
 
 def _openai(served: Served, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
     """OpenAI's format: a vector of each text, as numbers or in base64."""
-    p = fields.whole("embd_normalize", 2, low=-1)
+    p, n = fields.whole("embd_normalize", 2, low=-1), _dimensions(served, fields)
     as_base64 = fields.body.get("encoding_format") == "base64"
     data: list[dict[str, Any]] = []
     for text in texts:
-        vector = normalize(text.vector, p)
+        vector = normalize(text.vector[:n], p)
         one: dict[str, Any] = {"embedding": vector.tolist(), "index": text.index}
         if as_base64:
             one["embedding"] = base64.b64encode(vector.astype("<f4").tobytes()).decode()
@@ -100,11 +100,19 @@ async def _embedded(
     fields = Fields(await read_json(request, served.options))
 
     def prepare() -> tuple[Stream, list[Embedded]]:
+        if openai and fields.has("input"):
+            _dimensions(served, fields)  # a wrong number is found now
         return submit(served, _inputs(served, fields), pooling)
 
     stream, texts = await served.prepare(prepare)
     gone = await finished(request, stream)
     return gone or (fields, texts)
+
+
+def _dimensions(served: Served, fields: Fields) -> int:
+    """The length of vectors that a request asks for; they are cut, and then normalized."""
+    n = served.model.n_embd
+    return fields.whole("dimensions", n, low=1, high=n)
 
 
 def _plain(served: Served, fields: Fields, texts: Sequence[Embedded]) -> list[Any]:

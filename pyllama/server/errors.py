@@ -1,7 +1,9 @@
-"""Errors as llama.cpp's server reports them.
+"""Errors as llama.cpp's server reports them, and in the forms of Anthropic's and Ollama's APIs.
 
     raise ApiError.invalid('"prompt" is required')
-    error_of(ContextFull("...")).body              # {"error": {"code": 400, "type": ..., ...}}
+    error_of(ContextFull("...")).body()            # {"error": {"code": 400, "type": ..., ...}}
+    error.body("/v1/messages")                     # {"type": "error", "error": {...}}
+    error.body("/api/chat")                        # {"error": "..."}
 
 The only place that maps pyllama's errors to status codes.
 """
@@ -13,6 +15,7 @@ from typing import Any
 from ..errors import (
     BatchError,
     ContextFull,
+    EngineDead,
     GrammarError,
     PyllamaError,
     QueueFull,
@@ -36,6 +39,13 @@ _TYPES = {
     501: "not_supported_error",
     502: "server_error",
     503: "unavailable_error",
+}
+_ANTHROPICS = {  # the names of kinds that differ there
+    413: "request_too_large",
+    500: "api_error",
+    501: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
 }
 _BAD_REQUEST = (
     BatchError, GrammarError, SamplingError, StateError, TemplateError, TokenizerError,
@@ -83,9 +93,17 @@ class ApiError(Exception):
         """The error object of a body."""
         return {"code": self.status, "message": self.message, "type": self.type, **self.more}
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The body of the response."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The body of the response at a path, in the form of the API that has this path.
+
+        Args:
+            path: that of the request, without the server's prefix.
+        """
+        if path.startswith("/api/"):  # Ollama's clients show the value as it is
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):
+            kind = _ANTHROPICS.get(self.status, self.type)
+            return {"type": "error", "error": {**self.fields, "type": kind}}
         return {"error": self.fields}
 
 
@@ -98,6 +116,8 @@ def error_of(error: BaseException) -> ApiError:
         return ApiError(500, f"Context size has been exceeded: {message}")
     if isinstance(error, QueueFull):
         return ApiError(429, message, headers={"Retry-After": "1"})
+    if isinstance(error, EngineDead):
+        return ApiError(503, message)
     if isinstance(error, _BAD_REQUEST):
         return ApiError.invalid(message)
     if isinstance(error, PyllamaError):

@@ -1,16 +1,19 @@
 """Reads the fields of a request's JSON object: types, ranges, defaults.
 
+    body = Body({"stream": True, "max_tokens": 8, "colour": "red"})
     fields = Fields(body)
     fields.whole("n_predict", -1, low=-1, also=("max_tokens",))
     fields.flag("stream")
+    body.ignored                                   # ["colour"]
 
-A field that is null counts as absent. A wrong one raises an `ApiError` that names it.
+A field that is null counts as absent. A wrong one raises an `ApiError` that names it. One that
+nothing reads changes nothing: the client is told of it by a header.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import ApiError
@@ -18,6 +21,76 @@ from .errors import ApiError
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 _ABSENT = object()
+
+
+class Body(Mapping[str, Any]):
+    """A JSON object that notes which of its fields are read.
+
+    Args:
+        values: the object.
+        under: an object that has the fields which this one lacks.
+        of: the request's object, if this one was made of it for another API.
+        names: the request's names of fields that differ from those of this object.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        under: Body | None = None,
+        *,
+        of: Body | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self._values, self._under, self._of, self._names = values, under, of or under, names or {}
+        self._read: set[str] = set()
+        self._inner: dict[str, Body] = {}
+        self._left_out: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        if self._under is not None and name not in self._values:
+            return self._under[name]
+        value = self._values[name]
+        self._read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        under = () if self._under is None else self._under
+        return iter(dict.fromkeys((*self._values, *under)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def peek(self, name: str) -> Any:
+        """A field as if it were not read; None if absent."""
+        return self._values.get(name)
+
+    def over(self, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Body:
+        """These fields, and those of this object that are not among them; see the class."""
+        return Body(values, self, names=names)
+
+    def inner(self, name: str) -> Body:
+        """The object in a field, whose own fields are noted too."""
+        if self._under is not None and name not in self._values:
+            return self._under.inner(name)
+        if name not in self._inner:
+            self._inner[name] = Body(self[name])
+        return self._inner[name]
+
+    def leave_out(self, name: str) -> None:
+        """Note that a field, or a part of one, changes nothing though it was read."""
+        name = self._names.get(name, name)
+        if self._of is not None:
+            self._of.leave_out(name)
+        else:
+            self._left_out.append(name)
+
+    @property
+    def ignored(self) -> list[str]:
+        """What changes nothing: fields that were not read, and those that were left out."""
+        found = [k for k, v in self._values.items() if v is not None and k not in self._read]
+        for name, inner in self._inner.items():
+            found += [f"{name}.{one}" for one in inner.ignored]
+        return found + self._left_out
 
 
 class Fields:
@@ -36,6 +109,18 @@ class Fields:
             raise ApiError.invalid(f"{where or 'the body'} must be a JSON object")
         self.body: Mapping[str, Any] = body
         self._where = f"{where}." if where else ""
+
+    def inner(self, name: str) -> Fields:
+        """The fields of the object in a field, which may be absent."""
+        value = self.get(name, {}, dict)
+        if value and isinstance(self.body, Body):
+            return Fields(self.body.inner(name), f"{self._where}{name}")
+        return Fields(value, f"{self._where}{name}")
+
+    def leave_out(self, name: str) -> None:
+        """Note that a field, or a part of one, changes nothing though it was read."""
+        if isinstance(self.body, Body):
+            self.body.leave_out(name)
 
     def has(self, name: str) -> bool:
         """Whether a field is there and not null."""
@@ -76,6 +161,17 @@ class Fields:
                 self._refuse(name, f"must be a finite number, got {_shown(value)}")
             value = int(value)
         return int(self._in_range(name, value, low, high, clamp))
+
+    def modulo(self, name: str, default: int, n: int) -> int:
+        """A whole number of any size, modulo ``n``, as a conversion to unsigned in C."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if isinstance(value, float) and math.isfinite(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(name, f"must be a number, got {_shown(value)}")
+        return int(value % n)
 
     def number(
         self,

@@ -20,19 +20,31 @@ _SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, if the model has no token
 
 async def infill(request: Request, served: Served) -> Response:
     """``POST /infill``."""
-    roles = served.tokenizer.vocab.roles
-    missing = [f"{name} token is missing. " for role, name in _ROLES.items() if role not in roles]
-    if missing:
-        what = "".join(missing)
-        raise ApiError.not_supported(f"Infill is not supported by this model: {what}")
+    check_infill(served)
     body = await read_json(request, served.options)
 
     def prepare() -> Stream:
         fields = Fields(body)
-        options = served.read(fields)
+        options = served.read(fields, is_own=True)
         return served.submit([infill_prompt(served, fields, options.n_predict)], options)
 
     return await respond(request, await served.prepare(prepare), CompletionWriter(served))
+
+
+def can_infill(served: Served) -> bool:
+    """Whether the model has the tokens of an infill prompt."""
+    return not _missing(served)
+
+
+def check_infill(served: Served) -> None:
+    """Raise ApiError (501) for a model without these tokens."""
+    if missing := _missing(served):
+        raise ApiError.not_supported(f"Infill is not supported by this model: {missing}")
+
+
+def _missing(served: Served) -> str:
+    roles = served.tokenizer.vocab.roles
+    return "".join(f"{n} token is missing. " for role, n in _ROLES.items() if role not in roles)
 
 
 def infill_prompt(served: Served, fields: Fields, n_predict: int) -> list[int]:

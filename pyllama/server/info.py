@@ -17,6 +17,8 @@ from .sse import JsonResponse, read_body, read_json
 async def health(request: Request, life: Lifecycle) -> Response:
     """``GET /health``."""
     _ = life.description  # raises before the model is loaded
+    if life.served is not None:
+        life.served.runner.check()
     return JsonResponse({"status": "ok"})
 
 
@@ -38,6 +40,20 @@ async def change_props(request: Request, served: Served) -> Response:
 async def models(request: Request, life: Lifecycle) -> Response:
     """``GET /models`` and ``/v1/models``."""
     return JsonResponse(life.description.models)
+
+
+async def model(request: Request, life: Lifecycle) -> Response:
+    """``GET /v1/models/{id}``: one model, by its name or an alias."""
+    (own,) = life.description.models["data"]
+    name = request.path_params["id"]
+    if name != own["id"] and name not in own["aliases"]:
+        raise no_model(name)
+    return JsonResponse(own)
+
+
+def no_model(name: str) -> ApiError:
+    """The error (404) for a name that no model has."""
+    return ApiError(404, f"The model '{name:.200}' does not exist")
 
 
 async def metrics(request: Request, life: Lifecycle) -> Response:

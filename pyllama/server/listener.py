@@ -154,7 +154,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._refuse(408, "the request has not arrived in time")
 
     def _refuse(self, status: int, message: str) -> None:
-        body = json.dumps(ApiError(status, message, "timeout_error").body).encode()
+        body = json.dumps(ApiError(status, message, "timeout_error").body()).encode()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -22,14 +22,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyggml.visible import visible
 
+from .fields import Body
 from .text import Text
 
 TEXTS = "pyllama.texts"
 """Key of a request's texts in its ASGI scope."""
+BODY = "pyllama.body"
+"""Key of its JSON object there."""
 REQUEST_ID = "pyllama.request_id"
 """Key of its id there, if requests are logged."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 500  # characters in a record
+_MAX_NAMES, _MAX_NAME = 20, 60  # ignored fields, and characters of each
 _LEVELS = {"WARNING": "warn", "CRITICAL": "error"}  # llama.cpp's names
 _log = logging.getLogger("pyllama.server")
 
@@ -73,10 +77,18 @@ class RequestLog:
                 "ms": round(1e3 * (time.perf_counter() - begin), 3),
                 **_counts(scope.get(TEXTS, ())),
             }
-            _log.info(
-                "%s %s %d", fields["method"], fields["path"], fields["status"],
-                extra={"fields": fields},
-            )  # fmt: skip
+            message, ignored = "{method} {path} {status}".format(**fields), ignored_fields(scope)
+            if ignored:
+                fields["ignored"] = ignored
+                message += f" (ignored: {', '.join(ignored)})"
+            _log.info("%s", message, extra={"fields": fields})
+
+
+def ignored_fields(scope: Scope) -> list[str]:
+    """The fields of a request that change nothing, of which some are left out if there are many."""
+    body = scope.get(BODY)
+    found = body.ignored if isinstance(body, Body) else []
+    return [visible(name, limit=_MAX_NAME) for name in found[:_MAX_NAMES]]
 
 
 def _counts(texts: Iterable[Text]) -> dict[str, int]:

@@ -13,10 +13,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..engine import TokenLogprob
 from .chat import PreparedChat, Replies, prepare_chat
 from .errors import ApiError
-from .fields import Fields
+from .fields import Body, Fields
+from .infill import can_infill, check_infill, infill_prompt
 from .lifecycle import Lifecycle
+from .media import refused
 from .runner import Stream
 from .served import Served
 from .sse import JsonResponse, dump, read_json, respond
@@ -26,39 +29,50 @@ VERSION = "0.12.0"  # of Ollama's API that is spoken here
 _OPTIONS = {  # Ollama's names -> llama.cpp's
     "num_predict": "n_predict",
     "num_keep": "n_keep",
-    "typical_p": "typical_p",
-    "stop": "stop",
 }
 _SAME = (
-    "temperature", "top_k", "top_p", "min_p", "seed", "repeat_last_n", "repeat_penalty",
-    "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n",
+    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau",
+    "mirostat_eta",
 )  # fmt: skip
+_NAMES = {"reasoning_effort": "think", "chat_template_kwargs.enable_thinking": "think"}
+_MAX_TOP = 20  # of top_logprobs
 
 
 async def generate(request: Request, served: Served) -> Response:
-    """``POST /api/generate``: a text in the chat format, or as it is with ``raw``."""
+    """``POST /api/generate``: a text in the chat format, as it is with ``raw``, or one that fits
+    between the prompt and a ``suffix``."""
     body = await read_json(request, served.options)
     fields = Fields(body)
-    prompt = fields.get("prompt", "", str)
-    if not prompt:  # Ollama loads the model
+    prompt, suffix = fields.get("prompt", "", str), fields.get("suffix", "", str)
+    if not (prompt or suffix):  # Ollama loads the model
         return JsonResponse(_end(served, "response", "", "load"))
+    _check(fields)
     found: list[PreparedChat] = []
 
     def prepare() -> Stream:
-        converted = _converted(fields)
+        converted = _converted(served, fields)
+        if suffix:
+            check_infill(served)
+            options = served.read(Fields(Body(converted, of=body)))
+            given = Fields({"input_prefix": prompt, "input_suffix": suffix})
+            return served.submit([infill_prompt(served, given, options.n_predict)], options)
         if fields.flag("raw"):
-            options = served.read(Fields(converted))
+            if fields.has("system"):
+                raise ApiError.invalid("raw mode does not support system")
+            options = served.read(Fields(Body(converted, of=body)))
             return served.submit(served.prompts(prompt), options)
         messages = [{"role": "user", "content": prompt}]
         system = fields.get("system", "", str)
         if system:
             messages.insert(0, {"role": "system", "content": system})
-        found.append(prepare_chat(served, {**converted, "messages": messages}))
+        converted |= _thinking(fields) | {"messages": messages}
+        found.append(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
         return found[0].submit(served)
 
     stream = await served.prepare(prepare)
     replies = Replies(found[0].turn) if found else None
-    return await respond(request, stream, OllamaWriter(served, replies, "response"))
+    return await respond(request, stream, OllamaWriter(served, replies, "response", fields))
 
 
 async def chat(request: Request, served: Served) -> Response:
@@ -71,14 +85,16 @@ async def chat(request: Request, served: Served) -> Response:
     found: list[PreparedChat] = []
 
     def prepare() -> Stream:
-        converted = _converted(fields) | {"messages": [_message(m) for m in messages]}
+        converted = _converted(served, fields) | _thinking(fields)
+        converted["messages"] = [_message(m) for m in messages]
         if fields.has("tools"):
             converted["tools"] = body["tools"]
-        found.append(prepare_chat(served, converted))
+        found.append(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
         return found[0].submit(served)
 
     stream = await served.prepare(prepare)
-    return await respond(request, stream, OllamaWriter(served, Replies(found[0].turn), "message"))
+    replies = Replies(found[0].turn)
+    return await respond(request, stream, OllamaWriter(served, replies, "message", fields))
 
 
 async def tags(request: Request, served: Served) -> Response:
@@ -88,7 +104,10 @@ async def tags(request: Request, served: Served) -> Response:
 
 async def running(request: Request, served: Served) -> Response:
     """``GET /api/ps``: the one model, loaded."""
-    return JsonResponse({"models": [loaded_model(_model(served))]})
+    found = loaded_model(_model(served))
+    if len(served.model.devices) == 1:  # the CPU
+        found["size_vram"] = 0
+    return JsonResponse({"models": [found]})
 
 
 async def version(request: Request, life: Lifecycle) -> Response:
@@ -106,14 +125,14 @@ async def show(request: Request, served: Served) -> Response:
     template = served.options.chat_template or metadata.get("tokenizer.chat_template", "")
     can = await served.prepare(lambda: served.chat_format().capabilities())
     capabilities = ["completion", "tools"] if can.tools else ["completion"]
-    if "fim_mid" in served.tokenizer.vocab.roles:
+    if can_infill(served):
         capabilities.append("insert")
     return JsonResponse(
         {
             "modelfile": "",
             "parameters": "",
             "template": template,
-            "details": _details(served.model.desc),
+            "details": details(served.model.desc),
             "model_info": {**info, "general.parameter_count": served.model.n_params},
             "capabilities": capabilities,
             "modified_at": _now(),
@@ -121,14 +140,34 @@ async def show(request: Request, served: Served) -> Response:
     )
 
 
-def _converted(fields: Fields) -> dict[str, Any]:
+def _check(fields: Fields) -> None:
+    """Raise ApiError for what would be another text than asked."""
+    if fields.get("images", [], list):
+        raise _image(fields.body["images"][0])
+    if fields.get("template", "", str):
+        raise ApiError.invalid("Field 'template': not supported: see --chat-template-file")
+    if fields.get("context", [], list):
+        raise ApiError.invalid("Field 'context': not supported: send the messages to /api/chat")
+
+
+def _image(data: Any) -> ApiError:
+    """The error for an image, which Ollama's API has in base64."""
+    return refused({"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}})
+
+
+def _converted(served: Served, fields: Fields) -> dict[str, Any]:
     """The fields that both APIs have, with llama.cpp's names."""
-    options = Fields(fields.get("options", {}, dict), "options").body
+    options = fields.inner("options")
     converted: dict[str, Any] = {"stream": fields.flag("stream", True)}
-    converted |= {new: options[old] for old, new in _OPTIONS.items() if old in options}
-    converted |= {name: options[name] for name in _SAME if name in options}
+    converted |= {new: options.body[old] for old, new in _OPTIONS.items() if options.has(old)}
+    converted |= {name: options.body[name] for name in _SAME if options.has(name)}
+    if options.whole("num_ctx", served.n_ctx) != served.n_ctx:
+        options.leave_out("num_ctx")
     if isinstance(converted.get("n_predict"), int):
         converted["n_predict"] = max(-1, converted["n_predict"])  # -2 fills the context
+    if fields.flag("logprobs"):
+        n_top = fields.whole("top_logprobs", 0, low=0, high=_MAX_TOP)
+        converted["n_probs"] = max(1, n_top)
     format = fields.body.get("format")
     if format == "json":
         converted["json_schema"] = {"type": "object"}
@@ -136,20 +175,27 @@ def _converted(fields: Fields) -> dict[str, Any]:
         converted["json_schema"] = format
     elif format not in (None, ""):
         raise ApiError.invalid("Field 'format': must be \"json\" or a JSON schema")
+    return converted
+
+
+def _thinking(fields: Fields) -> dict[str, Any]:
+    """The fields of a chat for ``think``."""
     think = fields.body.get("think")
     if isinstance(think, bool):
-        converted["chat_template_kwargs"] = {"enable_thinking": think}
-    elif isinstance(think, str):
-        converted["reasoning_effort"] = think
-    return converted
+        return {"chat_template_kwargs": {"enable_thinking": think}}
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    if think is not None:
+        raise ApiError.invalid("Field 'think': must be true, false or a level such as \"high\"")
+    return {}
 
 
 def _message(message: Any) -> Any:
     """A message with the arguments of its calls as JSON text, and its reasoning renamed."""
     if not isinstance(message, Mapping):
         return message
-    if message.get("images"):
-        raise ApiError.invalid("image input is not supported: only text models are")
+    if images := Fields(message, "message").get("images", [], list):
+        raise _image(images[0])
     converted = {**message, "content": message.get("content", "")}
     if isinstance(thinking := converted.pop("thinking", None), str):
         converted["reasoning_content"] = thinking
@@ -176,12 +222,14 @@ class OllamaWriter:
     Args:
         replies: reads the texts of a chat; None for plain texts.
         field: ``response`` or ``message``.
+        fields: of the request.
     """
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, served: Served, replies: Replies | None, field: str) -> None:
+    def __init__(self, served: Served, replies: Replies | None, field: str, fields: Fields) -> None:
         self._served, self._replies, self._field = served, replies, field
+        self._n_top = fields.whole("top_logprobs", 0) if fields.flag("logprobs") else 0
 
     def piece(self, text: Text, piece: Piece) -> str:
         content, thinking = piece.text, ""
@@ -190,8 +238,9 @@ class OllamaWriter:
             content, thinking = delta.content, delta.reasoning
         calls = self._calls(text) if piece.is_last else []
         lines = []
-        if content or thinking or calls:
-            lines.append({**self._head(False), **self._value(content, thinking, calls)})
+        if content or thinking or calls or piece.probs:
+            line = {**self._head(False), **self._value(content, thinking, calls)}
+            lines.append(line | self._logprobs(text, piece.probs))
         if piece.is_last:
             lines.append(self._final(text, "", "", []))
         return "".join(f"{dump(line)}\n" for line in lines)
@@ -200,14 +249,27 @@ class OllamaWriter:
         return ""
 
     def error(self, error: ApiError) -> str:
-        return dump({"error": error.message}) + "\n"
+        return dump(error.body("/api/")) + "\n"
 
     def whole(self, texts: Sequence[Text]) -> Any:
         text = texts[0]
+        probs = self._logprobs(text, text.probs)
         if self._replies is None:
-            return self._final(text, text.content, "", [])
+            return self._final(text, text.content, "", []) | probs
         message = self._replies.message(text)
-        return self._final(text, message.content, message.reasoning, self._calls(text))
+        return self._final(text, message.content, message.reasoning, self._calls(text)) | probs
+
+    def _logprobs(self, text: Text, probs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The probabilities of tokens, with those of the likeliest ones if they are wanted."""
+        if not probs:
+            return {}
+        found = text.probabilities([*probs])
+        for one in found:
+            for token in (one, *one["top_logprobs"]):
+                del token["id"]
+            if not self._n_top:
+                del one["top_logprobs"]
+        return {"logprobs": found}
 
     def _calls(self, text: Text) -> list[Any]:
         if self._replies is None:
@@ -272,17 +334,18 @@ def model_json(name: str, size_bytes: int, digest: str, desc: str) -> dict[str, 
         "modified_at": _now(),
         "size": size_bytes,
         "digest": digest,
-        "details": _details(desc),
+        "details": details(desc),
     }
 
 
 def loaded_model(model: dict[str, Any]) -> dict[str, Any]:
     """A model in the list of those that are loaded."""
-    return {**model, "expires_at": "2318-01-01T00:00:00Z", "size_vram": 0}
+    return {**model, "expires_at": "2318-01-01T00:00:00Z"}
 
 
-def _details(desc: str) -> dict[str, Any]:
-    family, size, kind = (*desc.split(), "", "", "")[:3]
+def details(desc: str) -> dict[str, Any]:
+    """The object ``details`` of a model, of its description."""
+    family, size, kind = (*desc.split(" ", 2), "", "")[:3]
     return {
         "parent_model": "",
         "format": "gguf",

@@ -54,6 +54,7 @@ class ServerOptions:
         pooling: how embeddings are computed, one of ``POOLINGS``; None for no embeddings.
         reranking: whether documents are scored.
         spm_infill: suffix before prefix in ``/infill``.
+        drafters: names of the drafters of speculative decoding, reported in settings.
         verbose: report ``__verbose`` objects.
     """
 
@@ -95,4 +96,5 @@ class ServerOptions:
     pooling: str | None = None
     reranking: bool = False
     spm_infill: bool = False
+    drafters: tuple[str, ...] = ()
     verbose: bool = False

@@ -13,7 +13,7 @@ from ..chat.reader import CallDelta, Message
 from ..chat.turn import Turn
 from .chat import PreparedChat, Replies, prepare_chat
 from .errors import ApiError
-from .fields import Fields
+from .fields import Body, Fields
 from .runner import Stream
 from .served import Served, random_id
 from .sse import JsonResponse, event_lines, read_json, respond
@@ -21,6 +21,12 @@ from .text import Piece, Text
 
 Events = list[dict[str, Any]]
 _MESSAGE_ROLES = ("user", "system", "developer")
+_STORED = ("previous_response_id", "conversation", "prompt")  # what names something kept
+_OF_CHAT = ("logprobs", "top_logprobs", "n_probs", "n", "n_cmpl")  # a response has none of these
+_ECHOED = (
+    "instructions", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools",
+    "top_p",
+)  # fmt: skip
 
 
 async def responses(request: Request, served: Served) -> Response:
@@ -44,7 +50,7 @@ async def count_tokens(request: Request, served: Served) -> Response:
     return JsonResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
-def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+def to_chat(body: Body) -> Body:
     """A request of the responses API as one of the chat API.
 
     Raises:
@@ -52,54 +58,56 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Source: llama.cpp, ``server_chat_convert_responses_to_chatcmpl``.
     """
+    fields = Fields(body)
     given = body.get("input")
     if given is None:
         raise ApiError.invalid("'input' is required")
-    if body.get("previous_response_id"):
-        raise ApiError.invalid("'previous_response_id' is not supported: responses are not stored")
-    converted = {
-        name: value
-        for name, value in body.items()
-        if name not in ("input", "instructions", "tools", "max_output_tokens", "reasoning", "text")
-    }
+    for name in _STORED:
+        if body.get(name):
+            raise ApiError.invalid(f"'{name}' is not supported: nothing is stored")
     messages: list[dict[str, Any]] = []
-    instructions = Fields(body).get("instructions", "", str)
+    instructions = fields.get("instructions", "", str)
     if instructions:
         messages.append({"role": "system", "content": instructions})
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
     elif isinstance(given, list):
-        for item in given:
+        for i, item in enumerate(given):
             if not isinstance(item, Mapping):
                 raise ApiError.invalid("an item of 'input' must be an object")
-            _add_item(messages, item)
+            if not _add_item(messages, item):
+                fields.leave_out(f"input[{i}]")
     else:
         raise ApiError.invalid("'input' must be a string or array of objects")
-    converted["messages"] = messages
-    tools = body.get("tools")
-    if tools is not None:
+    converted: dict[str, Any] = {"messages": messages, **dict.fromkeys(_OF_CHAT)}
+    if fields.has("tools"):
+        tools = body["tools"]
         if not isinstance(tools, list):
             raise ApiError.invalid("'tools' must be an array of objects")
         converted["tools"] = [_tool(t) for t in tools if _is_function(t)]
+        for i, tool in enumerate(tools):
+            if not _is_function(tool):
+                fields.leave_out(f"tools[{i}]")
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = {"name": choice.get("name", "")}
         converted["tool_choice"] = {"type": "function", "function": function}
-    if body.get("max_output_tokens") is not None:
+    if fields.has("max_output_tokens"):
         converted["max_tokens"] = body["max_output_tokens"]
-    reasoning = body.get("reasoning")
-    if isinstance(reasoning, Mapping) and reasoning.get("effort"):
-        converted["reasoning_effort"] = reasoning["effort"]
-    text = body.get("text")
-    if isinstance(text, Mapping) and text.get("format") is not None:
-        converted["response_format"] = _format(text["format"])
-    return converted
+    effort = fields.inner("reasoning").get("effort", "", str)
+    if effort:
+        converted["reasoning_effort"] = effort
+    format = fields.inner("text").get("format", {}, dict)
+    if format:
+        converted["response_format"] = _format(format)
+    return body.over(converted, {"reasoning_effort": "reasoning.effort"})
 
 
-def _format(format: Any) -> Any:
+def _format(format: Mapping[str, Any]) -> Mapping[str, Any]:
     """``text.format`` as a ``response_format``, whose schema lies deeper."""
-    if isinstance(format, Mapping) and format.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {"schema": format.get("schema")}}
+    if format.get("type") == "json_schema":
+        inner = {name: format.get(name) for name in ("schema", "strict")}
+        return {"type": "json_schema", "json_schema": inner}
     return format
 
 
@@ -110,11 +118,16 @@ def _is_function(tool: Any) -> bool:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": {"strict": True, **function}}
+    return {"type": "function", "function": function}
 
 
-def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
-    """Add the message of an item, or join it with the assistant's message before it."""
+def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> bool:
+    """Add the message of an item, or join it with the assistant's message before it.
+
+    Returns:
+        False if it has nothing to add: clients send reasoning back without its content, of which
+        they keep a summary, or the encrypted text of another server.
+    """
     kind, role, content = item.get("type"), item.get("role"), item.get("content")
     if role in _MESSAGE_ROLES and isinstance(content, (str, list)):
         messages.append({"role": role, "content": _parts(content)})
@@ -132,14 +145,18 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         id = item.get("call_id", "")
         messages.append({"role": "tool", "tool_call_id": id, "content": output})
     elif kind == "reasoning":
-        texts = [part.get("text") for part in content or () if isinstance(part, Mapping)]
-        if not texts or not isinstance(texts[0], str):
-            raise ApiError.invalid("item['content'] of a reasoning item must have a text")
+        if not content:
+            return False
+        parts = _parts(content)
+        if any(part["type"] != "text" for part in parts):
+            raise ApiError.invalid("the content of a reasoning item must be text")
+        reasoning = "".join(part["text"] for part in parts)
         message = _assistant(messages)
-        message["reasoning_content"] = texts[0]
+        message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
         message.setdefault("content", [])
     else:
         raise ApiError.invalid("Cannot determine type of 'item'")
+    return True
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,9 +170,11 @@ def _parts(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     found: list[Any] = []
+    if not isinstance(content, list):
+        raise ApiError.invalid("the content of an item must be a string or an array of parts")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("input_text", "output_text", "text"):
+        if kind in ("input_text", "output_text", "reasoning_text", "text"):
             if not isinstance(part.get("text"), str):
                 raise ApiError.invalid(f"'{kind}' requires 'text'")
             found.append({"type": "text", "text": part["text"]})
@@ -177,9 +196,9 @@ class ResponsesWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served, turn: Turn, body: Mapping[str, Any]) -> None:
+    def __init__(self, served: Served, turn: Turn, body: Body) -> None:
         self._served, self._replies, self._created = served, Replies(turn), int(time.time())
-        self._body = body
+        self._echoed = {name: body.get(name) for name in _ECHOED}
         self._id, self._message_id = random_id("resp_"), random_id("msg_")
         self._reasoning_id = random_id("rs_")
         self._is_created = False
@@ -310,7 +329,7 @@ class ResponsesWriter:
         ]
 
     def _response(self, status: str, text: Text | None = None) -> dict[str, Any]:
-        body = self._body
+        body = self._echoed
         found: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -336,7 +355,9 @@ class ResponsesWriter:
             "output_tokens": text.n_generated,
             "total_tokens": text.n_prompt + text.n_generated,
             "input_tokens_details": {"cached_tokens": text.n_cached},
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": self._replies.n_reasoning(text, self._served.tokenizer)
+            },
         }
         return found
 

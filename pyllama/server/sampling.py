@@ -1,7 +1,7 @@
 """The fields of a completion: JSON to options of the engine, and back for the responses.
 
-    options = read_completion(Fields(body), served)
-    options.settings(prompt)                       # "generation_settings" of a response
+    options = read_completion(Fields(body), server_options, tokenizer, n_slots)
+    options.settings()                             # "generation_settings" of a response
 
 One table has the samplers' fields, with llama-server's names, ranges and defaults.
 """
@@ -9,7 +9,7 @@ One table has the samplers' fields, with llama-server's names, ranges and defaul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ _FIELDS = (
 _REASONING = {"auto": "deepseek"}  # what it means
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
+CONTENT_ONLY = "Content-only"  # llama.cpp's name of a reply without calls
 MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
 
 
@@ -94,6 +95,8 @@ class CompletionOptions:
     logit_bias: tuple[tuple[int, float], ...] = ()
     reasoning_format: str = "auto"
     reasoning_control: bool = False
+    chat_format: str = CONTENT_ONLY
+    drafters: tuple[str, ...] = ()
 
     def settings(self, whole: bool = True) -> dict[str, Any]:
         """The object ``generation_settings``; without prompts and grammars if not ``whole``.
@@ -115,12 +118,12 @@ class CompletionOptions:
             "stream": self.stream,
             "n_probs": self.n_probs,
             "min_keep": params.min_keep,
-            "chat_format": "Content-only",
+            "chat_format": self.chat_format,
             "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
-            "reasoning_in_content": False,
+            "reasoning_in_content": self.stream and self.reasoning_format == "deepseek-legacy",
             "generation_prompt": "",
             "samplers": [s for s in params.samplers or DEFAULT_SAMPLERS if isinstance(s, str)],
-            "speculative.types": "none",
+            "speculative.types": ",".join(self.drafters) or "none",
             "timings_per_token": self.timings_per_token,
             "post_sampling_probs": self.post_sampling_probs,
             "backend_sampling": False,
@@ -137,7 +140,7 @@ class CompletionOptions:
             found["grammar_triggers"] = [
                 _trigger_json(trigger) for trigger in (() if grammar is None else grammar.triggers)
             ]
-            found["preserved_tokens"] = []
+            found["preserved_tokens"] = sorted(self.shown)
         return found
 
 
@@ -151,6 +154,7 @@ class FromChat:
         shown: control tokens whose text is needed.
         params: further fields of `SamplingParams`.
         n_probs: number of likeliest tokens to report; None to read it from the request.
+        chat_format: name of the format of tool calls that the reply is read by.
     """
 
     stop: tuple[str, ...] = ()
@@ -158,6 +162,7 @@ class FromChat:
     shown: frozenset[int] = frozenset()
     params: Mapping[str, Any] = field(default_factory=dict)
     n_probs: int | None = None
+    chat_format: str = CONTENT_ONLY
 
 
 def default_options(options: ServerOptions) -> CompletionOptions:
@@ -172,6 +177,7 @@ def default_options(options: ServerOptions) -> CompletionOptions:
         grammar=options.grammar,
         verbose=options.verbose,
         reasoning_format=options.reasoning_format,
+        drafters=options.drafters,
     )
 
 
@@ -181,8 +187,13 @@ def read_completion(
     tokenizer: Tokenizer,
     n_slots: int,
     chat: FromChat | None = None,
+    *,
+    is_own: bool = False,
 ) -> CompletionOptions:
     """The options of a request.
+
+    Args:
+        is_own: whether the response has llama.cpp's own format, which some fields change.
 
     Raises:
         ApiError: a field is wrong.
@@ -194,9 +205,11 @@ def read_completion(
     n_probs = chat.n_probs
     if n_probs is None:
         n_probs = fields.whole("n_probs", 0, high=MAX_PROBS, also=("logprobs",))
-    usage = Fields(fields.get("stream_options", {}, dict), "stream_options")
+    usage = fields.inner("stream_options")
+    verbose = fields.flag("verbose", options.verbose)
+    is_own = is_own or verbose
     post = fields.flag("post_sampling_probs")
-    bias = _logit_bias(fields.body.get("logit_bias"), tokenizer)
+    bias = _logit_bias(fields, tokenizer)
     params, shown_bias = _sampling(fields, options.sampling, tokenizer, bias)
     fields_of_params: dict[str, Any] = {
         "n": fields.whole("n_cmpl", 1, low=1, high=n_slots, also=("n",)),
@@ -204,7 +217,7 @@ def read_completion(
         **chat.params,
     }
     stop = fields.texts("stop")
-    response_fields = fields.texts("response_fields")
+    response_fields = fields.texts("response_fields") if is_own else None
     return CompletionOptions(
         replace(params, **fields_of_params),
         n_predict=fields.whole(
@@ -217,7 +230,7 @@ def read_completion(
         stream=fields.flag("stream"),
         include_usage=usage.flag("include_usage"),
         timings_per_token=fields.flag("timings_per_token"),
-        return_tokens=fields.flag("return_tokens"),
+        return_tokens=is_own and fields.flag("return_tokens"),
         return_progress=fields.flag("return_progress"),
         cache_prompt=fields.flag("cache_prompt", options.cache_prompt),
         id_slot=fields.whole("id_slot", -1, low=-1, high=n_slots - 1),
@@ -228,10 +241,12 @@ def read_completion(
         response_fields=response_fields or (),
         grammar=chat.grammar or _grammar(fields, tokenizer) or options.grammar,
         shown=chat.shown,
-        verbose=fields.flag("verbose", options.verbose),
+        verbose=verbose,
         logit_bias=shown_bias,
         reasoning_format=fields.get("reasoning_format", options.reasoning_format, str),
         reasoning_control=fields.flag("reasoning_control"),
+        chat_format=chat.chat_format,
+        drafters=options.drafters,
     )
 
 
@@ -251,8 +266,8 @@ def _sampling(
             given[param] = fields.number(name, 0.0, low=low, high=high, clamp=clamp)
     if given.get("dry_base", 1.0) < 1.0:
         del given["dry_base"]
-    seed = fields.whole("seed", defaults.seed, low=-1, high=RANDOM_SEED)
-    given["seed"] = RANDOM_SEED if seed == -1 else seed
+        fields.leave_out("dry_base")
+    given["seed"] = fields.modulo("seed", defaults.seed, RANDOM_SEED + 1)
     breakers = fields.texts("dry_sequence_breakers")
     if breakers is not None:
         if not breakers:
@@ -273,37 +288,65 @@ def _sampling(
 
 
 def _samplers(value: Any) -> tuple[str, ...]:
-    """The samplers of a list of names or a string of letters; unknown ones are left out."""
+    """The samplers of a list of names or a string of letters, each once: all run at each token."""
+    found = _sampler_names(value)
+    for name in found:
+        if found.count(name) > 1:
+            raise ApiError.invalid(f"Field 'samplers': {name} is there more than once")
+    return found
+
+
+def _sampler_names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
-        return tuple(LETTERS[letter] for letter in value if letter in LETTERS)
+        for letter in value:
+            if letter not in LETTERS:
+                raise ApiError.invalid(
+                    f"Field 'samplers': there is no sampler {letter!r}; choose from "
+                    + ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
+                )
+        return tuple(LETTERS[letter] for letter in value)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ApiError.invalid("Field 'samplers': must be a list of names or a string of letters")
     return tuple(sampler_name(name) for name in value)
 
 
-def _logit_bias(value: Any, tokenizer: Tokenizer) -> list[tuple[int, float]]:
-    """Pairs of a token and its bias, of a list of pairs or an object."""
+def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> list[tuple[int, float]]:
+    """Pairs of a token and its bias, of a list of pairs or an object.
+
+    As in llama.cpp, tokens that the model does not have are left out: clients keep lists for other
+    vocabularies.
+    """
+    value = fields.body.get("logit_bias")
     if value is None:
         return []
-    pairs: Sequence[Any]
     if isinstance(value, Mapping):
         pairs = [(int(key) if _is_id(key) else key, bias) for key, bias in value.items()]
-    elif isinstance(value, list):
-        pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
+    elif isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value):
+        pairs = [(key, bias) for key, bias in value]
     else:
         raise ApiError.invalid("Field 'logit_bias': must be a list of pairs or an object")
     found: list[tuple[int, float]] = []
+    is_whole = True
     for key, bias in pairs:
         if bias is False:
             bias = -math.inf
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or math.isnan(bias):
-            continue
+            raise ApiError.invalid(
+                f"Field 'logit_bias': a bias must be a number or false, got {bias!r:.60}"
+            )
         bias = max(-1e30, min(1e30, bias)) if math.isfinite(bias) else bias
         if isinstance(key, int) and not isinstance(key, bool):
-            found += [(key, float(bias))] if 0 <= key < tokenizer.n_vocab else []
+            ids = [key] if 0 <= key < tokenizer.n_vocab else []
         elif isinstance(key, str):
             ids = tokenizer.encode(key, add_special=False)
-            found += [(token, float(bias)) for token in ids]
+        else:
+            raise ApiError.invalid(
+                f"Field 'logit_bias': a token must be a number or a text, got {key!r:.60}"
+            )
+        is_whole = is_whole and bool(ids)
+        found += [(token, float(bias)) for token in ids]
+    if not is_whole:
+        fields.leave_out("logit_bias of unknown tokens")
     return found
 
 

@@ -61,10 +61,10 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if len(headers.getlist("host")) > 1:
-            return error_response(ApiError.invalid("there are several Host headers"))
+            return error_response(ApiError.invalid("there are several Host headers"), scope)
         if not self._knows_host(headers.get("host", "")):
             return error_response(
-                ApiError(403, "the Host header names another host; see --allowed-hosts")
+                ApiError(403, "the Host header names another host; see --allowed-hosts"), scope
             )
         if scope["method"] == "OPTIONS":
             options = self._options
@@ -75,7 +75,7 @@ class Guard:
             }
             return Response(headers=allowed, media_type="text/html")
         if self._keys and scope["path"] not in self._open and not self._has_key(headers):
-            return error_response(ApiError(401, "Invalid API Key"))
+            return error_response(ApiError(401, "Invalid API Key"), scope)
         return None
 
     def _has_key(self, headers: Headers) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from pyggml import __version__
 
-from ..chat.formats import ChatFormat, ChatFormats
+from ..chat.formats import NAMES_OF_TOOLS, ChatFormat, ChatFormats
 from ..engine import Engine, Request
 from ..sampling.chain import DEFAULT_SAMPLERS
 from .errors import ApiError, prompt_too_long
@@ -67,7 +67,8 @@ class Served:
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
         self.engine, self.options = engine, options
         self.model = engine.context.model
-        self.tokenizer, self.formats = self.model.tokenizer, ChatFormats(self.model)
+        self.tokenizer = self.model.tokenizer
+        self.formats = ChatFormats(self.model, NAMES_OF_TOOLS)
         self.runner = EngineRunner(engine)
         self.n_ctx = engine.context.n_ctx_seq
         self._longest_token = max(map(len, self.tokenizer.vocab.tokens))
@@ -78,6 +79,10 @@ class Served:
         if options.endpoint_metrics:
             self.runner.counts.observe()
         self._pool = ThreadPoolExecutor(2, "prepare")
+
+    def has_name(self, name: Any) -> bool:
+        """Whether a name is the model's; Ollama's clients add ``:latest``."""
+        return str(name).removesuffix(":latest") in (self.name, *self.options.aliases)
 
     def chat_format(self, *, tools: bool = False) -> ChatFormat:
         """The chat format of the options, or the model's own."""
@@ -109,9 +114,12 @@ class Served:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.resources.close()
 
-    def read(self, fields: Fields, chat: FromChat | None = None) -> CompletionOptions:
-        """The options of a completion. Raises: ApiError, PyllamaError."""
-        return read_completion(fields, self.options, self.tokenizer, len(self.runner.slots), chat)
+    def read(
+        self, fields: Fields, chat: FromChat | None = None, *, is_own: bool = False
+    ) -> CompletionOptions:
+        """The options of a completion, see `read_completion`. Raises: ApiError, PyllamaError."""
+        n_slots = len(self.runner.slots)
+        return read_completion(fields, self.options, self.tokenizer, n_slots, chat, is_own=is_own)
 
     @property
     def defaults(self) -> CompletionOptions:

@@ -21,9 +21,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..files.bounded_json import parse_json
-from .errors import ApiError, error_of
+from .errors import ApiError
+from .fields import Body
 from .kept_streams import KeptStreams, conversation_of, streams_of
-from .logs import TEXTS
+from .logs import BODY, TEXTS
 from .options import ServerOptions
 from .runner import Pieces, Stream
 from .text import Piece, Text
@@ -34,6 +35,8 @@ _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
 _NESTED = (dict, list, tuple)
 _PART = 2048  # numbers that are written in a millisecond
 _JSON = "application/json; charset=utf-8"
+PREFIX = "pyllama.api_prefix"
+"""Key of the path before all routes in a request's ASGI scope, if the server has one."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 # one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
 # would be ahead of the event loop one after the other
@@ -125,9 +128,25 @@ async def _in_json_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_json_thread, work)
 
 
-def error_response(error: ApiError) -> Response:
-    """The response for an error."""
-    return JsonResponse(error.body, error.status, headers=error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The response for an error, in the form of the API that was asked."""
+    path = scope["path"].removeprefix(scope.get(PREFIX, ""))
+    return JsonResponse(error.body(path), error.status, headers=error.headers)
+
+
+def stream_error(error: ApiError, path: str, media_type: str) -> bytes:
+    """An error in the format of a stream of an API; empty for a response that is no stream."""
+    if media_type.startswith("application/x-ndjson"):
+        text = dump(error.body("/api/")) + "\n"
+    elif not media_type.startswith("text/event-stream"):
+        text = ""
+    elif path.endswith("/messages"):
+        text = event_lines("error", error.body("/v1/messages"))
+    elif path.endswith("/responses"):
+        text = event_lines("error", {"type": "error", **error.body(), **error.fields})
+    else:
+        text = data_line(error.body())
+    return text.encode("utf-8", "replace")
 
 
 async def read_body(request: Request, options: ServerOptions) -> bytes:
@@ -150,9 +169,11 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
     return b"".join(parts)
 
 
-async def read_json(request: Request, options: ServerOptions) -> dict[str, Any]:
+async def read_json(request: Request, options: ServerOptions) -> Body:
     """The JSON object in the body of a request. Raises: ApiError."""
-    return await parse_body(await read_body(request, options))
+    body = Body(await parse_body(await read_body(request, options)))
+    request.scope[BODY] = body
+    return body
 
 
 async def parse_body(data: bytes) -> dict[str, Any]:
@@ -322,8 +343,3 @@ class _StreamResponse(Response):
         finally:
             self._watch.cancel()
             self._parts.stream.close()
-
-
-def caught(error: BaseException) -> Response:
-    """The response for an exception of a handler."""
-    return error_response(error_of(error))

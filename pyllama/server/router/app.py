@@ -26,6 +26,7 @@ from ...errors import ModelError
 from .. import ollama
 from ..app import ROUTES, SLEEPING_ROUTES, Endpoint, guarded, page_endpoints, reporting_errors
 from ..errors import ApiError
+from ..info import no_model
 from ..kept_streams import conversation_of
 from ..options import ServerOptions
 from ..proxy import forward_for_page
@@ -107,6 +108,7 @@ class _Router:
             ("GET", "/props"): self.props,
             ("GET", "/models"): self.models,
             ("GET", "/v1/models"): self.models,
+            ("GET", "/v1/models/{id:path}"): self.model,
             ("POST", "/models"): self.not_supported,
             ("DELETE", "/models"): self.not_supported,
             ("POST", "/models/load"): self.load,
@@ -195,6 +197,14 @@ class _Router:
                     raise ApiError(500, f"the list of models is as it was: {error}") from None
         data = [_described(instance) for instance in self._pool.instances]
         return JsonResponse({"data": data, "object": "list"})
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/{id}``: one model, by its name or an alias."""
+        name = request.path_params["id"]
+        instance = self._pool.find(name)
+        if instance is None:
+            raise no_model(name)
+        return JsonResponse(_described(instance))
 
     async def load(self, request: Request) -> Response:
         """``POST /models/load``: returns when the loading has begun."""
@@ -326,4 +336,4 @@ def _ollama_model(instance: Instance) -> dict[str, Any]:
         size = info.get("size") or (file.stat().st_size if file else 0)
     except OSError:
         size = 0
-    return ollama.model_json(instance.name, size, "", info.get("ftype", ""))
+    return ollama.model_json(instance.name, size, "", info.get("desc", ""))

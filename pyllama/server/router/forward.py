@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ApiError
 from ..logs import REQUEST_ID
-from ..sse import data_line, dump, error_response, event_lines
+from ..sse import error_response, stream_error
 from .conversations import Conversation
 from .pool import Instance, Pool
 from .process import Child
@@ -130,8 +130,8 @@ class Forwarder:
                 break
         if started.media_type is None:
             return _gone(instance)
-        tail = _error_event(started.media_type, scope["path"], _gone(instance))
-        if tail is not None:  # else the client sees that the response is cut
+        tail = stream_error(_gone(instance), scope["path"], started.media_type)
+        if tail:  # else the client sees that the response is cut
             await send({"type": "http.response.body", "body": tail})
         return None
 
@@ -252,7 +252,7 @@ class _Forwarded(Response):
             return
         error = ApiError.invalid(_CANCELLED) if work.cancelled() else work.result()
         if error is not None:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
 
 def _retrieve(work: asyncio.Future[Any]) -> None:
@@ -270,17 +270,3 @@ async def _disconnected(receive: Receive) -> None:
 def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
     lower = ((name.lower(), value) for name, value in headers)
     return [(name, value) for name, value in lower if name not in dropped]
-
-
-def _error_event(media_type: str, path: str, error: ApiError) -> bytes | None:
-    """The end of a stream that an error cut, in the format of its API; None if it is no stream."""
-    if media_type.startswith("application/x-ndjson"):
-        return (dump({"error": error.message}) + "\n").encode()
-    if not media_type.startswith("text/event-stream"):
-        return None
-    if path.endswith("/messages"):
-        return event_lines("error", {"type": "error", "error": error.fields}).encode()
-    if path.endswith("/responses"):
-        fields = {"type": "error", "error": error.fields, **error.fields}
-        return event_lines("error", fields).encode()
-    return data_line(error.body).encode()

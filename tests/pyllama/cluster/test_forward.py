@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from pyllama.cluster.forward import FULL, LOST, Forwarded, error_of_call, stream_error
+from pyllama.cluster.forward import FULL, LOST, Forwarded, error_of_call
 from pyllama.server.errors import ApiError
+from pyllama.server.sse import stream_error
 
 
 class RayActorError(Exception):

@@ -401,6 +401,8 @@ SESSIONS = (
 
 DELIBERATE = {
     r"completions \| props \.body\.(model_alias|media_marker)": "paths are not told; no media",
+    r"\| models \.body\.data\[0\]\.meta\.desc: only ours": "for Ollama's list of a router",
+    r"\| wrong no anthropic messages \.body\.type: only ours": "as Anthropic's errors have it",
     r"\| models \.body\.data\[0\]\.(id|aliases|owned_by)": "paths are not told; our own name",
     r"completions \| no stream .*message": "llama-server replaces the message by that of a 404",
     r"completions \| completion n_predict_0": "no token is reported, as its README says",

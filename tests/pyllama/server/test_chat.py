@@ -268,3 +268,15 @@ def test_templates_with_functions(serve: Serve) -> None:
     client = serve(chat_template="{% if messages %}functools[{{ functions + '.' }}{% endif %}")
     ask = {"messages": ASK}
     assert client.post("/apply-template", json=ask).json()["prompt"] == "functools[[]."
+
+
+def test_a_named_template_is_that_of_llama_cpp(serve: Serve) -> None:
+    """llama-cpp-python's texts of the same names drop the system message, or have one of theirs."""
+    messages = [{"role": "system", "content": "Be brief."}, *ASK]
+    for name, text in {
+        "gemma": "<start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n",
+        "vicuna": "Be brief.\n\nUSER: Hi\nASSISTANT:",
+    }.items():
+        client = serve(chat_template=name)
+        found = client.post("/apply-template", json={"messages": messages}).json()
+        assert found["prompt"] == text

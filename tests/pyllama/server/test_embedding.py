@@ -28,6 +28,27 @@ def test_openai_embeddings(serve: Serve) -> None:
     assert one["embedding"] == rows[0].tolist()
 
 
+def test_dimensions(serve: Serve) -> None:
+    """The first numbers of the vector, scaled to a length of 1 again."""
+    client = serve(pooling="mean")
+
+    def vector(**more: Any) -> Any:
+        response = client.post("/v1/embeddings", json={"input": "One text", **more})
+        assert response.status_code == 200, response.text
+        assert "X-Ignored-Fields" not in response.headers
+        return np.array(response.json()["data"][0]["embedding"])
+
+    whole, raw = vector(), vector(embd_normalize=-1)
+    for n in (1, 7, len(whole)):
+        cut = whole[:n] / np.linalg.norm(whole[:n])
+        np.testing.assert_allclose(vector(dimensions=n), cut, rtol=1e-5)
+        assert (vector(dimensions=n, embd_normalize=-1) == raw[:n]).all()
+    for wrong in (0, -1, len(whole) + 1, "x"):
+        body = {"input": "a", "dimensions": wrong}
+        response = client.post("/v1/embeddings", json=body)
+        assert response.status_code == 400 and "dimensions" in response.json()["error"]["message"]
+
+
 def test_embeddings_of_all_tokens(serve: Serve) -> None:
     client = serve(pooling="none")
     tokens = client.post("/tokenize", json={"content": "abc", "add_special": True}).json()["tokens"]

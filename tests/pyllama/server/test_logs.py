@@ -35,7 +35,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     [
         ("/completion", PROMPT, 200, 3),
         ("/completion", {**PROMPT, "stream": True}, 200, 3),
-        ("/v1/completions", {**PROMPT, "n": 2, "max_tokens": 3}, 200, 6),
+        ("/v1/completions", {**PROMPT, "n": 2}, 200, 6),
         ("/embedding", {"input": "a b"}, 200, 0),
         ("/completion", {}, 400, None),
         ("/nothing%0A%1B/here?key=secret", {}, 404, None),
@@ -60,6 +60,12 @@ def test_a_record_of_each_request(
             "tokens_evaluated"
         )
         assert line["prompt_tokens"] == (n_prompt or line["prompt_tokens"]) > 0
+
+
+def test_ignored_fields_are_logged(serve: Serve, log: pytest.LogCaptureFixture) -> None:
+    serve().post("/tokenize", json={"content": "a", "x\n": 1})
+    (line,) = lines(log)
+    assert line["ignored"] == ["x\\n"] and line["msg"] == "POST /tokenize 200 (ignored: x\\n)"
 
 
 @pytest.mark.parametrize(("given", "is_taken"), [("a-1", True), ("a b", False), ("x" * 200, False)])

@@ -69,7 +69,9 @@ def test_anthropic_images_are_refused(client: TestClient) -> None:
             messages = [{"role": "user", "content": [block]}]
             response = client.post("/v1/messages", json={"messages": messages, "max_tokens": 1})
             assert response.status_code == status
-            assert "image input is not supported" in response.json()["error"]["message"]
+            found = response.json()
+            assert found["type"] == "error"
+            assert "image input is not supported" in found["error"]["message"]
 
 
 def test_anthropic_history(serve: Serve) -> None:
@@ -96,6 +98,61 @@ def test_anthropic_history(serve: Serve) -> None:
     assert client.post("/v1/messages", json=body).status_code == 200
     for wrong in ({}, {"messages": [{"role": "user", "content": [3]}]}, {"messages": [3]}):
         assert client.post("/v1/messages", json=wrong).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": "Hi"},
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        {"system": 3},
+        {"system": [{"type": "image"}]},
+        {"tools": {}},
+        {"tool_choice": "any"},
+        {"tool_choice": {"type": "every"}},
+        {"max_tokens": "many"},
+        {"thinking": {"type": "enabled", "budget_tokens": "x"}},
+        {"thinking": "long"},
+    ],
+)
+def test_wrong_messages(client: TestClient, body: dict[str, Any]) -> None:
+    response = client.post("/v1/messages", json={"messages": ASK, "max_tokens": 1, **body})
+    assert response.status_code == 400 and response.json()["type"] == "error"
+
+
+def test_anthropic_without_thinking(serve: Serve) -> None:
+    template = "{{ enable_thinking }}{# </think> #}"
+    client = serve(chat_template=template)
+    counts = {}
+    for kind in ("enabled", "disabled", "adaptive"):
+        body = {"messages": ASK, "thinking": {"type": kind, "budget_tokens": 5}}
+        counts[kind] = client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    assert counts["disabled"] != counts["enabled"] == counts["adaptive"]  # "False" and "True"
+
+
+def test_reasoning_that_comes_back(serve: Serve) -> None:
+    """Codex sends it without content, with a summary or another server's encrypted text."""
+    client = serve(chat_template="{% for m in messages %}[{{ m.reasoning_content }}]{% endfor %}")
+    said = {"role": "user", "content": "Hi"}
+    item = {"type": "reasoning", "summary": [], "id": "rs_1", "encrypted_content": "x"}
+    content = [{"type": "reasoning_text", "text": "a"}, {"type": "reasoning_text", "text": "b"}]
+
+    def size(*items: Any) -> tuple[int, str]:
+        body = {"input": [said, *items, said]}
+        response = client.post("/v1/responses/input_tokens", json=body)
+        assert response.status_code == 200, response.text
+        told = response.headers.get("X-Ignored-Fields", "")
+        return response.json()["input_tokens"], told
+
+    plain, _ = size()
+    summary = [{"type": "summary_text", "text": "I thought"}]
+    for given in ({}, {"content": None}, {"content": []}, {"summary": summary, "content": None}):
+        assert size(item | given) == (plain, "input[1]")
+    whole, told = size(item | {"content": content})
+    assert whole > plain and not told
+    for wrong in ({"content": 3}, {"content": [{"type": "input_image"}]}, {"content": [{}]}):
+        body = {"input": [said, item | wrong]}
+        assert client.post("/v1/responses/input_tokens", json=body).status_code == 400
 
 
 def test_responses(client: TestClient, reply: str) -> None:
@@ -186,10 +243,45 @@ def test_ollama_calls_and_formats(client: TestClient) -> None:
         assert client.post("/api/chat", json={**body, **wrong}).status_code == 400
 
 
+def test_log_probabilities_of_ollamas_api(client: TestClient) -> None:
+    options = {"num_predict": 3}
+    for path, ask in (("/api/chat", {"messages": ASK}), ("/api/generate", {"prompt": "Hi"})):
+        body = {**ask, "options": options, "logprobs": True}
+        found = client.post(path, json={**body, "stream": False}).json()["logprobs"]
+        assert len(found) == 3 and {*found[0]} == {"token", "logprob", "bytes"}
+        body["top_logprobs"] = 2
+        lines = [json.loads(line) for line in client.post(path, json=body).text.splitlines()]
+        streamed = [one for line in lines for one in line.get("logprobs", ())]
+        assert [one["token"] for one in streamed] == [one["token"] for one in found]
+        assert [len(one["top_logprobs"]) for one in streamed] == [2, 2, 2]
+    wrong = {**body, "top_logprobs": 21}
+    assert client.post(path, json=wrong).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}),
+        ("/api/generate", {"prompt": "a", "context": [1, 2]}),
+        ("/api/generate", {"prompt": "a", "images": ["AAAA"]}),
+        ("/api/generate", {"prompt": "a", "raw": True, "system": "x"}),
+        ("/api/generate", {"prompt": "a", "think": 3}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": "AAAA"}]}),
+    ],
+)
+def test_what_ollamas_api_refuses(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 400 and isinstance(response.json()["error"], str)
+
+
 def test_infill_needs_its_tokens(client: TestClient) -> None:
     response = client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert response.status_code == 501
     assert "prefix token is missing" in response.json()["error"]["message"]
+    response = client.post("/api/generate", json={"prompt": "a", "suffix": "b"})
+    assert response.status_code == 501 and "prefix token is missing" in response.json()["error"]
+    assert "insert" not in client.post("/api/show", json={}).json()["capabilities"]
 
 
 def test_infill_prompts(serve: Serve) -> None:
@@ -218,5 +310,10 @@ def test_infill_prompts(serve: Serve) -> None:
     text = [pre, *encode("one"), *encode("three"), suf, *encode("two"), mid]
     assert tokens == [*extra, *encode("filename\n"), *bos, *text]
     assert client.post("/infill", json={**body, "n_predict": 2}).status_code == 200
+    assert "insert" in client.post("/api/show", json={}).json()["capabilities"]
+    plain = {"input_prefix": "one", "input_suffix": "two", "n_predict": 4, "seed": 1}
+    wanted = client.post("/infill", json=plain).json()["content"]
+    ask = {"prompt": "one", "suffix": "two", "options": {"num_predict": 4, "seed": 1}}
+    assert client.post("/api/generate", json={**ask, "stream": False}).json()["response"] == wanted
     for wrong in ({"input_extra": [{}]}, {"input_prefix": None}, {"prompt": 3}):
         assert client.post("/infill", json={**body, **wrong}).status_code == 400

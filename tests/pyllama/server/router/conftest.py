@@ -31,7 +31,7 @@ from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool
 from pyllama.server.router.process import Report
 
-INFO = {"id": "?", "meta": {"n_params": 7, "size": 1234, "ftype": "llama 7B Q4_0"}}
+INFO = {"id": "?", "meta": {"n_params": 7, "size": 1234, "desc": "llama 7B Q4_0"}}
 
 
 class FakeChild:

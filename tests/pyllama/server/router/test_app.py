@@ -122,6 +122,16 @@ def test_autoload_of_a_request(route: StartRouter) -> None:
     assert error(off.get("/props?model=c"))[0] == 400
 
 
+def test_one_model(route: StartRouter) -> None:
+    client = route()
+    assert client.get("/v1/models/b").json()["id"] == "b"
+    assert error(client.get("/v1/models/c/d"))[0] == 404
+    assert error(client.get("/v1/files"))[0] == 501
+    message = client.post("/api/chat", json={"model": "no"}).json()["error"]
+    assert message == "model 'no' not found"
+    assert client.post("/v1/messages", json={"model": "no"}).json()["type"] == "error"
+
+
 def test_the_router_itself(route: StartRouter) -> None:
     client = route(max_models=2, autoload=False)
     assert client.get("/health").json() == client.get("/v1/health").json() == {"status": "ok"}
@@ -180,7 +190,12 @@ def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     assert error(client.post("/v1/completions", json={"model": "b:latest"}))[0] == 400
     (running,) = client.get("/api/ps").json()["models"]
     assert (running["name"], running["size"]) == ("b", 1234) and "expires_at" in running
-    assert running["details"]["quantization_level"] == "Q4_0"
+    details = running["details"]
+    assert (details["family"], details["families"]) == ("llama", ["llama"])
+    assert (details["parameter_size"], details["quantization_level"]) == ("7B", "Q4_0")
+    listed = {one["name"]: one for one in client.get("/api/tags").json()["models"]}
+    assert listed["b"]["details"] == details
+    assert listed["a"]["details"]["family"] == ""  # of a model that has not been loaded
     assert "version" in client.get("/api/version").json()
 
 
