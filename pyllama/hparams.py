@@ -11,8 +11,11 @@ Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pyggml.gguf import GGUFFile
 from pyggml.ops.rope import RopeMode
@@ -34,8 +37,6 @@ KEYS: Values = {
     "n_ctx_train": Key("context_length"),
     "n_embd": Key("embedding_length"),
     "n_layer": Key("block_count"),
-    "n_ff": Key("feed_forward_length"),
-    "n_head": Key("attention.head_count"),
     "norm_eps": Key("attention.layer_norm_rms_epsilon", 1e-5),
     "rope_freq_base": Key("rope.freq_base", 10000.0),
     "rope_scaling": Key("rope.scaling.type", "linear"),
@@ -52,6 +53,11 @@ KEYS: Values = {
     "causal": Key("attention.causal", True),
     "pooling_type": Key("pooling_type", 0),
 }
+_PER_LAYER = {  # fields with a value for each layer -> their keys: a number, or an array
+    "n_ff_arr": "feed_forward_length",
+    "n_head_arr": "attention.head_count",
+    "n_head_kv_arr": "attention.head_count_kv",
+}
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -59,9 +65,10 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _RANGES = {
     "n_layer": (1, 4096),
     "n_embd": (1, 1 << 20),
-    "n_ff": (1, 1 << 22),
-    "n_head": (1, 1 << 14),
-    "n_head_kv": (1, 1 << 14),
+    "n_ff_arr": (1, 1 << 22),
+    "n_ff_exp": (1, 1 << 22),
+    "n_head_arr": (1, 1 << 14),
+    "n_head_kv_arr": (1, 1 << 14),
     "n_ctx_train": (1, 1 << 30),
     "n_vocab": (1, 1 << 24),
     "head_dim": (1, 1 << 14),
@@ -85,15 +92,20 @@ _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 can hold the value and its inver
 
 @dataclass(frozen=True)
 class HParams:
-    """Sizes and constants of a model; a context may override some of them (``Overrides``)."""
+    """Sizes and constants of a model; a context may override some of them (``Overrides``).
+
+    Sizes that may differ between layers are stored for each layer (``n_head_arr``). ``n_head``,
+    ``n_head_kv``, ``n_ff`` and what follows from them are those of all layers, and raise ModelError
+    if layers differ; graphs take them from ``of_layer(i)``.
+    """
 
     arch: str
     n_ctx_train: int
     n_embd: int
     n_layer: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
+    n_ff_arr: tuple[int, ...]  # by layer
+    n_head_arr: tuple[int, ...]
+    n_head_kv_arr: tuple[int, ...]
     head_dim: int
     n_rot: int
     n_vocab: int
@@ -134,6 +146,45 @@ class HParams:
     n_embd_token: int = 0  # columns of token_embd if a matrix projects them; 0: n_embd
     sparse: tuple[str, ...] = ()  # source of active neurons of each layer; empty: dense
     sparse_threshold: float = 0.0  # minimum score of an active neuron
+
+    def of_layer(self, layer: int) -> HParams:
+        """The same hyperparameters with the sizes of one layer for all; ``self`` if none differ."""
+        return self._by_layer[layer] if self._by_layer else self
+
+    @cached_property
+    def _by_layer(self) -> tuple[HParams, ...]:
+        """The hyperparameters of each layer; empty if layers do not differ."""
+        arrays = {name: getattr(self, name) for name in _PER_LAYER}
+        if all(len(set(values)) == 1 for values in arrays.values()):
+            return ()
+        return tuple(
+            replace(self, **{name: (values[i],) * len(values) for name, values in arrays.items()})
+            for i in range(self.n_layer)
+        )
+
+    @property
+    def n_ff(self) -> int:
+        """Neurons of a layer. Raises: ModelError: layers differ."""
+        return self._of_all("n_ff_arr")
+
+    @property
+    def n_head(self) -> int:
+        """Heads of queries in a layer. Raises: ModelError: layers differ."""
+        return self._of_all("n_head_arr")
+
+    @property
+    def n_head_kv(self) -> int:
+        """Heads of keys (or values) in a layer. Raises: ModelError: layers differ."""
+        return self._of_all("n_head_kv_arr")
+
+    def _of_all(self, name: str) -> int:
+        values: tuple[int, ...] = getattr(self, name)
+        if values.count(values[0]) != len(values):
+            raise ModelError(
+                f"the layers of this {self.arch} model differ in {_PER_LAYER[name]} "
+                f"({min(values)} to {max(values)}), which is not supported here"
+            )
+        return values[0]
 
     def window(self, layer: int) -> int:
         """Size of the attention window of a layer, 0 for full attention."""
@@ -225,13 +276,13 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     for field, value in {**KEYS, **of_arch}.items():
         got[field] = read(field, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
-    n_head = got["n_head"]
-    _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
-    for field, key in (
-        ("n_head_kv", Key("attention.head_count_kv", n_head)),
-        ("head_dim", Key("attention.key_length", got["n_embd"] // n_head)),
-    ):
-        got.setdefault(field, read(field, key))
+    _check_range(file, arch, "n_layer", got["n_layer"])  # the length of arrays
+    for field, name in _PER_LAYER.items():
+        default = got["n_head_arr"] if field == "n_head_kv_arr" else None
+        got[field] = _read_layers(file, arch, name, got["n_layer"], default)
+        _check_range(file, arch, field, got[field])
+    key = Key("attention.key_length", got["n_embd"] // got["n_head_arr"][0])
+    got.setdefault("head_dim", read("head_dim", key))
     got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
     linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
@@ -242,15 +293,16 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
     _check(file, arch, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
     if got["n_expert"]:
-        n_ff = read("n_ff_exp", Key("expert_feed_forward_length", got["n_ff"]))
-        got |= {"n_ff": 0, "n_ff_exp": n_ff}
+        sizes = set(got["n_ff_arr"])
+        same = sizes.pop() if len(sizes) == 1 else 0
+        n_ff = read("n_ff_exp", Key("expert_feed_forward_length", same))
+        got |= {"n_ff_arr": (0,) * got["n_layer"], "n_ff_exp": n_ff}
+        _check_range(file, arch, "n_ff_exp", n_ff)
         gating = file.get_int(f"{arch}.expert_gating_func", 1)
         _check(file, arch, gating == 1, f"expert_gating_func = {gating}", "1 (softmax)")
     hp = HParams(**got)
-    for name, (low, high) in _RANGES.items():
-        name = "n_ff_exp" if name == "n_ff" and hp.n_expert else name
-        value = getattr(hp, name)
-        _check(file, arch, low <= value <= high, f"{name} = {value}", f"{low} to {high}")
+    for name in _RANGES.keys() - _PER_LAYER - {"n_ff_exp"}:
+        _check_range(file, arch, name, getattr(hp, name))
     for names, zero in zip(_FLOATS, (False, True), strict=True):
         for name in names:
             if not (zero and getattr(hp, name) == 0):
@@ -263,11 +315,30 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     return hp
 
 
+def _read_layers(
+    file: GGUFFile, arch: str, name: str, n_layer: int, default: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """A size of each layer: the same number for all, or an array.
+
+    Source: llama.cpp, ``get_key_or_arr``.
+    """
+    key = f"{arch}.{name}"
+    if default is not None and key not in file.metadata:
+        return default
+    values = file.metadata.get(key)
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
+        return (file.get_int(key),) * n_layer
+    n = values.size
+    _check(file, arch, n == n_layer, f"{n} values of {name}", f"one for each of {n_layer} layers")
+    return tuple(values.tolist())
+
+
 def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
-    _check(
-        file, hp.arch, hp.n_head % hp.n_head_kv == 0,
-        f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
-    )  # fmt: skip
+    for n_head, n_head_kv in zip(hp.n_head_arr, hp.n_head_kv_arr, strict=True):
+        _check(
+            file, hp.arch, n_head % n_head_kv == 0,
+            f"{n_head} heads over {n_head_kv} key-value heads", "a multiple",
+        )  # fmt: skip
     no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
     _check(
         file, hp.arch, hp.n_rot > 0 or bool(no_rope),
@@ -308,6 +379,13 @@ def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:
             f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged, "
             f"or this variant is not supported"
         )
+
+
+def _check_range(file: GGUFFile, arch: str, name: str, values: int | tuple[int, ...]) -> None:
+    low, high = _RANGES[name]
+    for value in values if isinstance(values, tuple) else (values,):
+        got = f"{_PER_LAYER.get(name, name)} = {value}"
+        _check(file, arch, low <= value <= high, got, f"{low} to {high}")
 
 
 def _check_float(file: GGUFFile, arch: str, name: str, value: float) -> None:

@@ -60,7 +60,8 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
         if of_27b and not hp.attn_scale:  # not in the file
-            q = ops.scale(ctx, q, math.sqrt(hp.head_dim * hp.n_head / hp.n_embd))
+            n_embd_q = hp.of_layer(i).n_embd_q
+            q = ops.scale(ctx, q, math.sqrt(n_embd_q / hp.n_embd))
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == hp.n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)

@@ -129,11 +129,10 @@ def check_missing(folder: Path, planned: list[PlannedTensor], hparams: HParams, 
     """Raise ModelError for the first required tensor of ``arch.TENSORS`` that is not planned."""
     have = {one.name for one in planned}
     for pattern, sizes in arch.TENSORS.items():
-        if 0 in tensor_sizes(hparams, sizes):
-            continue
         for i in range(hparams.n_layer if "{i}" in pattern else 1):
             name = pattern.replace("{i}", str(i))
-            if name.endswith("?") or name in have:
+            absent = 0 in tensor_sizes(hparams.of_layer(i), sizes)
+            if name.endswith("?") or name in have or absent:
                 continue
             stem, _, end = pattern.rpartition(".")
             theirs = [

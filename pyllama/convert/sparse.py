@@ -175,7 +175,7 @@ def _find_files(folder: Path, n_layer: int) -> list[Path]:
 
 def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[PlannedTensor]:
     tensors = (read_torch if file.suffix == ".pt" else read_safetensors)(file, budget)
-    _check(file, tensors, hparams)
+    _check(file, tensors, hparams.of_layer(i))
     return [
         PlannedTensor(
             f"blk.{i}.{name}",

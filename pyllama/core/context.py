@@ -356,7 +356,7 @@ class Context:
         """Rotate the keys in cells of cache ``i`` by ``shift`` positions."""
         cache, n = self.kv.caches[i], len(cells)
         b = GraphBuilder(self.hparams, self._weights, self.kv, bucket(n), 1)
-        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
+        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), max(self.hparams.n_head_kv_arr))
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
         # not interruptible: a cache with some keys rotated and some not is useless
         schedule = self.sched.compile(b.graph, n_threads=self.n_threads_batch, interruptible=False)

@@ -345,8 +345,17 @@ def kv_buffer_types(
 
 def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLType) -> bool:
     """Whether a backend supports both ops that write and read caches of these types."""
+    heads = set(zip(hparams.n_head_arr, hparams.n_head_kv_arr, strict=True))
+    nodes = [node for n in heads for node in _attention_nodes(hparams.head_dim, n, type_k, type_v)]
+    return all(map(backend.supports_op, nodes))
+
+
+def _attention_nodes(
+    d: int, n_heads: tuple[int, int], type_k: GGMLType, type_v: GGMLType
+) -> list[Tensor]:
+    """The nodes that write and read a cache, for heads of ``d`` columns and (n_head, n_head_kv)."""
     ctx, f32, i32 = Context(no_alloc=True), GGMLType.F32, GGMLType.I32
-    d, heads, heads_kv = hparams.head_dim, hparams.n_head, hparams.n_head_kv
+    heads, heads_kv = n_heads
     caches = [ctx.new_tensor_3d(type, d, 256, heads_kv) for type in (type_k, type_v)]
     index = ctx.new_tensor_1d(GGMLType.I64, 1)
     new = ctx.new_tensor_3d(f32, d, 1, heads_kv)
@@ -355,4 +364,4 @@ def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLT
     rows = ctx.new_tensor_2d(i32, 6, 1)
     k, v = caches
     nodes.append(ops.flash_attn_cells(ctx, q, k, v, table, rows, 1.0, branches=table))
-    return all(map(backend.supports_op, nodes))
+    return nodes

@@ -378,15 +378,15 @@ def match_tensors(
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
     patterns = weight_patterns({**patterns, **CLASSIFIER}, file.tensors)
-    whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
+    whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [
-        (pattern, pattern.replace("{i}", str(i)))
+        (pattern, pattern.replace("{i}", str(i)), hparams.of_layer(i))
         for i in range(hparams.n_layer)
         for pattern in patterns
         if "{i}" in pattern
     ]
-    for pattern, name in layers + whole:  # in the order of use, for prefetching
-        ne = tensor_sizes(hparams, patterns[pattern])
+    for pattern, name, sizes in layers + whole:  # in the order of use, for prefetching
+        ne = tensor_sizes(sizes, patterns[pattern])
         if 0 in ne:  # a tensor that this variant does not have, such as experts
             continue
         optional, name = name.endswith("?"), name.rstrip("?")
@@ -442,7 +442,11 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
 
 
 def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
-    """Sizes in ne order from the field names in an architecture's ``TENSORS``; -1 for any."""
+    """Sizes in ne order from the field names in an architecture's ``TENSORS``; -1 for any.
+
+    Args:
+        hparams: ``of_layer(i)`` for a tensor of a layer.
+    """
 
     def size(name: str) -> int:
         half = name.endswith("/2")

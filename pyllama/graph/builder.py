@@ -140,7 +140,7 @@ class GraphBuilder:
         Shape:
             x [n_embd, T] -> q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
         """
-        hp, ctx = self.hparams, self.ctx
+        hp, ctx = self.hparams.of_layer(i), self.ctx
         if f"blk.{i}.attn_qkv.weight" in self.weights:
             whole = self._clamp_qkv(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
             parts, start = [], 0
@@ -195,7 +195,7 @@ class GraphBuilder:
             sinks [n_head], q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
             -> [n_embd_q, T]
         """
-        ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
+        ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
         q, k, v = (
             self._hadamard(q, kv.rotate_k),
@@ -249,14 +249,16 @@ class GraphBuilder:
         """Rotate the keys in T cells of a cache by ``positions``, here the shifts of positions.
 
         Shape:
-            cells I32 [T, n_head_kv], the same cells for each head
+            cells I32 [T, n_head_kv], the same cells for each head; n_head_kv of the layer with
+            the most
         """
         ctx, index = self.ctx, self.kv_index[self.kv.caches.index(cache)]
         for i, k in cache.k.items():
             params = self.hparams.rope(i)
             yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
             params["attn_factor"] = 1 / yarn  # stored keys are already scaled
-            rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
+            of_heads = ops.view_2d(ctx, cells, cells.ne[0], k.ne[2], cells.nb[1])
+            rows = ops.get_rows(ctx, k, of_heads)  # [head_dim, T, n_head_kv]
             rows = self._hadamard(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
             rows = self._hadamard(self._apply_rope(rows, params), cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)

@@ -85,10 +85,10 @@ class KVCache(CellLists):
                     f"of this model have {hparams.head_dim} columns; use F16"
                 )
         row = sum(row_size(type, hparams.head_dim) for type in types.values())
-        self.size_bytes = row * len(self.layers) * hparams.n_head_kv * n_cells
         self._bufts = {i: layer_buft(i) for i in self.layers}
-        on_host = sum(buft.is_host for buft in self._bufts.values())
-        host_bytes = row * on_host * hparams.n_head_kv * n_cells
+        sizes_bytes = {i: row * hparams.n_head_kv_arr[i] * n_cells for i in self.layers}
+        self.size_bytes = sum(sizes_bytes.values())
+        host_bytes = sum(n for i, n in sizes_bytes.items() if self._bufts[i].is_host)
         _check_memory(host_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
         sizes = {
@@ -101,11 +101,11 @@ class KVCache(CellLists):
             for buft in self._contexts
             if not buft.is_host
         }
-        shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
+        shapes = {i: (hparams.head_dim, n_cells, hparams.n_head_kv_arr[i]) for i in self.layers}
         self.k, self.v = (
             {
                 i: self._contexts[self._bufts[i]]
-                .new_tensor(type, shape)
+                .new_tensor(type, shapes[i])
                 .set_name(f"cache_{x}_l{i}")
                 for i in self.layers
             }

@@ -161,8 +161,13 @@ def _level(name: str) -> tuple[str, int]:
 
 
 def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[Item]:
-    row = sum(row_size(type, hp.head_dim) for type in types.values()) * hp.n_head_kv
+    head = sum(row_size(type, hp.head_dim) for type in types.values())
     for i in range(hp.n_layer):
         window = hp.window(i)
         n_cells = min(n_ctx, window_cells(window, 1, 512, True)) if window else n_ctx
-        yield Item(KV, i, tuple(f"cache_{x}_l{i}" for x in types), padded(row * n_cells))
+        yield Item(
+            KV,
+            i,
+            tuple(f"cache_{x}_l{i}" for x in types),
+            padded(head * hp.n_head_kv_arr[i] * n_cells),
+        )

@@ -120,10 +120,11 @@ def _source(file: GGUFFile, hparams: HParams, item: Item, i: int) -> str:
         )
     if source == "predictor":
         _check_predictor(file, i, predicted)
-    if source == "topk" and (number or 0) > hparams.n_ff:
-        raise ModelError(f"sparse topk={number}: a layer has {hparams.n_ff} neurons")
+    n_ff = hparams.n_ff_arr[i]
+    if source == "topk" and (number or 0) > n_ff:
+        raise ModelError(f"sparse topk={number}: a layer has {n_ff} neurons")
     if source == "svd":
-        max_rank = min(hparams.n_embd, hparams.n_ff)
+        max_rank = min(hparams.n_embd, n_ff)
         number = min(number or max(1, hparams.n_embd // _SVD_RANK), max_rank)
     return source if number is None else f"{source}={number}"
 

@@ -31,15 +31,17 @@ def test_values_and_defaults(tmp_path: Path) -> None:
     full = Spec(head_dim=16, n_rot=8, freq_base=5e5, factor=4.0, eps=0.25).metadata()
     hp = read(tmp_path / "x.gguf", full)
     wanted = HParams(
-        arch="llama", n_ctx_train=256, n_embd=32, n_layer=2, n_ff=48, n_head=4, n_head_kv=2,
-        head_dim=16, n_rot=8, n_vocab=261, norm_eps=0.25, rope_freq_base=5e5, rope_freq_scale=0.25,
+        arch="llama", n_ctx_train=256, n_embd=32, n_layer=2, n_ff_arr=(48, 48),
+        n_head_arr=(4, 4), n_head_kv_arr=(2, 2), head_dim=16, n_rot=8, n_vocab=261,
+        norm_eps=0.25, rope_freq_base=5e5,
+        rope_freq_scale=0.25,
         swa_period=0,
     )  # fmt: skip
     assert hp == wanted and (hp.n_embd_q, hp.n_embd_kv) == (64, 32)
     needed = ("architecture", "_length", "block_count", "head_count")
     few = {k: v for k, v in full.items() if k.endswith(needed) and "key" not in k}
     defaults = {
-        "n_head_kv": 4, "head_dim": 8, "n_rot": 8, "norm_eps": 1e-5,
+        "n_head_kv_arr": (4, 4), "head_dim": 8, "n_rot": 8, "norm_eps": 1e-5,
         "rope_freq_base": 1e4, "rope_freq_scale": 1.0,
     }  # fmt: skip
     assert read(tmp_path / "x.gguf", few) == dataclasses.replace(wanted, **defaults)
@@ -159,13 +161,47 @@ def test_a_value_of_gemma3_out_of_range(tmp_path: Path, key: str, value: Any) ->
 
 
 @pytest.mark.parametrize(
-    "changes", [{"block_count": "two"}, {"block_count": 2.0}, {"feed_forward_length": [48, 48]}]
+    "changes", [{"block_count": "two"}, {"block_count": 2.0}, {"embedding_length": [32, 32]}]
 )
 def test_a_value_of_another_type(tmp_path: Path, changes: dict[str, Any]) -> None:
     metadata = Spec().metadata() | {f"llama.{key}": value for key, value in changes.items()}
     with pytest.raises(GGUFError, match="expected an integer") as error:
         read(tmp_path / "x.gguf", metadata)
     assert "\n" not in str(error.value)
+
+
+SIZES = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_an_array_of_equal_values_is_the_number(tmp_path: Path, key: str) -> None:
+    metadata = Spec().metadata()
+    number = read(tmp_path / "x.gguf", metadata)
+    for type in (np.int32, np.uint32, np.int64):
+        array = np.full(2, metadata[f"llama.{key}"], type)
+        assert read(tmp_path / "x.gguf", metadata | {f"llama.{key}": array}) == number
+
+
+def test_layers_of_different_sizes(tmp_path: Path) -> None:
+    values = dict(zip(SIZES, ([48, 64], [4, 8], [2, 4]), strict=True))
+    metadata = Spec().metadata() | {f"llama.{k}": np.array(v) for k, v in values.items()}
+    hp = read(tmp_path / "x.gguf", metadata)
+    got = [(x.n_ff, x.n_head, x.n_head_kv, x.n_embd_qkv) for x in map(hp.of_layer, range(2))]
+    assert got == [(48, 4, 2, 64), (64, 8, 4, 128)]
+    for name, key in (("n_ff", SIZES[0]), ("n_embd_q", SIZES[1]), ("n_embd_kv", SIZES[2])):
+        with pytest.raises(ModelError, match=f"layers of this llama model differ in {key} ") as e:
+            getattr(hp, name)
+        assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("values", [[48], [48, 48, 48], [48, 0], [-1, 48], [48, 1 << 30], [1.0, 1]])
+def test_an_array_of_illegal_sizes(tmp_path: Path, key: str, values: list[Any]) -> None:
+    metadata = Spec().metadata() | {f"llama.{key}": np.array(values)}
+    with pytest.raises((ModelError, GGUFError)) as error:
+        read(tmp_path / "x.gguf", metadata)
+    message = str(error.value)
+    assert "\n" not in message and ("want" in message or "expected an integer" in message)
 
 
 def test_scaling_none_ignores_the_factor(tmp_path: Path) -> None:

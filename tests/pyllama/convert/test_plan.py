@@ -55,7 +55,9 @@ CONVERT = Convert(
 ARCH = cast(Arch, SimpleNamespace(TENSORS=TENSORS, CONVERT=CONVERT))
 
 
-HPARAMS = cast(HParams, SimpleNamespace(n_layer=2, n_embd=4, n_ff=6, n_expert=3, n_vocab=8))
+SIZES = SimpleNamespace(n_layer=2, n_embd=4, n_ff=6, n_expert=3, n_vocab=8)
+SIZES.of_layer = lambda i: SIZES
+HPARAMS = cast(HParams, SIZES)
 
 
 def checkpoint(n_layer: int = 2, n_expert: int = 3) -> dict[str, np.ndarray]:

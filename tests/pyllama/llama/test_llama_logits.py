@@ -14,6 +14,7 @@ from pyggml.dtype import GGMLType
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
+from pyllama.core.state import dump_state, restore_state
 
 from ..models import (
     HF_LLAMA,
@@ -80,8 +81,8 @@ def numpy_llama(
         x[..., pairs], x[..., pairs + 1] = z.real, z.imag
         return x
 
-    def cached(x: np.ndarray) -> np.ndarray:  # the cache is F16; each head serves several queries
-        return x.astype(np.float16).astype(np.float64).repeat(spec.n_head // spec.n_head_kv, axis=1)
+    def cached(x: np.ndarray, n_head: int) -> np.ndarray:  # in F16; a head serves several queries
+        return x.astype(np.float16).astype(np.float64).repeat(n_head // x.shape[1], axis=1)
 
     x = w["token_embd.weight"][tokens]
     for i in range(spec.n_layer):
@@ -89,10 +90,11 @@ def numpy_llama(
         q, k, v = (
             linear(cur, f"blk.{i}.attn_{part}").reshape(n, -1, spec.head_dim) for part in "qkv"
         )
-        scores = np.einsum("ihd,jhd->hij", rope(q), cached(rope(k))) / np.sqrt(spec.head_dim)
+        k, v = (cached(part, q.shape[1]) for part in (rope(k), v))
+        scores = np.einsum("ihd,jhd->hij", rope(q), k) / np.sqrt(spec.head_dim)
         scores = np.exp(np.where(visible, scores - scores.max(-1, keepdims=True), -np.inf))
         scores /= scores.sum(-1, keepdims=True)
-        out = np.einsum("hij,jhd->ihd", scores, cached(v)).reshape(n, -1)
+        out = np.einsum("hij,jhd->ihd", scores, v).reshape(n, -1)
         x = x + linear(out, f"blk.{i}.attn_output")
         cur = norm(x, f"blk.{i}.ffn_norm")
         gate = linear(cur, f"blk.{i}.ffn_gate")
@@ -199,6 +201,32 @@ def test_variants_agree_with_an_independent_model(tmp_path: Path, spec: Spec) ->
     whole = logits(Model.load(path), tokens)
     assert nmse(whole, numpy_llama(weights, spec, tokens)) < SAME_WEIGHTS[F32]
     assert np.array_equal(logits(Model.load(path, repack=False), tokens, (1, 2, 20)), whole)
+
+
+def test_layers_of_different_sizes(tmp_path: Path) -> None:
+    sizes = {"n_head": (4, 6, 2), "n_head_kv": (2, 6, 1), "n_ff": (48, 64, 33)}
+    weights: Weights = {}
+    for i in range(3):
+        spec = Spec(n_layer=3, n_ctx=64, **{name: values[i] for name, values in sizes.items()})
+        layer = random_weights(spec, seed=i)
+        weights |= {name: x for name, x in layer.items() if f"blk.{i}." in name or not i}
+    keys = dict(zip(sizes, ("attention.head_count", "attention.head_count_kv",
+                            "feed_forward_length"), strict=True))  # fmt: skip
+    arrays = {f"llama.{keys[name]}": np.array(x, np.int32) for name, x in sizes.items()}
+    model = Model.load(write_model(tmp_path / "x.gguf", spec, weights, metadata=arrays))
+    tokens = np.random.default_rng(1).integers(0, spec.n_vocab, 33).tolist()
+    whole = logits(model, tokens)
+    assert nmse(whole, numpy_llama(weights, spec, tokens)) < SAME_WEIGHTS[F32]
+    assert np.array_equal(logits(model, tokens, (1, 4, 21), n_ubatch=16), whole)
+    context = Context(model, n_ctx=64)
+    context.decode(Batch(tokens[:-1]))
+    saved, tail = dump_state(context), tokens[-1:]
+    context.kv.seq_add(0, 0, -1, 7)  # rotates the keys of each layer
+    context.decode(Batch(tail, [7 + len(tokens) - 1], logits="all"))
+    assert nmse(context.logits, whole[-1:]) < 1e-5
+    restore_state(context, b"".join(x.tobytes() for x in saved))
+    context.decode(Batch(tail, logits="all"))
+    assert np.array_equal(context.logits, whole[-1:])
 
 
 def test_forgotten_tokens_are_not_attended_to(tmp_path: Path) -> None:
