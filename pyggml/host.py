@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import env
+from .cgroup import read_limits
 from .rounding import round_up
 
 
@@ -84,12 +85,10 @@ def yield_addresses() -> tuple[int, int]:
 
 def physical_cores() -> int:
     """Return the number of physical cores that this process may use (hyper-threads count once)."""
-    try:
-        cpus = os.sched_getaffinity(0)
-    except AttributeError:
+    if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = set()
-    for cpu in cpus:
+    for cpu in usable_cpus():
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
             cores.add(path.read_text().strip())
@@ -99,11 +98,13 @@ def physical_cores() -> int:
 
 
 def usable_cpus() -> list[int]:
-    """Return the numbers of the CPUs that this process may use."""
+    """Return the numbers of the CPUs that this process may use, by affinity and cgroups."""
     try:
-        return sorted(os.sched_getaffinity(0))
+        cpus = sorted(os.sched_getaffinity(0))
     except AttributeError:
         return list(range(os.cpu_count() or 1))
+    limits = read_limits()
+    return [cpu for cpu in cpus if limits.allows(cpu)] or cpus
 
 
 def set_cpus(cpus: Collection[int]) -> str:
@@ -191,18 +192,8 @@ def cpu_identity() -> str:
 
 
 def cgroup_cpus() -> float:
-    """Return the cgroup's CPU quota in CPUs; infinity without a quota."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return float("inf") if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        base = Path("/sys/fs/cgroup/cpu")
-        us = int((base / "cpu.cfs_quota_us").read_text())
-        return us / int((base / "cpu.cfs_period_us").read_text()) if us > 0 else float("inf")
-    except (OSError, ValueError):
-        return float("inf")
+    """Return the CPU quota of the process's cgroups in CPUs; infinity without a quota."""
+    return read_limits().cpus
 
 
 def default_threads() -> int:
@@ -254,7 +245,7 @@ def lock_memory(mem: npt.NDArray[np.uint8]) -> str:
 
 
 def available_memory() -> int | None:
-    """Return the bytes available without swapping, within the cgroup's limit; None if unknown."""
+    """Return the bytes available without swapping, within cgroups' limits; None if unknown."""
     limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -262,21 +253,18 @@ def available_memory() -> int | None:
                 limits.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            limits.append(int(limit) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return max(0, min(limits)) if limits else None
+    of_groups = read_limits().available_bytes
+    if of_groups is not None:
+        limits.append(of_groups)
+    return min(limits) if limits else None
 
 
 def total_memory() -> int | None:
-    """Return the total memory of this machine or its cgroup in bytes; None if unknown."""
+    """Return the total memory of this machine or its cgroups in bytes; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError):
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    of_groups = read_limits().memory_bytes
+    if of_groups is not None:
+        limits.append(of_groups)
     return min(limits) if limits else None

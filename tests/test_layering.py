@@ -28,6 +28,7 @@ FLOORS = {
             "pyggml.host",
             "pyggml.pointers",
             "pyggml.rounding",
+            "pyggml.cgroup",
         ],
         0,
     ),

@@ -267,8 +267,10 @@ class ServeOptions(Group):
         if idle is None:
             idle = limit is not None
         if limit is None:
-            n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            limit = min(_CACHE_MIB, n_bytes // (4 << 20))
+            from pyggml.host import total_memory
+
+            n_bytes = total_memory()
+            limit = _CACHE_MIB if n_bytes is None else min(_CACHE_MIB, n_bytes // (4 << 20))
         if limit == 0:
             return None
         if idle:

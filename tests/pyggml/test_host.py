@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pyggml import host
+from pyggml.cgroup import Limits
 
 
 def test_yield_and_sleep_can_be_called_like_kernels() -> None:
@@ -42,40 +43,21 @@ def test_default_threads(
     assert host.default_threads() == want
 
 
-FILES = {
-    "v2": ({"/sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-    "v2 without a quota": ({"/sys/fs/cgroup/cpu.max": "max 100000\n"}, float("inf")),
-    "v1": (
-        {
-            "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
-            "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-        },
-        3.0,
-    ),
-    "v1 without a quota": ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n"}, float("inf")),
-    "garbage": ({"/sys/fs/cgroup/cpu.max": "?\n"}, float("inf")),
-    "none": ({}, float("inf")),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_cgroup_quota(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    files, want = FILES[name]
-
-    def read_text(path: Path) -> str:
-        try:
-            return files[path.as_posix()]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert host.cgroup_cpus() == want
-
-
 def test_hyper_threads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(host, "read_limits", Limits)
     monkeypatch.setattr(Path, "read_text", lambda path: f"{int(path.parts[5][3:]) % 2}")
     assert host.physical_cores() == 2
+
+
+def test_limits_of_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(0.5, (((1, 2),),), memory_bytes=3 << 20, available_bytes=1 << 20)
+    monkeypatch.setattr(host, "read_limits", lambda: limits)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.delenv("PYGGML_NUM_THREADS", raising=False)
+    assert host.default_threads() == 1
+    assert host.usable_cpus() == [1, 2]
+    assert (host.available_memory(), host.total_memory()) == (1 << 20, 3 << 20)
 
 
 def test_only_mapped_pages_are_dropped(tmp_path: Path) -> None:
