@@ -34,8 +34,8 @@ from pyllama.errors import ModelError
 from pyllama.eval.kl_divergence import kl_divergence
 from pyllama.eval.perplexity import perplexity, scored_logits
 from pyllama.eval.saved_logits import SavedLogits
+from pyllama.files.file_types import can_write
 from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
-from pyllama.quantize.file_types import can_write
 
 Floats = npt.NDArray[np.floating[Any]]
 FILE, N_CTX, TESTS = "quantization.jsonl", 512, "pp512,tg64"

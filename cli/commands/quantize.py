@@ -68,8 +68,8 @@ def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32, llama.cpp's
     number of one of these, or COPY. THREADS is the number of threads; by default all cores.
     """
+    from pyllama.files.file_types import find_file_type, is_file_type
     from pyllama.quantize import quantize_model
-    from pyllama.quantize.file_types import find_file_type, is_file_type
 
     model, rest = _split_arguments(arguments)
     outfile = None

@@ -29,6 +29,7 @@ from pyggml.tensor import Tensor
 
 from ..arch import Arch, arch_of, get_arch
 from ..errors import ModelError
+from ..files.file_types import file_type_name
 from ..hparams import KEYS, POOLINGS, HParams, Key, read_hparams
 from ..sparsity.sources import choose_sources
 from ..sparsity.weights import normalize_powerinfer_metadata
@@ -283,10 +284,20 @@ class Model:
 
     @property
     def desc(self) -> str:
-        """Architecture, size and most frequent matrix type, such as ``llama 135M Q4_1``."""
+        """Architecture, size and file type, such as ``llama 135M Q4_K_M``."""
         factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
-        kind = self._types.most_common(1)[0][0] if self._types else "vocab"
-        return f"{self._arch_name} {self.n_params / factor:.0f}{suffix} {kind}"
+        return f"{self._arch_name} {self.n_params / factor:.0f}{suffix} {self.file_type}"
+
+    @property
+    def file_type(self) -> str:
+        """The name of ``general.file_type``; without it the most frequent type of matrices.
+
+        ``vocab`` for a file without weights.
+        """
+        if not self._types:
+            return "vocab"
+        named = file_type_name(self.metadata.get("general.file_type"))
+        return named or self._types.most_common(1)[0][0]
 
     @cached_property
     def fingerprint(self) -> str:

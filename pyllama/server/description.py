@@ -44,8 +44,8 @@ def _props(served: Served) -> dict[str, Any]:
         },
         "total_slots": len(served.runner.slots),
         "model_alias": served.name,
-        "model_ftype": served.model.desc.rpartition(" ")[2],
-        "model_path": options.model_path,
+        "model_ftype": served.model.file_type,
+        "model_path": os.path.basename(options.model_path),
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "",
         "endpoint_slots": options.endpoint_slots,
@@ -105,7 +105,7 @@ def _models(served: Served) -> dict[str, Any]:
             "n_embd": model.n_embd,
             "n_params": model.n_params,
             "size": model.size_bytes,
-            "ftype": model.desc.rpartition(" ")[2],
+            "ftype": model.file_type,
         },
     }
     return {

@@ -179,6 +179,26 @@ def test_every_way_to_load_has_the_files_bytes(tmp_path: Path, type: GGMLType) -
     assert models[0].size_bytes == sum(t.nbytes for t in file.tensors.values())
 
 
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (15, "Q4_K_M"),
+        (15 | 1024, "Q4_K_M"),
+        (3, "Q4_1"),
+        (999, "F32"),
+        (None, "F32"),
+        ("x", "F32"),
+    ],
+)
+def test_the_file_type_is_the_files(tmp_path: Path, number: object, name: str) -> None:
+    """As in llama.cpp; without a known number, the most frequent type of matrices."""
+    path = write_model(
+        tmp_path / "x.gguf", SPEC, random_weights(SPEC), metadata={"general.file_type": number}
+    )
+    model = Model.load(path)
+    assert model.file_type == name and model.desc.endswith(f"K {name}")
+
+
 def test_types_may_be_mixed(tmp_path: Path) -> None:
     """A file as quantizers write it: embedding in Q8_0, a few matrices in larger types."""
     path, weights = tmp_path / "x.gguf", random_weights(SPEC)

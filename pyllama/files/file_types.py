@@ -1,7 +1,8 @@
-"""llama-quantize's file types: names, numbers and default tensor types.
+"""llama.cpp's file types: names, numbers and default tensor types.
 
     file_type = find_file_type("q4_k_m")           # or "15", or the alias "Q4_K"
     file_type.number, file_type.type               # (15, GGMLType.Q4_K)
+    file_type_name(file.metadata.get("general.file_type"))    # "Q4_K_M"
 
 The number is the value of ``general.file_type``. ``mixes`` lists the tensors with other types.
 Source: llama.cpp, enum ``llama_ftype`` and ``llama_ftype_get_default_type``.
@@ -77,6 +78,7 @@ FILE_TYPES = {
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _BY_NUMBER = {str(f.number): f for f in FILE_TYPES.values() if f.number is not None}
+_GUESSED = 1024  # a bit of ``general.file_type`` in files whose writer had to guess it
 
 
 def is_file_type(text: str) -> bool:
@@ -91,6 +93,14 @@ def find_file_type(text: str) -> FileType:
         raise ModelError(f"unknown file type {text!r}; known are {', '.join(FILE_TYPES)}")
     name = text.upper()
     return _BY_NUMBER.get(text) or FILE_TYPES[ALIASES.get(name, name)]
+
+
+def file_type_name(number: object) -> str | None:
+    """Return the name of a value of ``general.file_type``; None if it is unknown or missing."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        return None
+    found = _BY_NUMBER.get(str(number & ~_GUESSED))
+    return None if found is None else found.name
 
 
 def find_tensor_type(text: str) -> GGMLType:
