@@ -31,7 +31,7 @@ class Report:
 
     Attributes:
         faults: descriptions of the faults.
-        notes: checks that were skipped, and why.
+        notes: checks that were skipped, and why; values that are ignored when a model is loaded.
         n_tensors: number of tensors whose weights were read.
     """
 
@@ -50,7 +50,11 @@ def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> 
         return report
     with file:
         report.n_tensors = len(file.tensors)
-        checks = (_vocabulary(file), _architecture(file, report.notes), check_data(file, progress))
+        checks = (
+            _vocabulary(file, report.notes),
+            _architecture(file, report.notes),
+            check_data(file, progress),
+        )
         for check in checks:
             try:
                 report.faults += check
@@ -59,8 +63,11 @@ def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> 
     return report
 
 
-def _vocabulary(file: GGUFFile) -> Iterator[str]:
-    """Yield faults: arrays that are not as long as the tokens, ids out of range."""
+def _vocabulary(file: GGUFFile, notes: list[str]) -> Iterator[str]:
+    """Yield faults: arrays that are not as long as the tokens, ids that are none.
+
+    Ids out of range are noted: converters write -1 for a token that a model does not have.
+    """
     if _TOKENS not in file.metadata:
         return
     n = len(file.get_strings(_TOKENS))
@@ -68,9 +75,12 @@ def _vocabulary(file: GGUFFile) -> Iterator[str]:
         if key in file.metadata and len(file.get_numbers(key)) != n:
             yield f"{key} has {len(file.get_numbers(key))} entries for {n} tokens"
     for key, value in file.metadata.items():
-        is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
-        if is_id and not (isinstance(value, int) and 0 <= value < n):
-            yield f"{key} is {value!r:.40}, the vocabulary has {n} tokens"
+        if not (key.startswith("tokenizer.ggml.") and key.endswith("_token_id")):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield f"{key} is {value!r:.40}, want a token id"
+        elif not 0 <= value < n:
+            notes.append(f"{key} is {value}: there is no such token among {n}, it is ignored")
 
 
 def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
@@ -83,9 +93,13 @@ def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
     except (ModelError, GGUFError) as error:
         notes.append(f"shapes are not checked: {error}")
         return
-    if _TOKENS not in file.metadata:
+    if _TOKENS in file.metadata:
+        n_vocab = len(file.get_strings(_TOKENS))
+    else:
+        n_vocab = file.get_int(f"{file.get_str('general.architecture')}.vocab_size", 0)
+    if not n_vocab:
         notes.append(f"shapes are not checked: there is no {_TOKENS}")
         return
     normalize_powerinfer_metadata(file)
-    hparams = read_hparams(file, len(file.get_strings(_TOKENS)), arch.HPARAMS)
+    hparams = read_hparams(file, n_vocab, arch.HPARAMS)
     yield from match_tensors(file, arch.TENSORS, hparams)[1]

@@ -8,6 +8,7 @@ A value of the wrong type, length or range raises TokenizerError with one line.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from ..errors import TokenizerError
 
+log = logging.getLogger(__name__)
 PREFIX = "tokenizer.ggml."
 
 
@@ -29,7 +31,7 @@ class Metadata:
         self._values = values
 
     def __contains__(self, key: str) -> bool:
-        return PREFIX + key in self._values
+        return self._values.get(PREFIX + key) is not None
 
     def text(self, key: str) -> str | None:
         """The string under ``key``, or None if it is absent."""
@@ -52,10 +54,12 @@ class Metadata:
         return bool(value)
 
     def token_id(self, key: str, n_tokens: int) -> int | None:
-        """The token id under ``key``, or None if it is absent.
+        """The token id under ``key``, or None if it is absent or, with a warning, out of range.
+
+        Converters write -1, as 4294967295, for a token that a model does not have.
 
         Raises:
-            TokenizerError: the value is not an integer in [0, n_tokens).
+            TokenizerError: the value is not an integer.
         """
         value = self._values.get(PREFIX + key)
         if value is None:
@@ -63,10 +67,20 @@ class Metadata:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise _wrong_type(PREFIX + key, "a token id", value)
         if not 0 <= value < n_tokens:
-            raise TokenizerError(
-                f"{PREFIX + key} is {value}, but the vocabulary has {n_tokens} tokens: "
-                "the file is damaged or badly converted"
-            )
+            log.warning(
+                "%s is %d, but the vocabulary has %d tokens: there is no such token",
+                PREFIX + key, value, n_tokens,
+            )  # fmt: skip
+            return None
+        return int(value)
+
+    def number(self, key: str) -> int | None:
+        """The integer under ``key``, given with its prefix, or None if it is absent."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise _wrong_type(key, "an integer", value)
         return int(value)
 
     def strings(self, key: str) -> list[str]:

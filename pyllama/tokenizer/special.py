@@ -114,15 +114,19 @@ _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 def read_roles(keys: Metadata, n_tokens: int, defaults: Mapping[str, int]) -> dict[str, int]:
     """Token ids by role, from the metadata or the defaults.
 
+    There is no token of a role whose id in the metadata is not in the vocabulary.
+
     Raises:
-        TokenizerError: an id in the metadata is not in the vocabulary.
+        TokenizerError: an id in the metadata is not an integer.
     """
     roles = {role: token for role, token in defaults.items() if token < n_tokens}
     for role, names in _KEYS.items():
-        for name in reversed(names):
-            token = keys.token_id(name, n_tokens)
-            if token is not None:
-                roles[role] = token
+        given = [keys.token_id(name, n_tokens) for name in names if name in keys]
+        legal = [token for token in given if token is not None]
+        if given:
+            roles.pop(role, None)
+        if legal:
+            roles[role] = legal[0]
     return roles
 
 

@@ -24,9 +24,9 @@ from .rwkv import RWKV
 from .special import CONTROL, UNKNOWN
 from .spm import SPM
 from .ugm import UGM
-from .vocab import Vocab, read_vocab
+from .vocab import NO_VOCABULARY, Vocab, read_vocab
 from .wordpiece import WordPiece
-from .words import WordEncoder
+from .words import NoEncoder, WordEncoder
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ _ENCODERS: dict[str, Callable[[Vocab], WordEncoder]] = {
     "t5": UGM,
     "rwkv": RWKV,
     "plamo2": Plamo2,
+    NO_VOCABULARY: NoEncoder,
 }
 
 
@@ -128,7 +129,8 @@ class Tokenizer:
                 added if the text begins with one.
 
         Raises:
-            TokenizerError: the vocabulary has no token for a character and no unknown token.
+            TokenizerError: the vocabulary has no token for a character and no unknown token, or
+                the model has no vocabulary.
         """
         ids: list[int] = []
         begins = True

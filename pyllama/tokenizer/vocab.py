@@ -53,6 +53,8 @@ class _Model:
     clean_spaces: bool = False
 
 
+NO_VOCABULARY = "none"  # of models that run on token ids; some files say "no_vocab"
+_MAX_TOKENS = 1 << 24  # far above those of real models
 _MODELS: dict[str, _Model] = {
     "llama": _Model({"bos": 1, "eos": 2, "unk": 0}, "scores", add_bos=True, add_space_prefix=True),
     "gpt2": _Model(needs="merges"),
@@ -64,6 +66,7 @@ _MODELS: dict[str, _Model] = {
     "t5": _Model({"eos": 1, "unk": 2, "pad": 0}, "scores charsmap", add_eos=True),
     "rwkv": _Model(),
     "plamo2": _Model({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, "scores"),
+    NO_VOCABULARY: _Model(),
 }
 _PREFIXING = ("llama", "t5")
 _SPECIAL = frozenset({CONTROL, USER_DEFINED, UNKNOWN})
@@ -75,9 +78,10 @@ class Vocab:
 
     Attributes:
         model: "llama" (SPM), "gpt2" (byte-level BPE), "gemma4" (BPE on raw UTF-8), "whitespace"
-            (the same without spaces), "bert" (WordPiece), "t5" (UGM), "rwkv" or "plamo2".
+            (the same without spaces), "bert" (WordPiece), "t5" (UGM), "rwkv", "plamo2", or "none":
+            the model runs on token ids, which have no texts.
         pre: pre-tokenizer of a BPE vocabulary; None for others.
-        tokens: text by id, as in the file; invalid UTF-8 is surrogate-escaped.
+        tokens: text by id, as in the file; invalid UTF-8 is surrogate-escaped; empty for "none".
         types: token type by id (`special.CONTROL` ...).
         scores: SPM merge score, or log probability, by id; empty for others.
         merges: BPE merges "a b", by rank.
@@ -140,6 +144,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     """
     keys = Metadata(metadata)
     model, kind = _read_model(keys)
+    if model == NO_VOCABULARY:
+        return _without_texts(keys)
     tokens = _read_tokens(keys)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     types = _read_types(keys, len(tokens))
@@ -180,14 +186,33 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
 def _read_model(keys: Metadata) -> tuple[str, _Model]:
     model = keys.text("model")
-    if model in (None, "none", "no_vocab"):
-        what = "missing" if model is None else f"{model!r}"
-        raise TokenizerError(f"{PREFIX}model is {what}: this file has no vocabulary")
+    if model is None:
+        raise TokenizerError(f"{PREFIX}model is missing: this file has no vocabulary")
+    if model == "no_vocab":
+        model = NO_VOCABULARY
     if model not in _MODELS:
         raise TokenizerError(
             f"{PREFIX}model is {model!r}, which is not supported (supported: {', '.join(_MODELS)})"
         )
     return model, _MODELS[model]
+
+
+def _without_texts(keys: Metadata) -> Vocab:
+    """The vocabulary of a file that has none: as many tokens as the model has, without texts."""
+    key = f"{keys.full_text('general.architecture')}.vocab_size"
+    n = keys.number(key)
+    if n is None or not 0 < n <= _MAX_TOKENS:
+        what = "missing" if n is None else f"{n}, must be 1 to {_MAX_TOKENS}"
+        raise TokenizerError(
+            f"{PREFIX}model is {keys.text('model')!r}: this file has no vocabulary, and {key}, the "
+            f"number of tokens, is {what}"
+        )
+    none: frozenset[int] = frozenset()
+    return Vocab(
+        NO_VOCABULARY, None, [""] * n, [NORMAL] * n, [], [], {}, {}, none, none, none, none,
+        add_bos=False, add_eos=False, add_space_prefix=False, clean_spaces=False,
+        merge_spaces=False, charsmap=b"", lowercase=False, strip_accents=False,
+    )  # fmt: skip
 
 
 def _read_ends(

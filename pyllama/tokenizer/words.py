@@ -12,7 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import TokenizerError
+
+if TYPE_CHECKING:
+    from .vocab import Vocab
 
 KEPT_WORDS = 1 << 15
 KEPT_CHARS = 64
@@ -76,3 +81,18 @@ class WordEncoder(ABC):
     @abstractmethod
     def encode_piece(self, piece: str) -> Sequence[int]:
         """Token ids of one piece."""
+
+
+class NoEncoder(WordEncoder):
+    """The encoder of a model without a vocabulary, which only refuses."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Raises: TokenizerError."""
+        raise TokenizerError("this model has no vocabulary: it takes token ids, not text")
+
+    def encode_piece(self, piece: str) -> Sequence[int]:
+        """Not called."""
+        raise NotImplementedError

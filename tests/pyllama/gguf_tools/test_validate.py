@@ -87,7 +87,7 @@ def test_sparse_layers(path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "fault"),
     [
-        ({"tokenizer__ggml__bos_token_id": 261}, "bos_token_id is 261, the vocabulary has 261"),
+        ({"tokenizer__ggml__bos_token_id": "<s>"}, "bos_token_id is '<s>', want a token id"),
         ({"tokenizer__ggml__scores": np.zeros(3, np.float32)}, "scores has 3 entries for 261"),
         ({"tokenizer__ggml__token_type": "x"}, "token_type' is STRING"),
         ({"llama__attention__head_count": 0}, "attention.head_count = 0"),
@@ -95,6 +95,21 @@ def test_sparse_layers(path: Path) -> None:
 )
 def test_metadata(path: Path, metadata: dict[str, Any], fault: str) -> None:
     assert any(fault in line for line in validate(good(path, **metadata)).faults)
+
+
+def test_a_special_token_that_is_none_is_no_fault(path: Path) -> None:
+    report = validate(good(path, tokenizer__ggml__padding_token_id=np.uint32(0xFFFFFFFF)))
+    assert not report.faults
+    assert any("padding_token_id is 4294967295" in note for note in report.notes)
+
+
+def test_shapes_of_a_model_without_a_vocabulary(path: Path) -> None:
+    keys = {"tokenizer.ggml.model": "none", "tokenizer.ggml.tokens": None, "llama.vocab_size": 261}
+    wrong = random_weights(SPEC)
+    write_model(path, SPEC, wrong, metadata=keys)
+    assert not validate(path).faults
+    write_model(path, SPEC, wrong, metadata=keys | {"llama.vocab_size": 260})
+    assert any("'token_embd.weight' has sizes" in line for line in validate(path).faults)
 
 
 def test_unknown_models_are_checked_without_shapes(path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyllama.errors import TokenizerError
 from pyllama.tokenizer import load_tokenizer
-from pyllama.tokenizer.special import CONTROL, NORMAL, USER_DEFINED
+from pyllama.tokenizer.special import _KEYS, CONTROL, NORMAL, USER_DEFINED
 
 from .vocabularies import bpe, spm
 
@@ -44,6 +44,30 @@ def test_named_ids_end_a_generation_too() -> None:
     special = {"<stop>": 3, "<turn>": 3, "<other>": 3}
     ids = {"eos_token_id": 257, "eot_token_id": 258}
     assert eog_texts(special, **ids) == {"<stop>", "<turn>"}
+
+
+KEYS = [key for names in _KEYS.values() for key in names]
+ROLE_OF = {key: role for role, names in _KEYS.items() for key in names}
+
+
+@pytest.mark.parametrize("value", [0xFFFFFFFF, -1, 1 << 40])
+@pytest.mark.parametrize("key", KEYS)
+def test_an_id_out_of_range_is_no_token(
+    key: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for metadata in (spm("▁a", "a", **{key: value}), bpe("a b", **{key: value})):
+        caplog.clear()
+        tokenizer = load_tokenizer(metadata)
+        assert ROLE_OF[key] not in tokenizer.vocab.roles
+        text = caplog.records[0].getMessage()
+        assert f"tokenizer.ggml.{key} is {value}, but the vocabulary has" in text
+        assert tokenizer.decode(tokenizer.encode("a")) == "a"
+
+
+def test_an_id_out_of_range_beside_a_legal_one() -> None:
+    for ids in ({"prefix_token_id": 5}, {"fim_pre_token_id": 5}):
+        given = {"prefix_token_id": -1, "fim_pre_token_id": -1} | ids
+        assert load_tokenizer(bpe("a b", **given)).vocab.roles["fim_pre"] == 5
 
 
 def test_roles_by_key_and_by_text() -> None:
