@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
 
 _MAX_VALUES = 1 << 16  # of --chat-template-kwargs
-_MAX_TEMPLATE_BYTES = 4 << 20  # `pyllama.chat` has its own, lower limit
 Mode = Literal["complete", "talk", "write"]
 
 
@@ -150,11 +149,7 @@ class ConversationOptions(Group):
     def template(self) -> str | None:
         """Return the name or source of the requested chat template, None for the model's own."""
         if self.chat_template_file is not None:
-            from pyggml.files import read_regular
-
-            return read_regular(self.chat_template_file, _MAX_TEMPLATE_BYTES).decode(
-                "utf-8", "replace"
-            )
+            return read_text(self.chat_template_file)
         return self.chat_template
 
 

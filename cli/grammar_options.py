@@ -62,7 +62,7 @@ def _read(path: Path) -> str:
     from pyllama.errors import GrammarError
 
     try:
-        return read_text(path, "utf-8-sig", "strict")
+        return read_text(path, "strict")
     except UnicodeDecodeError as error:
         raise GrammarError(f"{path}: not UTF-8 text: {error}; save it as UTF-8") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import click
@@ -10,20 +9,11 @@ import click
 MAX_TEXT_BYTES = 256 << 20  # limit of a prompt file; far above any context size
 
 
-def read_text(path: Path, encoding: str = "utf-8", errors: str = "replace") -> str:
-    """Return the text of a file or pipe; line ends become newlines.
+def read_text(path: Path, errors: str = "replace") -> str:
+    """Return the text of a user's file or pipe; see `pyllama.files.text.read_text`."""
+    from pyllama.files.text import read_text
 
-    Args:
-        encoding, errors: see `bytes.decode`; by default invalid UTF-8 becomes U+FFFD.
-
-    Raises:
-        OSError: the file cannot be read, or is too large.
-        UnicodeDecodeError: with ``errors="strict"``, the text is not valid.
-    """
-    from pyggml.files import read_input
-
-    with io.TextIOWrapper(io.BytesIO(read_input(path, MAX_TEXT_BYTES)), encoding, errors) as text:
-        return text.read()
+    return read_text(path, MAX_TEXT_BYTES, errors)
 
 
 def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:

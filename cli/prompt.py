@@ -42,7 +42,9 @@ class PromptOptions(Group):
             click.UsageError: both -p and -f are given.
             OSError: the file cannot be read.
         """
-        data = self._read(whole_file) if given is None else given
+        from pyllama.files.text import utf8
+
+        data = self._read(whole_file) if given is None else utf8(given)
         if data is None:
             return None
         return (process_escapes(data) if self.escape else data).decode("utf-8", "replace")
@@ -55,8 +57,9 @@ class PromptOptions(Group):
         if self.file is None:
             return None
         from pyggml.files import read_input
+        from pyllama.files.text import utf8
 
-        data = read_input(self.file, MAX_TEXT_BYTES)
+        data = utf8(read_input(self.file, MAX_TEXT_BYTES))
         return data if whole_file else data.removesuffix(b"\n")
 
 

@@ -71,7 +71,9 @@ def _piped() -> str:
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise click.UsageError(f"the text on stdin has more than {MAX_TEXT_BYTES} bytes")
-    return data.decode("utf-8", "replace").removesuffix("\n")
+    from pyllama.files.text import decode_text
+
+    return decode_text(data).removesuffix("\n")
 
 
 def _model(name: str | None) -> Path | None:

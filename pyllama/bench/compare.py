@@ -22,6 +22,7 @@ from pyggml.files import read_regular
 
 from ..errors import BenchFileError
 from ..files.bounded_json import parse_json
+from ..files.text import utf8
 
 _MAX_BYTES, _MAX_VALUES = 64 << 20, 1 << 21  # a row has about 1 KB and 100 values
 _MIN_SPEED, _MAX_SPEED = 1e-9, 1e15  # tokens per second
@@ -70,7 +71,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         BenchFileError: the file cannot be read, is not JSON, or a row lacks a required field.
     """
     try:
-        data = read_regular(path, _MAX_BYTES)
+        data = utf8(read_regular(path, _MAX_BYTES))
     except OSError as e:
         raise BenchFileError(f"cannot read {path}: {e}") from e
     if not data.lstrip().startswith(b"["):

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pyggml.files import read_input
-
 from ..errors import GrammarError
+from ..files.text import read_text
 from ..grammar import Grammar
 from ..grammar.gbnf import MAX_CHARS
 
@@ -37,7 +36,7 @@ class LlamaGrammar(Grammar):
             GrammarError: the file cannot be read, or see `Grammar`.
         """
         try:
-            text = read_input(file, 4 * MAX_CHARS).decode("utf-8-sig")
+            text = read_text(file, 4 * MAX_CHARS, "strict")
         except OSError as error:
             raise GrammarError(f"{file}: {error.strerror}") from None
         except UnicodeDecodeError as error:

@@ -126,10 +126,10 @@ def _template(options: dict[str, Any]) -> Any:
 
 
 def _text(path: Path) -> str:
-    from pyggml.files import read_regular
+    from pyllama.files.text import read_text
 
     try:
-        return read_regular(path, _MAX_TEMPLATE_BYTES).decode()
+        return read_text(path, _MAX_TEMPLATE_BYTES, "strict")
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{path} is not UTF-8: {error}") from None
 

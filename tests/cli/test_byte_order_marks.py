@@ -1,0 +1,72 @@
+"""Files of users with a byte order mark give the same as without it, for every option."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pyllama_cli.commands import completion, serve
+from pyllama_cli.commands.gguf import new
+from pyllama_cli.conversation_options import ConversationOptions
+from pyllama_cli.grammar_options import GrammarOptions
+from pyllama_cli.presets import read_presets
+from pyllama_cli.prompt import PromptOptions
+
+TEXT = "first\nsecond é\n"
+FORMS = {
+    "utf-8": lambda text: codecs.BOM_UTF8 + text.encode(),
+    "utf-16": lambda text: codecs.BOM_UTF16_LE + text.encode("utf-16-le"),
+}
+
+
+@pytest.fixture(params=FORMS.values(), ids=FORMS)
+def marked(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A function that writes a file with a mark."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "file"
+        path.write_bytes(request.param(text))
+        return path
+
+    return write
+
+
+def parsed(group: Any, command: click.Command, *args: str) -> Any:
+    return group.from_click(command.make_context("x", list(args)).params)
+
+
+def test_presets(marked: Any) -> None:
+    found = read_presets(marked("[tiny]\nctx-size = 64\n"), serve.command)
+    assert found["tiny"].values == {"ctx_size": ("--ctx-size", "64")}
+
+
+def test_keys(marked: Any) -> None:
+    options = parsed(serve.NetworkOptions, serve.command, "--api-key-file", str(marked("a\nb\n")))
+    assert options.keys() == ("a", "b")
+
+
+def test_chat_templates(marked: Any) -> None:
+    path = str(marked(TEXT))
+    options = parsed(serve.ServeOptions, serve.command, "--chat-template-file", path)
+    assert options.template() == TEXT
+    options = parsed(ConversationOptions, completion.command, "--chat-template-file", path)
+    assert options.template() == TEXT
+    assert new._text(Path(path)) == TEXT
+
+
+def test_system_prompts_and_prompts(marked: Any) -> None:
+    path = marked(TEXT)
+    options = parsed(ConversationOptions, completion.command, "--system-prompt-file", str(path))
+    assert options.system() == TEXT.removesuffix("\n")
+    assert PromptOptions(None, path, True).text(whole_file=True) == TEXT
+    assert PromptOptions(None, None, False).text(path.read_bytes()) == TEXT
+    assert PromptOptions("\ufeffa", None, False).text() == "\ufeffa"  # not from a file
+
+
+def test_grammars(marked: Any) -> None:
+    options = GrammarOptions("", marked('root ::= "a"'), None, None)
+    assert options.parse() is not None
