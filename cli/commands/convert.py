@@ -23,7 +23,8 @@ from ..tool import Tool, version_option
 @click.option(
     "--outfile",
     type=click.Path(path_type=Path),
-    help="Output file, or a directory for a file of the default name.  [default: DIR]",
+    help="Output file, or a directory for a file of the default name. {ftype} in the file's name "
+    "becomes the output type, {FTYPE} in capitals.  [default: DIR]",
 )
 @click.option(
     "--outtype",

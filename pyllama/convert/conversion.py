@@ -34,7 +34,7 @@ from ..hparams import HParams, read_hparams
 from ..tokenizer import load_tokenizer
 from .checkpoint import read_checkpoint
 from .folder import Folder, read_config
-from .general import read_general
+from .general import fill_file_name, read_general
 from .mapping import Config
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
 from .plan import PlannedTensor, check_missing, config_errors, find_arch, plan_tensors
@@ -81,7 +81,8 @@ def convert(
 
     Args:
         folder: contains config.json, weights and a tokenizer.
-        outfile: a file, or a directory for a file of the default name; None: ``folder``.
+        outfile: a file, or a directory for a file of the default name; None: ``folder``. In the
+            name of a file, ``{ftype}`` and ``{FTYPE}`` stand for ``outtype``.
         outtype: type of matrices: f32, f16, bf16, q8_0, or auto (f16 if the checkpoint has f16,
             else bf16). Vectors, norms and a few other tensors are float32.
         progress: called with the completed fraction.
@@ -122,6 +123,8 @@ def convert(
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
         path /= general.file_name(outtype if planned else None, form.ending)
+    else:
+        path = path.with_name(fill_file_name(path.name, outtype))
     types = [tensor_type(one.name, one.shape, matrices) for one in form.planned]
     content = _Content(metadata | form.keys, form.planned, types, form.magic)
     with _trial(folder, content) as file:

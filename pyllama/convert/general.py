@@ -10,6 +10,7 @@ budget.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import prod
@@ -60,6 +61,20 @@ class General:
         return "".join(plain) + f"{ending}.gguf"
 
 
+def fill_file_name(name: str, outtype: str) -> str:
+    """Return the name of a file with the type in place of ``{ftype}``, or ``{FTYPE}`` in capitals.
+
+    Other braces are kept.
+
+    Source: gguf-py, ``fill_templated_filename``.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        return outtype.upper() if match[1].isupper() else outtype.lower()
+
+    return re.sub(r"\{(ftype|outtype|FTYPE|OUTTYPE|0|)\}", fill, name)
+
+
 def read_general(
     folder: Folder,
     arch: str,
@@ -89,7 +104,7 @@ def read_general(
     writer = gguf.GGUFWriter(None, arch)
     found = _guess(folder, counts[0])
     _set(found, given)
-    found.name = model_name or found.name or folder.path.absolute().name
+    found.name = model_name or found.name or _folder_name(folder.path)
     if found.size_label is None and counts[0]:
         found.size_label = gguf.size_label(*counts)
     writer.add_type(gguf.GGUFType.MODEL)
@@ -104,11 +119,23 @@ def read_general(
     return General(keys, tuple(None if part is None else str(part) for part in parts))
 
 
+def _folder_name(path: Path) -> str:
+    """Return the name of a folder, or of the repository if it is a snapshot in the hub's cache.
+
+    There it is ``models--USER--NAME/snapshots/COMMIT``.
+    """
+    path = path.absolute()
+    repo = path.parent.parent.name
+    if path.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.rpartition("--")[2]
+    return path.name
+
+
 def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
     """Return the metadata derived from the folder; an invalid README is skipped with a warning."""
     import gguf
 
-    where = folder.path.absolute()
+    where = Path(_folder_name(folder.path))
     path = folder.json("config.json").get("_name_or_path")
     names = {"_name_or_path": path} if isinstance(path, str) and len(path) < _MAX_NAME else {}
     guess = gguf.Metadata.apply_metadata_heuristic

@@ -16,8 +16,9 @@ from typing import Any
 
 from ..errors import ModelError
 from ..files.budget import MAX_TEMPLATE_BYTES, shown
+from ..files.text import decode_text
 from ..tokenizer.special import find_eog
-from .folder import Folder, objects
+from .folder import Folder, objects, unreadable
 from .mapping import Config
 from .vocabulary_tokens import Vocabulary
 
@@ -33,6 +34,7 @@ _KEYS = {
     "pad": "padding_token_id",
     "mask": "mask_token_id",
 }
+_ADDITIONAL = "additional_chat_templates"
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # roles in Hugging Face's files
 
 
@@ -109,28 +111,55 @@ def _add_ends(
 
 
 def _chat_templates(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of the default chat template and of those with other names."""
     template = settings.get("chat_template")
     if template is None and folder.has("chat_template.jinja"):
-        try:
-            template = folder.read("chat_template.jinja", MAX_TEMPLATE_BYTES).decode()
-        except UnicodeDecodeError as error:
-            path = folder.path / "chat_template.jinja"
-            raise ModelError(f"{path}: not UTF-8 ({error})") from None
+        template = _read_template(folder, "chat_template.jinja")
     if template is None:
         template = folder.json("chat_template.json").get("chat_template")
-    if isinstance(template, str):
-        template = [{"name": "default", "template": template}]
     keys: dict[str, Any] = {}
-    for entry in objects(template):
-        name, text = entry.get("name"), entry.get("template")
-        if isinstance(name, str) and name and isinstance(text, str):
-            if max(len(name), len(text)) > MAX_TEMPLATE_BYTES:
-                raise ModelError(
-                    f"{folder.path}: the chat template {shown(name)} has {len(text)} characters, "
-                    f"the limit is {MAX_TEMPLATE_BYTES}"
-                )
-            name = re.sub(r"[^A-Za-z0-9]", "_", name)
-            suffix = "" if name == "default" else f".{name}"
-            keys[f"tokenizer.chat_template{suffix}"] = text
+    for name, text in (*_named_templates(template), *_additional_templates(folder)):
+        if max(len(name), len(text)) > MAX_TEMPLATE_BYTES:
+            raise ModelError(
+                f"{folder.path}: the chat template {shown(name)} has {len(text)} characters, "
+                f"the limit is {MAX_TEMPLATE_BYTES}"
+            )
+        name = re.sub(r"[^A-Za-z0-9]", "_", name)
+        suffix = "" if name == "default" else f".{name}"
+        keys.setdefault(f"tokenizer.chat_template{suffix}", text)
     others = [key.rpartition(".")[2] for key in keys if key != "tokenizer.chat_template"]
     return keys | ({"tokenizer.chat_templates": others} if others else {})
+
+
+def _named_templates(template: Any) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of a template, or of several: a list of objects, or an object by name."""
+    if isinstance(template, str):
+        yield "default", template
+    pairs = [(entry.get("name"), entry.get("template")) for entry in objects(template)]
+    if isinstance(template, dict) and "template" not in template:
+        pairs = list(template.items())
+    for name, text in pairs:
+        if isinstance(name, str) and name and isinstance(text, str):
+            yield name, text
+
+
+def _additional_templates(folder: Folder) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the files in ``additional_chat_templates``."""
+    path = folder.path / _ADDITIONAL
+    if not path.is_dir():
+        return
+    try:
+        names = sorted(file.name for file in path.iterdir() if file.suffix == ".jinja")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    folder.budget.take("values", len(names), path)
+    for name in names:
+        yield name.removesuffix(".jinja"), _read_template(folder, f"{_ADDITIONAL}/{name}")
+
+
+def _read_template(folder: Folder, name: str) -> str:
+    """Return the text of a template's file. Raises: ModelError."""
+    try:
+        return decode_text(folder.read(name, MAX_TEMPLATE_BYTES), "strict")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{folder.path / name}: not UTF-8 ({error})") from None

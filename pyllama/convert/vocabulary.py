@@ -27,6 +27,11 @@ from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
 log = logging.getLogger(__name__)
 
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+# vocabularies of other forms: Mistral's, SentencePiece's other names, WordPiece, tiktoken
+_OTHERS = (
+    "tekken.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tokenizer.model",
+    "tiktoken.model", "qwen.tiktoken",
+)  # fmt: skip
 _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
 
@@ -82,9 +87,11 @@ def _read_base(folder: Folder) -> Vocabulary:
         return read_tokenizer_json(folder)
     if folder.has("vocab.json") and folder.has("merges.txt"):
         return read_vocab_json(folder)
+    others = [name for name in _OTHERS if folder.has(name)]
+    own = f"; {', '.join(others)} has another form, which cannot be converted" if others else ""
     raise TokenizerError(
-        f"{folder.path}: there is no vocabulary: no tokenizer.model, tokenizer.json, or vocab.json "
-        "with merges.txt"
+        f"{folder.path}: there is no vocabulary: no tokenizer.model (SentencePiece), "
+        f"tokenizer.json, or vocab.json with merges.txt{own}"
     )
 
 

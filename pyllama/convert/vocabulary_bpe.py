@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import TokenizerError
 from ..files.budget import shown
+from ..files.text import decode_text
 from ..tokenizer.recognise import recognise
 from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
 from .folder import Folder, objects
@@ -33,7 +34,7 @@ def read_vocab_json(folder: Folder) -> Vocabulary:
     data = folder.read("merges.txt")
     folder.budget.take("values", 2 * data.count(b"\n"), merges)
     try:
-        lines = data.decode().split("\n")
+        lines = decode_text(data, "strict").split("\n")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{merges}: not UTF-8 ({error}): download the file again") from None
     lines = [line.removesuffix("\r") for line in lines]

@@ -124,6 +124,38 @@ def test_pytorch_files_give_the_same_output(folder: Path) -> None:
     assert convert(folder, folder / "b.gguf").read_bytes() == first
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("x-{ftype}.gguf", "x-q8_0.gguf"),
+        ("x-{FTYPE}-{outtype}.gguf", "x-Q8_0-q8_0.gguf"),
+        ("{}-{0}-{OUTTYPE}", "q8_0-q8_0-Q8_0"),
+        ("x{other}{.gguf", "x{other}{.gguf"),
+    ],
+)
+def test_the_type_in_the_name_of_the_file(
+    folder: Path, tmp_path: Path, name: str, wanted: str
+) -> None:
+    (tmp_path / "{ftype}").mkdir()
+    path = convert(folder, tmp_path / "{ftype}" / name, "q8_0", Options(dry_run=True))
+    assert path == tmp_path / "{ftype}" / wanted
+
+
+def test_a_snapshot_of_the_hubs_cache_has_the_repositorys_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--someone--Nice-Model-1B" / "snapshots" / ("0123abcd" * 5)
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    (snapshot / "README.md").unlink(missing_ok=True)
+    path = convert(snapshot, tmp_path, "f16")
+    assert "0123abcd" not in path.name and path.name.startswith("Nice-Model")
+    with GGUFFile(path) as file:
+        texts = [str(x) for k, x in file.metadata.items() if k.startswith("general.")]
+        assert file.get_str("general.name").startswith("Nice Model")
+        assert not any("0123abcd" in text.lower() for text in texts)
+
+
 def test_file_and_model_names(folder: Path, tmp_path: Path) -> None:
     assert convert(folder).name == "Tiny-Llama-195K-v2-BF16.gguf"
     named = convert(folder, tmp_path, "q8_0", Options(model_name="My model"))

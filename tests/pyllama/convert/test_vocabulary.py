@@ -206,6 +206,40 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert keys["tokenizer.chat_template"] == "a"
     assert keys["tokenizer.chat_template.tool_use"] == "b"
     assert keys["tokenizer.chat_templates"] == ["tool_use"]
+    by_name = {"default": "a", "rag": "c"}
+    put(tmp_path, "tokenizer_config.json", {"chat_template": by_name})
+    keys = vocabulary_of(tmp_path, {})
+    assert keys["tokenizer.chat_template"] == "a"
+    assert keys["tokenizer.chat_template.rag"] == "c"
+
+
+def test_files_of_additional_chat_templates(tmp_path: Path) -> None:
+    """As transformers writes them beside chat_template.jinja."""
+    (spm(tmp_path) / "additional_chat_templates").mkdir()
+    put(tmp_path, "chat_template.jinja", "main")
+    for name, text in {"tool_use": "tools", "a-b": "ab", "default": "no"}.items():
+        put(tmp_path, f"additional_chat_templates/{name}.jinja", text)
+    put(tmp_path, "additional_chat_templates/README.md", "no template")
+    keys = vocabulary_of(tmp_path, {})
+    assert {k: v for k, v in keys.items() if "chat_template" in k} == {
+        "tokenizer.chat_template": "main",
+        "tokenizer.chat_template.a_b": "ab",
+        "tokenizer.chat_template.tool_use": "tools",
+        "tokenizer.chat_templates": ["a_b", "tool_use"],
+    }
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xff\xfa")
+    with pytest.raises(PyllamaError, match=r"tool_use\.jinja: not UTF-8"):
+        vocabulary_of(tmp_path, {})
+
+
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    bpe(tmp_path, "vocab.json", "merges.txt")
+    wanted = vocabulary_of(tmp_path, {})
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes(mark + (tmp_path / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(mark + b"x")
+    assert vocabulary_of(tmp_path, {}) == wanted | {"tokenizer.chat_template": "x"}
 
 
 BAD_JSON = {
@@ -247,6 +281,9 @@ def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
             vocabulary_of(tmp_path, config)
 
     refused("there is no vocabulary: no tokenizer.model")
+    put(tmp_path, "tekken.json", {})
+    refused("; tekken.json has another form, which cannot be converted")
+    (tmp_path / "tekken.json").unlink()
     bpe(tmp_path)
     refused("has the token 511, but vocab_size in config.json is 500", vocab_size=500)
     refused("vocab_size is 'x'", vocab_size="x")
