@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import click
 
 from . import interrupt
+from .output import is_dumb_terminal
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -75,10 +76,7 @@ def line_reader(
         commands: words that Tab completes at the beginning; those with a space at their end are
             followed by the name of a file.
     """
-    from pyggml import env
-
-    is_dumb = env.TERM.get() in ("dumb", "unknown")
-    if editing and not is_dumb and sys.stdin.isatty() and sys.stdout.isatty():
+    if editing and not is_dumb_terminal() and sys.stdin.isatty() and sys.stdout.isatty():
         return Editor(color, multiline, commands)
     return PlainReader(color, multiline)
 

@@ -73,7 +73,7 @@ color_option = click.option(
     flag_value="on",
     default="auto",
     help="Colour your input, and drafted tokens that were accepted. auto: in a terminal, unless "
-    "NO_COLOR is set.",
+    "NO_COLOR is set or TERM is dumb.",
 )
 
 
@@ -83,7 +83,15 @@ def wants_color(choice: str) -> bool:
         return choice == "on"
     from pyggml import env
 
-    return sys.stdout.isatty() and sys.stdin.isatty() and env.NO_COLOR.get() is None
+    terminal = sys.stdout.isatty() and sys.stdin.isatty() and not is_dumb_terminal()
+    return terminal and env.NO_COLOR.get() is None
+
+
+def is_dumb_terminal() -> bool:
+    """Return whether the terminal would show escape sequences instead of obeying them."""
+    from pyggml import env
+
+    return env.TERM.get() in ("dumb", "unknown")
 
 
 def note(text: str) -> None:

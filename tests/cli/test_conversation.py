@@ -243,7 +243,13 @@ def test_the_history_keeps_the_last_messages(
 def test_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     assert output.wants_color("on") and not output.wants_color("off")
+    assert output.wants_color("auto")
+    for terminal in ("dumb", "unknown"):
+        monkeypatch.setenv("TERM", terminal)
+        assert not output.wants_color("auto") and output.wants_color("on")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not output.wants_color("auto")
 
