@@ -5,6 +5,7 @@ description = describe(served)                 # renders templates: not in the e
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
