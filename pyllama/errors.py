@@ -18,6 +18,7 @@
     ├── ClusterError         (ValueError)   illegal options of a cluster, or an engine that ended
     ├── BatchFileError       (ValueError)   inputs or finished parts of a batch that do not fit
     ├── QueueFull            (RuntimeError) the maximum number of waiting requests is reached
+    ├── EngineDead           (RuntimeError) an engine that can evaluate no request any more
     ├── ReentrantCall        (RuntimeError) a callback called the object that is calling it
     ├── Forked               (RuntimeError) the process was forked while another thread computed
     └── NotSupported         (ValueError, NotImplementedError)   only llama-cpp-python has it
@@ -78,6 +79,10 @@ class NotSupported(PyllamaError, NotImplementedError, ValueError):
 
 class QueueFull(PyllamaError, RuntimeError):
     """The maximum number of waiting requests is reached."""
+
+
+class EngineDead(PyllamaError, RuntimeError):
+    """An engine that can evaluate no request any more; the process should be started again."""
 
 
 class ReentrantCall(PyllamaError, RuntimeError):

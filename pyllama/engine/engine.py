@@ -33,6 +33,7 @@ from ..core.state import dump_state, restore_state
 from ..errors import (
     BatchError,
     ContextFull,
+    EngineDead,
     GrammarError,
     QueueFull,
     ReentrantCall,
@@ -101,6 +102,7 @@ class Engine:
         self._sequences = [Sequence(context, s) for s in numbers]
         # jobs to add, requests or texts to abort, leases to end; destructors put here too
         self._inbox: SimpleQueue[Job | int | tuple[int, int] | Sequence] = SimpleQueue()
+        self._arriving: set[Job] = set()  # jobs in the inbox
         self._jobs: dict[int, list[Job]] = {}
         self._waiting: list[Job] = []
         self._running: list[Job] = []
@@ -142,14 +144,28 @@ class Engine:
             GrammarError: see ``Grammar.matcher``.
             QueueFull: see the policy's ``max_waiting``.
         """
-        if all(sequence.leased for sequence in self._sequences):
-            raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         max_waiting = self.policy.max_waiting
         if max_waiting is not None and self.n_waiting >= max_waiting:
             raise QueueFull(f"{max_waiting} requests are waiting already; try again later")
+        return self.enqueue(self.make_jobs(request, sink))
+
+    def make_jobs(self, request: Request, sink: Callable[[Event], None] | None = None) -> list[Job]:
+        """The texts of a request, for `enqueue`; from any thread.
+
+        Their number is known before the first event can come, so that they can be aborted.
+
+        Raises: as `submit`, but QueueFull.
+        """
+        if all(sequence.leased for sequence in self._sequences):
+            raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         jobs = self._make_jobs(request, list(map(int, request.tokens)))
         self._connect(jobs, sink)
+        return jobs
+
+    def enqueue(self, jobs: Seq[Job]) -> int:
+        """Add the texts of a request to the queue; returns its number."""
         for job in jobs:
+            self._arriving.add(job)
             self._inbox.put(job)
         return jobs[0].number
 
@@ -161,7 +177,7 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """Number of texts that wait for a sequence or cells."""
-        return len(self._waiting) + self._inbox.qsize()
+        return len(self._waiting) + len(self._arriving)
 
     def check_pooled(self, tokens: Seq[int], pooling: str) -> None:
         """Raise the error that `submit` raises for a request with a pooling."""
@@ -179,6 +195,13 @@ class Engine:
         _check_ids(tokens, context.model.hparams.n_vocab)
         if pooling == "rank":
             context.check_classifier()
+
+    def check(self, request: Request) -> None:
+        """Raise the error that `submit` raises for a request's tokens, without making its jobs."""
+        if request.pooling is not None:
+            self.check_pooled(request.tokens, request.pooling)
+        else:
+            self._check_text(request, request.tokens)
 
     def abort(self, number: int, choice: int | None = None) -> None:
         """End a request if it is waiting or running; its cells are freed after the current step.
@@ -275,7 +298,7 @@ class Engine:
         Raises:
             ReentrantCall: called from a callback.
             Aborted, ComputeError, GGUFError: the decode stopped. Requests stay, and the next step
-                tries again; call `abort` for those to be dropped.
+                tries again; call `abort` for those to be dropped, or `step_apart`.
         """
         if self._busy:
             raise ReentrantCall("this engine is running the step that invoked this callback")
@@ -283,18 +306,7 @@ class Engine:
         try:
             if not self._inbox.empty():
                 self._take_all()
-            if self._needs_resync:
-                self._resync()
-            self._needs_resync = True
-            self._n_steps += 1
-            if self._any_deadline:
-                self._expire()
-            if self._waiting:
-                self._admit()
-            drafted = self.speculation is not None and self._step_drafted(self.speculation)
-            if not (drafted or self._step_single() or self._step_tokens()):
-                self._step_mixed()
-            self._needs_resync = False
+            self._step()
         finally:
             self._busy = False
         events = self._events
@@ -302,6 +314,108 @@ class Engine:
             self._events = []
             return events
         return []
+
+    def _step(self) -> None:
+        """A step without the inbox."""
+        if self._needs_resync:
+            self._resync()
+        self._needs_resync = True
+        self._n_steps += 1
+        if self._any_deadline:
+            self._expire()
+        if self._waiting:
+            self._admit()
+        drafted = self.speculation is not None and self._step_drafted(self.speculation)
+        if not (drafted or self._step_single() or self._step_tokens()):
+            self._step_mixed()
+        self._needs_resync = False
+
+    def step_apart(self) -> list[Event]:
+        """Find the requests whose steps fail, by steps of each without the others; returns events.
+
+        They end with their error. For the thread that steps, after a `step` that raised.
+
+        Raises:
+            EngineDead: all requests failed, and so does one of a single token.
+        """
+        if self._busy:
+            raise ReentrantCall("this engine is running the step that invoked this callback")
+        self._busy = True
+        requests = [jobs[:] for jobs in self._jobs.values() if not any(j.paused for j in jobs)]
+        everyone = [job for jobs in requests for job in jobs]
+        try:
+            for job in everyone:
+                job.paused = True
+            n_good, errors = self._end_failing(requests)
+            if errors and not n_good and self._free():
+                self._check_alive(errors[-1])
+        finally:
+            for job in everyone:
+                job.paused = False
+            self._busy = False
+        events, self._events = self._events, []
+        return events
+
+    def _end_failing(self, requests: Seq[list[Job]]) -> tuple[int, list[Exception]]:
+        """End those of some paused requests that fail; returns the number of others that ran.
+
+        First each running request has a step alone. If none fails, waiting ones are added to them,
+        one after the other.
+        """
+        errors: list[Exception] = []
+        started = [jobs for jobs in requests if any(job.sequence is not None for job in jobs)]
+        waiting = [jobs for jobs in requests if jobs not in started]
+        for jobs in started:
+            running = [job for job in jobs if job.sequence is not None]
+            error = self._step_with(running)
+            if error is not None:
+                errors.append(error)
+                self._fail_all(jobs, error)
+            for job in running:
+                job.paused = True
+        n_good = len(started) - len(errors)
+        running = [job for jobs in started for job in jobs]
+        if errors or self._step_with(running) is not None:
+            return n_good, errors
+        for jobs in sorted(waiting, key=lambda jobs: jobs[0].rank):
+            error = self._step_with(jobs)
+            if error is not None:
+                errors.append(error)
+                self._fail_all(jobs, error)
+            elif all(job.sequence is None and job in self._waiting for job in jobs):
+                break  # there is no place for it, nor for later ones
+            else:
+                n_good += 1
+        return n_good, errors
+
+    def _step_with(self, jobs: Seq[Job]) -> Exception | None:
+        """A step with some paused texts, which are no longer paused; returns its error."""
+        for job in jobs:
+            job.paused = False
+        try:
+            self._step()
+        except Exception as error:
+            return error
+        return None
+
+    def _fail_all(self, jobs: Seq[Job], error: Exception) -> None:
+        for job in jobs:
+            self._fail(job, error)
+
+    def _check_alive(self, error: Exception) -> None:
+        """Raise EngineDead if a request of one token fails; all others are paused or ended."""
+        causal = self.context.hparams.causal
+        request = Request([0], max_tokens=1, text=False, pooling=None if causal else "last")
+        found: list[Event] = []
+        try:
+            for job in self.make_jobs(request, found.append):
+                self._take(job)
+            while not (found and found[-1].kind in ("end", "error")):
+                self._step()
+        except Exception as last:
+            raise EngineDead(f"no request can be evaluated any more: {last}") from last
+        if found[-1].error is not None:
+            raise EngineDead(f"no request can be evaluated any more: {error}") from error
 
     def decode(self, rows: Seq[Row]) -> None:
         """Evaluate tokens of leased sequences as one batch. Raises: as `Context.decode`."""
@@ -458,10 +572,13 @@ class Engine:
             return False
         one = job.verified.popleft()
         job.mark = one.mark
-        if one.token is None:
-            self._end(job, "stop")
-        else:
-            self._add_token(job, one.token, one.logprob, one.drafted)
+        try:
+            if one.token is None:
+                self._end(job, "stop")
+            else:
+                self._add_token(job, one.token, one.logprob, one.drafted)
+        except Exception as error:
+            self._fail(job, error)
         return True
 
     def _step_mixed(self) -> None:
@@ -481,21 +598,34 @@ class Engine:
         start, output, n_chosen, n_embedded = time.perf_counter(), -1, 0, 0
         for job, row in plan:
             output += row.n_outputs
+            n_embedded += row.n_embedded
             job.last_step = self._n_steps
-            if job.pooled is not None:
-                n_embedded += row.n_embedded
-                self._add_rows(job, job.pooled, row, n_embedded)
-                continue
-            if job.prompt_logprobs is not None:
-                self._add_prompt_logprobs(job, job.prompt_logprobs, row, output)
-            if job.sequence is None:
-                continue  # with max_tokens=0 it has ended
-            if row.sequence.n_tokens == len(job.tokens):
-                self._sample(job, row.sequence, output)
-                n_chosen += 1
-            elif job.request.progress:
-                self._emit(job, "progress", usage=job.usage)
+            try:
+                n_chosen += self._take_outputs(job, row, output, n_embedded)
+            except Exception as error:
+                self._fail(job, error)
         self.timings.count_sample(time.perf_counter() - start, n_chosen)
+
+    def _take_outputs(self, job: Job, row: Row, output: int, n_embedded: int) -> bool:
+        """Take the outputs of a row that was evaluated; returns whether a token was sampled.
+
+        Args:
+            output: index of its last logits.
+            n_embedded: number of embeddings up to its last one.
+        """
+        if job.pooled is not None:
+            self._add_rows(job, job.pooled, row, n_embedded)
+            return False
+        if job.prompt_logprobs is not None:
+            self._add_prompt_logprobs(job, job.prompt_logprobs, row, output)
+        if job.sequence is None:
+            return False  # with max_tokens=0 it has ended
+        if row.sequence.n_tokens == len(job.tokens):
+            self._sample(job, row.sequence, output)
+            return True
+        if job.request.progress:
+            self._emit(job, "progress", usage=job.usage)
+        return False
 
     def _plan(self, active: Seq[Job]) -> list[tuple[Job, Row]]:
         """The rows of the next batch: single tokens first, then chunks of prompts.
@@ -596,11 +726,10 @@ class Engine:
                 if any(stop(ids, logits) for stop in request.criteria):
                     self._end(job, "stop")
                     return
+            n = job.n_logprobs
+            self._add_token(job, token, None if n is None else token_logprob(logits, token, n))
         except Exception as error:
             self._fail(job, error)
-            return
-        n = job.n_logprobs
-        self._add_token(job, token, None if n is None else token_logprob(logits, token, n))
 
     def _add_token(
         self, job: Job, token: int, logprob: TokenLogprob | None, drafted: bool = False
@@ -685,18 +814,20 @@ class Engine:
     def _end(
         self, job: Job, reason: EndReason, stop: str | int | None = None, token: int | None = None
     ) -> None:
-        if job.verified and job.sequence is not None:  # a stop string within verified tokens
-            job.verified.clear()
-            job.sequence.truncate(len(job.tokens) - 1)
-        usage, rest = job.usage, ""
-        if job.text is not None and reason == "eog" and token is not None:
-            rest = job.text.piece(token)
-        elif job.text is not None and job.text.stop is None:
-            rest = job.text.flush()
-        sequence = job.sequence
-        self._remove(job)
-        if reason == "abort" and sequence is not None and not sequence.leased:
-            sequence.clear()
+        usage, rest, sequence = job.usage, "", job.sequence
+        try:
+            if job.verified and sequence is not None:  # a stop string within verified tokens
+                job.verified.clear()
+                sequence.truncate(len(job.tokens) - 1)
+            if job.text is not None and reason == "eog" and token is not None:
+                rest = job.text.piece(token)
+            elif job.text is not None and job.text.stop is None:
+                rest = job.text.flush()
+            self._remove(job)
+            if reason == "abort" and sequence is not None and not sequence.leased:
+                sequence.clear()
+        except Exception as error:
+            return self._fail(job, error)
         logprob = None if job.n_logprobs is None else job.logprob
         self._emit(
             job, "end", text=rest, usage=usage, reason=reason, stop=stop, cumulative_logprob=logprob
@@ -706,21 +837,25 @@ class Engine:
         """End a job by an error of a callback or a grammar, or for lack of a place."""
         if isinstance(error, TextComplete):
             return self._end(job, "stop")
-        self._remove(job)
-        self._emit(job, "error", usage=job.usage, error=error)
+        try:
+            self._remove(job)
+        finally:
+            self._emit(job, "error", usage=job.usage, error=error)
 
     def _remove(self, job: Job) -> None:
-        """Remove a job; its evaluated tokens stay as an idle prefix."""
-        if self.speculation is not None:
-            self.speculation.release(job)
+        """Remove a job, unless it was removed before; its evaluated tokens stay as a prefix."""
+        siblings = self._jobs.get(job.number, [])
+        if job not in siblings:
+            return
+        siblings.remove(job)
+        if not siblings:
+            del self._jobs[job.number]
         if job.sequence is not None:
             self._unassign(job)
         else:
             self._waiting.remove(job)
-        siblings = self._jobs[job.number]
-        siblings.remove(job)
-        if not siblings:
-            del self._jobs[job.number]
+        if self.speculation is not None:
+            self.speculation.release(job)
 
     def _expire(self) -> None:
         now, self._any_deadline = time.perf_counter(), False
@@ -983,6 +1118,7 @@ class Engine:
         if isinstance(item, Job):
             self._jobs.setdefault(item.number, []).append(item)
             self._waiting.append(item)
+            self._arriving.discard(item)
             self._any_deadline |= item.deadline is not None
             if item.prompt_logprobs is not None:
                 if item.prompt_logprobs.is_complete:  # a prompt of one token
@@ -1001,19 +1137,16 @@ class Engine:
                     self._end(job, "abort")
             item.leased, item.on_logits = False, None
 
-    def _make_jobs(
-        self, request: Request, tokens: list[int], lease: Sequence | None = None
-    ) -> list[Job]:
-        if request.pooling is not None:
-            return [self._make_pooled_job(request, request.pooling, tokens, lease)]
-        context, tokenizer = self.context, self.context.model.tokenizer
-        n_vocab = context.model.hparams.n_vocab
+    def _check_text(
+        self, request: Request, tokens: Seq[int], lease: Sequence | None = None
+    ) -> None:
+        """Raise an error for a request that can never run; its chain checks its sampling."""
+        context, params, grammar = self.context, request.sampling, request.grammar
         if not context.hparams.causal:
             raise BatchError(
                 "tokens of this context attend to later ones (non-causal attention): it computes "
                 "embeddings, no texts"
             )
-        params, grammar = request.sampling, request.grammar
         stop: object = request.stop
         if isinstance(stop, str):
             raise SamplingError(f"stop: got {stop!r}, want a tuple of texts")
@@ -1030,7 +1163,18 @@ class Engine:
             check_prompt(min(len(tokens), 1), 0, 1, min_room=0)
         if request.n_keep is not None:
             context.kv.check_shift()
-        _check_ids(tokens, n_vocab, 0 if lease is None or scores_prompt else UNKNOWN)
+        least = 0 if lease is None or scores_prompt else UNKNOWN
+        _check_ids(tokens, context.model.hparams.n_vocab, least)
+
+    def _make_jobs(
+        self, request: Request, tokens: list[int], lease: Sequence | None = None
+    ) -> list[Job]:
+        if request.pooling is not None:
+            return [self._make_pooled_job(request, request.pooling, tokens, lease)]
+        self._check_text(request, tokens, lease)
+        context, tokenizer = self.context, self.context.model.tokenizer
+        n_vocab = context.model.hparams.n_vocab
+        params, grammar = request.sampling, request.grammar
         ends: dict[int, EndReason] = dict.fromkeys(params.stop_token_ids, "stop")
         if request.stop_at_eog:
             ends |= dict.fromkeys(tokenizer.eog, "eog")
@@ -1103,7 +1247,7 @@ class Engine:
         self._connect(jobs, mailbox.append)
         for job in jobs:
             job.is_run = job.paused = True
-            self._inbox.put(job)
+        self.enqueue(jobs)
         n_open = jobs[0].request.sampling.n
         try:
             while n_open:

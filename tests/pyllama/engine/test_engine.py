@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml.errors import Aborted
+from pyggml.errors import Aborted, ComputeError
 from pyllama import Batch, Context, Model
 from pyllama.engine import Engine, Event, Lease, Policy, Request
 from pyllama.engine.logprobs import token_logprob
 from pyllama.errors import (
     BatchError,
     ContextFull,
+    EngineDead,
     GrammarError,
     QueueFull,
     ReentrantCall,
@@ -532,3 +533,154 @@ def test_unknown_tokens_are_never_a_prefix(make: Make, tmp_path: Path) -> None:
     engine = Engine(context)  # another one knows nothing of these
     events = list(engine.run(Request(TOKENS[:30], GREEDY, max_tokens=2)))
     assert events[-1].usage is not None and events[-1].usage.n_cached == 0
+
+
+def test_only_texts_wait(make: Make) -> None:
+    """Aborts and wake-ups in the inbox are no waiting texts."""
+    engine = Engine(make(), policy=Policy(max_waiting=1))
+    for number in range(5):
+        engine.abort(number)
+        engine.wake()
+    assert engine.n_waiting == 0
+    engine.submit(Request([5], replace(GREEDY, n=2), max_tokens=1))
+    assert engine.n_waiting == 2
+    finish(engine)
+    assert engine.n_waiting == 0
+
+
+# --- steps that fail ------------------------------------------------------------------------------
+
+BAD = 258  # a token that the decode of a broken context cannot evaluate
+Breaks = Callable[[list[int], list[int]], bool]  # by the tokens and sequences of a batch
+
+
+def broken(context: Context, monkeypatch: pytest.MonkeyPatch, breaks: Breaks) -> Context:
+    """A context that raises for some batches, after it has evaluated them."""
+    decode, decode_token = context.decode, context.decode_token
+
+    def failing(batch: Batch) -> None:
+        decode(batch)
+        if breaks(list(batch.tokens), [*map(int, np.ravel(batch.seqs()))]):
+            raise ComputeError("it broke")
+
+    def failing_token(token: int, seq_id: int = 0) -> None:
+        decode_token(token, seq_id)
+        if breaks([token], [seq_id]):
+            raise ComputeError("it broke")
+
+    monkeypatch.setattr(context, "decode", failing)
+    monkeypatch.setattr(context, "decode_token", failing_token)
+    return context
+
+
+def go_on(engine: Engine) -> tuple[list[Event], int]:
+    """All events, with `step_apart` after each step that fails; and their number."""
+    events: list[Event] = []
+    for n_failed in range(100):
+        try:
+            return finish(engine, events), n_failed
+        except ComputeError:
+            events += engine.step_apart()
+    raise AssertionError("steps still fail")
+
+
+def good_requests() -> list[Request]:
+    prompts = [[t for t in TOKENS[i : i + 9] if t != BAD] for i in (0, 20, 40)]
+    return [Request(prompt, GREEDY, max_tokens=6, text=False) for prompt in prompts]
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2, 4])
+def test_a_request_whose_steps_fail_ends_alone(
+    make: Make, alone: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, n_seq_max: int
+) -> None:
+    context = make(n_ctx=256, n_seq_max=n_seq_max)
+    engine = Engine(broken(context, monkeypatch, lambda tokens, seqs: BAD in tokens))
+    good, bad = good_requests(), replace(good_requests()[1], tokens=[*TOKENS[:9], BAD, 7])
+    numbers = [engine.submit(request) for request in (good[0], bad, *good[1:])]
+    events, n_failed = go_on(engine)
+    (last,) = of(events, numbers.pop(1))[-1:]
+    assert last.kind == "error" and isinstance(last.error, ComputeError) and n_failed == 1
+    for number, request in zip(numbers, good, strict=True):
+        assert made(of(events, number)) == alone(request, 6)
+    assert not engine._jobs and all(s.owner is None for s in engine.sequences)
+
+
+def test_steps_that_only_fail_together(
+    make: Make, alone: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make(n_ctx=256, n_seq_max=3)
+    engine = Engine(broken(context, monkeypatch, lambda tokens, seqs: len(set(seqs)) > 1))
+    good = good_requests()
+    numbers = [engine.submit(request) for request in good]
+    events, n_failed = go_on(engine)
+    assert n_failed > 3
+    for number, request in zip(numbers, good, strict=True):
+        assert made(of(events, number)) == alone(request, 6)
+
+
+def test_a_request_that_cannot_be_admitted(
+    make: Make, alone: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(make(n_ctx=256, n_seq_max=3))
+    assign = engine._assign
+
+    def failing(job: Any, sequence: Any) -> None:
+        if BAD in job.tokens:
+            raise ComputeError("it broke")
+        assign(job, sequence)
+
+    monkeypatch.setattr(engine, "_assign", failing)
+    good = good_requests()
+    numbers = [engine.submit(good[0])]
+    engine.step()
+    numbers += [engine.submit(replace(good[1], tokens=[BAD, 9, 9])), engine.submit(good[1])]
+    events, _ = go_on(engine)
+    assert [e.kind for e in of(events, numbers[1])] == ["error"]
+    assert made(of(events, numbers[2])) == alone(good[1], 6)
+
+
+@pytest.mark.parametrize("pooling", [None, "mean"])
+def test_an_engine_that_can_evaluate_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, pooling: str | None
+) -> None:
+    engine = Engine(broken(make(n_seq_max=2), monkeypatch, lambda tokens, seqs: True))
+    events: list[Event] = []
+    for request in good_requests()[:2]:
+        engine.submit(replace(request, pooling=pooling), events.append)
+    with pytest.raises(ComputeError):
+        engine.step()
+    with pytest.raises(EngineDead, match="it broke"):
+        engine.step_apart()
+    assert [event.kind for event in events] == ["error", "error"]
+
+
+def test_an_error_after_a_token_ends_its_request(
+    make: Make, alone: Callable[..., list[int]]
+) -> None:
+    """The token is in the text already: a second try would leave it out of the events."""
+    engine, good = Engine(make(n_ctx=256, n_seq_max=2)), good_requests()
+    events: list[Event] = []
+    heard: list[str] = []
+
+    def sink(event: Event) -> None:
+        heard.append(event.kind)
+        if len(heard) == 3:
+            raise ZeroDivisionError
+
+    engine.submit(good[0], sink)
+    number = engine.submit(good[1])
+    events = finish(engine)
+    assert heard == ["tokens"] * 3 + ["error"]
+    assert made(of(events, number)) == alone(good[1], 6)
+
+
+def test_an_error_at_the_rows_of_an_embedding(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are added once: the text cannot be tried again."""
+    engine = Engine(make(n_ctx=256, n_seq_max=2))
+    requests = [replace(request, pooling="mean") for request in good_requests()[:2]]
+    jobs = [engine.make_jobs(request) for request in requests]
+    monkeypatch.setattr(jobs[0][0].pooled, "add", lambda *_: 1 // 0, raising=False)
+    numbers = [engine.enqueue(one) for one in jobs]
+    events = finish(engine)
+    assert [e.kind for e in of(events, numbers[0])] == ["error"]
+    assert [e.kind for e in of(events, numbers[1])] == ["embedding", "end"]
