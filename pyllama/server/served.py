@@ -71,7 +71,7 @@ class Served:
         self.formats = ChatFormats(self.model, NAMES_OF_TOOLS)
         self.runner = EngineRunner(engine)
         self.n_ctx = engine.context.n_ctx_seq
-        self._longest_token = max(map(len, self.tokenizer.vocab.tokens))
+        self._longest_token = max(1, max(map(len, self.tokenizer.vocab.tokens)))
         self.graph: GraphTexts | None = None
         self.resources = ExitStack()
         file = os.path.basename(options.model_path) or "pyllama"
