@@ -1,6 +1,7 @@
 """Options from the environment: ``LLAMA_ARG_CTX_SIZE=4096`` sets ``--ctx-size 4096``.
 
     bind_environment(command)                      # at the start of a tool
+    ignored(command)                               # {"LLAMA_ARG_LORA": "adapters are not ..."}
     LLAMA_ARG_NO_MMAP=1 pyllama-cli ...            # the flag that switches an option off
 
 Every long flag has a variable; if llama.cpp uses another name, both work. The command line takes
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 
 import click
+
+from .unsupported import why_not
 
 PREFIX = "LLAMA_ARG_"  # not in pyggml.env, which would import NumPy for --help; see docs/env.md
 _OTHER_NAMES = {  # llama.cpp's names that differ from the flag
@@ -33,8 +36,8 @@ def variables(option: click.Option) -> list[str]:
     """Return the names of an option's environment variables."""
     flags = [flag for flag in option.opts if flag.startswith("--") and flag not in _NEVER]
     names = [_OTHER_NAMES[flag] for flag in flags if flag in _OTHER_NAMES]
-    names += [flag[2:].upper().replace("-", "_") for flag in flags]
-    return [PREFIX + name for name in dict.fromkeys(names)]
+    named = [PREFIX + name for name in names]
+    return list(dict.fromkeys([*named, *map(variable_of, flags)]))
 
 
 def bind_environment(command: click.Command) -> dict[str, object]:
@@ -55,10 +58,34 @@ def bind_environment(command: click.Command) -> dict[str, object]:
                 found[option.name] = _value(option, name, given[name])
                 break
         for flag in option.secondary_opts:
-            name = PREFIX + flag[2:].upper().replace("-", "_")
+            name = variable_of(flag)
             if flag.startswith("--") and name in given:
                 found[option.name] = not is_on(name, given[name])
     return found
+
+
+def ignored(command: click.Command) -> dict[str, str]:
+    """Return the variables that look like ours and change nothing, with the reason."""
+    found: dict[str, str] = {}
+    given = sorted(name for name in os.environ if name.startswith(PREFIX))
+    if given:
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        known = {name for option in options for name in variables(option)}
+        known |= {variable_of(flag) for option in options for flag in option.secondary_opts}
+        for name in given:
+            if name not in known:
+                flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
+                found[name] = why_not(command.name, flag) or f"{command.name} has no {flag}"
+    if any(name.startswith(("PYGGML_", "PYLLAMA_")) for name in os.environ):
+        from pyggml import env  # imports NumPy
+
+        found |= dict.fromkeys(env.unknown(), "there is no such variable, see docs/env.md")
+    return found
+
+
+def variable_of(flag: str) -> str:
+    """Return the name of the environment variable of a long flag."""
+    return PREFIX + flag.lstrip("-").upper().replace("-", "_")
 
 
 def _value(option: click.Option, name: str, text: str) -> object:

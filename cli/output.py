@@ -186,5 +186,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 def _wants_traceback() -> bool:
     from pyggml import env
+    from pyggml.errors import PyggmlError
 
-    return env.TRACEBACK.enabled()
+    try:
+        return env.TRACEBACK.enabled()
+    except PyggmlError as error:
+        note(str(error))
+        return False

@@ -36,7 +36,7 @@ from click.core import ParameterSource
 
 from . import interrupt
 from .commands import COMMANDS
-from .environment import PREFIX, bind_environment, variables
+from .environment import PREFIX, bind_environment, ignored, variables
 from .help_pages import show_defaults, write_commands, write_options
 from .interrupt import INTERRUPTED
 from .machine import apply
@@ -81,9 +81,11 @@ class Tool(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Apply the machine options (CPUs, priority), then run the command."""
+        """Apply the machine options (CPUs, priority), name variables without effect, and run."""
         apply(ctx)
         visible_logs()
+        for name, reason in ignored(self).items():
+            note(f"{name} is ignored: {reason}")
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

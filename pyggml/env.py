@@ -2,6 +2,7 @@
 
     env.ISA.get()                                  # "avx2", or None if it is not set
     env.FUSION.enabled()                           # True unless PYGGML_FUSION=0
+    env.unknown()                                  # ["PYGGML_THREADS"]: a mistake of the user
     env.user_cache_dir("pyllama")                  # ~/.cache/pyllama on Linux
 
 Variables are read on access, not at import, so tests can set them. ``docs/env.md`` is generated
@@ -15,7 +16,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_OFF = ("", "0", "no", "off", "false")
+from .errors import PyggmlError
+
+_ON, _OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
+_OURS = ("PYGGML_", "PYLLAMA_")
+_OF_TESTS = "PYLLAMA_TEST_"
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,29 @@ class Variable:
             os.environ.setdefault(self.name, self.default)
 
     def enabled(self) -> bool:
-        """Return whether it is switched on: anything but ``0``, ``no``, ``off``, ``false``."""
-        return (os.environ.get(self.name) or self.default or "").lower() not in _OFF
+        """Return whether a switch is on: ``1``, ``yes``, ``on`` or ``true``.
+
+        Raises:
+            PyggmlError: it is neither on nor off.
+        """
+        text = (self.get() or "0").strip().lower()
+        if text not in (*_ON, *_OFF):
+            raise PyggmlError(f"{self.name} is {text!r:.60}, must be 1 or 0")
+        return text in _ON
+
+    def whole(self) -> int | None:
+        """Return a whole number above 0, or None if it is not set.
+
+        Raises:
+            PyggmlError: it is something else.
+        """
+        text = self.get()
+        if text is None:
+            return None
+        text = text.strip()
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
+            raise PyggmlError(f"{self.name} is {text!r:.60}, must be a whole number above 0")
+        return int(text)
 
 
 ISA = Variable(
@@ -153,6 +179,13 @@ VARIABLES = (
 )
 
 
+def unknown() -> list[str]:
+    """Return the names that look like variables of ours and are none: nothing reads them."""
+    known = {variable.name for variable in VARIABLES}
+    ours = (name for name in os.environ if name.startswith(_OURS) and name not in known)
+    return sorted(name for name in ours if not name.startswith(_OF_TESTS))
+
+
 def user_cache_dir(app: str) -> Path:
     """Return the user's cache folder of ``app``; it may not exist yet.
 
@@ -195,6 +228,9 @@ def markdown_table() -> str:
         "",
         "Options of the command-line tools can also be set by `LLAMA_ARG_` and the long name:",
         "`LLAMA_ARG_CTX_SIZE=4096` for `--ctx-size 4096`. The command line takes precedence.",
+        "",
+        "A wrong value is an error. A variable that begins with `PYGGML_`, `PYLLAMA_` or",
+        "`LLAMA_ARG_`, and that a tool does not have, is named in a line on stderr.",
     ]
     return "\n".join(rows) + "\n"
 

@@ -197,10 +197,14 @@ def cgroup_cpus() -> float:
 
 
 def default_threads() -> int:
-    """Return ``PYGGML_NUM_THREADS``, or min(affinity, cgroup quota, physical cores), at least 1."""
-    given = env.NUM_THREADS.get() or ""
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    """Return ``PYGGML_NUM_THREADS``, or min(affinity, cgroup quota, physical cores), at least 1.
+
+    Raises:
+        PyggmlError: the variable is not a whole number above 0.
+    """
+    given = env.NUM_THREADS.whole()
+    if given is not None:
+        return given
     return max(1, int(min(physical_cores(), max(1.0, cgroup_cpus()))))
 
 

@@ -138,13 +138,15 @@ class LlamaContext:
         self.kv_cache_seq_rm(-1, 0, -1)
 
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Remove the tokens from position ``p0``.
+        """Remove the tokens from position ``p0``, if the sequence is 0 or any (negative).
 
         Returns:
             False if others after them would stay, which is not possible here.
         """
         if self._lease is None:
             return False
+        if seq_id > 0:  # there is one sequence, so this one has no tokens
+            return True
         with self._lock:
             if 0 <= p1 < self._lease.n_tokens:
                 return False

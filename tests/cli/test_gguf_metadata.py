@@ -47,6 +47,8 @@ def test_set_confirmation_and_dry_run(copy: Path) -> None:
         assert "the answer was not YES; use --force to skip the question" in result.stderr
         assert copy.read_bytes() == before
     assert run("set", copy, key, "true").stdout == f"{key} is True already\n"
+    told = run("set", "--verbose", copy, key, "true").stderr
+    assert told == "--verbose is ignored: the change is always printed\n"
     run("set", copy, key, "false", input="YES\n")
     after = copy.read_bytes()
     assert len(after) == len(before)

@@ -65,6 +65,21 @@ def test_wrong_values_in_the_environment() -> None:
     assert code == 2 and "LLAMA_ARG_MLOCK='maybe' is neither on nor off" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("LLAMA_ARG_LORA", "LLAMA_ARG_LORA is ignored: "),
+        ("LLAMA_ARG_NO_SUCH", "LLAMA_ARG_NO_SUCH is ignored: t has no --no-such"),
+        ("PYGGML_THREADS", "PYGGML_THREADS is ignored: there is no such variable"),
+        ("PYLLAMA_DEMO", "PYLLAMA_DEMO is ignored: there is no such variable"),
+    ],
+)
+def test_variables_that_change_nothing_are_named(name: str, line: str) -> None:
+    code, _, err = run(**{name: "x"})
+    assert code == 0 and err.startswith(line) and err.count("\n") == 1
+    assert run(PYGGML_ISA="avx2", PYLLAMA_TEST_MODELS="x")[2] == ""
+
+
 @pytest.mark.parametrize("module", [batched_bench, bench, completion, parallel])
 def test_each_option_has_its_own_variable(module: Any) -> None:
     options = [p for p in module.command.params if isinstance(p, click.Option)]

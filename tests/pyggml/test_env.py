@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyggml import env
+from pyggml import env, host
+from pyggml.errors import PyggmlError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +27,32 @@ def test_values_are_read_at_each_access(monkeypatch: pytest.MonkeyPatch) -> None
 def test_switches(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
     monkeypatch.setenv("PYGGML_FUSION", text)
     assert env.FUSION.enabled() is on
+
+
+def test_wrong_values_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of switches and numbers; other variables are checked where they are used."""
+    switches = [one for one in env.VARIABLES if one.default in ("0", "1")]
+    assert env.FUSION in switches and env.TRACEBACK in switches
+    for one in switches:
+        for text in ("maybe", "2", "-1", "o"):
+            monkeypatch.setenv(one.name, text)
+            with pytest.raises(PyggmlError, match=f"{one.name} is '{text}', must be 1 or 0"):
+                one.enabled()
+    for text in ("abc", "0", "-1", "1.5", "4 threads", "9" * 5000, "\u0663"):
+        monkeypatch.setenv("PYGGML_NUM_THREADS", text)
+        with pytest.raises(PyggmlError, match=r"PYGGML_NUM_THREADS is '.*must be a whole number"):
+            host.default_threads()
+    monkeypatch.setenv("PYGGML_NUM_THREADS", " 3 ")
+    assert host.default_threads() == 3
+    monkeypatch.setenv("PYGGML_NUM_THREADS", "")
+    assert host.default_threads() > 0
+
+
+def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert env.unknown() == []
+    monkeypatch.setenv("PYGGML_THREADS", "3")
+    monkeypatch.setenv("PYGGML_ISA", "")
+    assert env.unknown() == ["PYGGML_THREADS"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...output import write_line
-from ...tool import Tool, version_option
+from ...tool import Tool, ignored_option, version_option
 from .files import confirm, gguf_argument
 
 
@@ -20,9 +20,9 @@ from .files import confirm, gguf_argument
 @click.argument("value")
 @click.option("--dry-run", is_flag=True, help="Print the change, do not write it.")
 @click.option("--force", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--verbose", is_flag=True, hidden=True)
+@ignored_option("--verbose", why="the change is always printed")
 @version_option()
-def command(model: Path, key: str, value: str, dry_run: bool, force: bool, verbose: bool) -> None:
+def command(model: Path, key: str, value: str, dry_run: bool, force: bool) -> None:
     """Set a number or bool of MODEL's metadata in place. Write "--" before a negative VALUE."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.edit import plan_change

@@ -135,6 +135,7 @@ def test_views(make: Make) -> None:
     assert llama._model.tokenize(b"hi", True, False) == llama.tokenize(b"hi")
     assert llama._ctx.kv_cache_seq_rm(-1, 2, -1) and llama.n_tokens == 2
     assert not llama._ctx.kv_cache_seq_rm(0, 0, 1)
+    assert llama._ctx.kv_cache_seq_rm(1, 0, -1) and llama.n_tokens == 2  # another sequence
     llama._ctx.kv_cache_clear()
     assert llama.n_tokens == 0
     llama.close()
