@@ -142,7 +142,7 @@ NO_COLOR = Variable(
     "NO_COLOR", None, "Any value disables colours in a terminal, unless `--color on` is given."
 )
 TERM = Variable(
-    "TERM", None, "The terminal's type; in a `dumb` one, conversations have no editor of lines."
+    "TERM", None, "The terminal's type; a `dumb` one gets no colours and no editor of lines."
 )
 RAY_USAGE = Variable(
     "RAY_USAGE_STATS_ENABLED",
