@@ -204,7 +204,7 @@ class Context:
                 cache, unless devices still computed them, and there are no logits.
             Forked: another thread was decoding when this process was forked; call ``reset()``.
         """
-        with self._lock:
+        with self._lock.mutex:
             for file in self._files:
                 file.check()
             if self._decode_chain(batch):
@@ -374,7 +374,7 @@ class Context:
     def reset(self) -> None:
         """Remove all tokens and graphs; also makes the context usable after a fork."""
         self._lock.mark_consistent()
-        with self._lock:
+        with self._lock.mutex:
             self.kv.clear()
             self._drop_graphs()
             self._outputs = self._no_outputs
@@ -384,7 +384,7 @@ class Context:
 
     def close(self) -> None:
         """Free the compiled graphs. The context stays usable and keeps its KV cache."""
-        with self._lock:
+        with self._lock.mutex:
             self._drop_graphs()
 
     def _drop_graphs(self) -> None:
@@ -396,7 +396,7 @@ class Context:
 
         Graphs of such decodes are not padded and not kept.
         """
-        with self._lock:
+        with self._lock.mutex:
             kept, self._watched = (self._graphs, self._token_graph), True
             self._drop_graphs()
             self.sched.set_eval_callback(callback)

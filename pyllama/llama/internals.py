@@ -147,7 +147,7 @@ class LlamaContext:
             return False
         if seq_id > 0:  # there is one sequence, so this one has no tokens
             return True
-        with self._lock:
+        with self._lock.mutex:
             if 0 <= p1 < self._lease.n_tokens:
                 return False
             self._lease.n_tokens = max(p0, 0)

@@ -351,7 +351,7 @@ class Llama:
     @draft_model.setter
     def draft_model(self, given: object | None) -> None:
         check_draft_model(given)
-        with self._lock:
+        with self._lock.mutex:
             engine = self._lease.engine
             speculation, opened = speculation_for(given, engine.context)
             if engine.speculation is not None:
@@ -442,7 +442,7 @@ class Llama:
 
     def close(self) -> None:
         """Free model and context; the tokenizer still works."""
-        with self._lock:
+        with self._lock.mutex:
             held, self._held = self._held, None
             if held is not None:
                 held.lease.on_logits(None)  # breaks the reference cycle, to free the cache
@@ -475,10 +475,13 @@ class Llama:
 
     @n_tokens.setter
     def n_tokens(self, value: int) -> None:
-        held = self._lease.n_tokens
-        if not 0 <= value <= held:
-            raise BatchError(f"n_tokens = {value}: {held} tokens are evaluated, want 0 to {held}")
-        self._lease.n_tokens = value
+        with self._lock.mutex:
+            held = self._lease.n_tokens
+            if not 0 <= value <= held:
+                raise BatchError(
+                    f"n_tokens = {value}: {held} tokens are evaluated, want 0 to {held}"
+                )
+            self._lease.n_tokens = value
 
     @property
     def input_ids(self) -> Ids:
@@ -519,7 +522,7 @@ class Llama:
 
     def reset(self) -> None:
         """Remove all tokens."""
-        with self._lock:
+        with self._lock.mutex:
             self._lease.n_tokens = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -530,13 +533,13 @@ class Llama:
             BatchError: an unknown token.
             Aborted: the decode was stopped; ``n_tokens`` counts the finished batches.
         """
-        with self._lock:
+        with self._lock.mutex:
             self._lease.evaluate(list(map(int, tokens)))
             _ = self._scores_kept.rows  # stores the last row
 
     def save_state(self) -> LlamaState:
         """A copy of tokens, logits and cache, for `load_state`."""
-        with self._lock:
+        with self._lock.mutex:
             return copy_state(self._scores_kept, self._seed)
 
     def load_state(self, state: LlamaState) -> None:
@@ -546,7 +549,7 @@ class Llama:
             StateError: the state is of another model or cache type, damaged, or too large. Nothing
                 has changed.
         """
-        with self._lock:
+        with self._lock.mutex:
             restore_llama_state(self._scores_kept, state)
             self.set_seed(state.seed)
 
@@ -582,13 +585,13 @@ class Llama:
             BatchError: nothing is evaluated at that position.
         """
         check_arguments("sample", locals())
-        params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-        )  # fmt: skip
-        with self._lock:
+        with self._lock.mutex:
+            params = self._params(
+                temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+                mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+                repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+            )  # fmt: skip
             lease = self._lease
             logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
@@ -635,13 +638,13 @@ class Llama:
             ContextFull, BatchError: at the first step; the prompt is empty or fills the context.
         """
         check_arguments("generate", locals())
-        params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-        )  # fmt: skip
-        with self._lock:
+        with self._lock.mutex:
+            params = self._params(
+                temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+                mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+                repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+            )  # fmt: skip
             n_held = 0 if reset else self._lease.n_tokens
             check_prompt(len(tokens) + n_held, 0, self._n_ctx, min_room=0)
             request = Request(
@@ -732,7 +735,8 @@ class Llama:
             logprobs: number of likeliest tokens to report; needs ``logits_all``.
             echo: begin the text with the prompt.
             stop: stop strings, which are not part of the text.
-            stream: return an iterator, which holds the lock only while a chunk is computed.
+            stream: return an iterator, which holds the lock only while a chunk is computed; seed
+                and cache are read at the first one.
             seed: seed of this completion, and of those after it.
             model: name to report, instead of the path.
             stopping_criteria: called with all ids and the logits; True ends the text.
@@ -777,14 +781,13 @@ class Llama:
             mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
             repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            seed=self._next_seed(seed),
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
             n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
         )  # fmt: skip
-        params = replace(params, **sampling_fields(sampling))
+        own = sampling_fields(sampling)
         request = Request(
             tokens,
-            params,
+            replace(params, **own),
             max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             special=special,
@@ -795,14 +798,11 @@ class Llama:
             progress=self.verbose,
         )
         run = CompletionRun(result_format, self.model.tokenizer)
-        self._load_cached(tokens)
         if stream:
-            return locked(self._lock, self._timed_chunks(run, request))
-        with self._lock:
-            self._timings.reset()
-            result = run.result(self._events(request))
-            self._say_timings()
-            self._save_cached()
+            return locked(self._lock, self._chunks(run, request, seed, own.get("seed")))
+        with self._lock.mutex:
+            result = run.result(self._events(self._begin(request, seed, own.get("seed"))))
+            self._end()
             return result
 
     __call__ = create_completion
@@ -814,9 +814,27 @@ class Llama:
         """Log-probabilities from logits."""
         return log_softmax(logits, axis)
 
-    def _timed_chunks(self, run: CompletionRun, request: Request) -> Steps[CompletionChunk]:
+    def _chunks(
+        self, run: CompletionRun, request: Request, seed: int | None, own_seed: int | None
+    ) -> Steps[CompletionChunk]:
+        yield from run.chunks(self._events(self._begin(request, seed, own_seed)))
+        self._end()
+
+    def _begin(self, request: Request, seed: int | None, own_seed: int | None) -> Request:
+        """Begin a completion, with the lock held; returns its request with its seed.
+
+        Args:
+            seed: of this completion and those after it; None for the next one.
+            own_seed: of this completion only.
+        """
         self._timings.reset()
-        yield from run.chunks(self._events(request))
+        drawn = self._next_seed(seed)
+        self._load_cached(request.tokens)
+        used = drawn if own_seed is None else own_seed
+        return replace(request, sampling=replace(request.sampling, seed=used))
+
+    def _end(self) -> None:
+        """End a completion, with the lock held."""
         self._say_timings()
         self._save_cached()
 
@@ -830,9 +848,7 @@ class Llama:
             return self._say("Llama: cache miss")
         found = longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), tokens)
         if found > longest_token_prefix(self._input_ids.tolist(), tokens):
-            seed = self._seed  # that of this completion is chosen already
-            self.load_state(state)
-            self._seed = seed
+            restore_llama_state(self._scores_kept, state)
             self._say("Llama: cache hit")
 
     def _save_cached(self) -> None:
@@ -1045,18 +1061,18 @@ class Llama:
             BatchError (a ValueError): a text has no tokens, or too many.
             ModelError (a ValueError): a reranker without classification head.
         """
-        lease = self._lease  # raises an error for a model without weights
+        _ = self._lease  # raises an error for a model without weights
         if not self._given["embedding"]:
             raise NotSupported(
                 "Llama model must be created with embedding=True to call this method"
             )
         texts = [input] if isinstance(input, str) else input
-        with self._lock:
+        with self._lock.mutex:
             self._timings.reset()
             tokens = [self.tokenize(text.encode("utf-8")) for text in texts]
             tokens = limited(tokens, self.n_batch, truncate)
             pooling = POOLINGS[self.pooling_type()]
-            made = embed(lease, tokens, pooling, normalize=normalize)
+            made = embed(self._lease, tokens, pooling, normalize=normalize)
             self._say_timings()
         found = made[0] if isinstance(input, str) else made
         return (found, sum(map(len, tokens))) if return_count else found

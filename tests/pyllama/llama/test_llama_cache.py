@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from pyllama import Llama
+from pyllama.llama import llama as llama_module
 from pyllama.llama.cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama.llama.infill import infill_tokens
-from pyllama.llama.state import LlamaState
+from pyllama.llama.state import LlamaState, Scores
 from pyllama.tokenizer import load_tokenizer
 
 from ..fake_context import METADATA, ids, text_of
@@ -80,7 +82,10 @@ def test_files_of_strangers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion_uses_the_cache(
-    make: Make, new: Callable[..., BaseLlamaCache], stream: bool
+    make: Make,
+    new: Callable[..., BaseLlamaCache],
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
 ) -> None:
     """In another object, with the same text."""
     cache = new()
@@ -92,12 +97,55 @@ def test_a_completion_uses_the_cache(
     wanted = run(make())
     first, second = make(), make()
     loaded: list[LlamaState] = []
-    load = second.load_state
-    second.load_state = lambda given: (loaded.append(given), load(given))  # type: ignore
+    restore = llama_module.restore_llama_state
+
+    def watched(scores: Scores, given: LlamaState) -> None:
+        assert scores.lease is second._lease
+        loaded.append(given)
+        restore(scores, given)
+
+    monkeypatch.setattr(llama_module, "restore_llama_state", watched)
     for llama in (first, second):
         llama.set_cache(cache)
         assert llama.cache is cache and run(llama) == wanted
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_seed_and_cache_belong_to_the_call_that_holds_the_lock(
+    make: Make, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Else a state would be restored under another thread's generation."""
+    llama, held = make(seed=3), dict[str, list[bool]]()
+
+    def note(what: str) -> None:
+        """Whether another thread has to wait now."""
+
+        def is_held() -> bool:
+            acquired = llama._lock._lock.acquire(blocking=False)
+            if acquired:
+                llama._lock._lock.release()
+            return not acquired
+
+        with ThreadPoolExecutor(1) as other:
+            held.setdefault(what, []).append(other.submit(is_held).result())
+
+    class Cache(LlamaRAMCache):
+        def __getitem__(self, key: Sequence[int]) -> LlamaState:
+            note("read")
+            return super().__getitem__(key)
+
+        def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+            note("write")
+            super().__setitem__(key, value)
+
+    draw = llama._next_seed
+    monkeypatch.setattr(llama, "_next_seed", lambda given: (note("draw"), draw(given))[1])
+    llama.set_cache(Cache())
+    for _ in range(2):
+        made: Any = llama("The cat", max_tokens=2, temperature=0, stream=stream)
+        list(made)
+    assert held == {"draw": [True] * 2, "read": [True] * 2, "write": [True] * 2}
 
 
 def test_copies(make: Make) -> None:
