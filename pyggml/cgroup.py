@@ -76,15 +76,16 @@ def _hierarchies(root: Path) -> Iterator[_Hierarchy]:
         _, names, path = (*line.split(":", 2), "", "")[:3]
         groups |= dict.fromkeys(names.split(","), path)
     for line in _text(root / "proc/self/mountinfo").splitlines():
-        mount, _, filesystem = (part.split(" ") for part in line.partition(" - "))
+        left, _, right = line.partition(" - ")
+        mount, filesystem = left.split(" "), right.split(" ")
         if filesystem[0] not in ("cgroup", "cgroup2") or len(mount) < 5 or len(filesystem) < 3:
             continue
-        names = filesystem[2].split(",") if filesystem[0] == "cgroup" else [""]
-        mine = next((name for name in names if name in groups), None)
+        options = filesystem[2].split(",") if filesystem[0] == "cgroup" else [""]
+        mine = next((name for name in options if name in groups), None)
         if mine is not None:
             top, point = (_ESCAPE.sub(lambda m: chr(int(m[1], 8)), x) for x in mount[3:5])
             group = _below(groups[mine], top)
-            yield _Hierarchy(frozenset(names) - {""}, root / point.lstrip("/"), group)
+            yield _Hierarchy(frozenset(options) - {""}, root / point.lstrip("/"), group)
 
 
 def _below(group: str, top: str) -> PurePosixPath:

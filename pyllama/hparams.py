@@ -157,10 +157,11 @@ class HParams:
         arrays = {name: getattr(self, name) for name in _PER_LAYER}
         if all(len(set(values)) == 1 for values in arrays.values()):
             return ()
-        return tuple(
-            replace(self, **{name: (values[i],) * len(values) for name, values in arrays.items()})
-            for i in range(self.n_layer)
-        )
+        layers = []
+        for i in range(self.n_layer):
+            sizes: dict[str, Any] = {name: (x[i],) * len(x) for name, x in arrays.items()}
+            layers.append(replace(self, **sizes))
+        return tuple(layers)
 
     @property
     def n_ff(self) -> int:

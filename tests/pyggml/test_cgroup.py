@@ -162,7 +162,7 @@ def test_a_real_group() -> None:
                     raise OSError(name)
                 (parent / name).write_text(value)
             join = f"open({str(leaf / 'cgroup.procs')!r}, 'w').write('0'); "
-            command = [sys.executable, "-c", join + SHOW]
+            command = [sys.executable, "-P", "-c", join + SHOW]
             run = subprocess.run(command, capture_output=True, text=True, timeout=60)
         except OSError:
             continue

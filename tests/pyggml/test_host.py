@@ -27,8 +27,6 @@ def test_yield_and_sleep_can_be_called_like_kernels() -> None:
         (2, 16.0, None, 2),
         (4, 0.25, None, 1),
         (8, 2.0, "5", 5),
-        (3, float("inf"), "0", 3),
-        (3, float("inf"), "many", 3),
     ],
 )
 def test_default_threads(
