@@ -10,6 +10,7 @@ that ``--help`` and ``--version`` stay fast.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from pyllama.core.model import Model
     from pyllama.core.overrides import Overrides
     from pyllama.core.params import ContextParams
+
+
+_REPORT_S = 2.0  # between two lines about compiling
 
 
 def model_path(given: Path | None) -> Path:
@@ -141,15 +145,19 @@ def make_context(
 
 
 def announce_compiles() -> None:
-    """Print on stderr the kernels that are compiled; later runs load them from the cache."""
+    """Print on stderr how far compiling has come; later runs load kernels from the cache."""
     from pyggml import jit
+    from pyggml.compile_progress import progress
 
-    names: list[str] = []
+    next_s = 0.0
 
     def compiled(name: str) -> None:
-        if not names:
-            note("first run on this machine: compiling kernels for its CPU, about 30 seconds")
-        names.append(name)
-        note(f"  {len(names):2d} {name}")
+        nonlocal next_s
+        now_s = time.monotonic()
+        if now_s >= next_s:
+            if not next_s:
+                note("first use on this machine: kernels are compiled for its CPU, and kept")
+            next_s = now_s + _REPORT_S
+            note(f"{progress.now()}: {name}")
 
     jit.on_compile = compiled

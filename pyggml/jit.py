@@ -23,7 +23,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,17 @@ from numba.extending import intrinsic
 
 from . import env
 from .code_cache import CodeCache, prune
+from .compile_progress import progress
 from .errors import PyggmlError
 from .numba_internals import (
     NO_CACHE,
     FunctionCache,
+    NotCached,
     Origin,
     assembly,
     compile_cfunc,
     compile_function,
+    only_cached,
     own_numbers,
     retarget,
 )
@@ -249,7 +253,7 @@ if hasattr(os, "register_at_fork"):  # else a child could wait forever for a thr
         after_in_parent=_compile_lock.release,
         after_in_child=_compile_lock.release,
     )
-on_compile: Callable[[str], None] | None = None  # called with what was compiled, or is about to be
+on_compile: Callable[[str], None] | None = None  # called with what was compiled
 
 
 class compiled_once:
@@ -272,7 +276,53 @@ class compiled_once:
             return found[self._name]
 
 
-class Kernel:
+class _Code:
+    """A function that compiles, or loads from the cache, on first use."""
+
+    function: Callable[..., Any]
+    name: str
+
+    def _compile(self, cache: Any) -> Any:
+        raise NotImplementedError
+
+    @compiled_once
+    def compiled(self) -> Any:
+        """What Numba made of the function."""
+        if self.load():
+            return self.__dict__["compiled"]
+        with progress.compiling(), own_numbers():
+            made = self._compile(_cache_of(self.function))
+        if on_compile is not None:
+            on_compile(self.name)
+        return made
+
+    def load(self) -> bool:
+        """Load the code, unless that is done. Returns False if it must be compiled."""
+        with _compile_lock:
+            if "compiled" not in self.__dict__:
+                try:
+                    with own_numbers():
+                        made = self._compile(only_cached(_cache_of(self.function)))
+                except NotCached:
+                    return False
+                self.__dict__["compiled"] = made
+            return True
+
+
+def compile_all(functions: Iterable[_Code]) -> None:
+    """Load functions, or compile them: how many are missing is known before the first one."""
+    with _compile_lock:
+        missing = [one for one in dict.fromkeys(functions) if not one.load()]
+        progress.expect(len(missing))
+        for i, one in enumerate(missing):
+            try:
+                _ = one.compiled
+            except BaseException:
+                progress.expect(-(len(missing) - i - 1))
+                raise
+
+
+class Kernel(_Code):
     """A kernel that compiles (or loads from the cache) on first use."""
 
     def __init__(
@@ -289,15 +339,8 @@ class Kernel:
     def _signature(self) -> Any:
         return nb.types.void(*[nb.types.int64] * self.function.__code__.co_argcount)
 
-    @compiled_once
-    def compiled(self) -> Any:
-        """Numba's CFunc."""
-        with own_numbers():
-            cache = _cache_of(self.function)
-            made = compile_cfunc(self.function, self._signature, self._options, cache)
-            if on_compile is not None and not made.cache_hits:
-                on_compile(self.name)
-            return made
+    def _compile(self, cache: Any) -> Any:
+        return compile_cfunc(self.function, self._signature, self._options, cache)
 
     @property
     def address(self) -> int:
@@ -383,20 +426,30 @@ def emitted(
     return intrinsic(prefer_literal=literals > 0)(define)
 
 
-class Compiled:
+class Compiled(_Code):
     """A nogil function with one signature that compiles (or loads) at its first call."""
 
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:
-        self.py_func = function
+        self.function = self.py_func = function
+        self.name = function.__name__.lstrip("_")
         self._signature = signature
+        _functions.add(self)
 
-    @compiled_once
-    def _compiled(self) -> Any:
-        with own_numbers():
-            return compile_function(self.py_func, self._signature, _cache_of(self.py_func))
+    def _compile(self, cache: Any) -> Any:
+        return compile_function(self.function, self._signature, cache)
 
     def __call__(self, *args: Any) -> Any:
-        return self._compiled(*args)
+        return self.compiled(*args)
+
+
+_functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
+
+
+def functions_of(package: str) -> list[Compiled]:
+    """The functions of a package's imported modules that Python calls, in order of their names."""
+    inside = f"{package}."
+    found = [one for one in _functions if f"{one.function.__module__}.".startswith(inside)]
+    return sorted(found, key=lambda one: (one.function.__module__, one.name))
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:

@@ -26,6 +26,8 @@ from numba.core import caching, compiler, config, serialize
 from numba.core import cgutils as _cgutils
 from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCPUCodegen
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 from numba.core.typing import templates as _templates
@@ -41,12 +43,38 @@ _result: Any = compiler.CompileResult
 _dumps: Any = serialize.dumps
 
 
+_target: tuple[str | None, str, Any] | None = None  # CPU, features, code generator
+
+
 def retarget(cpu_name: str | None, features: str) -> None:
-    """Compile for another CPU from now on: Numba looked at its settings at the first function."""
-    if cpu_name is not None:
-        _config.CPU_NAME = cpu_name
-    _config.CPU_FEATURES = features
-    cpu_target.target_context.init()
+    """Compile our functions for another CPU from now on; those of the user keep theirs.
+
+    Args:
+        cpu_name: None for the host's.
+    """
+    global _target
+    _target = cpu_name, features, None
+    with _own_target():
+        made: Any = JITCPUCodegen("pyggml.exec")  # looks at Numba's settings once
+    _target = cpu_name, features, made
+
+
+@contextmanager
+def _own_target() -> Iterator[None]:
+    """Numba compiles for the CPU of ``retarget`` meanwhile, and nobody else does."""
+    if _target is None:
+        yield
+        return
+    cpu_name, features, made = _target
+    context: Any = cpu_target.target_context
+    with global_compiler_lock:
+        before = _config.CPU_NAME, _config.CPU_FEATURES, context._internal_codegen
+        _config.CPU_NAME, _config.CPU_FEATURES = cpu_name or before[0], features
+        context._internal_codegen = made or before[2]
+        try:
+            yield
+        finally:
+            _config.CPU_NAME, _config.CPU_FEATURES, context._internal_codegen = before
 
 
 # --- symbols ---
@@ -80,7 +108,8 @@ def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, ca
     """A compiled or loaded ``CFunc``; ``cache_hits`` tells which."""
     made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
     made._cache = cache
-    made.compile()
+    with _own_target():
+        made.compile()
     return made
 
 
@@ -88,7 +117,8 @@ def compile_function(function: Callable[..., Any], signature: Any, cache: Any) -
     """A compiled or loaded nogil dispatcher of one signature."""
     made: Any = nb.njit(nogil=True, error_model="numpy")(function)
     made._cache = cache
-    made.compile(signature)
+    with _own_target():
+        made.compile(signature)
     made.disable_compile()
     return made
 
@@ -175,3 +205,25 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
 
 
 NO_CACHE: Any = caching.NullCache()
+
+
+class NotCached(Exception):
+    """A function is not in the cache."""
+
+
+class _OnlyCached:
+    """A cache for which a missing function is an error, so that it is not compiled."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = self._cache.load_overload(sig, target_context)
+        if found is None:
+            raise NotCached
+        return found
+
+
+def only_cached(cache: Any) -> Any:
+    """The cache, with which compiling raises NotCached for a function that it does not have."""
+    return _OnlyCached(cache)

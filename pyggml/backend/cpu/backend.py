@@ -18,6 +18,7 @@ from ... import env, host
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import ComputeError
+from ...jit import Kernel
 from ...tensor import Tensor
 from ..interface import Backend, Bytes, Device, HostQueue, Layout, StopToken, WeightUse
 from ..trace import RunTrace
@@ -51,7 +52,6 @@ class CpuProgram:
                 "a Python callable of a graph computes on the backend that runs it; "
                 "give it a backend of its own"
             )
-        self._inside.add(thread)
         try:
             self._inside.add(thread)  # within: Ctrl-C may follow it
             get_pool().run(self.program, stop)
@@ -144,6 +144,12 @@ class CpuBackend(Backend):
         )
         made.interruptible = interruptible
         return CpuProgram(made, self._inside)
+
+    def kernels(self, graph: CGraph) -> list[Kernel]:
+        """The kernels that an allocated graph needs; compiles none. Raises: UnsupportedOp."""
+        low = Lowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
+        low.run()
+        return low.kernels()
 
     def run_launches(self, low: Lowering) -> None:
         """Run launches that belong to no graph. Raises: Aborted, ComputeError."""

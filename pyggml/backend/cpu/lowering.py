@@ -20,11 +20,12 @@ from typing import NamedTuple
 from ...cgraph import CGraph
 from ...dtype import GGMLType
 from ...errors import UnsupportedOp
-from ...jit import Kernel
+from ...jit import Kernel, compile_all
 from ...tensor import Tensor
 from .buffer import is_repacked
 from .layout import ACTIVATION_BYTES
 from .loop import MAX_THREADS
+from .type_traits import TypeTraits
 from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte after the last
@@ -169,6 +170,7 @@ class Lowering:
     launches: list[Launch] = field(default_factory=list)
     scratch_bytes: int = 64
     _first: int = 0  # number of the first launch of the current node
+    _functions: dict[tuple[TypeTraits, int], Kernel] = field(default_factory=dict)
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
@@ -236,6 +238,25 @@ class Lowering:
         self.launches.append(
             Launch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
         )
+
+    def traits(self, traits: TypeTraits, *functions: int) -> int:
+        """The address of a format's traits, of which the program calls these functions."""
+        for place in functions:
+            function = traits.missing(place)
+            if function is not None:
+                self._functions[traits, place] = function
+        return traits.address
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the launches, and the functions that they call by address."""
+        kernels = [launch.kernel for launch in self.launches if launch.kernel is not None]
+        return list(dict.fromkeys((*self._functions.values(), *kernels)))
+
+    def compile(self) -> None:
+        """Compile or load all kernels; before the launches can run."""
+        compile_all(self.kernels())
+        for (traits, place), function in self._functions.items():
+            traits.fill(place, function)
 
     def take(self, size: int) -> WorkRange:
         """Work memory of ``size`` bytes for the current node.

@@ -98,6 +98,7 @@ class Program:
     """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
 
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
+        lowering.compile()
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
         self.seconds = float("inf")  # of the last run

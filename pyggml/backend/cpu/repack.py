@@ -102,7 +102,7 @@ def _run(
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]
         row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
-        start, traits = int(source.ctypes.data), weight_traits(tensor, PACK)
+        start, traits = int(source.ctypes.data), weight_traits(low, tensor, PACK)
         params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
         groups = ceil_div(tensor.ne[1], ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)

@@ -6,8 +6,9 @@
 When these sources run on a host for the first time, two child processes compare small computations
 with NumPy: the first a case of each kernel family, the second a layer of a model for one token. If
 one of them dies or gives a wrong result, the next simpler instruction set is tried, with one line
-on stderr. What they compiled stays in the cache. After both have passed, the first child measures
-the CPU (``measure``) on the idle machine, which takes a fraction of a second.
+on stderr. Children report what they compile (``compile_progress``), which stays in the cache. After
+both have passed, the first child measures the CPU (``measure``) on the idle machine, which takes a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ... import env, jit, ops
 from ...alloc import GraphAllocator, alloc_ctx_tensors
 from ...buffer import HOST
 from ...cgraph import CGraph
+from ...compile_progress import progress
 from ...context import Context
 from ...dtype import GGMLType
 from ...errors import BackendError
@@ -38,6 +40,7 @@ from .buffer import REPACK
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _PASSED = "self-test-passed"
+_COMPILED = "compiled"  # begins a child's report: n, m, and the name of the n-th of m functions
 _TESTED = ("pyggml.backend.cpu", "pyggml.ops", "pyggml.quants", "pyggml.jit", "pyggml.dtype")
 _INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
 _lock = threading.Lock()
@@ -76,8 +79,6 @@ if hasattr(os, "register_at_fork"):
 
 def measure_again() -> tuning.Record:
     """Measure this CPU in a child process and keep the result, for this process too."""
-    if jit.on_compile is not None:
-        jit.on_compile("measuring this CPU")
     try:
         with contextlib.closing(_Child(jit.isa(), "measure_when_told")) as child:
             record = _record(*child.result())
@@ -93,8 +94,6 @@ def _first_working() -> str:
         passed = f"{_PASSED}-{jit.tree_digest(name, *_TESTED)}"
         if cache.read(passed) is not None:
             return name
-        if jit.on_compile is not None:
-            jit.on_compile(f"{name} self-test")
         problem, measured = _try(name)
         if not problem:
             cache.write(passed, b"")
@@ -152,8 +151,9 @@ class _Child:
         names, calls = ", ".join(functions), "; ".join(f"{name}()" for name in functions)
         watched, self._alive = os.pipe()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import end_with, {names}; "
-            f"end_with({watched if _INHERITS else -1}); {calls}"
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import begin, {names}; "
+            f"begin({watched if _INHERITS else -1}); {calls}"
         )
         settings = {"PYGGML_ISA": isa, "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "default"}
         try:
@@ -167,36 +167,65 @@ class _Child:
             raise
         finally:
             os.close(watched)
+        self._lines: list[str] = []
+        # ``communicate`` must not read it too
+        self._output, self._process.stdout = self._process.stdout, None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Take what it prints, and pass its reports on."""
+        assert self._output is not None
+        for line in self._output:
+            words = line.split()
+            if words[:1] != [_COMPILED]:
+                self._lines.append(line.rstrip("\n"))
+                continue
+            progress.child(self, int(words[1]), int(words[2]))
+            if jit.on_compile is not None:
+                jit.on_compile(words[3])
 
     def result(self) -> tuple[list[str], str]:
         """(lines that it printed, what went wrong). It may measure now, if it waits for that."""
         try:
-            output, error = self._process.communicate("go\n", timeout=_TIMEOUT_S)
+            _, error = self._process.communicate("go\n", timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as e:
             return [], f"the self-test did not end: {e}"
+        self._reader.join()
         if self._process.returncode == 0:
-            return output.splitlines(), ""
+            return self._lines, ""
         last = (error.strip().splitlines() or ["no message"])[-1]
-        return output.splitlines(), f"exit code {self._process.returncode}: {last}"
+        return self._lines, f"exit code {self._process.returncode}: {last}"
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
+        self._reader.join()
+        progress.end_child(self)
         os.close(self._alive)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._output, self._process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
 
 
-def end_with(pipe: int) -> None:
-    """End this process when the other end of a pipe is closed; -1 is no pipe."""
+def begin(pipe: int) -> None:
+    """Begin a child: it reports what it compiles, and ends when the pipe's other end is closed.
+
+    Args:
+        pipe: -1 for none.
+    """
 
     def watch() -> None:
         os.read(pipe, 1)
         os._exit(1)
 
+    def compiled(name: str) -> None:
+        n, of = progress.counts()
+        print(_COMPILED, n, of, "".join(name.split()), flush=True)
+
+    jit.on_compile = compiled
     if pipe >= 0:
         threading.Thread(target=watch, daemon=True).start()
 
@@ -217,11 +246,12 @@ def families() -> None:
     def values(*shape: int) -> np.ndarray:
         return rng.uniform(-1, 1, shape).astype(np.float32)
 
+    cases: list[tuple[Tensor, CGraph, Array, float]] = []
+
     def check(node: Tensor, want: Array, tolerance: float) -> None:
         graph = CGraph()
         graph.build_forward_expand(node)
-        backend.graph_compute(graph)
-        _compare(node, want, tolerance)
+        cases.append((node, graph, want, tolerance))
 
     for name, n in _MATMUL_TYPES.items():
         kind = GGMLType[name]
@@ -243,6 +273,10 @@ def families() -> None:
     p = np.exp(scores - scores.max(-1, keepdims=True))
     want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, 16]
     check(ops.flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
+    jit.compile_all(one for _, graph, _, _ in cases for one in backend.kernels(graph))
+    for node, graph, want, tolerance in cases:
+        backend.graph_compute(graph)
+        _compare(node, want, tolerance)
 
 
 def measure_when_told() -> None:

@@ -1,7 +1,7 @@
 """Tables of numbers and functions of a format, which kernels read from memory.
 
     traits = TypeTraits({COLUMNS: 32}, {TILE: lambda: tile_kernel(Q4_0)})
-    address = traits.address(TILE)                 # in a lowering: a value of the node
+    address = low.traits(traits, TILE)             # in a lowering: a value of the node
     columns = trait(address, COLUMNS)              # in a kernel
     call_address(trait(address, TILE), (w, x, out))
 
@@ -24,8 +24,10 @@ class TypeTraits:
 
     Args:
         numbers: the number in each place.
-        functions: for each place, a call that makes its function. Functions are compiled when they
-            are first asked for; until then their places are 0.
+        functions: for each place, a call that makes its function. Its place is 0 until ``fill``.
+
+    Attributes:
+        address: of the table.
     """
 
     def __init__(
@@ -35,13 +37,17 @@ class TypeTraits:
         self._words = np.zeros(1 + max(*numbers, *functions), np.int64)
         for place, number in numbers.items():
             self._words[place] = number
+        self.address = int(self._words.ctypes.data)
 
-    def address(self, *functions: int) -> int:
-        """The address of the table, after compiling these functions."""
-        for place in functions:
-            if place in self._functions and not self._words[place]:
-                self._words[place] = self._functions[place]().address
-        return int(self._words.ctypes.data)
+    def missing(self, place: int) -> Kernel | None:
+        """The function of a place that is still 0; None if it is filled, or has a number."""
+        if self._words[place] or place not in self._functions:
+            return None
+        return self._functions[place]()
+
+    def fill(self, place: int, function: Kernel) -> None:
+        """Put a function into its place; compiles it if that is not done."""
+        self._words[place] = function.address
 
 
 trait = word_reader(0, 1)  # in jitted code: what a place of a table has

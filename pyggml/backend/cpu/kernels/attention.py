@@ -546,7 +546,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
         bias_scale=node.op_params["bias_scale"],
-        traits=traits.address(*DIRECT, *packed),
+        traits=low.traits(traits, *DIRECT, *packed),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32

@@ -1,6 +1,6 @@
 """QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
 
-    traits = cache_traits(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
+    traits = low.traits(cache_traits(F16, F16, 32, 0, 0), *DIRECT)  # in a lowering
     find_cells(entries, first, end, cells)                  # in the kernel
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 

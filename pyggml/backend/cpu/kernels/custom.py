@@ -24,6 +24,10 @@ from ..lowering import Lowering, lowers
 class UserKernel(Kernel):
     """A user's jitted function or C callback as a kernel."""
 
+    def load(self) -> bool:
+        """It is not in our cache, and not counted: compiled at its first use."""
+        return True
+
     @compiled_once
     def compiled(self) -> Any:
         """Something that has the machine code's ``address``."""

@@ -223,7 +223,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         lists=lists[0].address if lists else 0,
         activations=act[0].address if act else 0,
         row_bytes=row_bytes,
-        traits=weight_traits(w, *functions, *more),
+        traits=weight_traits(low, w, *functions, *more),
         plain=plain,
         panel=panel,
     )

@@ -300,7 +300,7 @@ def _launch(
         activations=act[0].address if act else 0,
         add=0 if glu else len(add),
         quantize=0,
-        traits=weight_traits(w, *functions, *more, one_pass=one_pass),
+        traits=weight_traits(low, w, *functions, *more, one_pass=one_pass),
         plain=plain,
         panel=panel,
     )

@@ -1,6 +1,6 @@
 """Traits of a weight's format: a few numbers, and functions that kernels call by address.
 
-    traits = weight_traits(w, TILE_4, TILE_1)      # in a lowering: a value of the node
+    traits = weight_traits(low, w, TILE_4, TILE_1) # in a lowering: a value of the node
     blocks = k // trait(traits, COLUMNS)           # in a kernel
     tile(traits, TILE_4, weights, x, stride, out, blocks, ahead)
 
@@ -38,6 +38,7 @@ from ..layout import (
     block_bytes,
 )
 from ..layout import group_bytes as interleaved_bytes
+from ..lowering import Lowering
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.plain_rows import pack_rows, row_tiles
@@ -177,8 +178,8 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     return TypeTraits(numbers, functions)
 
 
-def weight_traits(w: Tensor, *functions: int, one_pass: bool = False) -> int:
-    """The address of the traits of a weight's format, with these functions compiled.
+def weight_traits(low: Lowering, w: Tensor, *functions: int, one_pass: bool = False) -> int:
+    """The address of the traits of a weight's format, for a program that needs these functions.
 
     The decoder that they need, if any, is compiled too.
 
@@ -188,7 +189,7 @@ def weight_traits(w: Tensor, *functions: int, one_pass: bool = False) -> int:
     """
     is_axpy = functions[0] == AXPY_UNPACK or functions[0] > AXPY_ROWS
     decoder = AXPY_DECODER if is_axpy else DECODER
-    return _traits(w.type, tuning(), one_pass).address(decoder, *functions)
+    return low.traits(_traits(w.type, tuning(), one_pass), decoder, *functions)
 
 
 def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:

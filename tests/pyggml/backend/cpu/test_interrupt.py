@@ -11,9 +11,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pyggml import ops
+from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.interrupt import Watcher
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
 
 ROOT = Path(__file__).parents[4]
 
@@ -113,6 +118,29 @@ def test_no_wakeup_loop_after_an_interrupted_exit() -> None:
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
+
+
+class Interrupted(set[int]):
+    """A set in which an interrupt follows the first change."""
+
+    def add(self, item: int) -> None:
+        is_first = not self.__dict__
+        self.changed = True
+        super().add(item)
+        if is_first:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_a_run_does_not_forbid_the_next_one() -> None:
+    backend, ctx, graph = CpuBackend(1), Context(), CGraph()
+    y = ops.scale(ctx, ctx.from_numpy(np.ones(8, np.float32)), 2.0)
+    graph.build_forward_expand(y)
+    program = backend.compile(graph)
+    program._inside = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        program.enqueue()
+    program.enqueue()
+    assert y.numpy().tolist() == [2.0] * 8
 
 
 def test_an_ignored_interrupt_stops_nothing() -> None:

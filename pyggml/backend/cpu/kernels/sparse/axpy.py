@@ -460,7 +460,7 @@ def launch_axpy(
         stripes=stripes,
         token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
-        traits=weight_traits(w, *functions),
+        traits=weight_traits(low, w, *functions),
         whole=whole,
         share=share,
     )

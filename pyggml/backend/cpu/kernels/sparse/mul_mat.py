@@ -324,7 +324,7 @@ def launch_rows(
         bucket=node.op_params["bucket"],
         out=out.data if isinstance(out, Tensor) else out.address,
         threshold=node.op_params["threshold"],
-        traits=weight_traits(w, *functions),
+        traits=weight_traits(low, w, *functions),
     )
     low.launch(
         mul_mat_sparse_kernel(form),
