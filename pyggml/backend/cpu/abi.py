@@ -48,10 +48,11 @@ TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, SRC7 = (TENSORS + TENSOR_WORDS * i for i in range(9))
 _MISSING = (0,) * TENSOR_WORDS
 
+CODE_BITS = 8  # of the error slot; the others are the address of the record
 BAD_INDEX, BAD_SCORE, BAD_VALUE = 1, 2, 3
 ERRORS = {  # set_error's codes
-    BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)",
-    BAD_SCORE: "a sparse score is not a number (MUL_MAT_SPARSE, AXPY)",
+    BAD_INDEX: "an index lies outside of its table",
+    BAD_SCORE: "a sparse score is not a number",
     BAD_VALUE: "a value to quantize is NaN or infinite",
 }
 
@@ -233,5 +234,5 @@ def first_row(rows, chunk, n_chunks):
 
 @inline
 def set_error(node, code):
-    """Report a code of ``ERRORS``: the compute stops and raises it."""
-    i64_ptr(load_i64(node))[0] = code
+    """Report a code of ``ERRORS``: the compute stops and raises it, with the node's name."""
+    i64_ptr(load_i64(node))[0] = (node << CODE_BITS) | code

@@ -51,6 +51,7 @@ class Launch:
     Attributes:
         reads, writes: byte ranges.
         nodes: the nodes it computes or helps to compute (several if fused).
+        first, whole: of a part of a launch with too many chunks, the first one and all of them.
         The others are the arguments of ``Lowering.launch``.
     """
 
@@ -67,6 +68,8 @@ class Launch:
     replicate: int = 0
     variant: str = ""
     nodes: tuple[Tensor, ...] = ()
+    first: int = 0
+    whole: int = 0
 
     @property
     def name(self) -> str:

@@ -17,8 +17,9 @@ import atexit
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +29,12 @@ from ...buffer import zeroed
 from ...errors import AllocError, ComputeError
 from ..interface import StopToken
 from . import loop
-from .abi import ERRORS
+from .abi import CODE_BITS, ERRORS
 from .interrupt import Watcher
 from .tuning import Tuning, tuning
 
 if TYPE_CHECKING:
+    from .lowering import Launch
     from .program import Part, Program
 
 
@@ -48,6 +50,7 @@ class Runnable(Protocol):
     seconds: float
     interruptible: bool
     parts: list[Part]
+    launch_at: Callable[[int], Launch | None]
 
 
 class Pool:
@@ -98,8 +101,8 @@ class Pool:
             start = time.perf_counter()
             # a program that is known to be short needs no watcher: Ctrl-C waits for its end
             watch = program.seconds > _LONG_S and program.interruptible
-            for first, _, header in program.parts:
-                self._run_part(first, header, program.n_threads, stop, watch)
+            for part in program.parts:
+                self._run_part(program, part, stop, watch)
             program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
@@ -107,12 +110,13 @@ class Pool:
         times = []
         with self._lock:
             self._prepare(program)
-            for python, phases, header in program.parts:
+            for part in program.parts:
+                python, phases, _ = part
                 stamps = np.zeros(len(phases) + 1, np.int64)
                 self._set(loop.PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_part(python, header, program.n_threads, StopToken(), True)
+                    self._run_part(program, part, StopToken(), True)
                 finally:
                     self._set(loop.PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
@@ -147,10 +151,9 @@ class Pool:
             self._set(loop.LOOK, values.look)
         self._set(loop.ERROR, 0)
 
-    def _run_part(
-        self, first: Any, header: int, n_threads: int, stop: StopToken, watch: bool
-    ) -> None:
-        """Run compiled phases (``header``), or a Python callable (``first``)."""
+    def _run_part(self, program: Runnable, part: Part, stop: StopToken, watch: bool) -> None:
+        """Run compiled phases or a Python callable."""
+        (first, _, header), n_threads = part, program.n_threads
         if first is not None:
             first()
             stop.check()
@@ -170,9 +173,9 @@ class Pool:
             finally:
                 self.open = 0
                 self._watched = None
-        if code := int(self._words[loop.ERROR // 64]):
+        if error := int(self._words[loop.ERROR // 64]):
             self._set(loop.ERROR, 0)  # a callable may have handled an error of its own
-            raise ComputeError(f"a kernel stopped the graph: {ERRORS.get(code, f'error {code}')}")
+            raise ComputeError(_message(program.launch_at(error >> CODE_BITS), error))
         stop.check()
 
     def close(self) -> None:
@@ -184,6 +187,15 @@ class Pool:
             if worker.thread.is_alive():
                 worker.thread.join(1.0)
         self._workers = []
+
+
+def _message(launch: Launch | None, error: int) -> str:
+    """What went wrong, and in which node: several, if they are fused; none outside of graphs."""
+    what = ERRORS[error & ((1 << CODE_BITS) - 1)]
+    if launch is None or not launch.nodes:
+        return what
+    where = ", ".join(f"'{node.name}' = {node.op.name}" for node in launch.nodes if node.op)
+    return f"{where}: {what}"
 
 
 class _Worker:

@@ -13,15 +13,14 @@ A program keeps its buffers and kernels alive.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ...buffer import zeroed
 from ...cgraph import CGraph
-from ...errors import UnsupportedOp
 from ...rounding import ceil_div
 from . import loop
 from .lowering import Launch, Lowering, Range
@@ -29,6 +28,7 @@ from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_record
 from .work import WorkMemory, WorkStore
 
 Longs = npt.NDArray[np.int64]
+_MAX_CHUNKS, _MAX_PHASES = loop.MAX_CHUNKS, loop.MAX_PHASES
 _GRANULES = 8192  # pieces, about, into which conflict tracking cuts each span of memory
 
 
@@ -140,16 +140,22 @@ class Program:
             phases[at].launches.append(launch)
             if launch in uses and uses[launch].launch not in phases[at].replicas:
                 phases[at].replicas.append(uses[launch].launch)
-        if len(phases) > loop.MAX_PHASES:
-            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {loop.MAX_PHASES}")
-        self.parts.append((None, phases, self._encode(phases, uses, error_slot)))
+        phases = [made for phase in phases for made in _small_enough(phase, uses)]
+        for i in range(0, len(phases), _MAX_PHASES):
+            some = phases[i : i + _MAX_PHASES]
+            self.parts.append((None, some, self._encode(some, uses, error_slot)))
+
+    def launch_at(self, record: int) -> Launch | None:
+        """The launch that has a record at an address."""
+        for records, launch in self._records:
+            if 0 <= record - records.ctypes.data < records.nbytes:
+                return launch
+        return None
 
     def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
-        if chunks.max() > loop.MAX_CHUNKS:
-            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {loop.MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
         made = {use.launch for use in uses.values()}
         uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
@@ -164,9 +170,13 @@ class Program:
             records = thread_records(launch, use, addresses, error_slot)
             stride = records.strides[0] if len(records) > 1 else 0
             replica = 0 if use is None else number[use.launch]
-            row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, replica
-            self._keep.append((launch.kernel, launch.node.buffer, records))
-        begins = shares(table[: sizes.sum(), loop.L_CHUNKS], first, self.n_threads)
+            n_chunks = launch.whole or launch.chunks
+            row[:] = launch.kernel.address, records.ctypes.data, n_chunks, stride, replica
+            self._keep.append((launch.kernel, launch.node.buffer))
+            self._records.append((records, launch))
+        shared = launches[: sizes.sum()]
+        begins = shares(np.array([launch.chunks for launch in shared]), first, self.n_threads)
+        begins += np.array([launch.first for launch in shared])[:, None]
         counts = np.add.reduceat(np.diff(begins, axis=1), first)
         phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
         header = np.zeros(loop.HEADER_WORDS, np.int64)
@@ -184,6 +194,36 @@ class Program:
 
 
 def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
+def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phase]:
+    """A phase as one or several, none of more chunks than the loop can count.
+
+    Args:
+        uses: gets the replicas of launches that are cut.
+    """
+    if phase.chunks <= _MAX_CHUNKS:
+        yield phase
+        return
+    made, left = Phase([]), _MAX_CHUNKS
+    for launch in phase.launches:
+        begin = 0
+        while begin < launch.chunks:
+            n = min(left, launch.chunks - begin)
+            piece = launch
+            if n < launch.chunks:
+                piece = replace(launch, chunks=n, first=begin, whole=launch.chunks)
+            made.launches.append(piece)
+            if launch in uses:
+                uses[piece] = uses[launch]
+                if uses[launch].launch not in made.replicas:
+                    made.replicas.append(uses[launch].launch)
+            begin, left = begin + n, left - n
+            if left == 0:
+                yield made
+                made, left = Phase([]), _MAX_CHUNKS
+    if made.launches:
+        yield made
+
+
     """Launches with their phases, in the order of the table: replicas after all others."""
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
     replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]

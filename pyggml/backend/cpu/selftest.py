@@ -6,7 +6,8 @@
 When these sources run on a host for the first time, two child processes compare small computations
 with NumPy: the first a case of each kernel family, the second a layer of a model for one token. If
 one of them dies or gives a wrong result, the next simpler instruction set is tried, with one line
-on stderr. Children report what they compile (``compile_progress``), which stays in the cache. After
+on stderr. A frozen or embedded Python starts no children: it takes the best set, and records
+nothing. Children report what they compile (``compile_progress``), which stays in the cache. After
 both have passed, the first child measures the CPU (``measure``) on the idle machine, which takes a
 fraction of a second.
 """
@@ -63,7 +64,8 @@ def ensure_isa() -> None:
             jit.isa()
         tuning.forget()  # values read before the instruction set was chosen
         keeps = jit.code_cache(jit.isa()).writable
-        if measured and keeps and env.SELF_TEST.enabled() and tuning.load() is None:
+        wanted = measured and keeps and env.SELF_TEST.enabled() and _can_start()
+        if wanted and tuning.load() is None:
             measure_again()
         _done = True
 
@@ -77,8 +79,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def _can_start() -> bool:
+    """Whether ``sys.executable`` is a Python: in a frozen or embedded one it is the program."""
+    name = os.path.basename(sys.executable or "").lower()
+    return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
+
+
 def measure_again() -> tuning.Record:
-    """Measure this CPU in a child process and keep the result, for this process too."""
+    """Measure this CPU in a child process and keep the result, for this process too.
+
+    Where no child can be started, nothing is measured and nothing kept.
+    """
+    if not _can_start():
+        return tuning.Record(tuning.cpu_key(), problem="there is no Python to start")
     try:
         with contextlib.closing(_Child(jit.isa(), "measure_when_told")) as child:
             record = _record(*child.result())
@@ -92,7 +105,7 @@ def _first_working() -> str:
     for name in jit.host_isas():
         cache = jit.code_cache(name)
         passed = f"{_PASSED}-{jit.tree_digest(name, *_TESTED)}"
-        if cache.read(passed) is not None:
+        if cache.read(passed) is not None or not _can_start():
             return name
         problem, measured = _try(name)
         if not problem:
@@ -111,8 +124,6 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
     Returns:
         (what is wrong, empty if nothing; what was measured).
     """
-    if not sys.executable or getattr(sys, "frozen", False):  # embedded: no interpreter to start
-        return "", None
     with contextlib.ExitStack() as stack:
 
         def start(*parts: str) -> _Child:

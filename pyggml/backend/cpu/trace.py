@@ -41,6 +41,7 @@ class _TracedProgram:
         self.seconds, self.interruptible = float("inf"), True
         self.launches: list[TracedLaunch] = []
         self._keep: list[object] = [program]
+        self.launch_at = program.launch_at
         self.parts: list[Part] = []
         order = _launches(program)
         n_chunks = sum(launch.chunks for part, _ in order for launch, _ in part)
@@ -83,6 +84,7 @@ class _TracedProgram:
         records[:, :, 0] = table[:, loop.L_KERNEL, None]
         records[:, :, 1] = table[:, loop.L_NODE, None] + table[:, loop.L_STRIDE, None] * threads
         starts = first + np.cumsum([0, *(launch.chunks for launch in launches)])[:-1]
+        starts -= np.array([launch.first for launch in launches])  # of a launch that was cut
         own = np.where(np.arange(n)[:, None] < shared, 0, threads)
         records[:, :, 2] = self.stamps.ctypes.data + 8 * loop.STAMP_WORDS * (starts[:, None] + own)
         table[:, loop.L_KERNEL] = loop.traced_chunk.address

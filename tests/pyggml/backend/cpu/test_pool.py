@@ -129,10 +129,14 @@ def test_a_parked_worker_wakes_up() -> None:
 def test_a_run_after_an_error_succeeds() -> None:
     ctx = Context()
     table = ctx.from_numpy(X)
-    bad = ops.get_rows(ctx, table, ctx.from_numpy(np.array([1, 300], np.int32)))
-    after = chain(ctx, 2)
-    with pytest.raises(ComputeError, match="index lies outside"):
-        get_pool().run(lower(bad, 4))
+    bad = ops.get_rows(ctx, table, ctx.from_numpy(np.array([1, 300], np.int32))).set_name("bad")
+    graph = CGraph()
+    for node in (chain(ctx, 2), bad, chain(ctx, 3)):
+        graph.build_forward_expand(node)
+    after, program = chain(ctx, 2), CpuBackend(4).compile(graph)
+    for run in (program.enqueue, program.trace):
+        with pytest.raises(ComputeError, match="'bad' = GET_ROWS: an index lies outside"):
+            run()
     get_pool().run(lower(after, 4))
     np.testing.assert_array_equal(after.numpy(), X)
 

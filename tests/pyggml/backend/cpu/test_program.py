@@ -28,6 +28,7 @@ from pyggml.backend.cpu.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
 from pyggml.backend.cpu.lowering import Lowering
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.trace import trace
 from pyggml.backend.cpu.tuning import Tuning, using
 from pyggml.backend.cpu.work import WorkMemory, WorkRange, WorkStore
 from pyggml.buffer import HOST, zeroed
@@ -318,3 +319,32 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
         patch.setitem(lowering.LOWER, "UNARY", lower_silu)
         Lowering(graph, 2, WorkMemory(WorkStore())).run()
     assert kept
+
+
+@pytest.mark.parametrize(("max_chunks", "max_phases"), [(1, 1000), (5, 1000), (1 << 20, 1), (7, 3)])
+def test_any_number_of_chunks_and_phases(
+    max_chunks: int, max_phases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large phases and launches are cut, and long programs are several parts."""
+    graph, x, y = layer(5)
+    data = RNG.standard_normal(x.nelements).astype(np.float32)
+
+    def result(**limits: int) -> tuple[Program, bytes]:
+        for name, limit in limits.items():
+            monkeypatch.setattr(f"pyggml.backend.cpu.program.{name}", limit)
+        made = lower(graph, 3)
+        x.numpy().reshape(-1)[:] = data
+        get_pool().run(made)
+        return made, y.numpy().tobytes()
+
+    whole, want = result()
+    cut, got = result(_MAX_CHUNKS=max_chunks, _MAX_PHASES=max_phases)
+    assert got == want and max(phase.chunks for phase in cut.phases) <= max_chunks
+    assert max(len(phases) for _, phases, _ in cut.parts) <= max_phases
+    assert len(cut.phases) + len(cut.parts) > len(whole.phases) + len(whole.parts)
+    (traced,) = trace(cut)
+    replicas = {launch for phase in cut.phases for launch in phase.replicas}
+    for one in traced.launches:  # each chunk has its own time
+        ran = traced.thread[one.first : one.first + one.launch.chunks] >= 0
+        assert one.launch in replicas or ran.all()
+    assert y.numpy().tobytes() == want
