@@ -13,8 +13,8 @@ from ...jit import compiled, inline, kernel
 from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
-# Control block: byte offsets of its words, each on a 64-byte line of its own. STOP is the address of
-# a word that is not 0 once the run is to stop.
+# Control block: byte offsets of its words, each on a 64-byte line of its own. STOP is the address
+# of a word that is not 0 once the run is to stop.
 STATE, TODO, STOP, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATCH = (
     64 * i for i in range(11)
 )

@@ -102,8 +102,9 @@ class Program:
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
         self.seconds = float("inf")  # of the last run
-        self.launches = lowering.launches
         self.interruptible = True
+        self.launches = lowering.launches
+        self._records: list[tuple[Longs, Launch]] = []
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None
@@ -193,7 +194,6 @@ class Program:
         return int(header.ctypes.data)
 
 
-def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
 def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phase]:
     """A phase as one or several, none of more chunks than the loop can count.
 
@@ -224,6 +224,7 @@ def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phas
         yield made
 
 
+def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
     """Launches with their phases, in the order of the table: replicas after all others."""
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
     replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]

@@ -48,7 +48,7 @@ class ReferenceProgram:
         self._nodes = nodes
 
     def enqueue(self, stop: StopToken | None = None) -> None:
-        """Compute all nodes; ``stop`` stops it between two. Raises: Aborted; as ``compute_node``."""
+        """Compute all nodes, until ``stop``. Raises: Aborted, and as ``compute_node``."""
         for node in self._nodes:
             compute_node(node)
             if stop is not None:
