@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 
 from pyllama.errors import SamplingError
 
@@ -45,7 +46,7 @@ class StopStrings:
         self.rest = ""
         self._held = ""  # longest suffix of the text that is a prefix of a stop string
         self._node = 0
-        self._build(patterns)
+        self._automaton = _Automaton.of(tuple(patterns))
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take the next piece of text.
@@ -55,8 +56,8 @@ class StopStrings:
         """
         if self.matched is not None:
             return "", True
-        next_, fail, depth, found = self._next, self._fail, self._depth, self._found
-        node = self._node
+        automaton, node = self._automaton, self._node
+        next_, fail, depth, found = automaton.next, automaton.fail, automaton.depth, automaton.found
         pending = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             while node and char not in next_[node]:
@@ -82,31 +83,50 @@ class StopStrings:
         held, self._held, self._node = self._held, "", 0
         return held
 
-    def _build(self, patterns: list[str]) -> None:
-        """Build the trie of patterns: edges, failure link, depth and match of each node."""
-        self._next: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        self._depth = [0]
-        self._found: list[str | None] = [None]
+
+class _Automaton:
+    """The trie of some patterns; the texts of a request share it.
+
+    Attributes:
+        next, fail, depth, found: edges, failure link, depth and match of each node.
+    """
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.next: list[dict[str, int]] = [{}]
+        self.fail = [0]
+        self.depth = [0]
+        self.found: list[str | None] = [None]
         for pattern in patterns:
-            node = 0
-            for depth, char in enumerate(pattern, start=1):
-                if char not in self._next[node]:
-                    self._next[node][char] = len(self._next)
-                    self._next.append({})
-                    self._fail.append(0)
-                    self._depth.append(depth)
-                    self._found.append(None)
-                node = self._next[node][char]
-            self._found[node] = pattern
-        todo = deque(self._next[0].values())
+            self._add(pattern)
+        todo = deque(self.next[0].values())
         while todo:
             node = todo.popleft()
-            for char, child in self._next[node].items():
-                suffix = self._fail[node]
-                while suffix and char not in self._next[suffix]:
-                    suffix = self._fail[suffix]
-                self._fail[child] = self._next[suffix].get(char, 0)
-                if self._found[child] is None:
-                    self._found[child] = self._found[self._fail[child]]
+            for char, child in self.next[node].items():
+                suffix = self.fail[node]
+                while suffix and char not in self.next[suffix]:
+                    suffix = self.fail[suffix]
+                self.fail[child] = self.next[suffix].get(char, 0)
+                if self.found[child] is None:
+                    self.found[child] = self.found[self.fail[child]]
                 todo.append(child)
+
+    @classmethod
+    @lru_cache(maxsize=4)
+    def of(cls, patterns: tuple[str, ...]) -> _Automaton:
+        """The automaton of some patterns, made at the first call."""
+        return cls(patterns)
+
+    def __deepcopy__(self, memo: object) -> _Automaton:
+        return self
+
+    def _add(self, pattern: str) -> None:
+        node = 0
+        for depth, char in enumerate(pattern, start=1):
+            if char not in self.next[node]:
+                self.next[node][char] = len(self.next)
+                self.next.append({})
+                self.fail.append(0)
+                self.depth.append(depth)
+                self.found.append(None)
+            node = self.next[node][char]
+        self.found[node] = pattern

@@ -260,9 +260,10 @@ class _Parser:
         self.at += 1
         self.skip_space(newlines=True)
         inner = self.choice()
-        opened = place(self.text, self.opened[-1])
-        self.expect(")", f"to close the group opened at {opened}")
-        self.opened.pop()
+        opened = self.opened.pop()
+        if self.char != ")":  # the place is found at an error only: the text may be long
+            self.expect(")", f"to close the group opened at {place(self.text, opened)}")
+        self.at += 1
         return inner
 
     def repeat(self, item: Expression) -> Expression:

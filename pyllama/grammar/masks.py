@@ -1,6 +1,6 @@
 """Which tokens of a vocabulary a grammar allows in each of its states.
 
-    masks = Masks.of(automaton, vocabulary)
+    masks = Masks.of(text, "root", automaton, tokenizer)
     state = masks.start
     state = masks.step(state, token)        # None if the token is not allowed
     masks.allowed(state)                    # uint32[n_words], a bit per token; cached
@@ -30,6 +30,7 @@ from .vocabulary import Vocabulary
 Bits = NDArray[np.uint32]
 MAX_MASK_BYTES = 32 << 20
 _KEPT = 16  # grammars whose states are kept for a vocabulary
+_lock_of_kept = threading.Lock()
 
 
 class State(NamedTuple):
@@ -77,13 +78,16 @@ class Masks:
     def of(cls, text: str, root: str, automaton: Automaton, tokenizer: Tokenizer) -> Masks:
         """The masks of a grammar; the last few grammars of a vocabulary are kept."""
         kept = Vocabulary.of(tokenizer).kept
-        found: Masks | None = kept.get((text, root))
-        if found is None:
-            found = kept[text, root] = cls(automaton, tokenizer)
+        with _lock_of_kept:
+            found: Masks | None = kept.get((text, root))
+            if found is not None:
+                kept.move_to_end((text, root))
+                return found
+        made = cls(automaton, tokenizer)
+        with _lock_of_kept:
+            found = kept.setdefault((text, root), made)
             while len(kept) > _KEPT:
                 kept.popitem(last=False)
-        else:
-            kept.move_to_end((text, root))
         return found
 
     @property
