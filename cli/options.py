@@ -45,6 +45,21 @@ _EXPERTS = r"\.ffn_(up|down|gate)_exps"  # names of weights of experts
 _DENSE = r"\.ffn_(up|down|down_t|gate)\."
 
 
+def keys_of(flag: str, text: str) -> tuple[str, ...]:
+    """Return the keys of a flag, which are separated by commas.
+
+    Raises:
+        click.UsageError: one is empty, which would let everybody in.
+    """
+    keys = tuple(key.strip() for key in text.split(","))
+    if not all(keys):
+        raise click.UsageError(
+            f"{flag}: got {text!r}, which has an empty key; leave the flag out for a server "
+            "without keys"
+        )
+    return keys
+
+
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A finite number in a range: an integer, or a float with ``kind=float``."""
 

@@ -37,6 +37,7 @@ ROUTERS = frozenset(
      "ui_mcp_proxy")
 )  # fmt: skip
 """Options that the router sets for its children, or has for itself."""
+_SECRETS = frozenset(("hub_token",))
 OF_ONE_MODEL = frozenset(("alias", "hub_file", "hub_repo", "model"))
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 
@@ -73,6 +74,24 @@ def arguments(values: Values) -> tuple[str, ...]:
     """The command line of some values, without the router's."""
     kept = (words for name, words in values.items() if name not in ROUTERS)
     return tuple(word for words in kept for word in words)
+
+
+def shown_values(values: Values, command: click.Command) -> Values:
+    """The values as clients may see them: files by their names, and no secrets."""
+    options = {option.name: option for option in command.params}
+    found = dict(values)
+    for name, (flag, *words) in values.items():
+        if name in _SECRETS:
+            found[name] = (flag, *("***" for _ in words))
+        else:
+            is_file = name in options and isinstance(options[name].type, click.Path)
+            found[name] = (flag, *(_without_folder(word, is_file) for word in words))
+    return found
+
+
+def _without_folder(word: str, is_file: bool) -> str:
+    path = Path(word)
+    return path.name if is_file or path.is_absolute() else word
 
 
 def section_text(name: str, values: Values) -> str:

@@ -29,6 +29,7 @@ from .presets import (
     read_presets,
     reserved_variables,
     section_text,
+    shown_values,
 )
 
 if TYPE_CHECKING:
@@ -80,11 +81,13 @@ class RouterOptions(Group):
             values = {**common.values, **file, **preset.values, **given}
             own = {**common.own, **preset.own}
             source = "preset" if name in presets else "models_dir"
-            found.append(self._entry(name, values, own, source))
+            found.append(self._entry(name, values, own, source, ctx.command))
         self._check_startup(found)
         return found
 
-    def _entry(self, name: str, values: Values, own: dict[str, str], source: str) -> Entry:
+    def _entry(
+        self, name: str, values: Values, own: dict[str, str], source: str, command: click.Command
+    ) -> Entry:
         from pyllama.errors import ModelError
         from pyllama.server.router.catalog import STOP_S, Entry
 
@@ -99,18 +102,18 @@ class RouterOptions(Group):
             on_startup = is_on("load-on-startup", own.get("load-on-startup", "0"))
         except click.UsageError as error:
             raise ModelError(f"{where}: {error.message}") from None
-        hidden: Values = {"hub_token": ("--hf-token", "***")} if "hub_token" in values else {}
+        shown = shown_values(values, command)
         return Entry(
             name=name,
             args=arguments(values),
+            shown_args=arguments(shown),
             aliases=_words(values, "alias"),
             tags=_words(values, "tags"),
             source=source,
-            preset=section_text(name, {**values, **hidden}),
+            preset=section_text(name, shown),
             file=Path(values["model"][-1]) if "model" in values else None,
             stop_s=stop_s,
             on_startup=on_startup,
-            secrets=frozenset(values.get("hub_token", ())[1:]),
         )
 
     def _check_startup(self, entries: list[Entry]) -> None:

@@ -25,6 +25,7 @@ from ..options import (
     Group,
     Number,
     context_options,
+    keys_of,
     model_options,
 )
 from ..output import note, write
@@ -82,7 +83,7 @@ class ApiOptions(Group):
         return ServerOptions(
             sampling=SamplingOptions.from_click(options).params(),
             n_predict=self.predict,
-            api_keys=tuple(key for text in self.api_key for key in text.split(",") if key),
+            api_keys=tuple(key for text in self.api_key for key in keys_of("--api-key", text)),
             allowed_hosts=names,
         )
 

@@ -34,6 +34,7 @@ from ..options import (
     ModelOptions,
     Number,
     context_options,
+    keys_of,
     model_options,
 )
 from ..output import note
@@ -121,15 +122,22 @@ class NetworkOptions(Group):
         return () if all(host in local or host.endswith(".sock") for host in self.hosts) else None
 
     def keys(self) -> tuple[str, ...]:
-        """Return the API keys of the flags and the file."""
-        keys = [key.strip() for given in self.api_key for key in given.split(",")]
+        """Return the API keys of the flags and the file.
+
+        Raises:
+            click.UsageError: a key is empty, which would let everybody in, or the file has none.
+        """
+        keys = [key for given in self.api_key for key in keys_of("--api-key", given)]
         if self.api_key_file is not None:
-            keys += [line.strip() for line in read_text(self.api_key_file).splitlines()]
-        return tuple(key for key in keys if key)
+            lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
+            if not any(lines):
+                raise click.UsageError(f"--api-key-file: {self.api_key_file} has no key in it")
+            keys += filter(None, lines)
+        return tuple(keys)
 
     def origins(self) -> str:
-        """Return the allowed origins; with tools only pages of this machine by default."""
-        return self.cors_origins or ("localhost" if self.tools else "*")
+        """Return the allowed origins of other pages; with tools those of this machine."""
+        return self.cors_origins or ("localhost" if self.tools else "")
 
 
 def _switch(flags: str, name: str, default: bool | None, help: str) -> Callable[[F], F]:
@@ -176,18 +184,19 @@ network_options = stack(
     _text("--allowed-hosts", None, "Names that the Host header may have besides addresses; '*' for "
           "any.  [default: none if the server listens on this machine alone, else any]",
           metavar="NAME,..."),
-    _text("--cors-origins", None, "Origins of pages that may use the server: '*', localhost, or "
-          "one origin.  [default: '*']"),
+    _text("--cors-origins", None, "Origins of other pages that may use the server, separated by "
+          "commas: https://a.example, localhost for any port of this machine, '*' for all.  "
+          "[default: none; localhost with --tools]"),
     click.option("--cors-methods", default="GET, POST, DELETE, OPTIONS", show_default=True,
                  help="Methods that such pages may use."),
     click.option("--cors-headers", default="*", show_default=True,
                  help="Headers that such pages may send."),
     _switch("--cors-credentials/--no-cors-credentials", "cors_credentials", True,
-            "Whether such pages may send credentials."),
+            "Whether browsers send credentials with it; never for '*'."),
     click.option("--ui-mcp-proxy/--no-ui-mcp-proxy", "--webui-mcp-proxy/--no-webui-mcp-proxy",
                  "ui_mcp_proxy", default=False, help="Forward requests of the page to other "
                  "servers. Only for trusted users: it can reach what this machine can."),
-    _text("--tools", None, "llama.cpp's built-in tools are not run; the flag only restricts "
+    _text("--tools", None, "llama.cpp's built-in tools are not run; the flag only sets "
           "--cors-origins to localhost."),
     click.option("--ui/--no-ui", "--webui/--no-webui", "ui", default=True, show_default="on",
                  help="Serve the web page at /."),

@@ -135,7 +135,9 @@ class ClusterOptions:
         if "allowed_hosts" in values:
             text = values.pop("allowed_hosts")
             names = None if text == "*" else tuple(filter(None, text.split(",")))
-        keys = tuple(filter(None, values.pop("api_key", "").split(",")))
+        keys = tuple(values.pop("api_key").split(",")) if "api_key" in values else ()
+        if not all(keys):
+            raise ClusterError("api_key has an empty key; leave it out for a server without keys")
         server = ServerOptions(allowed_hosts=names, api_keys=keys)
         replica = ReplicaOptions({str(k): str(v) for k, v in models.items()}, server, context)
         fields = {ARGUMENTS[name][1]: value for name, value in values.items()}

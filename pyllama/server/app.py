@@ -185,15 +185,21 @@ def page_endpoints(options: ServerOptions) -> dict[str, Endpoint]:
         return {}
     if options.path is None:
         return {f"/{address}": _own_file_endpoint(address) for address in page_addresses()}
-    return {path: _file_endpoint(file) for path, file in folder_files(options.path).items()}
+    folder = options.path.resolve()
+    return {path: _file_endpoint(file, folder) for path, file in folder_files(folder).items()}
 
 
 def folder_files(folder: Path) -> dict[str, Path]:
-    """The files of a folder by their path in a URL; ``index.html`` also as ``/``."""
+    """The files of a folder by their path in a URL; ``index.html`` also as ``/``.
+
+    Links that lead out of the folder are left out.
+    """
     found = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
-        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        if file.is_file() and _is_inside(file, folder):
             found["/" + inside.as_posix()] = file
     if "/index.html" in found:
         found["/"] = found["/index.html"]
@@ -260,11 +266,23 @@ def _own_file_endpoint(address: str) -> Endpoint:
     return endpoint
 
 
-def _file_endpoint(file: Path) -> Endpoint:
+def _is_inside(file: Path, folder: Path) -> bool:
+    """Whether a file is in a folder, which is resolved, when all links are followed."""
+    real = file.resolve()
+    inside = real.relative_to(folder) if real.is_relative_to(folder) else None
+    return inside is not None and not any(part.startswith(".") for part in inside.parts)
+
+
+def _file_endpoint(file: Path, folder: Path) -> Endpoint:
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
 
+    def read() -> bytes:
+        if not _is_inside(file, folder):  # it has become a link since the start
+            raise HTTPException(404)
+        return file.read_bytes()
+
     async def endpoint(request: Request) -> Response:
-        data = await asyncio.to_thread(file.read_bytes)
+        data = await asyncio.to_thread(read)
         return Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
 
     return endpoint

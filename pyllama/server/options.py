@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import PyllamaError
 from ..grammar import Grammar
 from ..sampling import SamplingParams
 
@@ -30,7 +31,7 @@ class ServerOptions:
         cache_prompt: whether requests reuse prompts in the cache.
         aliases: names of the model; the alphabetically first is its id. Empty for its file name.
         tags: reported for the model, no more.
-        model_path: reported by ``/props``.
+        model_path: file of the model, of which ``/props`` tells the name.
         chat_template: name or source of the chat template; None for the model's own.
         template_values: variables of the template.
         reasoning_format: see `pyllama.chat.reasoning`.
@@ -40,11 +41,15 @@ class ServerOptions:
             continued.
         endpoint_slots, endpoint_props, endpoint_metrics: whether these may be asked.
         slot_save_path: folder of slot files; None for none.
-        api_keys: one of which a request must have; none for no check.
+        api_keys: one of which a request must have; none for no check. None may be empty.
         open_health: whether ``/health`` needs no key.
         api_prefix: path before all routes.
-        ui: whether the page is served; from ``path`` if given.
-        cors_origins, cors_methods, cors_headers, cors_credentials: headers for browsers.
+        ui: whether the page is served; from the folder ``path`` if given.
+        cors_origins: origins of other pages that may use the server, separated by commas:
+            ``https://a.example``, ``localhost`` for any port of this machine, ``*`` for all; empty
+            for the server's own page alone.
+        cors_methods, cors_headers: what such pages may send.
+        cors_credentials: whether browsers send credentials with it; never to ``*``.
         cors_proxy: whether ``/cors-proxy`` forwards requests of the page.
         allowed_hosts: names that ``Host`` may have beside addresses and localhost; None for any.
         max_body_bytes: of a request.
@@ -83,7 +88,7 @@ class ServerOptions:
     api_prefix: str = ""
     ui: bool = True
     path: Path | None = None
-    cors_origins: str = "*"
+    cors_origins: str = ""
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
@@ -98,3 +103,7 @@ class ServerOptions:
     spm_infill: bool = False
     drafters: tuple[str, ...] = ()
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(self.api_keys):
+            raise PyllamaError("api_keys has an empty key, which every request would have")

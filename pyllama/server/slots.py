@@ -18,6 +18,7 @@ from ..engine.sequence import UNKNOWN, Sequence
 from ..errors import StateError
 from .errors import ApiError
 from .fields import Fields
+from .paths import without_folders
 from .runner import Slot
 from .served import Served
 from .sse import JsonResponse, read_json
@@ -150,7 +151,8 @@ def _restore(engine: Engine, sequence: Sequence, path: Path) -> int:
             raise ApiError.invalid(f"Unable to restore slot: there is no file {path.name}")
         tokens = load_state(engine.context, path, seq=id)
     except StateError as error:
-        raise ApiError.invalid(f"Unable to restore slot: {error}") from None
+        message = without_folders(str(error), path.parent)
+        raise ApiError.invalid(f"Unable to restore slot: {message}") from None
     except OSError as error:
         raise ApiError.invalid(f"Unable to restore slot: {error.strerror}") from None
     if len(tokens) != engine.context.kv.seq_pos_max(id) + 1:

@@ -1,6 +1,6 @@
 """One text that is generated: its counts, timings and probabilities, from the engine's events.
 
-    text = Text(options, tokenizer, index=0)
+    text = Text(options, tokenizer, 0, prompt)
     pieces = text.take(event, now)                 # what the event adds
     text.timings(); text.stop_type
 
@@ -110,7 +110,7 @@ class Text:
         options: of its request.
         tokenizer: of the model.
         index: its number in the response.
-        n_prompt: tokens of its prompt.
+        prompt: its tokens.
         recorder: keeps probabilities after sampling, if the request wants them.
 
     Attributes:

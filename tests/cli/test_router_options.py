@@ -38,7 +38,8 @@ def test_a_folder(folder: Path) -> None:
     a = found["a"]
     assert a.args == ("--model", str(folder / "a.gguf"), "-c", "512")
     assert (a.source, a.file, a.stop_s) == ("models_dir", folder / "a.gguf", 10)
-    assert a.preset == f"[a]\nmodel = {folder / 'a.gguf'}\nc = 512\n"
+    assert a.shown_args == ("--model", "a.gguf", "-c", "512")
+    assert a.preset == "[a]\nmodel = a.gguf\nc = 512\n"
 
 
 def test_what_comes_before_what(folder: Path, tmp_path: Path) -> None:
@@ -56,6 +57,18 @@ def test_what_comes_before_what(folder: Path, tmp_path: Path) -> None:
     assert b.args[:4] == ("-c", "1", "-np", "1") and b.source == "models_dir"
     assert (c.file, c.stop_s) == (None, 0) and "hunter2" in c.args
     assert "hunter2" not in c.preset + " ".join(c.shown_args)
+
+
+def test_clients_see_no_folders(folder: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "p.ini"
+    preset.write_text(
+        f"[c]\nhf-repo = user/model\nchat-template-file = {tmp_path}/t.jinja\n"
+        "slot-save-path = saved/slots\n"
+    )
+    for entry in entries("--models-dir", str(folder), "--models-preset", str(preset)).values():
+        shown = entry.preset + " ".join(entry.shown_args)
+        assert str(tmp_path) not in shown and "saved/" not in shown
+        assert entry.name != "c" or ("user/model" in shown and "t.jinja" in shown)
 
 
 @pytest.mark.parametrize(

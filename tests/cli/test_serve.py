@@ -100,8 +100,22 @@ def test_keys_and_origins(tmp_path: Path) -> None:
     file.write_text("c\n\n d \n")
     options = parsed(serve.NetworkOptions, "--api-key", "a,b", "--api-key-file", os.fspath(file))
     assert options.keys() == ("a", "b", "c", "d")
-    assert options.origins() == "*"
+    assert options.origins() == ""
     assert parsed(serve.NetworkOptions, "--tools", "all").origins() == "localhost"
+
+
+@pytest.mark.parametrize("given", ["", ",", "a,", " , b"])
+def test_empty_keys_are_an_error(given: str) -> None:
+    with pytest.raises(click.UsageError, match=r"--api-key: got .* an empty key"):
+        parsed(serve.NetworkOptions, "--api-key", given).keys()
+
+
+def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    for text in ("", "\n \n"):
+        file.write_text(text)
+        with pytest.raises(click.UsageError, match="has no key in it"):
+            parsed(serve.NetworkOptions, "--api-key-file", os.fspath(file)).keys()
 
 
 def test_slots_share_cells_unless_their_number_is_given() -> None:

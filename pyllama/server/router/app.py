@@ -29,6 +29,7 @@ from ..errors import ApiError
 from ..info import no_model
 from ..kept_streams import conversation_of
 from ..options import ServerOptions
+from ..paths import without_folders
 from ..proxy import forward_for_page
 from ..resumable import asked_ids, conversation_asked
 from ..served import FINGERPRINT
@@ -194,7 +195,8 @@ class _Router:
                     entries = await asyncio.to_thread(lambda: list(self._find_entries()))
                     await self._pool.reload(entries)
                 except (ModelError, OSError) as error:
-                    raise ApiError(500, f"the list of models is as it was: {error}") from None
+                    message = f"the list of models is as it was: {without_folders(str(error))}"
+                    raise ApiError(500, message) from None
         data = [_described(instance) for instance in self._pool.instances]
         return JsonResponse({"data": data, "object": "list"})
 

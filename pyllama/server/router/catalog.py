@@ -39,11 +39,11 @@ class Entry:
         aliases: further names.
         tags: reported for the model, no more.
         source: where it was found: ``models_dir`` or ``preset``.
-        preset: its options as a section of an INI file.
+        preset: ``shown_args`` as a section of an INI file.
         file: the model's file; None if it is on the hub.
         stop_s: seconds that running requests get when it is unloaded.
         on_startup: whether it is loaded at the start.
-        secrets: those of its flags' values that clients must not see.
+        shown_args: ``args`` for clients: without secrets and folders.
     """
 
     name: str
@@ -55,12 +55,7 @@ class Entry:
     file: Path | None = None
     stop_s: float = STOP_S
     on_startup: bool = False
-    secrets: frozenset[str] = frozenset()
-
-    @property
-    def shown_args(self) -> list[str]:
-        """The flags without secrets."""
-        return ["***" if arg in self.secrets else arg for arg in self.args]
+    shown_args: tuple[str, ...] = ()
 
 
 def checked(entries: Iterable[Entry]) -> dict[str, Entry]:

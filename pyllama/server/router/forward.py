@@ -41,7 +41,8 @@ _HOP = frozenset(
 )  # fmt: skip
 _OURS = _HOP | {
     b"accept-encoding", b"authorization", b"content-length", b"cookie", b"expect", b"host",
-    b"origin", b"proxy-authorization", b"x-api-key", b"x-request-id",
+    b"origin", b"proxy-authorization", b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site",
+    b"sec-fetch-user", b"x-api-key", b"x-request-id",
 }  # fmt: skip
 _THEIRS = _HOP | {b"server", b"date"}
 _IN_QUERIES = "%!$&'()*+,-./:;=?@[]_~"

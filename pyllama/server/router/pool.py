@@ -23,6 +23,7 @@ from typing import Any
 from pyggml.visible import visible
 
 from ..errors import ApiError
+from ..paths import without_folders
 from .catalog import Entry, checked
 from .process import Child, Report
 
@@ -351,6 +352,8 @@ class Pool:
         if instance.status == LOADING:
             instance.n_failed += 1
             why = "it was unloaded" if instance.is_stopping else last_line.removeprefix("error: ")
+            file = instance.entry.file
+            why = without_folders(why, *(() if file is None else (file.parent,)))
             instance.reason = "failed to load" + (f": {why}" if why else "")
         elif not instance.is_stopping and not self._is_closing:
             _log.error("%s ended with exit code %d", visible(instance.name), code)

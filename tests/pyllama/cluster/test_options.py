@@ -46,6 +46,8 @@ def test_several_models_and_scaling() -> None:
         ({"model": "x", "replicas": "two"}, "replicas is 'two', not a int"),
         ({"model": "x", "replicas": 0}, "at least 1"),
         ({"model": "x", "replicas": 3, "max_replicas": 2}, "less than the 3"),
+        ({"model": "x", "api_key": ""}, "empty key"),
+        ({"model": "x", "api_key": "a,"}, "empty key"),
         ({"model": "x", "route": "random"}, "choose one of prefix, load"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_broken_model_is_listed_and_fails(route: StartRouter) -> None:
 def test_the_list(route: StartRouter) -> None:
     secret = Entry(
         "a", ("--hf-token", "hunter2"), ("z", "y"), ("t",), preset="[a]\n",
-        secrets=frozenset(["hunter2"]),
+        shown_args=("--hf-token", "***"),
     )  # fmt: skip
     client = route([secret, *entries("b")])
     for path in ("/models", "/v1/models"):

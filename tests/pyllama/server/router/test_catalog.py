@@ -64,8 +64,3 @@ def test_names_are_used_once() -> None:
                   [Entry("a", aliases=("x",)), Entry("b", aliases=("x",))]):  # fmt: skip
         with pytest.raises(ModelError, match="belongs to two models: a, "):
             checked(wrong)
-
-
-def test_secrets_are_not_shown() -> None:
-    entry = Entry("a", ("-m", "x", "--hf-token", "s"), secrets=frozenset("s"))
-    assert entry.shown_args == ["-m", "x", "--hf-token", "***"]

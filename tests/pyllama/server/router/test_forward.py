@@ -20,11 +20,12 @@ from .conftest import Fleet, StartRouter, ask, entries, router, until
 
 
 def test_a_request_reaches_its_model(route: StartRouter) -> None:
-    client = route(api_prefix="/deep")
+    client = route(api_prefix="/deep", cors_origins="https://x.example")
     body = {"model": "a", "prompt": "ä", "n": [1, 2]}
     headers = {
         "Authorization": "Bearer of-the-client", "X-Api-Key": "k", "Cookie": "c=1",
-        "Origin": "https://x.example", "X-Request-Id": "mine", "X-Other": "1",
+        "Origin": "https://x.example", "Sec-Fetch-Site": "cross-site", "X-Request-Id": "mine",
+        "X-Other": "1",
     }  # fmt: skip
     response = client.post("/deep/v1/completions?x=a%20b", json=body, headers=headers)
     assert response.status_code == 200
@@ -33,7 +34,7 @@ def test_a_request_reaches_its_model(route: StartRouter) -> None:
     (seen,) = child.seen
     assert seen["authorization"] == "Bearer key of a"
     assert (seen["x-request-id"], seen["x-other"]) == ("mine", "1")
-    assert not {"x-api-key", "cookie", "origin"} & seen.keys()
+    assert not {"x-api-key", "cookie", "origin", "sec-fetch-site"} & seen.keys()
     assert seen["host"] == f"127.0.0.1:{child.port}"
 
 
@@ -45,7 +46,7 @@ def test_line_ends_in_a_target_stay_quoted() -> None:
 
 
 def test_headers_of_a_response_pass(route: StartRouter) -> None:
-    client = route()
+    client = route(cors_origins="https://page.example")
     response = client.post("/completion", json={"model": "a", "prompt": "busy"})
     assert response.status_code == 429 and response.json() == {"error": {"code": 429}}
     assert response.headers["Retry-After"] == "7"
