@@ -1,11 +1,14 @@
-"""Malformed HTTP requests for the server, each made again from its number.
+"""Malformed HTTP requests for the server, each made again from its number; and the largest ones.
 
     one = malformed(4711)                          # the same bytes every time
     one.kind, one.data                             # "schema", b"POST /completion HTTP/1.1..."
     changed(body, rng)                             # a JSON value with a part of another type
+    wrong_fields("/rerank")                        # each field with each value of `ODD`
+    largest(n_ctx=2048)                            # {"stop": ("/completion", {...}), ...}
 
 Used by `benchmarks.soak_serve` (10,000 of them) and by the server's tests (some hundred). Almost
-all must be answered with a 4xx; what is no HTTP may also get no answer but a closed connection.
+all malformed ones must be answered with a 4xx; what is no HTTP may also get no answer but a closed
+connection. The largest ones have the largest allowed value of a field, and must not hold up others.
 """
 
 from __future__ import annotations
@@ -65,6 +68,21 @@ ODD: list[Any] = [
     None, True, -1, 0, 1.5, 10**30, 1e308, "", "a", "\ud800", "\0", [], {}, [[]], [None], {"": {}},
     "9" * 50, [[1]], {"type": "x"}, {"$ref": "#"}, -(2**31), 2**31, float("nan"), float("-inf"),
 ]  # fmt: skip
+FIELDS: dict[str, Body] = {
+    "/embeddings": {"content": ["a", [5]], "embd_normalize": 2},
+    "/v1/embeddings": {
+        "input": ["a", "b"], "encoding_format": "base64", "embd_normalize": 2, "model": "m",
+        "dimensions": 4, "user": "u",
+    },
+    "/rerank": {"query": "a", "texts": ["a", "b"], "return_text": True},
+    "/v1/rerank": {"query": "a", "documents": ["a", "b"], "top_n": 1, "model": "m"},
+    "/infill": {
+        "input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c", "filename": "d"}],
+        "prompt": "e", "n_predict": 1, "stop": ["x"], "temperature": 1.0, "t_max_predict_ms": 100,
+        "n_indent": 1, "samplers": ["top_k"], "cache_prompt": True, "response_fields": ["content"],
+    },
+}  # fmt: skip
+"""Good bodies with all fields, for the paths that need flags or tokens of their own."""
 _TEXT = ("/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
@@ -107,6 +125,103 @@ def text_of(value: Any, rng: Rng | None = None) -> bytes:
     """JSON, also of NaN and of lone surrogates, which become bytes that are not UTF-8."""
     plain = rng is not None and rng.random() < 0.3
     return json.dumps(value, ensure_ascii=not plain).encode("utf-8", "surrogatepass")
+
+
+def wrong_fields(path: str) -> Iterator[Body]:
+    """The good body of a path of `FIELDS`, with each of its fields replaced by each odd value."""
+    good = FIELDS[path]
+    for name in good:
+        for odd in ODD:
+            yield good | {name: odd}
+    for odd in ODD if "input_extra" in good else ():
+        yield good | {"input_extra": [{"text": odd}]}
+        yield good | {"input_extra": [{"text": "a", "filename": odd}]}
+
+
+def largest(n_ctx: int) -> dict[str, tuple[str, Body]]:
+    """Requests with the largest allowed value of a field, by the field's name.
+
+    Args:
+        n_ctx: tokens of a slot; prompts are as long as fits where that makes a field dearer.
+    """
+    from pyllama.server.limits import LIMITS, TO_TOKENIZE, Size
+    from pyllama.server.sampling import MAX_PROBS
+
+    def texts(limit: Size, begin: str) -> list[str]:
+        n_chars = limit.chars // limit.items
+        return [(begin * n_chars)[: n_chars - 6] + f"{i:06}" for i in range(limit.items)]
+
+    def odd_chars(n: int) -> str:
+        return ("a b1.\n\u00e9\u4e2d\U0001f600" * n)[:n]
+
+    full = "a" * (n_ctx - 16)  # a token each at most
+    ask: Body = {"prompt": "a", "n_predict": 8, "ignore_eos": True}
+    chat: Body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
+    history = ask | {"prompt": full}
+    dry = {"dry_multiplier": 1, "dry_base": 1.01, "dry_allowed_length": 0,
+           "dry_penalty_last_n": 2**31 - 1}  # fmt: skip
+    penalties = {"repeat_last_n": -1, "repeat_penalty": 1.1, "frequency_penalty": 0.1}
+    wide = {"top_k": 0, "top_p": 0.99, "min_p": 1e-9, "typical_p": 0.99, "xtc_probability": 1,
+            "xtc_threshold": 0.01, "top_n_sigma": 9, "dynatemp_range": 0.5}  # fmt: skip
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "string"} for i in range(20)},
+            },
+        },
+    }
+    tools = [tool | {"function": tool["function"] | {"name": f"f{i}"}} for i in range(200)]
+    choices = " | ".join(f'"{i:05}"' for i in range(15_000))
+    biases = [[i % 256, 0.001] for i in range(LIMITS["logit_bias"].items)]
+    return {
+        "dry_sequence_breakers": ("/completion", history | dry | {
+            "dry_sequence_breakers": texts(LIMITS["dry_sequence_breakers"], "a")}),
+        "dry_penalty_last_n": ("/completion", history | dry | {"dry_sequence_breakers": ["\0"]}),
+        "samplers": ("/completion", history | wide | penalties | dry | {"samplers": "edskypmxtia"}),
+        "mirostat": ("/completion", history | penalties | {"mirostat": 1, "mirostat_tau": 99}),
+        "top_k": ("/completion", ask | {"top_k": 2**31 - 1, "min_keep": 2**31 - 1}),
+        "stop": ("/completion", ask | {"stop": texts(LIMITS["stop"], "a")}),
+        "stop_sequences": ("/v1/messages", chat | {
+            "stop_sequences": texts(LIMITS["stop_sequences"], "a")}),
+        "logit_bias": ("/completion", ask | {"logit_bias": biases}),
+        "logit_bias of texts": ("/completion", ask | {"logit_bias": {
+            text: i for i, text in enumerate(texts(Size(100, LIMITS["logit_bias"].chars), "a "))}}),
+        "response_fields": ("/completion", ask | {
+            "response_fields": texts(LIMITS["response_fields"], "/")}),
+        "n_probs": ("/completion", ask | {"n_probs": MAX_PROBS, "post_sampling_probs": True,
+                                          "top_k": 0, "stream": True}),
+        "n": ("/v1/completions", {"prompt": full, "max_tokens": 8, "n": 4}),
+        "prompt of texts": ("/v1/completions", {"prompt": ["a b c"] * 1024, "max_tokens": 1}),
+        "prompt": ("/completion", ask | {"prompt": odd_chars(900_000)}),
+        "prompt of tokens": ("/completion", ask | {"prompt": [5] * 200_000}),
+        "grammar": ("/completion", ask | {"grammar": f"root ::= {choices}"}),
+        "grammar that repeats": ("/completion", ask | {"grammar": 'root ::= ("a" | "b"){2000}'}),
+        "grammar_triggers": ("/completion", ask | {
+            "grammar": 'root ::= "a"+', "grammar_lazy": True, "grammar_triggers": [
+                {"type": 1, "value": t} for t in texts(Size(256, 8192), "a")]}),
+        "json_schema": ("/completion", ask | {"json_schema": {
+            "enum": [f"{i:05}" for i in range(14_000)]}}),
+        "tools": ("/v1/chat/completions", chat | {"tools": tools, "tool_choice": "required"}),
+        "messages": ("/v1/chat/completions", chat | {"messages": chat["messages"] * 20_000}),
+        "chat_template_kwargs": ("/v1/chat/completions", chat | {
+            "chat_template_kwargs": {f"v{i}": "x" * 100 for i in range(5000)}}),
+        "reasoning_budget_message": ("/v1/chat/completions", chat | {
+            "reasoning_budget_tokens": 0,
+            "reasoning_budget_message": odd_chars(LIMITS["reasoning_budget_message"].chars)}),
+        "input_prefix": ("/infill", {"input_prefix": odd_chars(LIMITS["input_prefix"].chars // 3),
+                                     "input_suffix": "b", "n_predict": 4}),
+        "input_suffix": ("/infill", {"input_prefix": "a", "n_predict": 4, "input_suffix":
+                                     odd_chars(LIMITS["input_suffix"].chars // 3)}),
+        "input_extra": ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 4,
+            "input_extra": [{"text": t} for t in texts(Size(1024, 1_040_000), "a b ")]}),
+        "content": ("/tokenize", {"content": odd_chars(TO_TOKENIZE.chars // 3),
+                                  "with_pieces": True}),
+        "tokens": ("/detokenize", {"tokens": [5] * 200_000}),
+        "input": ("/v1/embeddings", {"input": ["a b c d"] * 1024}),
+    }  # fmt: skip
 
 
 # --- values -------------------------------------------------------------------------------------

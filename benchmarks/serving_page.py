@@ -15,7 +15,17 @@ from pathlib import Path
 from benchmarks.bench_serve import MIXES, N_CTX_SLOT, N_SLOTS, TPOT_GOOD_S, TTFT_GOOD_S
 from benchmarks.machine import describe, label
 from benchmarks.performance_page import DOCS, PICTURES, Line, markdown, newest
-from benchmarks.soak_serve import CACHE_MIB, GONE, MAX_GROWTH, N_CLIENTS, N_SLOW, WARM
+from benchmarks.soak_serve import (
+    CACHE_MIB,
+    GONE,
+    MAX_GAP_MS,
+    MAX_GROWTH,
+    MAX_HEALTH_MS,
+    N_CLIENTS,
+    N_SLOW,
+    SHUTDOWN_S,
+    WARM,
+)
 from pyggml.viz import Chart, charts_svg
 
 PAGE = DOCS / "serving.md"
@@ -65,6 +75,12 @@ other as fast as they can be answered, and asks `/health` every 100 ms on a conn
   bytes on {2 * N_CLIENTS} connections, then slow senders, {N_SLOW} at a time. All must get 4xx, or
   a closed connection for what is no HTTP. *Valid* are requests that the change did not make wrong:
   a field that is not read, or a value that the API allows.
+- **largest**: the largest allowed value of each field of a request, one request after the other
+  and then all at once, while another client reads a stream. A *gap* is the time between two events
+  of that stream. With one request beside it, none may be over {MAX_GAP_MS:g} ms, and 99% of
+  `/health` must come within {MAX_HEALTH_MS:g} ms.
+- **exits**: a new server gets six of these requests, the clients of three hang up, and within a
+  second it gets SIGTERM with `--shutdown-timeout {SHUTDOWN_S}`.
 - Resident memory includes what the allocators of Python and of the C library keep for reuse, so it
   rises to what the busiest moment so far needed. From request 1,000 to 10,000 of *hang up*, with
   clients and server in one process, the memory in use stayed the same (`mallinfo2`: 57.2 to
@@ -89,6 +105,8 @@ python -m benchmarks.bench_serve                 # about 35 minutes on two cores
 python -m benchmarks.bench_serve --mixes chat --clients 4 --rates none --peers native
 python -m benchmarks.soak_serve                  # clients that hang up: some minutes
 python -m benchmarks.soak_serve --malformed      # malformed requests and slow senders
+python -m benchmarks.soak_serve --largest        # largest allowed values beside a stream
+python -m benchmarks.soak_serve --exits 100      # servers that are ended while they work
 python -m benchmarks.serving_page                # this page
 ```
 
@@ -208,13 +226,38 @@ def soak_table(lines: list[Line]) -> str:
     return markdown(f"{names} | `/health` ms: 50/99/100% | late ms | load | date", rows)
 
 
+def huge_table(lines: list[Line]) -> str:
+    """Gaps of a stream beside the largest requests, and times of exits."""
+    rows = []
+    for r in lines:
+        gaps = dict(r.get("gaps_ms", {}))
+        together = gaps.pop("all at once", None)
+        worst = max(gaps, key=gaps.__getitem__, default="")
+        rows.append([
+            r["run"], f"{r['requests']:,}", str(r["findings"]),
+            f"{r['gap_p99_ms']:.1f}" if gaps else "",
+            f"{gaps[worst]:.0f} ({worst})" if gaps else "",
+            f"{together:.0f}" if together is not None else "",
+            f"{r['health_p99_ms']:.1f}" if gaps else "",
+            f"{r['exit_p50_s']:.1f}/{r['exit_max_s']:.1f}" if "exit_p50_s" in r else "",
+            f"{r['load_before']:.0f} to {r['load_after']:.0f}", r["time"][:10],
+        ])  # fmt: skip
+    names = "run | requests | findings | gap ms: 99% | longest, one request | all at once"
+    return markdown(f"{names} | `/health` ms: 99% | exit s: 50/100% | load | date", rows)
+
+
 def soak_section(lines: list[Line]) -> str:
     """Tables and pictures of the soaks of all CPUs; draws the pictures too."""
     cpus: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         cpus[label(line)].append(line)
     parts = []
-    for cpu, mine in cpus.items():
+    for cpu, all_of_cpu in cpus.items():
+        mine = [line for line in all_of_cpu if line["run"] not in ("largest", "exits")]
+        if huge := [line for line in all_of_cpu if line["run"] in ("largest", "exits")]:
+            parts += [f"{describe(huge[-1])}:\n", huge_table(huge)]
+        if not mine:
+            continue
         picture = PICTURES / f"serving-soak-{_slug(cpu)}.svg"
         charts = []
         for r in mine:

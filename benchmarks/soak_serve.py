@@ -1,15 +1,18 @@
-"""Treats the server badly: clients that hang up, malformed requests, slow senders.
+"""Treats the server badly: clients that hang up, malformed and huge requests, slow senders.
 
     python -m benchmarks.soak_serve                # 10,000 requests, 20% hang up: some minutes
     python -m benchmarks.soak_serve --malformed    # 10,000 malformed requests, 400 slow senders
     python -m benchmarks.soak_serve --malformed --start 4711 --count 1     # one of them again
+    python -m benchmarks.soak_serve --largest      # largest allowed values beside a stream
+    python -m benchmarks.soak_serve --exits 100    # SIGTERM while such requests run: 10 minutes
     python -m benchmarks.serving_page              # docs/serving.md from the results
 
 The server is a process of its own with a tiny random model (``--model``: another), so that requests
 follow each other as fast as they can be answered. Meanwhile its memory, files and threads are
 sampled, and another process asks ``/health`` on a connection of its own. A line for each run in
 results/soak.jsonl. Exit code 1, with the numbers of the requests, if something was not as it must
-be: memory that grows, an answer that is no 4xx, a traceback, a slot that is not freed, other bits.
+be: memory that grows, an answer that is no 4xx, a traceback, a slot that is not freed, other bits,
+a gap in a stream, an exit after the shutdown timeout.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.bench_model import save
 from benchmarks.bench_serve import free_port, is_ready, percentile
-from benchmarks.malformed import MAX_BODY_MIB, Malformed, http, malformed, text_of
+from benchmarks.malformed import MAX_BODY_MIB, Malformed, http, largest, malformed, text_of
 
 N_SLOTS, N_CTX_SLOT, CACHE_MIB = 16, 2048, 8
 N_CLIENTS = 16
@@ -54,6 +57,11 @@ MAX_GROWTH = 0.01
 """Growth of the memory over the other requests, as a share of it, that still is none."""
 SLOW_S, N_SLOW = 1.0, 48
 """Deadline for headers and for the body in a malformed run; slow senders at a time."""
+MAX_GAP_MS, MAX_HEALTH_MS = 100.0, 50.0
+"""Between two events of a stream, and of `/health` in 99% of the cases, on an idle machine."""
+SHUTDOWN_S = 2
+"""``--shutdown-timeout`` of the servers that are ended while they work."""
+_CUT_S = 2.0  # seconds that cutting the connections and the end of a step may take after that
 _ANSWER_S = 60.0  # a request without an answer in this time is a finding
 _LOADING_S = 120.0
 _PROBE_S, _SAMPLE_S = 0.1, 0.5
@@ -366,6 +374,141 @@ async def slow(port: int, number: int) -> str:
     return "finding: 408, but late" if late else "408"
 
 
+# --- the largest requests -------------------------------------------------------------------------
+
+
+def watch_stream(port: int, begun: Any, stop: Any, out: Any) -> None:
+    """Read one stream after the other until ``stop``; sends when each event came and its gap."""
+    body = {"prompt": "a", "n_predict": 400, "stream": True, "ignore_eos": True, "top_k": 1}
+    gaps: list[tuple[float, float]] = []
+    while not stop.is_set():
+        connection = HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
+        connection.request("POST", "/completion", json.dumps(body))
+        answer = connection.getresponse()
+        answer.read1()
+        before = time.perf_counter()
+        while not stop.is_set() and answer.read1():
+            begun.set()
+            now = time.perf_counter()
+            gaps.append((now, now - before))
+            before = now
+        connection.close()
+    out.put(gaps)
+
+
+@contextmanager
+def streaming(port: int, gaps: list[tuple[float, float]]) -> Iterator[None]:
+    """Read streams meanwhile; adds times and gaps in seconds to ``gaps``."""
+    spawn = multiprocessing.get_context("spawn")
+    begun, stop, out = spawn.Event(), spawn.Event(), spawn.Queue()
+    child = spawn.Process(target=watch_stream, args=(port, begun, stop, out), daemon=True)
+    child.start()
+    try:
+        begun.wait(_ANSWER_S)
+        yield
+    finally:
+        stop.set()
+        gaps += out.get(timeout=90)
+        child.join()
+
+
+async def huge(port: int, name: str, run: Run, n_ctx: int = N_CTX_SLOT) -> None:
+    """Send the largest request of a name, and note its status."""
+    path, body = largest(n_ctx)[name]
+    reader, writer = await _open(port)
+    found = b""
+    try:
+        with suppress(ConnectionError, TimeoutError):
+            writer.write(http(path, text_of(body)))
+            async with asyncio.timeout(_ANSWER_S):
+                await writer.drain()
+                while part := await reader.read(1 << 20):
+                    found = (found + part)[:200]
+    finally:
+        writer.transport.abort()
+    status = found[9:12].decode("latin-1") or "none"
+    is_right = status == "200" or status[0] == "4"
+    run.note(-1, f"{name}: {status}" if is_right else f"{name}: finding: {found[-150:]!r}")
+
+
+def beside_a_stream(server: Running) -> tuple[Run, dict[str, Any]]:
+    """Each largest request alone, and then all at once, beside a stream whose gaps are measured."""
+    names = list(largest(N_CTX_SLOT))
+    run, found = Run(), {"run": "largest", "requests": 3 * len(names)}
+    for name in names:  # kernels compile
+        asyncio.run(huge(server.port, name, Run()))
+    before, gaps, parts = bits(server), [], {}  # type: ignore[var-annotated]
+    begin = time.perf_counter()
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(huge(server.port, name, run) for name in names))
+
+    with probing(server.port, found), streaming(server.port, gaps):
+        start = time.perf_counter()
+        time.sleep(2)
+        parts["none"] = start, time.perf_counter()
+        for name in names:
+            start = time.perf_counter()
+            asyncio.run(huge(server.port, name, run))
+            parts[name] = start, time.perf_counter()
+        start = time.perf_counter()
+        asyncio.run(all_at_once())
+        parts["all at once"] = start, time.perf_counter()
+    found["seconds"] = round(time.perf_counter() - begin, 1)
+    worst = {
+        name: round(1e3 * max((gap for at, gap in gaps if start <= at - gap <= end), default=0), 1)
+        for name, (start, end) in parts.items()
+    }
+    for name, gap_ms in worst.items():
+        if gap_ms > MAX_GAP_MS and name != "all at once":  # then the stream shares its steps
+            run.findings.append((-1, f"{name}: a gap of {gap_ms} ms"))
+    if found["health_p99_ms"] > MAX_HEALTH_MS:
+        run.findings.append((-1, f"/health takes {found['health_p99_ms']} ms"))
+    values = [gap for _, gap in gaps] or [0.0]
+    found |= {"gaps_ms": worst, "gap_p99_ms": round(1e3 * percentile(values, 0.99), 2)}
+    return run, found | after(server, before, run)
+
+
+def exits(model: Path, count: int) -> tuple[Run, dict[str, Any]]:
+    """Servers that get SIGTERM while some of the largest requests run."""
+    run, found, names = Run(), {"run": "exits", "requests": count}, list(largest(N_CTX_SLOT))
+    took: list[float] = []
+    begin = time.perf_counter()
+    with click.progressbar(range(count), file=sys.stderr) as numbers:
+        for number in numbers:
+            rng = random.Random(f"exit/{number}")
+            with serving(model, "--shutdown-timeout", str(SHUTDOWN_S)) as server:
+
+                async def working(port: int = server.port, rng: Rng = rng) -> None:
+                    chosen = rng.sample(names, 6)
+                    sent = [asyncio.ensure_future(huge(port, name, Run())) for name in chosen]
+                    await asyncio.sleep(rng.random() * 0.5)
+                    for one in sent[:3]:  # their clients hang up
+                        one.cancel()
+                    await asyncio.sleep(rng.random() * 0.5)
+                    ended_at = time.perf_counter()
+                    os.kill(server.pid, signal.SIGTERM)
+                    while _is_alive(server.pid) and time.perf_counter() - ended_at < 60:
+                        await asyncio.sleep(0.01)
+                    took.append(time.perf_counter() - ended_at)
+                    for one in sent:
+                        one.cancel()
+                    await asyncio.gather(*sent, return_exceptions=True)
+
+                asyncio.run(working())
+            is_late = took[-1] > SHUTDOWN_S + _CUT_S
+            run.note(number, f"finding: took {took[-1]:.1f} s" if is_late else "in time")
+    found["seconds"] = round(time.perf_counter() - begin, 1)
+    found |= {"exit_p50_s": round(percentile(took, 0.5), 2), "exit_max_s": round(max(took), 2)}
+    return run, found
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a child of this process runs; after its end it is a zombie."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 # --- runs ---------------------------------------------------------------------------------------
 
 
@@ -509,6 +652,8 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, help="default: a tiny random one")
     parser.add_argument("--malformed", action="store_true", help="malformed requests instead")
+    parser.add_argument("--largest", action="store_true", help="largest allowed values instead")
+    parser.add_argument("--exits", type=int, metavar="N", help="SIGTERM to N busy servers instead")
     parser.add_argument("--start", type=int, default=0, help="number of the first malformed one")
     parser.add_argument("--count", type=int, default=10_000, help="number of requests")
     parser.add_argument("--no-save", action="store_true")
@@ -518,14 +663,20 @@ def main() -> None:
         model = args.model or tiny_model(Path(folder))
         flags = ["--header-timeout", f"{SLOW_S:.0f}", "--timeout", f"{SLOW_S:.0f}",
                  "--max-body-size", str(MAX_BODY_MIB)] if args.malformed else []  # fmt: skip
-        with serving(model.resolve(), *flags) as server:
-            busy = os.getloadavg()[0]
-            run, found = (
-                abuse(server, args.start, args.count) if args.malformed
-                else soak(server, args.count)
-            )  # fmt: skip
+        busy = os.getloadavg()[0]
+        if args.exits:
+            run, found = exits(model.resolve(), args.exits)
+        else:
+            with serving(model.resolve(), *flags) as server:
+                run, found = (
+                    abuse(server, args.start, args.count) if args.malformed
+                    else beside_a_stream(server) if args.largest
+                    else soak(server, args.count)
+                )  # fmt: skip
     found |= {"load_before": round(busy, 1), "load_after": round(os.getloadavg()[0], 1)}
-    found |= {"counts": dict(sorted(run.counts.items())), "samples": thinned(run.samples)}
+    found |= {"counts": dict(sorted(run.counts.items()))}
+    if run.samples:
+        found["samples"] = thinned(run.samples)
     line = machine.head(1) | {"file": model.name} | found | {"findings": len(run.findings)}
     if args.no_save:
         print(json.dumps({key: value for key, value in line.items() if key != "samples"}, indent=1))

@@ -489,10 +489,15 @@ def test_page_of_the_server_under_load(monkeypatch: pytest.MonkeyPatch, tmp_path
         "load_before": 1.0, "load_after": 2.0, "counts": {"a: answered": 70, "b: answered": 30},
         "samples": [(0, 0.0, 200.0, 8, 5), (100, 1.0, 200.2, 9, 5)],
     }  # fmt: skip
-    found = {"serve.jsonl": lines, "soak.jsonl": [soak]}
+    huge = soak | {"run": "largest", "gap_p99_ms": 2.0, "gaps_ms": {
+        "none": 1.0, "stop": 31.0, "all at once": 400.0}}  # fmt: skip
+    ended = soak | {"run": "exits", "exit_p50_s": 0.5, "exit_max_s": 2.25}
+    found = {"serve.jsonl": lines, "soak.jsonl": [soak, huge, ended]}
     monkeypatch.setattr(serving_page, "newest", lambda file, *keys: found[file])
     page = serving_page.page()
     assert "| hang up | 100 | 100 answered | 0 | 200 (+0.1%) | 2/2/2 | 2/2/2 | 1 to 2 |" in page
+    assert "| largest | 100 | 0 | 2.0 | 31 (stop) | 400 | 2.0 |  | 1 to 2 |" in page
+    assert "| exits | 100 | 0 |  |  |  |  | 0.5/2.2 | 1 to 2 |" in page
     assert "2.5 to 2.5 times as many tokens as llama-server, native" in page
     assert "**chat, 4 clients**" in page and "**chat, 2.00 requests a second arrive**" in page
     pictures = list(tmp_path.glob("serving-*.svg"))
@@ -509,6 +514,18 @@ def test_memory_that_grows() -> None:
         assert abs(soak_serve.slope(samples)[1]) < soak_serve.MAX_GROWTH
     per_1000, growth = soak_serve.slope(leak)
     assert per_1000 == pytest.approx(10, rel=0.05) and growth > soak_serve.MAX_GROWTH
+
+
+def test_the_largest_requests_are_as_large_as_is_allowed() -> None:
+    from pyllama.server.limits import LIMITS, check_sizes
+
+    requests = {name: body for name, (_, body) in malformed.largest(n_ctx=64).items()}
+    for body in requests.values():
+        check_sizes(body)
+    for name in LIMITS.keys() - {"samplers", "model"}:  # which may be there once, and are read
+        value, limit = requests[name][name], LIMITS[name]
+        text = json.dumps(value, ensure_ascii=False)
+        assert len(value) == limit.items or len(text) >= limit.chars // 3
 
 
 def test_verdicts_of_malformed_requests() -> None:

@@ -24,6 +24,7 @@ from ..files.bounded_json import parse_json
 from .errors import ApiError
 from .fields import Body
 from .kept_streams import KeptStreams, conversation_of, streams_of
+from .limits import check_sizes
 from .logs import BODY, TEXTS
 from .options import ServerOptions
 from .runner import Pieces, Stream
@@ -32,7 +33,7 @@ from .text import Piece, Text
 T = TypeVar("T")
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
-_NESTED = (dict, list, tuple)
+_NESTED = (dict, list, tuple, Iterator)
 _PART = 2048  # numbers that are written in a millisecond
 _JSON = "application/json; charset=utf-8"
 PREFIX = "pyllama.api_prefix"
@@ -98,7 +99,9 @@ async def long_response(make: Callable[[], Any]) -> Response:
 def _parts(value: Any) -> Iterator[str]:
     """The JSON of a value in parts, each of about a millisecond.
 
-    `json` holds the GIL until it has encoded a whole value; between parts other threads run.
+    `json` holds the GIL until it has encoded a whole value; between parts other threads run. An
+    iterator is a list whose elements are made one after the other: thousands of objects that live
+    at the same time make Python's garbage collections long, which stop all threads.
     """
     if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
         sign = "{"
@@ -107,13 +110,15 @@ def _parts(value: Any) -> Iterator[str]:
             yield from _parts(item)
             sign = ","
         yield "}"
-    elif isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value):
+    elif isinstance(value, Iterator) or (
+        isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
+    ):
         sign = "["
         for item in value:
             yield sign
             yield from _parts(item)
             sign = ","
-        yield "]"
+        yield "]" if sign == "," else "[]"
     elif isinstance(value, (list, tuple)) and len(value) > _PART:
         sign = "["
         for i in range(0, len(value), _PART):
@@ -180,7 +185,9 @@ async def parse_body(data: bytes) -> dict[str, Any]:
     """The JSON object in a body that has been read. Raises: ApiError."""
 
     def parse() -> Any:
-        return parse_json(data, _MAX_VALUES, finite=True)
+        found = parse_json(data, _MAX_VALUES, finite=True)
+        check_sizes(found)
+        return found
 
     try:
         body = parse() if len(data) <= _SHORT else await _in_json_thread(parse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from .errors import ApiError
 from .fields import Fields
+from .limits import TO_TOKENIZE, check_size
 from .served import Served
 from .sse import long_response, read_json
 
@@ -17,10 +19,11 @@ async def tokenize(request: Request, served: Served) -> Response:
     """``POST /tokenize``: the tokens of a text, with their pieces if wanted."""
     body = await read_json(request, served.options)
 
-    def work() -> list[Any]:
+    def work() -> list[int] | Iterator[dict[str, Any]]:
         fields = Fields(body)
         if not fields.has("content"):
             return []
+        check_size("content", body["content"], TO_TOKENIZE)
         tokens = served.tokens(
             body["content"],
             add_special=fields.flag("add_special"),
@@ -28,7 +31,7 @@ async def tokenize(request: Request, served: Served) -> Response:
         )
         if not fields.flag("with_pieces"):
             return tokens
-        return [{"id": token, "piece": _piece(served, token)} for token in tokens]
+        return ({"id": token, "piece": _piece(served, token)} for token in tokens)
 
     found = await served.prepare(work)
     return await long_response(lambda: {"tokens": found})
