@@ -16,7 +16,7 @@ from ..errors import SamplingError, TemplateError
 from .reader import Reader, Steps
 from .reasoning import Markers, ReasoningFormat, State, read_reasoning
 from .tools.call_format import Family
-from .tools.definitions import Tool
+from .tools.definitions import ResponseSchema, Tool
 from .tools.grammar import ReplyGrammar
 
 if TYPE_CHECKING:
@@ -132,8 +132,10 @@ class Turn:
         yield from self.family.read(reader, [tool.name for tool in self.tools])
 
 
-def response_schema(response_format: Any) -> Mapping[str, Any] | bool | None:
+def response_schema(response_format: Any) -> ResponseSchema | None:
     """The JSON schema of a response format; None for free text.
+
+    A ``json_schema`` is strict if it says so. A ``json_object`` cannot, and is.
 
     Raises:
         TemplateError: the format is unknown, or has no schema.
@@ -149,11 +151,16 @@ def response_schema(response_format: Any) -> Mapping[str, Any] | bool | None:
         return None
     if kind == "json_object":
         schema = response_format.get("schema")
-        return {"type": "object"} if schema is None else _checked("schema", schema)
+        return ResponseSchema({"type": "object"} if schema is None else _checked("schema", schema))
     if kind == "json_schema":
         given = response_format.get("json_schema", response_format)
-        schema = given.get("schema") if isinstance(given, Mapping) else None
-        return _checked("json_schema.schema", schema)
+        given = given if isinstance(given, Mapping) else {}
+        strict = given.get("strict")
+        if not (strict is None or isinstance(strict, bool)):
+            raise TemplateError(
+                f"response_format.json_schema.strict is {strict!r:.40}, want true or false"
+            )
+        return ResponseSchema(_checked("json_schema.schema", given.get("schema")), bool(strict))
     raise TemplateError(
         f"response_format.type is {kind!r}; want 'text', 'json_object' or 'json_schema'"
     )

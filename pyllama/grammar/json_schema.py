@@ -17,12 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR
+from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllama.errors import GrammarError, SchemaError
 from pyllama.grammar.gbnf_writer import Rules, class_items, literal, sanitize
-from pyllama.grammar.number_range import integer_range, number_range
+from pyllama.grammar.number_range import Bound, integer_range, number_range
 from pyllama.grammar.regex import Writer
 from pyllama.grammar.regex_syntax import (
     Chars,
@@ -40,12 +41,13 @@ from pyllama.grammar.regex_syntax import (
 from pyllama.grammar.schema_parts import (
     Document,
     Located,
-    Schema,
+    Refused,
     Shape,
     Unsatisfiable,
-    check_keywords,
+    or_infinite,
     parse_pattern,
     read_schema,
+    same_json,
     types_of,
 )
 from pyllama.grammar.spelling import JSON_STRING, PLAIN_TEXT, json_text
@@ -63,6 +65,8 @@ from pyllama.grammar.string_formats import FORMATS
 
 MAX_LEVELS = 64  # of properties, items and references in each other
 MAX_MULTIPLE = 1000
+MAX_DECIMALS = 15
+MAX_SUBSETS = 256  # of the values of an array with uniqueItems
 MAX_ENUMERATED = 200  # multiples between two bounds that are listed
 MAX_INTEGER = 10**30  # greater bounds count as none
 MAX_COUNTED = 5000  # rules of an object whose number of properties is bounded
@@ -107,6 +111,7 @@ PRIMITIVES = {  # name -> text, and the rules it needs
     "string": (r'"\"" char* "\""', ("char",)),
     "null": ('"null"', ()),
 }
+SMALL_TYPES: dict[str, tuple[Any, ...]] = {"boolean": (True, False), "null": (None,)}
 QUOTE = literal('"')
 RESERVED = {"root", "space", "dot", *PRIMITIVES, *FORMATS, *(f"{name}-string" for name in FORMATS)}
 
@@ -121,14 +126,49 @@ def schema_to_gbnf(schema: Mapping[str, Any] | bool | str) -> str:
         SchemaError: the schema is invalid, matches nothing, is over the limits, or has a keyword
             that a grammar cannot express; the message has the place in the schema.
     """
+    return _convert(Document(read_schema(schema)))
+
+
+class RelaxedGrammar(NamedTuple):
+    """A grammar of the documents that match a schema, and of others.
+
+    Attributes:
+        text: the grammar.
+        left_out: JSON pointers of keywords and schemas that it does not hold -> the reason.
+    """
+
+    text: str
+    left_out: Mapping[str, str]
+
+
+def relaxed_gbnf(schema: Mapping[str, Any] | bool | str) -> RelaxedGrammar:
+    """Return a grammar of a schema that leaves out what a grammar cannot hold.
+
+    Args:
+        schema: as for `schema_to_gbnf`.
+
+    Raises:
+        SchemaError: the schema is invalid, or matches nothing.
+    """
+    read = read_schema(schema)
+    types = read.get("type", "object") if isinstance(read, dict) else "object"
+    document = Document(read, is_relaxed=True)
     try:
-        return _Converter(read_schema(schema)).convert()
+        return RelaxedGrammar(_convert(document), document.left_out)
+    except Refused as error:  # too much as a whole
+        document.note(error)
+        return RelaxedGrammar(schema_to_gbnf({"type": types}), document.left_out)
+
+
+def _convert(document: Document) -> str:
+    try:
+        return _Converter(document).convert()
     except SchemaError:
         raise
     except GrammarError as error:
-        raise SchemaError(f"JSON schema: {error}") from None
+        document.root.refuse(str(error))
     except RecursionError:
-        raise SchemaError("JSON schema: nested too deeply") from None
+        document.root.refuse("nested too deeply")
 
 
 @dataclass
@@ -142,8 +182,8 @@ class _Visit:
 
 
 class _Converter:
-    def __init__(self, schema: Schema) -> None:
-        self.document = Document(schema)
+    def __init__(self, document: Document) -> None:
+        self.document = document
         self.rules = Rules()
         self.rules.add("space", SPACE)
         self.active: dict[tuple[str, ...], _Visit] = {}
@@ -212,12 +252,21 @@ class _Converter:
     def inner(self, parts: Sequence[Located], name: str) -> str:
         """The rule of a property or item."""
         self.level += 1
-        if self.level > MAX_LEVELS and parts:
-            parts[0].fail(f"more than {MAX_LEVELS} levels of properties, items and references")
         try:
+            if self.level > MAX_LEVELS and parts:
+                return self.too_deep(parts[0])
             return self.visit(parts, name)
         finally:
             self.level -= 1
+
+    def too_deep(self, part: Located) -> str:
+        """The rule of a value under too many levels."""
+        message = f"more than {MAX_LEVELS} levels of properties, items and references"
+        error = Refused(message, part.pointer, "")
+        if not self.document.is_relaxed:
+            raise error
+        self.document.note(error)
+        return self.primitive("value")
 
     # Conjunctions of schemas
 
@@ -225,7 +274,7 @@ class _Converter:
         """Add the rules of a conjunction, and return the name of its rule."""
         unique = {part.pointer: part for part in parts}
         for part in unique.values():
-            check_keywords(part)
+            self.document.check(part)
             if part.schema is False:
                 part.nothing("no value is valid by the schema false; use true or {} for any value")
         key = tuple(sorted(unique))
@@ -240,6 +289,11 @@ class _Converter:
         visit = self.active[key] = _Visit(self.level, True, rule_name)
         try:
             text, is_name = self.body(parts, name, rule_name)
+        except Refused as error:
+            if not self.document.is_relaxed or not self.level:
+                raise
+            self.document.note(error)
+            text, is_name = self.primitive("value"), True
         finally:
             del self.active[key]
         if visit.held:
@@ -298,7 +352,7 @@ class _Converter:
     def generated_types(self, part: Located, seen: set[str]) -> set[str] | None:
         """The types of the values that a schema's rule generates; None: all, or not known."""
         schema = part.schema
-        check_keywords(part)
+        self.document.check(part)
         if not isinstance(schema, dict) or part.is_any():
             return None
         if "$ref" in schema:
@@ -330,7 +384,7 @@ class _Converter:
         if key in self.done:
             return self.done[key]
         if len(self.active) > 2 * MAX_LEVELS:
-            target.fail(f"more than {MAX_LEVELS} levels of properties, items and references")
+            return self.too_deep(target)
         return self.visit((target,), "ref" + sanitize(target.pointer))
 
     def union(self, options: Sequence[Sequence[Located] | Shape], name: str, at: Located) -> str:
@@ -387,6 +441,17 @@ class _Converter:
         return " | ".join(found), False
 
     def typed(self, kind: str, shape: Shape, name: str, rule_name: str) -> tuple[str, bool]:
+        while True:
+            try:
+                return self.of_type(kind, shape, name, rule_name)
+            except Refused as error:
+                if not self.document.is_relaxed:
+                    raise
+                self.document.note(error)
+                if not shape.leave_out(error.keyword):
+                    return self.primitive_body(kind, rule_name)
+
+    def of_type(self, kind: str, shape: Shape, name: str, rule_name: str) -> tuple[str, bool]:
         match kind:
             case "object":
                 return self.object(shape, name, rule_name)
@@ -408,13 +473,11 @@ class _Converter:
             high = None if high[0] > 0 else high
         if any(bound and abs(bound[0]) > MAX_INTEGER for bound in (low, high)):
             shape.refuse(f"a bound is beyond {MAX_INTEGER:.0e}; use a smaller one")
-        divisors = [multiple for multiple in shape.multiples if multiple != 1]
-        if any(multiple != math.floor(multiple) for multiple in divisors):
-            shape.refuse(
-                "only integers are supported, got "
-                f"{next(m for m in divisors if m != math.floor(m))}; remove it or use an integer",
-                "multipleOf",
-            )
+        step = shape.step()
+        if step is not None and kind == "integer":
+            step = Fraction(step.numerator)
+        if step is not None and step.denominator > 1:
+            return self.decimal_multiple(shape, step, (low, high), rule_name), False
         if kind == "number" and not shape.multiples:
             if low is None and high is None:
                 return self.primitive_body("number", rule_name)
@@ -430,8 +493,8 @@ class _Converter:
         last = last - 1 if high and high[1] and high[0] == last and last is not None else last
         if first is not None and last is not None and first > last:
             shape.nothing("no number is between the bounds")
-        if divisors:
-            return self.multiple(shape, math.lcm(*map(int, divisors)), first, last, rule_name)
+        if step is not None and step != 1:
+            return self.multiple(shape, step.numerator, first, last, rule_name)
         if first is None and last is None:
             return self.primitive_body("integer", rule_name)
         return f"({integer_range(first, last)})", False
@@ -459,6 +522,31 @@ class _Converter:
         if automaton.is_empty:
             shape.nothing("no number is between the bounds")
         return write_automaton(automaton, self.rules, rule_name, PLAIN_TEXT, end='""'), False
+
+    def decimal_multiple(
+        self, shape: Shape, step: Fraction, bounds: tuple[Bound | None, Bound | None], name: str
+    ) -> str:
+        """Multiples of a step that is no integer, with as many decimals as it has."""
+        n_decimals = next(
+            (n for n in range(MAX_DECIMALS + 1) if (step * 10**n).denominator == 1), 0
+        )
+        divisor = int(step * 10**n_decimals)
+        if divisor * (n_decimals + 2) > MAX_MULTIPLE or not n_decimals:
+            shape.refuse(
+                f"at most {MAX_DECIMALS} decimals and {MAX_MULTIPLE // (n_decimals + 2)} of the "
+                f"last of them are supported, got {float(step)}; use another number",
+                "multipleOf",
+            )
+        text = f'"-"? ([0] | [1-9] [0-9]{{0,15}}) ("." [0-9]{{1,{n_decimals}}})?'
+        if bounds != (None, None):
+            text = number_range(*bounds) or shape.nothing("no number is between the bounds")
+        pattern = text.replace('"."', r"\.").replace("decimal-part", "[0-9]{1,16}")
+        pattern = pattern.replace('"', "").replace(" ", "")
+        numbers = Expression(parse_regex(pattern), whole=True)
+        automaton = Automaton([numbers, Multiple(divisor, n_decimals)])
+        if automaton.is_empty:
+            shape.nothing("no number is between the bounds")
+        return write_automaton(automaton, self.rules, name, PLAIN_TEXT, end='""')
 
     # Strings
 
@@ -495,7 +583,8 @@ class _Converter:
                 conditions.append(Length(low, high))
             return Automaton(conditions)
         except GrammarError as error:
-            shape.refuse(f"{error}; use a simpler pattern or smaller bounds of the length")
+            keyword = "pattern" if shape.patterns else "format" if shape.formats else "maxLength"
+            shape.refuse(f"{error}; use a simpler pattern or smaller bounds of the length", keyword)
 
     def states(self, automaton: Automaton, name: str) -> str:
         char = self.primitive("char")
@@ -546,6 +635,8 @@ class _Converter:
         prefix_name = f"{name}-" if name else ""
         n_prefix = max((len(part.prefix or ()) for part in shape.arrays), default=0)
         is_closed = n_prefix > 0 and all(part.items is None for part in shape.arrays)
+        if shape.is_unique and (shape.max_items is None or shape.max_items > 1):
+            return self.distinct_items(shape, n_prefix, name), False
         low = shape.min_items
         high = n_prefix if is_closed else None
         if shape.max_items is not None:
@@ -607,6 +698,61 @@ class _Converter:
                 text = f"({text})?"
         return text
 
+    def distinct_items(self, shape: Shape, n_prefix: int, name: str) -> str:
+        """An array of different values, by a rule for each set of those that it has so far."""
+        values = None if n_prefix else self.few_values(shape.item(0))
+        if values is None:
+            shape.refuse(
+                "a grammar cannot express 'uniqueItems' of other items than values of an enum; "
+                "remove it, and check documents afterwards",
+                "uniqueItems",
+            )
+        low, high = shape.min_items or 0, min(len(values), or_infinite(shape.max_items))
+        if low > high:
+            shape.nothing(f"minItems is {low}, but there are only {high} different items")
+        if sum(math.comb(len(values), n) for n in range(int(high) + 1)) > MAX_SUBSETS:
+            shape.refuse(
+                f"'uniqueItems' of {len(values)} values are too many for a grammar; use fewer, or "
+                "a smaller maxItems",
+                "uniqueItems",
+            )
+        base = f"{name}-" if name else ""
+        items = [self.rules.add(f"{base}item-{i}", text) for i, text in enumerate(values)]
+        rests: dict[frozenset[int], str] = {}  # numbers of the values so far -> what may follow
+
+        def rest(used: frozenset[int]) -> str:
+            if used not in rests:
+                comma = f"{COMMA} " if used else ""
+                left = [i for i in range(len(items)) if i not in used and len(used) < high]
+                options = [f"{comma}{items[i]} {rest(used | {i})}".rstrip() for i in left]
+                options += ['""'] if len(used) >= low and (options or not used) else []
+                text = " | ".join(options)
+                rests[used] = self.rules.add(f"{base}items-{len(used)}", text) if text else ""
+            return rests[used]
+
+        return f'"[" space {rest(frozenset())} space "]"'
+
+    def few_values(self, parts: Sequence[Located]) -> list[str] | None:
+        """The different values of a schema, each as the text of its spellings; None: too many."""
+        found: list[tuple[Any, list[str]]] = []
+        for shape in self.document.shapes(parts) if parts else [Shape("")]:
+            values = shape.values
+            if values is None and shape.types and {*shape.types} <= SMALL_TYPES.keys():
+                values = [value for kind in shape.types for value in SMALL_TYPES[kind]]
+            if values is None:
+                return None
+            for value in values:
+                if shape.admits(self.document, value):
+                    text = literal(json_text(value))
+                    same = next((texts for v, texts in found if same_json(v, value)), None)
+                    if same is None:
+                        found.append((value, [text]))
+                    elif text not in same:
+                        same.append(text)
+                if len(found) > MAX_SUBSETS:
+                    return None
+        return [" | ".join(texts) for _, texts in found]
+
     # Objects
 
     def object(self, shape: Shape, name: str, rule_name: str) -> tuple[str, bool]:
@@ -622,7 +768,7 @@ class _Converter:
             if is_open or patterns:
                 names += [n for n in only if n not in names]
             is_open, patterns = False, []
-        names += [n for n in shape.required if n not in names]
+        names += [n for n in (*shape.required, *shape.forbidden) if n not in names]
         is_plain = not names and not patterns and is_open and not shape.property_names
         is_bounded = shape.min_properties or shape.max_properties is not None
         if is_plain and not is_bounded and all(part.is_any() for part in shape.property("")):

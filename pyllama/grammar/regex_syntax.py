@@ -2,15 +2,18 @@ r"""The syntax of regular expressions: the common part of ECMAScript's and Pytho
 
     parse_regex(r"a{2}|b")    # Choice((Repeat(Char(97), 2, 2), Char(98)))
 
-Supported are literals, escapes, classes, groups, alternation, quantifiers and the anchors ``^``
-and ``$``. ``\d``, ``\w`` and ``\s`` are ASCII's; their negations exclude what Unicode adds to them,
-so that a text matches under both readings. ``.`` excludes the line ends of ECMAScript. Lazy
+Supported are literals, escapes, classes, groups, alternation, quantifiers, lookahead, the anchors
+``^``, ``$``, ``\b`` and ``\B``, general categories as ``\p{...}``, and the flags ``i`` and ``s``.
+``\d``, ``\w`` and ``\s`` are ASCII's; their negations exclude what Unicode adds to them, so that a
+text matches under both readings. So it is with ``\b``, with the letters that ``i`` makes equal, and
+with code points that have no category yet. ``.`` excludes the line ends of ECMAScript. Lazy
 quantifiers accept what greedy ones do. Everything else is refused with its column.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal as OneOf
@@ -44,11 +47,25 @@ class Chars:
         return cp.normalize(self.items)
 
 
+AnchorKind = OneOf["start", "end", "boundary", "inside", "wide boundary", "wide inside"]
+
+
 @dataclass(frozen=True)
 class Anchor:
-    """The start or the end of the text."""
+    r"""A place in the text: its start or end, or one with (``\b``) or without a word's end.
 
-    kind: OneOf["start", "end"]
+    The wide ones are those of either reading, the others those of both.
+    """
+
+    kind: AnchorKind
+
+
+@dataclass(frozen=True)
+class Look:
+    """A lookahead: what follows must match, or must not."""
+
+    inner: Node
+    is_negated: bool
 
 
 @dataclass(frozen=True)
@@ -81,20 +98,32 @@ class Repeat:
     high: int | None
 
 
-Node = Char | Chars | Anchor | Group | Sequence_ | Choice | Repeat
+Node = Char | Chars | Anchor | Look | Group | Sequence_ | Choice | Repeat
 
 ASCII_SETS = {"d": cp.DIGITS, "w": cp.WORD, "s": cp.SPACES}
 DOT = Chars(cp.complement(cp.LINE_ENDS), "dot")
+WIDE_DOT = Chars(cp.complement(((0x0A, 0x0A),)))
 ANY = Chars(cp.ALL)
+_BOUNDARIES: dict[str, tuple[AnchorKind, AnchorKind]] = {
+    "b": ("boundary", "wide boundary"),
+    "B": ("inside", "wide inside"),
+}
+_FLAGS = re.compile(r"\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
 
 
 class Pattern:
-    """The parser of one pattern."""
+    """The parser of one pattern.
+
+    What two languages read in different ways is narrow, what both accept; inside of a negation it
+    is wide, what one of them accepts.
+    """
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.at = 0
         self.depth = 0
+        self.flags = frozenset[str]()
+        self.is_wide = False
         if len(pattern) > MAX_PATTERN:
             self.fail(f"{len(pattern)} characters, at most {MAX_PATTERN} are allowed")
 
@@ -129,8 +158,9 @@ class Pattern:
         bounds = self.quantifier()
         if bounds is None:
             return item
-        if isinstance(item, Anchor):
-            self.fail("an anchor cannot be repeated", self.at - 1)
+        if isinstance(item, Anchor | Look):
+            kind = "an anchor" if isinstance(item, Anchor) else "a lookahead"
+            self.fail(f"{kind} cannot be repeated", self.at - 1)
         if self.peek() == "?":  # lazy: the same texts
             self.at += 1
         elif self.peek() == "+":
@@ -170,18 +200,31 @@ class Pattern:
         if char == "[":
             return self.char_set()
         if char == ".":
-            return DOT
+            return ANY if "s" in self.flags else WIDE_DOT if self.is_wide else DOT
         if char == "^":
             return Anchor("start")
         if char == "$":
-            return Anchor("end")
+            return self.end()
         if char == "\\":
             return self.escape()
         self.at -= 1
         if char in "*+?" or (char == "{" and self.quantifier() is not None):
             self.fail("nothing to repeat")
         self.at += 1
-        return Char(self.code(char))
+        return self.char(self.code(char))
+
+    def end(self) -> Node:
+        """``$``, which in Python may have a newline after it."""
+        if not self.is_wide:
+            return Anchor("end")
+        return Look(Sequence_((Repeat(Char(0x0A), 0, 1), Anchor("end"))), False)
+
+    def char(self, code: int) -> Node:
+        """One character, in upper and lower case if a flag says so."""
+        if "i" not in self.flags:
+            return Char(code)
+        both = cp.with_other_case(((code, code),), widely=self.is_wide)
+        return Chars(both) if len(both) > 1 else Char(code)
 
     def code(self, char: str) -> int:
         if "\ud800" <= char <= "\udfff":
@@ -193,20 +236,25 @@ class Pattern:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             self.fail(f"more than {MAX_DEPTH} groups in groups", start)
-        if self.peek() == "?":
-            self.group_kind(start)
-        inner = self.choice()
+        flags, is_wide = self.flags, self.is_wide
+        kind = self.group_kind(start) if self.peek() == "?" else ""
+        self.is_wide = is_wide != (kind == "?!")
+        inner = self.choice() if kind != "flags" else Sequence_(())
         if self.peek() != ")":
             self.fail("missing ), unterminated group", start)
         self.at += 1
         self.depth -= 1
-        return Group(inner)
+        self.is_wide = is_wide
+        if kind == "flags":
+            return inner
+        self.flags = flags
+        return Look(inner, kind == "?!") if kind in ("?=", "?!") else Group(inner)
 
-    def group_kind(self, start: int) -> None:
-        """Skip ``?:`` or a name."""
-        if self.peek(2) == "?:":
+    def group_kind(self, start: int) -> str:
+        """Read what follows ``(``: a lookahead's mark, flags of the whole pattern, or others."""
+        if self.peek(2) in ("?=", "?!"):
             self.at += 2
-            return
+            return self.pattern[self.at - 2 : self.at]
         opening = next((mark for mark in ("?P<", "?<") if self.peek(len(mark)) == mark), "")
         after = self.pattern[self.at + len(opening) : self.at + len(opening) + 1]
         if opening and after not in ("=", "!"):
@@ -214,10 +262,8 @@ class Pattern:
             if not self.pattern[self.at + len(opening) : end].isidentifier():
                 self.fail("a bad group name", start)
             self.at = end + 1
-            return
+            return ""
         for mark, name in (
-            ("?=", "a lookahead"),
-            ("?!", "a lookahead"),
             ("?<=", "a lookbehind"),
             ("?<!", "a lookbehind"),
             ("?P=", "a backreference"),
@@ -227,25 +273,33 @@ class Pattern:
         ):
             if self.peek(len(mark)) == mark:
                 self.fail(f"{name} ({mark}...) is not supported; do without it", start)
-        self.fail("flags in a pattern are not supported; do without them", start)
+        return self.group_flags(start)
+
+    def group_flags(self, start: int) -> str:
+        match = _FLAGS.match(self.pattern, self.at)
+        if match is None or not {*match[1], *(match[2] or "")} <= {"i", "s", "u"}:
+            self.fail("only the flags i, s and u are supported", start)
+        if match[3] == ")" and (start or match[2]):
+            self.fail("flags of the whole pattern must be its beginning; use (?i:...)", start)
+        self.flags = (self.flags | {*match[1]}) - {*(match[2] or "")}
+        self.at = match.end() - (match[3] == ")")
+        return "flags" if match[3] == ")" else ""
 
     def escape(self) -> Node:
         start = self.at - 1
         char = self.peek()
-        if char == "b":
-            self.fail(r"the word boundary \b is not supported; do without it", start)
-        if char == "B":
-            self.fail(r"\B is not supported; do without it", start)
-        if char == "A":
+        if char and char in "bBAZ":
             self.at += 1
-            return Anchor("start")
-        if char == "Z":
-            self.at += 1
-            return Anchor("end")
+            if char in "AZ":
+                return Anchor("start" if char == "A" else "end")
+            return Anchor(_BOUNDARIES[char][self.is_wide])
         if char in "123456789k" and char:
             self.fail("a backreference is not supported; do without it", start)
         item = self.class_escape(start)
-        return Chars(item) if isinstance(item, tuple) else Char(item, char == "-")
+        if not isinstance(item, tuple):
+            return Char(item, True) if char == "-" else self.char(item)
+        name = f"p-{'not-' * (char == 'P')}{self.pattern[start + 2 : self.at]}"
+        return Chars(item, re.sub("[^A-Za-z-]", "", name) if char in "pP" else "")
 
     def class_escape(self, start: int) -> int | cp.Ranges:
         """One escape: a code point, or a set."""
@@ -253,10 +307,14 @@ class Pattern:
         if not char:
             self.fail("a backslash at the end", start)
         self.at += 1
-        if char in "dws":
-            return ASCII_SETS[char]
-        if char in "DWS":
-            return cp.complement(cp.unicode_members(char.lower()))
+        if char in "dwsDWS":
+            narrow, kind = ASCII_SETS[char.lower()], char.lower()
+            wide = cp.normalize([*cp.unicode_members(kind), *narrow])
+            if char == kind:
+                return wide if self.is_wide else narrow
+            return cp.complement(narrow if self.is_wide else wide)
+        if char in "pP":
+            return self.category(char == "P", start)
         simple = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0, "b": 0x08}
         if char == "0" and self.peek().isdigit():
             self.fail(r"an octal escape is not supported; write \xHH", start)
@@ -270,6 +328,28 @@ class Pattern:
         if char.isalnum():
             self.fail(f"the escape \\{char} is not supported", start)
         return self.code(char)
+
+    def category(self, is_negated: bool, start: int) -> cp.Ranges:
+        r"""The set of ``\p{...}``, whose letter has been read."""
+        name = self.peek()
+        if name == "{":
+            end = self.pattern.find("}", self.at)
+            name = self.pattern[self.at + 1 : end] if end > 0 else ""
+            self.at = end
+        self.at += 1
+        name = name.removeprefix("General_Category=").removeprefix("gc=")
+        found = cp.category(name)
+        if found is None:
+            self.fail(
+                rf"\p{{...}} knows general categories such as L, Lu and Nd, not {name!r:.40}",
+                start,
+            )
+        assigned = cp.category("Assigned") or ()
+        if is_negated:
+            found = cp.subtract(assigned, found)
+        if self.is_wide:  # what has no category yet may get one
+            found = cp.normalize([*found, *cp.complement(assigned)])
+        return cp.with_other_case(found, widely=self.is_wide) if "i" in self.flags else found
 
     def hex_escape(self, kind: str, start: int) -> int:
         if kind == "u" and self.peek() == "{":
@@ -301,16 +381,20 @@ class Pattern:
         if self.peek() == "]":
             self.fail(r"an empty class; write \] for a bracket", start)
         items: list[cp.Range] = []
+        is_wide, self.is_wide = self.is_wide, self.is_wide != is_negated
         while self.peek() != "]":
             if not self.peek():
                 self.fail("missing ], unterminated character class", start)
-            items += self.class_item(is_negated)
+            items += self.class_item()
         self.at += 1
+        if "i" in self.flags:
+            items = list(cp.with_other_case(cp.normalize(items), widely=self.is_wide))
+        self.is_wide = is_wide
         return Chars(cp.complement(cp.normalize(items)) if is_negated else tuple(items))
 
-    def class_item(self, is_negated: bool) -> cp.Ranges:
+    def class_item(self) -> cp.Ranges:
         start = self.at
-        first = self.class_atom(is_negated)
+        first = self.class_atom()
         if isinstance(first, tuple):
             if self.peek() == "-" and self.peek(2) != "-]":
                 self.fail("a range cannot begin with a class", start)
@@ -318,27 +402,19 @@ class Pattern:
         if self.peek() != "-" or self.peek(2) in ("-]", "-"):
             return ((first, first),)
         self.at += 1
-        last = self.class_atom(is_negated)
+        last = self.class_atom()
         if isinstance(last, tuple):
             self.fail("a range cannot end with a class", start)
         if last < first:
             self.fail("a range whose end comes before its start", start)
         return ((first, last),)
 
-    def class_atom(self, is_negated: bool) -> int | cp.Ranges:
-        """A code point or a set; in a negated class, sets have all that one reading has."""
+    def class_atom(self) -> int | cp.Ranges:
+        """A code point or a set."""
         start = self.at
         char = self.peek()
         self.at += 1
-        if char != "\\":
-            return self.code(char)
-        kind = self.peek()
-        item = self.class_escape(start)
-        if isinstance(item, int) or not is_negated:
-            return item
-        if kind.islower():
-            return cp.normalize([*cp.unicode_members(kind), *item])
-        return cp.complement(ASCII_SETS[kind.lower()])
+        return self.class_escape(start) if char == "\\" else self.code(char)
 
 
 @functools.lru_cache(maxsize=256)
@@ -352,8 +428,8 @@ def parse_regex(pattern: str) -> Node:
 
 
 def has_anchor(node: Node) -> bool:
-    """Return whether ``^`` or ``$`` is anywhere in the tree."""
-    return any(isinstance(inner, Anchor) for inner in walk(node))
+    """Return whether an anchor or a lookahead is anywhere in the tree."""
+    return any(isinstance(inner, Anchor | Look) for inner in walk(node))
 
 
 def has_empty_loop(node: Node) -> bool:

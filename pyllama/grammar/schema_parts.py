@@ -13,8 +13,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from fractions import Fraction
+from itertools import combinations
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -44,12 +46,13 @@ KEYWORDS = {
         "minProperties",
         "maxProperties",
     ),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
 IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
-REFUSED = {  # keyword -> its values without an effect
+DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")  # the last one is draft 7's
+REFUSED: dict[str, tuple[Any, ...]] = {  # keyword -> its values without an effect
     "not": (False,),
     "if": (),
     "then": (),
@@ -57,10 +60,6 @@ REFUSED = {  # keyword -> its values without an effect
     "contains": (),
     "minContains": (),
     "maxContains": (),
-    "uniqueItems": (False,),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
-    "dependencies": ({},),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
     "$dynamicRef": (),
@@ -68,6 +67,7 @@ REFUSED = {  # keyword -> its values without an effect
 }
 _PROPERTIES = frozenset(("properties", "patternProperties", "additionalProperties"))
 MAX_EXCLUSIVE = 64  # alternatives of oneOf that are kept apart
+MAX_DEPENDENT = 5  # names with dependencies in an object; each doubles its alternatives
 _PLAIN = frozenset(("type", "enum", "const", *(k for group in KEYWORDS.values() for k in group)))
 
 _TOO_MANY = f"anyOf, oneOf and allOf make more than {MAX_SHAPES} alternatives; simplify them"
@@ -79,6 +79,19 @@ class Unsatisfiable(SchemaError):
     """No value matches a schema. An alternative, an optional property or item is then left out."""
 
 
+class Refused(SchemaError):
+    """A grammar cannot hold a keyword. A relaxed grammar leaves it out.
+
+    Attributes:
+        pointer: JSON pointer to the schema.
+        keyword: the keyword; empty if it is the schema as a whole.
+    """
+
+    def __init__(self, message: str, pointer: str, keyword: str) -> None:
+        super().__init__(f"JSON schema, at {_place(pointer, keyword)}: {message}")
+        self.pointer, self.keyword = pointer, keyword
+
+
 class Located(NamedTuple):
     """A subschema and the JSON pointer to it."""
 
@@ -86,7 +99,12 @@ class Located(NamedTuple):
     pointer: str
 
     def fail(self, message: str, keyword: str = "") -> NoReturn:
+        """Raise an error: the schema is invalid."""
         raise SchemaError(f"JSON schema, at {_place(self.pointer, keyword)}: {message}")
+
+    def refuse(self, message: str, keyword: str = "") -> NoReturn:
+        """Raise an error: a grammar cannot hold it."""
+        raise Refused(message, self.pointer, keyword)
 
     def nothing(self, message: str) -> NoReturn:
         """Raise an error: no value matches."""
@@ -128,6 +146,10 @@ def _restricts(key: str, value: Any) -> bool:
         return value is not True and bool(value != {})
     if key == "required":
         return bool(value != [])
+    if key == "uniqueItems":
+        return value is not False
+    if key in DEPENDENT:
+        return bool(value != {})
     if key == "format":
         return not isinstance(value, str) or value in FORMATS
     return key in _PLAIN or key in IN_PLACE
@@ -146,6 +168,11 @@ def same_json(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_json(a[key], b[key]) for key in a)
     return bool(a == b)
+
+
+def has_equal_items(values: Sequence[Any]) -> bool:
+    """Return whether two of some JSON values are equal."""
+    return any(same_json(a, b) for a, b in combinations(values, 2))
 
 
 def types_of(value: Any) -> tuple[str, ...]:
@@ -225,17 +252,18 @@ class _Copier:
 
 
 def check_keywords(located: Located) -> None:
-    """Refuse keywords of wrong types, and those that a grammar cannot express.
+    """Refuse keywords of wrong types, and those that a grammar cannot hold.
 
     Raises:
-        SchemaError: it names the place and the keyword.
+        SchemaError: a value is wrong; it names the place and the keyword.
+        Refused: a grammar cannot hold a keyword.
     """
     schema = located.schema
     if isinstance(schema, bool):
         return
     for key, value in schema.items():
         if key in REFUSED and not _is_one_of(value, REFUSED[key]):
-            located.fail(
+            located.refuse(
                 f"a grammar cannot express {key!r}; remove it, and check documents afterwards", key
             )
         check = _CHECKS.get(key)
@@ -250,6 +278,38 @@ def check_keywords(located: Located) -> None:
     ):
         if schema.get(low, -math.inf) > schema.get(high, math.inf):
             located.fail(f"{low} {schema[low]} is greater than {high} {schema[high]}", low)
+    for key, beside in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if schema.get(key) is True and beside not in schema:
+            located.refuse(f"must be a number, or true beside {beside!r} as in draft 4", key)
+    if sum(len(schema.get(key, ())) for key in DEPENDENT) > MAX_DEPENDENT:
+        key = next(key for key in reversed(DEPENDENT) if schema.get(key))
+        located.refuse(f"more than {MAX_DEPENDENT} names have dependencies; use fewer", key)
+
+
+def check_patterns(located: Located) -> None:
+    """Refuse regular expressions that a grammar cannot hold.
+
+    Raises:
+        Refused: a syntax error, or something that is not supported.
+    """
+    schema = located.schema
+    if isinstance(schema, bool):
+        return
+    if "pattern" in schema:
+        parse_pattern(schema["pattern"], located.pointer)
+    for pattern in schema.get("patternProperties", ()):
+        parse_pattern(pattern, located.pointer, "patternProperties")
+
+
+def leave_out(schema: dict[str, Any], keyword: str) -> None:
+    """Remove the effect of a keyword that a grammar cannot hold; more documents match then."""
+    if keyword == "pattern":
+        schema[keyword] = ""  # still a string
+    elif keyword == "patternProperties":
+        schema[keyword] = {}
+        schema["additionalProperties"] = True
+    else:
+        del schema[keyword]
 
 
 def _is_number(value: Any) -> bool:
@@ -267,6 +327,10 @@ def _check_least(value: Any) -> str:
 
 def _check_number(value: Any) -> str:
     return "" if _is_number(value) else "a number"
+
+
+def _check_bound(value: Any) -> str:
+    return "" if isinstance(value, bool) else _check_number(value)
 
 
 def _check_multiple(value: Any) -> str:
@@ -296,6 +360,15 @@ def _check_object(value: Any) -> str:
     return "" if isinstance(value, dict) else "an object"
 
 
+def _check_boolean(value: Any) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _check_names_by_name(value: Any) -> str:
+    is_good = isinstance(value, dict) and not any(map(_check_names, value.values()))
+    return "" if is_good else "an object of lists of strings"
+
+
 def _check_items(value: Any) -> str:
     return "" if isinstance(value, dict | list | bool) else "a schema or a list of schemas"
 
@@ -303,13 +376,16 @@ def _check_items(value: Any) -> str:
 _CHECKS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(["minLength", "minItems", "minProperties"], _check_least),
     **dict.fromkeys(["maxLength", "maxItems", "maxProperties"], _check_count),
-    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], _check_number),
+    **dict.fromkeys(["minimum", "maximum"], _check_number),
+    **dict.fromkeys(["exclusiveMinimum", "exclusiveMaximum"], _check_bound),
     "multipleOf": _check_multiple,
     **dict.fromkeys(["$ref", "pattern", "format"], _check_text),
     "type": _check_type,
     **dict.fromkeys(["enum", "allOf", "anyOf", "oneOf"], _check_list),
     "required": _check_names,
-    **dict.fromkeys(["properties", "patternProperties"], _check_object),
+    **dict.fromkeys(["properties", "patternProperties", *DEPENDENT[1:]], _check_object),
+    "dependentRequired": _check_names_by_name,
+    "uniqueItems": _check_boolean,
     **dict.fromkeys(["items", "prefixItems"], _check_items),
 }
 
@@ -349,8 +425,10 @@ class Shape:
     arrays: list[ArrayPart] = field(default_factory=list)
     min_items: int | None = None
     max_items: int | None = None
+    is_unique: bool = False
     objects: list[ObjectPart] = field(default_factory=list)
     required: dict[str, None] = field(default_factory=dict)  # an ordered set
+    forbidden: dict[str, None] = field(default_factory=dict)
     property_names: list[Located] = field(default_factory=list)
     min_properties: int = 0
     max_properties: int | None = None
@@ -377,6 +455,11 @@ class Shape:
         self._add_array(located, schema)
         self._add_object(located, schema)
 
+    def forbid(self, name: str) -> None:
+        """Merge that an object has no property of a name."""
+        self.forbidden[name] = None
+        self.restricted.add("object")
+
     def _keep_values(self, values: list[Any]) -> None:
         if self.values is None:
             self.values = list({json_text(value): value for value in values}.values())
@@ -393,20 +476,19 @@ class Shape:
             self.formats.append(name)
 
     def _add_number(self, schema: dict[str, Any]) -> None:
-        for key, is_open in (("minimum", False), ("exclusiveMinimum", True)):
-            if key in schema:
-                bound = _exact(schema[key]), is_open
-                self.low = bound if self.low is None else max(self.low, bound)
-        for key, is_open in (("maximum", False), ("exclusiveMaximum", True)):
-            if key in schema:
-                value = _exact(schema[key])
-                if self.high is None or (value, not is_open) < (self.high[0], not self.high[1]):
-                    self.high = value, is_open
+        for key, is_open in _bounds(schema, "minimum", "exclusiveMinimum"):
+            bound = _exact(schema[key]), is_open
+            self.low = bound if self.low is None else max(self.low, bound)
+        for key, is_open in _bounds(schema, "maximum", "exclusiveMaximum"):
+            value = _exact(schema[key])
+            if self.high is None or (value, not is_open) < (self.high[0], not self.high[1]):
+                self.high = value, is_open
         if "multipleOf" in schema:
             self.multiples.append(schema["multipleOf"])
 
     def _add_array(self, located: Located, schema: dict[str, Any]) -> None:
         self.max_items = _least(self.max_items, schema.get("maxItems"))
+        self.is_unique = self.is_unique or bool(schema.get("uniqueItems"))
         if "minItems" in schema:
             self.min_items = max(self.min_items or 0, int(schema["minItems"]))
         if "items" not in schema and "prefixItems" not in schema:
@@ -447,6 +529,16 @@ class Shape:
                 )
             )
 
+    def step(self) -> Fraction | None:
+        """Return the least number that each ``multipleOf`` divides; None: there are none."""
+        steps = [Fraction(_exact(multiple)) for multiple in self.multiples]
+        if not steps:
+            return None
+        return Fraction(
+            math.lcm(*(step.numerator for step in steps)),
+            math.gcd(*(step.denominator for step in steps)),
+        )
+
     def possible_types(self) -> list[str] | None:
         """Return the types of matching values; None: all. A keyword implies its type."""
         if self.types is not None:
@@ -454,8 +546,33 @@ class Shape:
         return [kind for kind in TYPES if kind in self.restricted] or None
 
     def refuse(self, message: str, keyword: str = "") -> NoReturn:
-        """Raise an error: a grammar cannot express it."""
-        raise SchemaError(f"JSON schema, at {_place(self.pointer, keyword)}: {message}")
+        """Raise an error: a grammar cannot hold it."""
+        raise Refused(message, self.pointer, keyword)
+
+    def leave_out(self, keyword: str) -> bool:
+        """Remove the effect of a keyword that was refused; returns whether it had one."""
+        before = replace(self)
+        match keyword:
+            case "multipleOf":
+                self.multiples = []
+            case "pattern":
+                self.patterns = []
+            case "format":
+                self.formats = []
+            case "maxLength":
+                self.min_length, self.max_length = 0, None
+            case "uniqueItems":
+                self.is_unique = False
+            case "minProperties":
+                self.min_properties, self.max_properties = 0, None
+            case "propertyNames":
+                self.property_names = []
+            case "patternProperties":
+                self.objects = [
+                    ObjectPart(part.properties, [], Located(True, self.pointer))
+                    for part in self.objects
+                ]
+        return self != before
 
     def nothing(self, message: str) -> NoReturn:
         """Raise an error: no value matches."""
@@ -467,7 +584,7 @@ class Shape:
         if self.types is not None and not set(kinds) & set(self.types):
             return False
         if "string" in kinds:
-            long_enough = self.min_length <= len(value) <= _or_infinite(self.max_length)
+            long_enough = self.min_length <= len(value) <= or_infinite(self.max_length)
             return long_enough and all(
                 condition.matches(value) for condition in map(_matcher, self.string_nodes())
             )
@@ -479,12 +596,14 @@ class Shape:
                 and all(number % _exact(multiple) == 0 for multiple in self.multiples)
             )
         if "array" in kinds:
-            return (self.min_items or 0) <= len(value) <= _or_infinite(self.max_items) and all(
-                document.admits(self.item(index), item) for index, item in enumerate(value)
+            return (
+                (self.min_items or 0) <= len(value) <= or_infinite(self.max_items)
+                and all(document.admits(self.item(index), item) for index, item in enumerate(value))
+                and not (self.is_unique and has_equal_items(value))
             )
         if "object" in kinds:
             return (
-                self.min_properties <= len(value) <= _or_infinite(self.max_properties)
+                self.min_properties <= len(value) <= or_infinite(self.max_properties)
                 and all(name in value for name in self.required)
                 and all(document.admits(tuple(self.property_names), name) for name in value)
                 and all(document.admits(self.property(n), item) for n, item in value.items())
@@ -512,7 +631,7 @@ class Shape:
 
     def property(self, name: str) -> tuple[Located, ...]:
         """Return the schemas of the property of a name."""
-        found = []
+        found = [Located(False, f"{self.pointer}/not")] if name in self.forbidden else []
         for part in self.objects:
             matched = [
                 located
@@ -556,12 +675,19 @@ def _differ(a: Schema, b: Schema) -> bool:
     return not wide[0] & wide[1]
 
 
-def parse_pattern(pattern: str, pointer: str) -> Node:
+def parse_pattern(pattern: str, pointer: str, keyword: str = "pattern") -> Node:
     """Return the tree of a pattern of a schema at a pointer."""
     try:
         return parse_regex(pattern)
     except GrammarError as error:
-        raise SchemaError(f"JSON schema, at {_place(pointer, 'pattern')}: {error}") from None
+        raise Refused(str(error), pointer, keyword) from None
+
+
+def _bounds(schema: dict[str, Any], inclusive: str, exclusive: str) -> list[tuple[str, bool]]:
+    """The bounds that a schema has, each with whether it is open; in draft 4 by a boolean."""
+    found = [(inclusive, schema.get(exclusive) is True)] if inclusive in schema else []
+    is_number = exclusive in schema and not isinstance(schema[exclusive], bool)
+    return [*found, (exclusive, True)] if is_number else found
 
 
 @functools.lru_cache(maxsize=64)
@@ -580,7 +706,8 @@ def _least(a: int | None, b: float | None) -> int | None:
     return int(b) if a is None else min(a, int(b))
 
 
-def _or_infinite(value: int | None) -> float:
+def or_infinite(value: int | None) -> float:
+    """Return a maximum, or infinity for none."""
     return math.inf if value is None else value
 
 
@@ -597,22 +724,58 @@ class Document:
     """A whole schema: finds the targets of references, and merges conjunctions into shapes.
 
     Args:
-        schema: a value of ``read_schema``.
+        schema: a value of ``read_schema``. A relaxed document removes keywords from it.
+        is_relaxed: what a grammar cannot hold is left out, and is no error.
+
+    Attributes:
+        left_out: JSON pointer of a keyword or schema -> why it is left out.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, is_relaxed: bool = False) -> None:
         self.root = Located(schema, "")
+        self.is_relaxed, self.left_out = is_relaxed, dict[str, str]()
         self.bases: dict[str, str] = {}  # pointer of a schema with an $id -> its URI
         self.resources: dict[str, str] = {}  # URI -> pointer
         self.anchors: dict[tuple[str, str], str] = {}  # pointer of the resource, name -> pointer
         self._expanded: dict[str, list[tuple[Located, ...]]] = {}
+        self._forbidden: dict[str, str] = {}  # pointer -> a name that objects must not have
+        is_draft_4 = isinstance(schema, dict) and "draft-04" in str(schema.get("$schema"))
+        self._id_key = "id" if is_draft_4 else "$id"
         self._index(schema, "", "", "")
+
+    def check(self, located: Located) -> None:
+        """Check the keywords of a schema, before anything else is asked about it.
+
+        Raises:
+            SchemaError: a value is wrong, or a grammar cannot hold a keyword.
+        """
+        while True:
+            try:
+                check_keywords(located)
+                check_patterns(located)
+                if self.is_relaxed:
+                    self._check_target(located)
+                return
+            except Refused as error:
+                if not self.is_relaxed or not isinstance(located.schema, dict):
+                    raise
+                self.note(error)
+                leave_out(located.schema, error.keyword)
+
+    def note(self, error: Refused) -> None:
+        """Remember that something is left out."""
+        key = f"/{error.keyword}" if error.keyword else ""
+        self.left_out.setdefault(error.pointer + key, str(error))
+
+    def _check_target(self, located: Located) -> None:
+        if isinstance(located.schema, dict) and "$ref" in located.schema:
+            self.target(located)
 
     def _index(self, schema: Any, pointer: str, base: str, resource: str) -> None:
         if not isinstance(schema, dict):
             return
-        if isinstance(schema.get("$id"), str):
-            base, resource = urldefrag(urljoin(base, schema["$id"])).url, pointer
+        if isinstance(schema.get(self._id_key), str):
+            base, resource = urldefrag(urljoin(base, schema[self._id_key])).url, pointer
             self.bases[pointer] = base
             self.resources.setdefault(base, pointer)
         for key in ("$anchor", "$dynamicAnchor"):
@@ -620,7 +783,7 @@ class Document:
                 self.anchors.setdefault((resource, schema[key]), pointer)
         for key, value in schema.items():
             inner: Iterator[tuple[str, Any]] | None = None
-            if key in ("$defs", "definitions", "properties", "patternProperties"):
+            if key in ("$defs", "definitions", "properties", "patternProperties", *DEPENDENT):
                 inner = iter(value.items()) if isinstance(value, dict) else None
             elif key in (*IN_PLACE, "prefixItems", "items") and isinstance(value, list):
                 inner = ((str(index), item) for index, item in enumerate(value))
@@ -651,7 +814,7 @@ class Document:
         if not ref.startswith("#"):
             url = urldefrag(urljoin(base, ref)).url
             if url not in self.resources:
-                located.fail(
+                located.refuse(
                     f"{ref!r:.80} is in another document; put it into this one, under $defs", "$ref"
                 )
             resource = self.resources[url]
@@ -695,7 +858,10 @@ class Document:
         for group in found:
             shape = Shape(parts[0].pointer if parts else "")
             for located in group:
-                shape.add(located)
+                if located.pointer in self._forbidden:
+                    shape.forbid(self._forbidden[located.pointer])
+                else:
+                    shape.add(located)
             shapes.append(shape)
         return shapes
 
@@ -703,9 +869,7 @@ class Document:
         self, a: list[tuple[Located, ...]], b: list[tuple[Located, ...]], at: Located
     ) -> list[tuple[Located, ...]]:
         if len(a) * len(b) > 4 * MAX_SHAPES:
-            at.fail(
-                f"anyOf, oneOf and allOf make more than {MAX_SHAPES} alternatives; simplify them"
-            )
+            at.refuse(_TOO_MANY)
         merged: dict[tuple[str, ...], tuple[Located, ...]] = {}
         for left in a:
             for right in b:
@@ -713,9 +877,7 @@ class Document:
                 both = (*left, *(located for located in right if located.pointer not in known))
                 merged.setdefault(tuple(sorted({located.pointer for located in both})), both)
         if len(merged) > MAX_SHAPES:
-            at.fail(
-                f"anyOf, oneOf and allOf make more than {MAX_SHAPES} alternatives; simplify them"
-            )
+            at.refuse(_TOO_MANY)
         return list(merged.values())
 
     def _expand(self, part: Located, active: frozenset[str]) -> list[tuple[Located, ...]]:
@@ -724,7 +886,7 @@ class Document:
             return [()] if part.schema else []
         if part.pointer in self._expanded:
             return self._expanded[part.pointer]
-        check_keywords(part)
+        self.check(part)
         if part.pointer in active:
             part.fail("the schema refers to itself, without a property or item between")
         active = active | {part.pointer}
@@ -743,8 +905,27 @@ class Document:
                     for group in self._expand(child, active)
                 ]
                 found = self._both(found, options, part)
+        for without, *with_it in self._dependencies(part):
+            options = [()]
+            for child in with_it:
+                options = self._both(options, self._expand(child, active), part)
+            found = self._both(found, [(without,), *options], part)
         self._expanded[part.pointer] = found
         return found
+
+    def _dependencies(self, part: Located) -> Iterator[list[Located]]:
+        """For each name with dependencies: a place that forbids it, and what holds with it."""
+        assert isinstance(part.schema, dict)
+        for keyword in DEPENDENT:
+            for name, needed in part.schema.get(keyword, {}).items():
+                if needed in ([], True, {}):
+                    continue
+                names = needed if isinstance(needed, list) else []
+                inner = [] if isinstance(needed, list) else [part.child(keyword, name)]
+                path = part.pointer + f"/{keyword}/" + name.replace("~", "~0").replace("/", "~1")
+                self._forbidden[f"{path}/not"] = name
+                required = Located({"required": [name, *names]}, f"{path}/required")
+                yield [Located({}, f"{path}/not"), required, *inner]
 
     def alternatives(self, part: Located, keyword: str) -> list[list[Located]]:
         """Return the alternatives of ``anyOf`` or ``oneOf``.
@@ -780,7 +961,7 @@ class Document:
     def _object_of(self, part: Located) -> dict[str, Any] | None:
         """The keywords of a schema of objects, after references; None: of something else."""
         for _ in range(MAX_EXCLUSIVE):
-            check_keywords(part)
+            self.check(part)
             schema = part.schema
             if not isinstance(schema, dict):
                 return None

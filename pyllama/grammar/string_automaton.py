@@ -22,6 +22,7 @@ from pyllama.grammar.regex_syntax import (
     Chars,
     Choice,
     Group,
+    Look,
     Node,
     Repeat,
     Sequence_,
@@ -34,6 +35,7 @@ MAX_NFA_STATES = 20_000  # of one expression
 MAX_LETTERS = 10_000  # of all words
 MAX_WORK = 1_000_000  # states of an expression that steps begin or end at
 MAX_MINIMIZED = 100  # states; larger automata are right, but not the smallest
+MAX_INLINE = 500  # characters of a class; a longer one gets a rule
 MAX_STEPS = 200_000  # from a state by a class of characters, while an automaton is built
 
 Labels = tuple[bool, ...]
@@ -110,44 +112,78 @@ class Words:
 
 
 class Multiple:
-    """An integer in decimal digits that ``divisor`` divides."""
+    """A number in decimal digits whose value is a multiple of ``divisor / 10**n_decimals``.
 
-    def __init__(self, divisor: int) -> None:
-        self.divisor = divisor
+    It has at most ``n_decimals`` digits after the point.
+    """
+
+    def __init__(self, divisor: int, n_decimals: int = 0) -> None:
+        self.divisor, self.n_decimals = divisor, n_decimals
 
     def sets(self) -> Iterator[cp.Ranges]:
-        for code in range(0x30, 0x3A):
+        for code in (ord("."), *range(0x30, 0x3A)):
             yield ((code, code),)
 
+    # A state is (number of digits after the point, or -1 before it; the remainder).
     def start(self) -> Hashable | None:
-        return 0
+        return -1, 0
 
     def step(self, state: Hashable, code: int) -> Hashable | None:
-        assert isinstance(state, int)
-        return (10 * state + code - 0x30) % self.divisor if 0x30 <= code < 0x3A else state
+        assert isinstance(state, tuple)
+        n, rest = state
+        if code == ord("."):
+            return 0, rest
+        if not 0x30 <= code < 0x3A:
+            return state
+        if n == self.n_decimals:
+            return None
+        return n + (n >= 0), (10 * rest + code - 0x30) % self.divisor
 
     def accepts(self, state: Hashable) -> bool:
-        return state == 0
+        assert isinstance(state, tuple)
+        n, rest = state
+        return bool(rest * 10 ** (self.n_decimals - max(n, 0)) % self.divisor == 0)
+
+
+Obligations = frozenset[tuple[int, int]]  # numbers of a lookahead and of its state
+_NONE: Obligations = frozenset()
+_NOTHING = -1  # is before the first character and after the last one
+_OTHER, _WORD, _EITHER = 0, 1, 2  # a character for \b: _EITHER is a word's in Unicode only
 
 
 class Expression:
-    """A regular expression: found anywhere in the text, or ``whole``, matching all of it."""
+    """A regular expression: found anywhere in the text, or ``whole``, matching all of it.
 
-    def __init__(self, node: Node, *, whole: bool = False) -> None:
+    Args:
+        is_prefix: it matches from the first character on, and anything may follow.
+    """
+
+    def __init__(self, node: Node, *, whole: bool = False, is_prefix: bool = False) -> None:
         self.moves: list[list[tuple[cp.Ranges, int]]] = []
-        self.jumps: list[list[tuple[str, int]]] = []  # without a character; "" or an anchor
+        # without a character: after "", an anchor, or the lookahead of a number
+        self.jumps: list[list[tuple[str | int, int]]] = []
+        self.looks: list[tuple[Expression, bool]] = []  # and whether it must not match
+        self.has_boundary = self.asks_at_end = False
         first = self._new()
         last = self._build(node, first)
         self.is_search = not whole
         if self.is_search:  # characters before and after the match
-            before, after = self._new(), self._new()
-            self.moves[before].append((cp.ALL, before))
-            self.jumps[before].append(("", first))
+            after = self._new()
             self.jumps[last].append(("", after))
             self.moves[after].append((cp.ALL, after))
-            first, last = before, after
+            last = after
+            if not is_prefix:
+                before = self._new()
+                self.moves[before].append((cp.ALL, before))
+                self.jumps[before].append(("", first))
+                first = before
         self.first, self.last = first, last
+        self.found = frozenset({(_NONE, frozenset({last}))}), _OTHER, True  # whatever follows
         self._targets: dict[tuple[int, int], tuple[int, ...]] = {}  # state, code point ->
+        # of a lookahead: its states by number, where 0 is found and -1 is failed
+        self._known: list[Hashable] = [self.found]
+        self._numbers: dict[Hashable, int] = {self.found: 0}
+        self._next: dict[tuple[int, int], int] = {}  # number, code point ->
         self._work = 0
 
     def _new(self) -> int:
@@ -165,7 +201,15 @@ class Expression:
             case Chars():
                 return self._move(at, node.ranges)
             case Anchor(kind):
+                self.has_boundary = self.has_boundary or kind not in ("start", "end")
+                self.asks_at_end = self.asks_at_end or kind != "start"
                 return self._jump(at, kind)
+            case Look(inner, is_negated):
+                look = Expression(inner, is_prefix=True)
+                self.has_boundary = self.has_boundary or look.has_boundary
+                self.asks_at_end = self.asks_at_end or look.asks_at_end
+                self.looks.append((look, is_negated))
+                return self._jump(at, len(self.looks) - 1)
             case Group(inner):
                 return self._build(inner, at)
             case Sequence_(parts):
@@ -185,7 +229,7 @@ class Expression:
         self.moves[at].append((ranges, end))
         return end
 
-    def _jump(self, at: int, condition: str) -> int:
+    def _jump(self, at: int, condition: str | int) -> int:
         end = self._new()
         self.jumps[at].append((condition, end))
         return end
@@ -206,48 +250,149 @@ class Expression:
             self.jumps[at].append(("", end))
         return end
 
-    def _closure(self, states: Sequence[int], allowed: tuple[str, ...]) -> frozenset[int]:
-        found, stack = set(states), list(states)
-        while stack:
-            for condition, target in self.jumps[stack.pop()]:
-                if target not in found and condition in allowed:
-                    found.add(target)
-                    stack.append(target)
-        return frozenset(found)
-
     def sets(self) -> Iterator[cp.Ranges]:
         for moves in self.moves:
             for ranges, _ in moves:
                 yield ranges
+        for look, _ in self.looks:
+            yield from look.sets()
+        if self.has_boundary:
+            yield from (cp.WORD, cp.unicode_members("w"))
 
-    # A state is (NFA states, whether a text may end here). Both anchors are jumps: the start's is
-    # open before the first character only, and after the end's no character can follow.
+    # A state is (NFA states by the lookaheads that they wait for, what is before the next character
+    # if a \b may ask, whether a text may end here). Anchors are jumps: the start's is open before
+    # the first character only, after the end's no character can follow, and a \b is open or not
+    # when the next character is known.
     def start(self) -> Hashable | None:
-        return self._state([self.first], ("", "start"))
+        return self._begin(_NOTHING)
 
-    def _state(self, states: Sequence[int], allowed: tuple[str, ...]) -> Hashable | None:
-        inner = self._closure(states, allowed)
-        if self.is_search and self.last in inner:
-            return frozenset({self.last}), True  # found: whatever follows
-        at_end = self._closure(states, (*allowed, "end"))
-        return inner, self.last in at_end
+    def _begin(self, before: int) -> Hashable:
+        """The state at a place in a text, where a lookahead may begin."""
+        return self._state({_NONE: {self.first}}, before)
+
+    def _state(self, groups: dict[Obligations, set[int]], before: int) -> Hashable:
+        self._close(groups, ("",), before)
+        if self.is_search and self.last in groups.get(_NONE, ()):
+            return self.found
+        ended = groups
+        if self.asks_at_end:
+            ended = {waits: set(states) for waits, states in groups.items()}
+            self._close(ended, ("", "end", *_boundary(before, _NOTHING)), before)
+        accepts = any(
+            self.last in states and self._are_met_at_end(waits) for waits, states in ended.items()
+        )
+        frozen = frozenset((waits, frozenset(states)) for waits, states in groups.items() if states)
+        return frozen, before if self.has_boundary else _OTHER, accepts
+
+    def _close(
+        self, groups: dict[Obligations, set[int]], open_: tuple[str, ...], before: int
+    ) -> None:
+        """Add the states that jumps lead to."""
+        open_ = (*open_, "start") if before == _NOTHING else open_
+        todo = list(groups)
+        while todo:
+            waits = todo.pop()
+            states = groups[waits]
+            stack = list(states)
+            while stack:
+                for condition, target in self.jumps[stack.pop()]:
+                    if condition in open_:
+                        if target not in states:
+                            states.add(target)
+                            stack.append(target)
+                    elif isinstance(condition, int):
+                        after = self._looking(waits, condition, before)
+                        if after is not None and target not in groups.setdefault(after, set()):
+                            groups[after].add(target)
+                            todo.append(after)
+        for few in groups if len(groups) > 1 else ():  # fewer obligations are met as well
+            for many, states in groups.items():
+                if few < many:
+                    states -= groups[few]
+
+    def _looking(self, waits: Obligations, number: int, before: int) -> Obligations | None:
+        """The obligations with one more lookahead; None: it fails."""
+        look, is_negated = self.looks[number]
+        state = look._number(look._begin(before))
+        if state == 0:
+            return None if is_negated else waits
+        return waits | {(number, state)}
+
+    def _number(self, state: Hashable | None) -> int:
+        if state is None:
+            return -1
+        if state not in self._numbers:
+            self._numbers[state] = len(self._known)
+            self._known.append(state)
+        return self._numbers[state]
+
+    def _are_met_at_end(self, waits: Obligations) -> bool:
+        looks = ((*self.looks[number], state) for number, state in waits)
+        return all(look.accepts(look._known[state]) != negated for look, negated, state in looks)
+
+    def _after(self, waits: Obligations, code: int) -> Obligations | None:
+        """The obligations after one more character; None: one has failed."""
+        left = set()
+        for number, state in waits:
+            look, is_negated = self.looks[number]
+            after = look._next.get((state, code))
+            if after is None:
+                after = look._number(look.step(look._known[state], code))
+                look._next[state, code] = after
+            if after > 0:
+                left.add((number, after))
+            elif (after < 0) != is_negated:
+                return None
+        return frozenset(left)
 
     def step(self, state: Hashable, code: int) -> Hashable | None:
         assert isinstance(state, tuple)
-        states: set[int] = set()
-        for one in state[0]:
-            if (one, code) not in self._targets:
-                moves = self.moves[one]
-                self._targets[one, code] = tuple(t for r, t in moves if cp.contains(r, code))
-            states.update(self._targets[one, code])
-        self._work += len(state[0]) + len(states)
+        groups, before, _ = state
+        kind = _OTHER
+        if self.has_boundary:
+            kind = _word_kind(code)
+            opened = {waits: set(states) for waits, states in groups}
+            self._close(opened, ("", *_boundary(before, kind)), before)
+            if self.is_search and self.last in opened.get(_NONE, ()):
+                return self.found
+            groups = opened.items()
+        found: dict[Obligations, set[int]] = {}
+        for waits, states in groups:
+            targets: set[int] = set()
+            for one in states:
+                if (one, code) not in self._targets:
+                    moves = self.moves[one]
+                    self._targets[one, code] = tuple(t for r, t in moves if cp.contains(r, code))
+                targets.update(self._targets[one, code])
+            self._work += len(states) + len(targets) + len(waits)
+            after = self._after(waits, code) if targets else None
+            if after is not None:
+                found.setdefault(after, set()).update(targets)
         if self._work > MAX_WORK:
             raise GrammarError("a regular expression needs too large an automaton")
-        return self._state(sorted(states), ("",)) if states else None
+        return self._state(found, kind) if found else None
 
     def accepts(self, state: Hashable) -> bool:
         assert isinstance(state, tuple)
-        return bool(state[1])
+        return bool(state[2])
+
+
+def _word_kind(code: int) -> int:
+    if cp.contains(cp.WORD, code):
+        return _WORD
+    return _EITHER if cp.contains(cp.unicode_members("w"), code) else _OTHER
+
+
+def _boundary(before: int, after: int) -> tuple[str, ...]:
+    """The anchors that are open between two characters: words are of ASCII or of Unicode."""
+    if before == after == _NOTHING:  # where Python knows neither \b nor \B
+        return ("wide inside",)
+    before, after = max(before, _OTHER), max(after, _OTHER)
+    is_ascii = (before == _WORD) != (after == _WORD)
+    is_unicode = (before == _OTHER) != (after == _OTHER)
+    if is_ascii != is_unicode:
+        return "wide boundary", "wide inside"
+    return ("boundary", "wide boundary") if is_ascii else ("inside", "wide inside")
 
 
 class Automaton:
@@ -408,7 +553,10 @@ def write_automaton(
         options = []
         for target, atoms in to.items():
             ranges = cp.normalize(item for atom in atoms for item in automaton.atoms[atom])
-            options += [f"{chars} {names[target]}" for chars in spelling.chars(ranges)]
+            chars = spelling.chars(ranges)
+            if sum(map(len, chars)) > MAX_INLINE:
+                chars = [rules.add(f"{name}-chars", " | ".join(chars))]
+            options += [f"{one} {names[target]}" for one in chars]
         texts[number] = " | ".join([*options, end] if accepting else options)
     for number in order:
         if names[number]:

@@ -179,13 +179,17 @@ class _BytePattern(Pattern):
         return super().escape()
 
     def class_escape(self, start: int) -> int | cp.Ranges:
-        if self.peek() in ("D", "W", "S"):
-            self.at += 1
-            return cp.complement(ASCII_SETS[self.pattern[self.at - 1].lower()])
-        return super().class_escape(start)
+        kind = self.peek().lower()
+        if kind not in ASCII_SETS:
+            return super().class_escape(start)
+        self.at += 1
+        members = ASCII_SETS[kind]
+        return members if self.pattern[self.at - 1] == kind else cp.complement(members)
 
-    def class_atom(self, is_negated: bool) -> int | cp.Ranges:
-        return super().class_atom(False)
+    def group_flags(self, start: int) -> str:
+        if self.peek(2) != "?:":
+            self.fail("flags are not followed", start)
+        return super().group_flags(start)
 
 
 _EMPTY = Sequence_(())

@@ -22,6 +22,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ..chat.template import JinjaTemplate
+from ..chat.tools.definitions import parse_tools
+from ..chat.tools.grammar import call_grammar, content_grammar
 from ..chat.turn import legacy_tools, response_schema
 from ..errors import TemplateError
 from ..grammar import Grammar
@@ -183,9 +185,12 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
         if functions is not None or function_call is not None:
             tools, tool_choice = legacy_tools(functions, function_call)
         tool = _named_tool(tools, tool_choice)
-        schema = response_schema(response_format) if tool is None else tool.get("parameters", True)
-        if schema is not None:
-            grammar = Grammar.from_json_schema(schema)
+        schema = response_schema(response_format)
+        if tool is not None:
+            (checked,) = parse_tools([{"type": "function", "function": tool}])
+            grammar = call_grammar(checked)
+        elif schema is not None:
+            grammar = content_grammar(schema)
         result = llama.create_completion(
             prompt=llama.tokenize(
                 made.prompt.encode(), add_bos=not made.added_special, special=True

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...grammar import Trigger
 from ..reader import Call, Mismatch, Reader, Steps
-from .definitions import Tool
+from .definitions import ResponseSchema, Tool
 from .rules import ANY_TEXT, SPACE, Rules, literal
 
 _MAX_HEAD = 512  # characters of a name with its id
@@ -59,7 +59,7 @@ class Family(Protocol):
     def rules(self, rules: Rules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of one call, or of several, to a grammar; returns an expression."""
 
-    def response_rule(self, rules: Rules, schema: Mapping[str, Any] | bool | None) -> str:
+    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
         """Add the rules of content to a grammar; returns an expression. No schema: any text."""
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:
@@ -371,9 +371,9 @@ class CallFormat:
         first, last = (rules.marker(m) if m else "" for m in self.section)
         return f"{first} space {one}" + (f" space {last}" if last else "") if first else one
 
-    def response_rule(self, rules: Rules, schema: Mapping[str, Any] | bool | None) -> str:
+    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
         """Add the rules of content to a grammar; returns an expression."""
-        return ANY_TEXT if schema is None else rules.schema("content", schema, "response_format")
+        return ANY_TEXT if schema is None else schema.rule(rules, "content")
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:
         """Where a reply of free text changes to calls."""

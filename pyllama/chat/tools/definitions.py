@@ -28,20 +28,45 @@ class Tool:
         name: the function's name.
         parameters: JSON schema of its arguments, an object.
         definition: the whole definition in OpenAI's format, for the template.
+        strict: calls match the schema in all parts; otherwise in those that a grammar can hold.
     """
 
     name: str
     parameters: Mapping[str, Any]
     definition: Mapping[str, Any]
+    strict: bool = False
 
     def arguments_rule(self, rules: Rules, prefix: str) -> str:
         """Add the rules of the arguments to a grammar; returns the name of the first.
 
         Raises:
-            SchemaError: the schema is invalid, or cannot be a grammar.
+            SchemaError: the schema is invalid, or the tool is strict and a grammar cannot hold it.
         """
         what = f"the parameters of the tool {self.name!r}"
-        return rules.schema(f"{prefix}-args", self.parameters, what)
+        relaxed = "" if self.strict else f"tools.{self.name}"
+        return rules.schema(f"{prefix}-args", self.parameters, what, relaxed=relaxed)
+
+
+@dataclass(frozen=True)
+class ResponseSchema:
+    """The JSON schema of a response format.
+
+    Attributes:
+        schema: the schema.
+        strict: as of `Tool`.
+    """
+
+    schema: Mapping[str, Any] | bool
+    strict: bool = True
+
+    def rule(self, rules: Rules, name: str) -> str:
+        """Add the rules of the content to a grammar; returns the name of the first.
+
+        Raises:
+            SchemaError: the schema is invalid, or it is strict and a grammar cannot hold it.
+        """
+        relaxed = "" if self.strict else "response_format"
+        return rules.schema(name, self.schema, "response_format", relaxed=relaxed)
 
 
 def parse_tools(tools: Any) -> tuple[Tool, ...]:
@@ -99,7 +124,10 @@ def _tool(where: str, given: Any) -> Tool:
             "object"
         )
     whole = {**function, "description": description or "", "parameters": parameters}
-    return Tool(name, parameters, {"type": "function", "function": whole})
+    strict = function.get("strict")
+    if not (strict is None or isinstance(strict, bool)):
+        raise TemplateError(f"{where}.function.strict is {_kind(strict)}, want true or false")
+    return Tool(name, parameters, {"type": "function", "function": whole}, bool(strict))
 
 
 def parse_choice(choice: Any, tools: Sequence[Tool]) -> tuple[Mode, tuple[Tool, ...]]:

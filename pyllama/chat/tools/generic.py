@@ -11,13 +11,12 @@ Source: llama.cpp, ``common_chat_params_init_generic`` (until 2025).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from ...grammar import Trigger
 from ..reader import Call, Mismatch, Reader, Steps
 from .call_format import JsonCall
-from .definitions import Tool
+from .definitions import ResponseSchema, Tool
 from .rules import Rules
 
 _CALL = JsonCall()
@@ -105,11 +104,9 @@ class Generic:
             body = f'({body} | "\\"tool_calls\\":" space {items})'
         return rules.add("calls", f'"{{" space {body} space "}}"')
 
-    def response_rule(self, rules: Rules, schema: Mapping[str, Any] | bool | None) -> str:
+    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
         """Add the rules of an object with a reply to the user; returns an expression."""
-        value = rules.schema(
-            "response", {"type": "string"} if schema is None else schema, "response_format"
-        )
+        value = (schema or ResponseSchema({"type": "string"})).rule(rules, "response")
         return rules.add("reply", f'"{{" space "\\"response\\":" space {value} space "}}"')
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:

@@ -8,23 +8,26 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...grammar import Grammar, Trigger
 from ..reasoning import Markers, State
 from .call_format import Family
-from .definitions import Mode, Tool
-from .rules import Rules, Split
+from .definitions import Mode, ResponseSchema, Tool
+from .rules import LeftOut, Rules, Split
+
+log = logging.getLogger(__name__)
 
 
 class ReplyGrammar(NamedTuple):
-    """GBNF text, and the triggers of a lazy grammar."""
+    """GBNF text, the triggers of a lazy grammar, and what it does not hold of relaxed schemas."""
 
     text: str
     triggers: tuple[Trigger, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def compile(self) -> Grammar:
         """The grammar for a request. Raises: GrammarError, if it is over the limits."""
@@ -40,7 +43,7 @@ class ReplyRules:
         tools: the tools that may be called.
         mode: whether one may or must be called.
         parallel: whether a reply may have several calls.
-        schema: JSON schema of the content; None for free text.
+        schema: what the content must match; None for free text.
         thinking: markers of the reasoning and where the reply begins; None without reasoning.
         begun: the prompt ends before the arguments of this call.
         split: splits markers at control tokens.
@@ -50,40 +53,57 @@ class ReplyRules:
     tools: tuple[Tool, ...] = ()
     mode: Mode = "none"
     parallel: bool = False
-    schema: Mapping[str, Any] | bool | None = None
+    schema: ResponseSchema | None = None
     thinking: tuple[Markers, State] | None = None
     begun: Tool | None = None
     split: Split = lambda text: [text]
 
 
 def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
-    """The grammar of a reply, None if it is free text.
+    """The grammar of a reply, None if it is free text. What it leaves out of schemas is logged.
 
     Raises:
-        SchemaError: a schema is invalid, or cannot be a grammar.
+        SchemaError: a schema is invalid, or is strict and cannot be a grammar.
     """
     family, mode, schema = given.family, given.mode, given.schema
     if mode == "none" and schema is None:
         return None
     rules = Rules(given.split)
     if given.begun is not None:
-        rules.add("root", given.begun.arguments_rule(rules, "call"))
-        return ReplyGrammar(rules.text())
+        return _finished(rules, given.begun.arguments_rule(rules, "call"))
     calls = family.rules(rules, given.tools, given.parallel) if mode != "none" else ""
     if mode == "auto" and schema is None and family.lazy:
-        rules.add("root", calls)
         found = family.triggers(given.tools)
-        return ReplyGrammar(
-            rules.text(), tuple(t for f in found for t in _after(given.thinking, f))
-        )
+        return _finished(rules, calls, tuple(t for f in found for t in _after(given.thinking, f)))
     ways = [calls] if calls else []
     if mode == "auto":
         ways.append(family.response_rule(rules, schema))
     elif schema is not None and mode == "none":
-        ways.append(rules.schema("content", schema, "response_format"))
+        ways.append(schema.rule(rules, "content"))
     prefix = _thoughts(rules, given.thinking)
-    rules.add("root", f"{prefix}({' | '.join(ways)})")
-    return ReplyGrammar(rules.text())
+    return _finished(rules, f"{prefix}({' | '.join(ways)})")
+
+
+def call_grammar(tool: Tool) -> Grammar:
+    """The grammar of a tool's arguments. Raises: as `reply_grammar` and `ReplyGrammar.compile`."""
+    rules = Rules()
+    return _finished(rules, tool.arguments_rule(rules, "call")).compile()
+
+
+def content_grammar(schema: ResponseSchema) -> Grammar:
+    """The grammar of a content. Raises: as `reply_grammar` and `ReplyGrammar.compile`."""
+    rules = Rules()
+    return _finished(rules, schema.rule(rules, "content")).compile()
+
+
+def _finished(rules: Rules, root: str, triggers: tuple[Trigger, ...] = ()) -> ReplyGrammar:
+    """The grammar of some rules; what they do not hold is logged."""
+    rules.add("root", root)
+    if rules.left_out:
+        first, n = rules.left_out[0], len(rules.left_out)
+        more = f" (and {n - 1} more)" if n > 1 else ""
+        log.warning("a grammar does not hold %s: %s%s", first.place, first.reason, more)
+    return ReplyGrammar(rules.text(), triggers, tuple(rules.left_out))
 
 
 def _thoughts(rules: Rules, thinking: tuple[Markers, State] | None) -> str:

@@ -13,13 +13,12 @@ The prompt ends before the first recipient.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...grammar import Trigger
 from ..reader import Call, Mismatch, Reader, Steps
-from .definitions import Tool
+from .definitions import ResponseSchema, Tool
 from .rules import ANY_TEXT, Rules
 
 
@@ -131,9 +130,9 @@ class RecipientFormat:
         one = rules.add("call", " | ".join(calls))
         return f"{one} ({rules.marker(self._between)} {one})*" if parallel else one
 
-    def response_rule(self, rules: Rules, schema: Mapping[str, Any] | bool | None) -> str:
+    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
         """Add the rules of a reply to the user; returns an expression."""
-        free = ANY_TEXT if schema is None else rules.schema("response", schema, "response_format")
+        free = ANY_TEXT if schema is None else schema.rule(rules, "response")
         return rules.add("reply", f"{rules.marker(self.content)} {free}")
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import SchemaError
-from ...grammar.json_schema import schema_to_gbnf
+from ...grammar.json_schema import relaxed_gbnf, schema_to_gbnf
 
 Split = Callable[[str], list[str | int]]
 """Splits a marker into texts and ids of control tokens."""
@@ -32,6 +32,18 @@ _IN_GRAMMAR = re.compile(
 )
 
 
+class LeftOut(NamedTuple):
+    """A part of a schema that a grammar does not hold.
+
+    Attributes:
+        place: the field of the schema, and the JSON pointer to a keyword or an inner schema.
+        reason: the error that it would be in a strict schema.
+    """
+
+    place: str
+    reason: str
+
+
 def literal(text: str) -> str:
     """A text as a GBNF literal."""
     return '"' + "".join(_QUOTED.get(char, char) for char in text) + '"'
@@ -42,10 +54,14 @@ class Rules:
 
     Args:
         split: splits markers at control tokens.
+
+    Attributes:
+        left_out: what the rules do not hold of relaxed schemas.
     """
 
     def __init__(self, split: Split = lambda text: [text]) -> None:
         self._split = split
+        self.left_out: list[LeftOut] = []
         self._rules: dict[str, str] = {"root": "", "space": _SPACE}
 
     def add(self, name: str, body: str) -> str:
@@ -62,19 +78,27 @@ class Rules:
         parts = self._split(text)
         return " ".join(f"<[{p}]>" if isinstance(p, int) else literal(p) for p in parts)
 
-    def schema(self, name: str, schema: Mapping[str, Any] | bool, what: str) -> str:
+    def schema(
+        self, name: str, schema: Mapping[str, Any] | bool, what: str, *, relaxed: str = ""
+    ) -> str:
         """Add the rules of a JSON schema; returns the name of the first.
 
         Args:
             what: name of the schema in an error.
+            relaxed: name of the field in ``left_out``, where what a grammar cannot hold is noted;
+                empty: it is an error.
 
         Raises:
             SchemaError: the schema is invalid, or cannot be a grammar.
         """
         try:
-            return self.embed(name, schema_to_gbnf(schema))
+            if not relaxed:
+                return self.embed(name, schema_to_gbnf(schema))
+            text, left_out = relaxed_gbnf(schema)
         except SchemaError as error:
             raise SchemaError(f"{what}: {error}") from None
+        self.left_out += [LeftOut(f"{relaxed}#{at}", reason) for at, reason in left_out.items()]
+        return self.embed(name, text)
 
     def embed(self, name: str, grammar: str) -> str:
         """Add a whole grammar, its rules renamed to begin with ``name``; returns its root."""

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import re
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft4Validator, Draft202012Validator
 
 from pyllama.errors import SchemaError
-from pyllama.grammar.json_schema import schema_to_gbnf
+from pyllama.grammar.json_schema import relaxed_gbnf, schema_to_gbnf
 from pyllama.grammar.schema_parts import Unsatisfiable
 from pyllama.grammar.string_formats import FORMATS
 
 from .gbnf_texts import Gbnf
-from .random_schemas import RandomDocument, RandomSchema, texts
+from .random_schemas import NAMES, RandomDocument, RandomSchema, texts
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 SCHEMAS = sorted((DATA / "json_schemas").glob("*.json"))
@@ -30,8 +33,10 @@ def cases(name: str) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text(encoding="utf-8"))["cases"])
 
 
-def validator(schema: Any) -> Draft202012Validator:
-    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+def validator(schema: Any) -> Any:
+    is_draft_4 = isinstance(schema, dict) and "draft-04" in str(schema.get("$schema"))
+    kind = Draft4Validator if is_draft_4 else Draft202012Validator
+    return kind(schema, format_checker=kind.FORMAT_CHECKER)
 
 
 def check_samples(schema: Any, n: int, seed: int = 0) -> Gbnf:
@@ -465,6 +470,77 @@ ACCEPTED: list[tuple[str, Any, list[str], list[str]]] = [
         ['{"t":"x","b":null}', '{"t":"y","b":null}', '{"b":null,"t":1}', "null"],
         ['{"t":"y"}', '{"t":"x","b":1}', '{"t":1}'],
     ),
+    (
+        "draft 4's exclusive bounds",
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "minimum": 1,
+            "exclusiveMinimum": True,
+            "maximum": 3,
+            "exclusiveMaximum": False,
+        },
+        ["1.5", "3"],
+        ["1", "3.1"],
+    ),
+    (
+        "draft 4's id",
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "id": "http://a.example/s.json",
+            "properties": {"a": {"$ref": "s.json#/definitions/id"}},
+            "definitions": {"id": {"type": "null"}},
+        },
+        ['{"a":null}'],
+        ['{"a":1}'],
+    ),
+    (
+        "uniqueItems of an enum",
+        {"items": {"enum": ["a", "b", 1, 1.0]}, "uniqueItems": True, "minItems": 1, "maxItems": 2},
+        ['["a"]', '["b", "a"]', "[1]", '[1.0,"b"]'],
+        ["[]", '["a","a"]', "[1,1.0]", '["a","b",1]', '["c"]'],
+    ),
+    (
+        "uniqueItems of alternatives",
+        {"items": {"anyOf": [{"const": "x"}, {"type": ["boolean", "null"]}]}, "uniqueItems": True},
+        ["[]", '[null,"x",true,false]', '["x"]'],
+        ["[null,null]", '["x",true,"x"]'],
+    ),
+    (
+        "uniqueItems of at most one item",
+        {"items": {"type": "string"}, "uniqueItems": True, "maxItems": 1},
+        ["[]", '["a"]'],
+        ['["a","b"]'],
+    ),
+    (
+        "uniqueItems in a const",
+        {"enum": [[1, 1], [1, 2], [True, 1]], "uniqueItems": True},
+        ["[1,2]", "[true,1]"],
+        ["[1,1]"],
+    ),
+    (
+        "dependentRequired",
+        {
+            "properties": {n: {"type": "null"} for n in "abc"},
+            "dependentRequired": {"a": ["b"], "c": []},
+        },
+        ["{}", '{"b":null}', '{"a":null,"b":null}', '{"b":null,"c":null}', '{"c":null}'],
+        ['{"a":null}', '{"a":null,"c":null}'],
+    ),
+    (
+        "dependentRequired of a free object",
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        ["{}", '{"b":1}', '{"x":1}', '{"a":1,"b":2}'],
+        ['{"a":1}', '{"x":1,"a":1}'],
+    ),
+    (
+        "draft 7's dependencies, beside closed properties",
+        {
+            "allOf": [{"properties": {"a": {"type": "null"}, "b": {"type": "integer"}}}],
+            "dependencies": {"a": {"properties": {"b": {"minimum": 5}}, "required": ["b"]}},
+        },
+        ["{}", '{"b":1}', '{"a":null,"b":5}'],
+        ['{"a":null}', '{"a":null,"b":4}', '{"x":1}'],
+    ),
     ("a maximum that no document has", {"maxItems": 10**12}, ["[1]"], ["1"]),
 ]
 
@@ -480,6 +556,42 @@ def test_documents(schema: Any, accepted: list[str], refused: list[str]) -> None
     if not isinstance(schema, dict) or not isinstance(schema.get("items"), list):  # draft 7
         assert all(judge.is_valid(json.loads(text)) for text in accepted)
         check_samples(schema, 20)
+
+
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+
+
+@pytest.mark.parametrize("beside", [{}, {"format": "email"}, {"maxLength": 60}], ids=str)
+def test_an_email_as_zod_writes_it(beside: Any) -> None:
+    grammar = check_samples({"type": "string", "pattern": ZOD_EMAIL, **beside}, 20)
+    assert grammar.accepts('"a.b+c@mail.example.com"')
+    for text in (".a@b.cd", "a..b@c.de", "a@b", "a@b.c"):
+        assert not grammar.accepts(json.dumps(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({"multipleOf": 0.01}, ["0", "-0.07", "12.5", "12.50", "1e1"][:4], ["0.001", "1e1"]),
+        ({"multipleOf": 0.25}, ["0.75", "-1.5", "10", "3.00"], ["0.3", "0.125", "00.5"]),
+        ({"multipleOf": 0.5, "type": "integer"}, ["1", "-7"], ["0.5"]),
+        ({"multipleOf": 2.5, "type": "integer"}, ["0", "-5", "10"], ["1", "2.5", "12"]),
+        ({"multipleOf": 0.05, "minimum": 0.1, "exclusiveMaximum": 1}, ["0.1", "0.95"], ["1", "0"]),
+        ({"allOf": [{"multipleOf": 0.4}, {"multipleOf": 0.6}]}, ["1.2", "-2.4"], ["0.4", "1"]),
+        ({"multipleOf": 1e-7, "maximum": 1}, ["0.0000001", "-3"], ["0.00000001", "2"]),
+    ],
+)
+def test_multiples_of_decimals(schema: Any, accepted: list[str], refused: list[str]) -> None:
+    """A validator with doubles does not see that 0.07 is a multiple of 0.01: decimals judge."""
+    grammar, rng = Gbnf(schema_to_gbnf(schema)), random.Random(1)
+    judge = Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
+    assert [text for text in accepted if not grammar.accepts(text)] == []
+    assert [text for text in refused if grammar.accepts(text)] == []
+    for text in (*accepted, *(grammar.sample(rng) for _ in range(40))):
+        assert judge.is_valid(json.loads(text, parse_float=Decimal)), text
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -532,7 +644,15 @@ for _ in range(100):
     ("schema", "place", "message"),
     [
         *[
-            ({"properties": {"a/b": {key: value}}}, f"#/properties/a~1b/{key}", f"{key!r}")
+            (
+                {"properties": {"a/b": {key: value}}},
+                f"#/properties/a~1b/{key}",
+                "dependencies"
+                if key in ("dependentRequired", "dependencies")
+                else "'not'"
+                if key == "dependentSchemas"
+                else f"{key!r}",
+            )
             for key, value in {
                 "not": {},
                 "if": {},
@@ -541,9 +661,9 @@ for _ in range(100):
                 "uniqueItems": True,
                 "contains": {},
                 "minContains": 1,
-                "dependentRequired": {"a": ["b"]},
-                "dependentSchemas": {"a": {}},
-                "dependencies": {"a": ["b"]},
+                "dependentRequired": {f"a{i}": ["b"] for i in range(6)},
+                "dependentSchemas": {"a": {"not": {}}},
+                "dependencies": {f"a{i}": ["b"] for i in range(6)},
                 "unevaluatedProperties": False,
                 "unevaluatedItems": False,
                 "$dynamicRef": "#a",
@@ -566,7 +686,14 @@ for _ in range(100):
         ({"minimum": "1"}, "#/minimum", "a number"),
         ({"exclusiveMinimum": True}, "#/exclusiveMinimum", "a number"),
         ({"multipleOf": 0}, "#/multipleOf", "greater than 0"),
-        ({"multipleOf": 0.01}, "#/multipleOf", "only integers"),
+        ({"multipleOf": 0.777}, "#/multipleOf", "got 0.777; use another number"),
+        ({"multipleOf": 1e-17}, "#/multipleOf", "at most 15 decimals"),
+        ({"items": {"enum": list(range(9))}, "uniqueItems": True}, "#/uniqueItems", "9 values"),
+        ({"uniqueItems": "yes"}, "#/uniqueItems", "true or false"),
+        ({"dependentRequired": {"a": "b"}}, "#/dependentRequired", "lists of strings"),
+        ({"dependencies": {"a": [1]}}, "#/dependencies/a", "a list of strings"),
+        ({"pattern": r"\p{Script=Han}"}, "#/pattern", "general categories"),
+        ({"patternProperties": {"(?<=a)b": {}}}, "#/patternProperties", "lookbehind"),
         ({"type": "integer", "multipleOf": 12345}, "#/multipleOf", "at most 1000"),
         ({"minimum": 1e200}, "#", "beyond"),
         ({"enum": []}, "#/enum", "at least one"),
@@ -649,35 +776,235 @@ def tower(keyword: str, n: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{n}": {"type": "null"}}}
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        tower("allOf", 50),
-        tower("anyOf", 50),
-        {"allOf": [{"anyOf": [{"minimum": 10 * i + j} for j in range(4)]} for i in range(9)]},
-        {"pattern": "(a{1000}){1000}"},
-        {"pattern": "^(((a{100}){100}){100}){100}$"},
-        {"pattern": "(a|b)*a(a|b){25}", "maxLength": 100},
-        {"pattern": "(){1000000}((){1000000}){1000000}"},
-        {"pattern": "(a?){100000}$"},
-        {"enum": list(range(30000))},
-        {"properties": {f"p{i}": {} for i in range(2000)}, "additionalProperties": {}},
-        {"properties": {"a" * 5000: {}}, "additionalProperties": {}},
-        {"properties": {f"p{i}": {} for i in range(300)}, "maxProperties": 100},
-        {"patternProperties": {f"^.*{char}.*$": {} for char in "abcdefgh"}},
-        {"format": "uri", "pattern": "^https", "maxLength": 2048},
-        {"pattern": "".join(map(chr, range(0x4E00, 0x9000)))},
-        {"pattern": "|".join(map(chr, range(0x4E00, 0x6000)))},
-        {"properties": {"x" * 50_000: {}}, "patternProperties": {"a": {}}},
-        {"properties": {f"{i:0190}": {} for i in range(500)}, "patternProperties": {"a": {}}},
-        {"minItems": 2_000_000},
-        {"type": "integer", "minimum": -(10**1000)},
-    ],
-)
+HOSTILE = [
+    tower("allOf", 50),
+    tower("anyOf", 50),
+    {"allOf": [{"anyOf": [{"minimum": 10 * i + j} for j in range(4)]} for i in range(9)]},
+    {"pattern": "(a{1000}){1000}"},
+    {"pattern": "^(((a{100}){100}){100}){100}$"},
+    {"pattern": "(a|b)*a(a|b){25}", "maxLength": 100},
+    {"pattern": "(){1000000}((){1000000}){1000000}"},
+    {"pattern": "(a?){100000}$"},
+    {"enum": list(range(30000))},
+    {"properties": {f"p{i}": {} for i in range(2000)}, "additionalProperties": {}},
+    {"properties": {"a" * 5000: {}}, "additionalProperties": {}},
+    {"properties": {f"p{i}": {} for i in range(300)}, "maxProperties": 100},
+    {"patternProperties": {f"^.*{char}.*$": {} for char in "abcdefgh"}},
+    {"format": "uri", "pattern": "^https", "maxLength": 2048},
+    {"pattern": "".join(map(chr, range(0x4E00, 0x9000)))},
+    {"pattern": "|".join(map(chr, range(0x4E00, 0x6000)))},
+    {"properties": {"x" * 50_000: {}}, "patternProperties": {"a": {}}},
+    {"properties": {f"{i:0190}": {} for i in range(500)}, "patternProperties": {"a": {}}},
+    {"minItems": 2_000_000},
+    {"type": "integer", "minimum": -(10**1000)},
+    {"pattern": "^" + "".join(f"(?=.*{chr(0x4E00 + i)})" for i in range(40))},
+    {"pattern": "((?!(a|b)*c(a|b){9}).)*"},
+    {"pattern": r"^(\p{L}\p{N}?){1000}$"},
+    {"pattern": "(?i)" + "|".join(map(chr, range(0x400, 0x4FF)))},
+    {"pattern": r"(\b.\b|\B..\B){500}"},
+    {"items": {"enum": list(range(100))}, "uniqueItems": True, "maxItems": 2},
+    {"multipleOf": 0.0001, "minimum": -1e14, "maximum": 1e14},
+    {
+        "properties": {f"p{i}": {} for i in range(500)},
+        "dependentRequired": {f"p{i}": [f"p{i + 9}"] for i in range(5)},
+    },
+]
+
+
+@pytest.mark.parametrize("schema", HOSTILE)
 def test_hostile_schemas_take_bounded_time(schema: Any) -> None:
     start = time.process_time()
     try:
         assert len(schema_to_gbnf(schema)) <= (1 << 20) + 10
     except SchemaError as error:
         assert "\n" not in str(error)
+    assert time.process_time() - start < 10
+
+
+# keyword -> a value that a grammar does not hold
+UNHELD: dict[str, Any] = {
+    "not": {"type": "null"},
+    "if": {"required": ["a"]},
+    "then": {"required": ["b"]},
+    "else": False,
+    "contains": {"type": "null"},
+    "minContains": 2,
+    "maxContains": 3,
+    "unevaluatedItems": False,
+    "unevaluatedProperties": False,
+    "$dynamicRef": "#a",
+    "$recursiveRef": "#",
+    "dependentRequired": {f"a{i}": ["b"] for i in range(6)},
+}
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def left_out(schema: Any) -> list[str]:
+    """What a relaxed grammar leaves out; without it, the schema makes the same grammar."""
+    return list(relaxed_gbnf(schema).left_out)
+
+
+@pytest.mark.parametrize("key", UNHELD)
+def test_a_relaxed_grammar_leaves_out_what_it_cannot_hold(key: str) -> None:
+    inner = {**OBJECT, key: UNHELD[key]}
+    for wrap, pointer in (
+        (lambda one: one, ""),
+        (lambda one: {"properties": {"x/y": one}}, "/properties/x~1y"),
+        (lambda one: {"items": {"anyOf": [one, {"type": "null"}]}}, "/items/anyOf/0"),
+        (lambda one: {"$ref": "#/here/0", "here": [one]}, "/here/0"),
+        (lambda one: {"allOf": [one, {"properties": {"b": {}}}]}, "/allOf/0"),
+    ):
+        text, found = relaxed_gbnf(wrap(inner))
+        assert text == schema_to_gbnf(wrap(OBJECT))
+        assert list(found) == [f"{pointer}/{key}"]
+        (reason,) = found.values()
+        with pytest.raises(SchemaError) as caught:
+            schema_to_gbnf(wrap(inner))
+        assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "accepted", "refused"),
+    [
+        ({"type": "string", "pattern": "(?<=a)b"}, "/pattern", ['"ab"', '"x"'], ["1"]),
+        ({"pattern": "(", "maxLength": 2}, "/pattern", ['"ab"'], ['"abc"', "1"]),
+        ({"enum": ["a", 1], "pattern": "(?<=a)b"}, "/pattern", ['"a"', "1"], ['"b"']),
+        ({"minimum": 2, "multipleOf": 12345}, "/multipleOf", ["2", "7.5"], ["1", '"a"']),
+        ({"minimum": 1e200}, "", ["1", "1e200"], ['"a"']),
+        ({"exclusiveMinimum": True}, "/exclusiveMinimum", ["1"], []),
+        (
+            {"items": {"type": "integer"}, "uniqueItems": True, "minItems": 1},
+            "/uniqueItems",
+            ["[1]", "[1,1]"],
+            ["[]", '["a"]'],
+        ),
+        ({"$ref": "http://a.example/b.json"}, "/$ref", ["1", '{"a":1}'], []),
+        ({"properties": {"a": {"$ref": "b.json"}}}, "/properties/a/$ref", ['{"a":1}'], ['{"b":1}']),
+        (
+            {"patternProperties": {"(?<=a)b": {"type": "null"}}, "additionalProperties": False},
+            "/patternProperties",
+            ['{"ab":null}', '{"x":1}'],
+            ["1"],
+        ),
+        (
+            {
+                "properties": {"a": {"type": "null"}},
+                "patternProperties": {c: {} for c in "123456789"},
+            },
+            "/patternProperties",
+            ['{"a":null,"1":1}'],
+            ['{"a":1}'],
+        ),
+        (
+            {"type": "object", "propertyNames": {"anyOf": [{"minLength": 1}, {"const": 1}]}},
+            "/propertyNames",
+            ['{"a":1}'],
+            ["1"],
+        ),
+        ({"additionalProperties": True, "minProperties": 2}, "/minProperties", ['{"a":1}'], ["1"]),
+        (
+            {"properties": {"x" * 300: {"type": "null"}}, "additionalProperties": {"type": "null"}},
+            "",
+            ['{"a":null}', json.dumps({"x" * 300: None})],
+            ["1"],
+        ),
+        (
+            {"pattern": "(a|b)*a(a|b){25}", "allOf": [{"pattern": "b"}]},
+            "/pattern",
+            ['"ab"'],
+            ["1"],
+        ),
+        (
+            {"type": ["object", "null"], "allOf": [{"anyOf": [{"minimum": i}] * 99} for i in "ab"]},
+            "/allOf/0/anyOf/0/minimum",
+            [],
+            [],
+        ),
+    ],
+)  # fmt: skip
+def test_a_relaxed_grammar_accepts_more(
+    schema: Any, pointer: str, accepted: list[str], refused: list[str]
+) -> None:
+    if not accepted:  # a wrong value is no keyword that a grammar cannot hold
+        with pytest.raises(SchemaError, match=pointer):
+            relaxed_gbnf(schema)
+        return
+    text, found = relaxed_gbnf(schema)
+    assert list(found) == [pointer]
+    grammar = Gbnf(text)
+    assert grammar.is_productive
+    assert [one for one in accepted if not grammar.accepts(one)] == []
+    assert [one for one in refused if grammar.accepts(one)] == []
+    with pytest.raises(SchemaError):
+        schema_to_gbnf(schema)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_a_relaxed_grammar_of_a_random_schema_is_the_strict_one(seed: int) -> None:
+    schema, rng = RandomSchema(seed).draw(), random.Random(seed)
+    try:
+        text = schema_to_gbnf(schema)
+    except SchemaError as error:
+        with pytest.raises(SchemaError, match=re.escape(str(error))):
+            relaxed_gbnf(schema)
+        return
+    assert relaxed_gbnf(schema) == (text, {})
+    n_put = 0
+
+    def put(value: Any) -> Any:
+        """The schema with what cannot be held, where it has properties."""
+        nonlocal n_put
+        if (
+            isinstance(value, dict)
+            and "properties" in value
+            and isinstance(value["properties"], dict)
+        ):
+            value = {
+                k: {n: put(v) for n, v in x.items()} if k == "properties" else x
+                for k, x in value.items()
+            }
+            if rng.random() < 0.5:
+                n_put += 1
+                value["not"] = {"required": ["zzz"]}
+        return value
+
+    changed = put(schema)
+    found = relaxed_gbnf(changed)
+    assert found.text == text
+    assert len(found.left_out) <= n_put
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *HOSTILE,
+        {"properties": {f"p{i}": {"not": {}, "pattern": "(?<=a)b"} for i in range(10_000)}},
+        {
+            "properties": {
+                f"p{i}": {"multipleOf": 12345, "pattern": "(a{1000}){1000}"} for i in range(50)
+            }
+        },
+        {"properties": {"a" * i: {"enum": ["x" * 200 + c for c in NAMES]} for i in range(1, 200)}},
+    ],
+)  # fmt: skip
+def test_relaxed_grammars_take_bounded_time(schema: Any) -> None:
+    start = time.process_time()
+    with contextlib.suppress(Unsatisfiable):
+        assert len(relaxed_gbnf(schema).text) <= (1 << 20) + 10
+    assert time.process_time() - start < 10
+
+
+def test_levels_of_what_is_left_out_take_bounded_time() -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(30):
+        schema = {
+            "properties": {"a": schema, "b" * 300: {"multipleOf": 12345}},
+            "additionalProperties": True,
+            "propertyNames": {"anyOf": [{"minLength": 1}, {"const": 1}]},
+            "minProperties": 9,
+            "not": {},
+        }
+    start = time.process_time()
+    assert len(relaxed_gbnf(schema).left_out) > 60
     assert time.process_time() - start < 10

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from pyllama.errors import GrammarError
 from pyllama.grammar.choices import choices_to_gbnf
 from pyllama.grammar.json_schema import schema_to_gbnf
 from pyllama.grammar.regex import regex_to_gbnf
+from pyllama.grammar.regex_syntax import parse_regex
+from pyllama.grammar.string_automaton import Automaton, Expression
 
 from .gbnf_texts import Gbnf
 
@@ -60,6 +63,20 @@ PATTERNS = [
     "^(a*|b)*$",
     r"(a|b|1|-)*-",
     r"\Aa\Z",
+    "^(?!a)[ab]+$",
+    "^(?=.*1)(?=.*a).{3}$",
+    "^((?!ab).)*$",
+    "a(?=b)|1(?!1)",
+    "(?!.*--)[a-]+(?!1)",
+    "(?=(?!b)(?=a|1))..",
+    "(a(?=b$))?b",
+    r"\bab\b",
+    r"\b1",
+    r"a\B",
+    r"(?!.*\b-)(?:a|\b-)+",
+    "(?i)A[B]?",
+    "(?i:A)b|(?s:.)(?-i:B)",
+    "(?i)[^A]",
 ]
 
 
@@ -100,7 +117,7 @@ def test_a_pattern_of_a_schema_is_searched(pattern: str, bounds: dict[str, int])
 
 
 @st.composite
-def random_patterns(draw: st.DrawFn) -> str:
+def random_patterns(draw: st.DrawFn, looks: str = "") -> str:
     leaf = st.sampled_from(["a", "b", "1", "-", "[ab]", "[^a]", r"\d", r"\w", ".", "^", "$", ""])
 
     def extend(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -109,6 +126,8 @@ def random_patterns(draw: st.DrawFn) -> str:
             st.lists(inner, min_size=2, max_size=3).map("".join),
             st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
             st.tuples(inner, times).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+            *[inner.map(lambda text, mark=mark: f"(?{mark}{text})") for mark in looks],
+            *[inner.map(lambda text: rf"\b{text}(?i:A)?") for _ in looks[:1]],
         )
 
     return draw(st.recursive(leaf, extend, max_leaves=7))
@@ -121,7 +140,8 @@ def test_random_patterns(pattern: str) -> None:
     whole = [text for text in texts if re.fullmatch(pattern, text)]
     found = [text for text in texts if re.search(pattern, text)]
     try:
-        assert [t for t in texts if Gbnf(regex_to_gbnf(pattern)).accepts(t)] == whole
+        plain = Gbnf(regex_to_gbnf(pattern))
+        assert [text for text in texts if plain.accepts(text)] == whole
     except GrammarError as error:
         assert not whole and "matches no text" in str(error)
     try:
@@ -132,20 +152,32 @@ def test_random_patterns(pattern: str) -> None:
     assert [text for text in texts if grammar.accepts(json.dumps(text))] == found
 
 
+@settings(max_examples=200, deadline=None)
+@given(pattern=random_patterns("=!"), whole=st.booleans())
+def test_random_patterns_with_lookahead(pattern: str, whole: bool) -> None:
+    match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
+    automaton = Automaton([Expression(parse_regex(pattern), whole=whole)])
+    assert list(filter(automaton.matches, SHORT)) == list(filter(match, SHORT))
+
+
 @pytest.mark.parametrize(
     ("pattern", "column", "message"),
     [
-        ("a(?=b)", 2, "lookahead"),
-        ("a(?!b)", 2, "lookahead"),
+        ("a(?=b)*", 7, "lookahead cannot be repeated"),
+        ("a(?!b", 2, "missing )"),
         ("(?<=a)b", 1, "lookbehind"),
         ("(?<!a)b", 1, "lookbehind"),
         (r"(a)\1", 4, "backreference"),
         (r"(?P<n>a)(?P=n)", 9, "backreference"),
         (r"(?<n>a)\k<n>", 8, "backreference"),
-        (r"a\b", 2, r"\b"),
-        (r"a\B", 2, r"\B"),
-        (r"\p{L}", 1, r"\p"),
-        ("(?i)a", 1, "flags"),
+        (r"\b*", 3, "anchor"),
+        (r"\p{Script=Greek}", 1, "general categories"),
+        (r"\p{Emoji}", 1, "general categories"),
+        (r"a[\p{Lq}]", 3, "general categories"),
+        (r"\p", 1, "general categories"),
+        ("(?x)a", 1, "flags"),
+        ("(?m:a)", 1, "flags"),
+        ("a(?i)b", 2, "beginning"),
         ("(?>a)", 1, "atomic"),
         ("a++", 3, "possessive"),
         ("(a", 1, "missing )"),
@@ -208,6 +240,52 @@ def test_negated_sets_exclude_what_unicode_adds() -> None:
         assert not Gbnf(regex_to_gbnf(pattern)).accepts(char)
     assert Gbnf(regex_to_gbnf(r"\D\S[^\d]\W")).accepts("éé名—")
     assert not Gbnf(regex_to_gbnf(r"\d|\w|\s")).accepts("é")
+
+
+CHARS = [chr(code) for code in range(0x2100) if not 0xD800 <= code < 0xE000] + list("😀𝒜ꙀÅﬀ名")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?i)[a-z]", "(?i)s", "(?i)[^k]", "(?i)[^ß]", "(?i)é|ǆ|ſ|µ|ı", "(?i)[^i]", r"(?i)[^\W]",
+        r"(?!\d).", r"(?![^\d]).", r"(?!\S)[\s\S]", r"(?!.).?[\s\S]", r"(?!a$)[\s\S]+",
+        "(?!(?i:[k-s])).", "(?!(?i:[^k-s])).", r"\b.\b", r"a\b.", r"a\B.", r"(?!a\b.)[\s\S]{2}",
+        r"(?!a\B.)[\s\S]{2}", r"(?!(?!\w)).",
+    ],
+)  # fmt: skip
+def test_what_two_languages_read_in_different_ways_is_in_neither(pattern: str) -> None:
+    """Python's reading admits each text of the automaton, ECMAScript's by the construction."""
+    automaton = Automaton([Expression(parse_regex(pattern), whole=True)])
+    texts = [text for char in CHARS for text in (char, "a" + char, char + "a", char + "\n")]
+    found = [text for text in texts if automaton.matches(text)]
+    assert found
+    assert [text for text in found if not re.fullmatch(pattern, text)] == []
+
+
+@pytest.mark.parametrize("name", ["L", "Lu", "Nd", "P", "S", "Zs", "Cc", "Mn", "Uppercase_Letter"])
+def test_categories_are_those_of_unicode(name: str) -> None:
+    kind = {"Uppercase_Letter": "Lu"}.get(name, name)
+    members = {c for c in CHARS if unicodedata.category(c).startswith(kind)}
+    known = {c for c in CHARS if unicodedata.category(c) != "Cn"}
+    for pattern, wanted in (
+        (rf"\p{{{name}}}", members),
+        (rf"\P{{{name}}}", known - members),
+        (rf"[\p{{{name}}}]", members),
+        (rf"[^\p{{{name}}}]", known - members),
+        (rf"[^\P{{{name}}}]", members),
+        (rf"(?!\p{{gc={name}}})(?s:.)", known - members),
+    ):
+        automaton = Automaton([Expression(parse_regex(pattern), whole=True)])
+        assert {char for char in CHARS if automaton.matches(char)} == wanted, pattern
+    plain, quoted = Gbnf(regex_to_gbnf(rf"\p{{{name}}}+")), schema_to_gbnf({"pattern": r"^\pL$"})
+    assert plain.accepts("".join(sorted(members))) and not plain.accepts("0a?" * 2)
+    assert Gbnf(quoted).accepts('"é"') and not Gbnf(quoted).accepts('"1"')
+
+
+def test_a_long_class_is_written_once() -> None:
+    assert len(regex_to_gbnf(r"^(?=.{5})[\p{L}\p{M} ]{1,30}$")) < 20_000
+    assert len(schema_to_gbnf({"pattern": r"\p{Lu}\p{L}*", "maxLength": 30})) < 20_000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from pyllama.chat.tools.grammar import ReplyGrammar
 from pyllama.chat.tools.rules import Rules, literal
 from pyllama.chat.turn import Turn, TurnOptions
-from pyllama.errors import GrammarError
+from pyllama.errors import GrammarError, TemplateError
 from pyllama.grammar import Trigger
 
 from ...fake_context import EOS, TOKENIZER
@@ -177,6 +177,60 @@ def test_single_and_parallel_calls() -> None:
     # the template of Llama 3 writes one call only
     one = BEGINNINGS["llama"] + "1}}"
     assert ends_of(grammar_of("llama", tools=TOOLS), f"{one};") is None
+
+
+UNHELD = {
+    "to": {"type": "string", "pattern": "(?<=a)b"},
+    "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    "n": {"type": "integer", "not": {"const": 3}},
+}
+PLACES = ["tools.mail#/properties/to/pattern", "tools.mail#/properties/tags/uniqueItems"]
+
+
+def mail_tool(**more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": UNHELD, "required": ["to"]}
+    return {"type": "function", "function": {"name": "mail", "parameters": parameters, **more}}
+
+
+@pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "functions", "plain"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_are_not_strict_leave_out_what_a_grammar_cannot_hold(
+    template: str, choice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = BEGINNINGS[template].replace("special_function", "mail").replace("arg1", "to")
+    for more in ({}, {"strict": False}, {"strict": None}):
+        caplog.clear()
+        grammar = grammar_of(template, tools=[*TOOLS, mail_tool(**more)], tool_choice=choice)
+        assert [part.place for part in grammar.left_out][:2] == PLACES
+        (record,) = caplog.records
+        assert "tools.mail#/properties/to/pattern" in record.message and "2 more" in record.message
+        assert ends_of(grammar, begin + '"x", "tags": ["a", "a"], "n": 3') is False
+        assert ends_of(grammar, begin + "1") is None
+    strict = [*TOOLS, mail_tool(strict=True)]
+    with pytest.raises(GrammarError, match=r"the tool 'mail': .*#/properties/to/pattern"):
+        grammar_of(template, tools=strict, tool_choice=choice)
+    with pytest.raises(TemplateError, match=r"tools\[0\].function.strict"):
+        grammar_of(template, tools=[mail_tool(strict="yes")], tool_choice=choice)
+
+
+def test_a_response_format_is_strict_if_it_says_so() -> None:
+    schema = mail_tool()["function"]["parameters"]
+    for strict in (False, None):
+        asked = {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
+        grammar = grammar_of("hermes", response_format=asked)
+        assert grammar.left_out[0].place == "response_format#/properties/to/pattern"
+        assert ends_of(grammar, '{"to": "x"}') is True and ends_of(grammar, '{"to": 1') is None
+    for asked in (
+        {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}},
+        {"type": "json_object", "schema": schema},
+    ):
+        with pytest.raises(GrammarError, match=r"response_format: .*#/properties/to/pattern"):
+            grammar_of("hermes", response_format=asked)
+    with pytest.raises(TemplateError, match=r"json_schema\.strict"):
+        grammar_of(
+            "hermes",
+            response_format={"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}},
+        )
 
 
 def test_a_wrong_schema_is_named() -> None:
