@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ settings.load_profile("same")
 # Numba makes many objects, and few in cycles: with Python's thresholds a tenth of the time that
 # kernels compile goes to collections.
 gc.set_threshold(100_000, 20, 100)
+
+
+# A shell ignores Ctrl-C for commands in the background, and so would Python and what it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

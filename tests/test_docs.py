@@ -225,7 +225,7 @@ def test_pages_name_programs_that_exist() -> None:
                 assert sub.strip() in command.list_commands(click.Context(command)), (page, sub)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_and_has_the_api_and_the_commands(tmp_path: Path) -> None:
     """Without a warning, without a network, and without writing into the repository."""
     pytest.importorskip("sphinx_click", reason="the extra docs is not installed")

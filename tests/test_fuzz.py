@@ -8,16 +8,18 @@ import pytest
 
 from benchmarks import fuzz
 
-COUNT = 500
+from .tiers import only
+
+COUNT = 50  # by default
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory are the system's")
+@pytest.mark.parametrize("count", only([COUNT, 10 * COUNT], [COUNT]))
 @pytest.mark.parametrize("name", fuzz.types())
-def test_damaged_files(name: str) -> None:
-    report = fuzz.fuzz(name, 0, COUNT)
+def test_damaged_files(name: str, count: int) -> None:
+    report = fuzz.fuzz(name, 0, count)
     assert report.findings == []
-    assert sum(report.counts.values()) == COUNT
+    assert sum(report.counts.values()) == count
     assert report.seconds < fuzz.MAX_SECONDS and report.peak_bytes < fuzz.MAX_BYTES
 
 

@@ -19,6 +19,7 @@ from pyllama_cli.commands import completion, lookup, parallel, speculative, toke
 from pyllama_cli.speculative_options import DRAFT_HEAD_TYPES, SPEC_TYPES, SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
+from ..tiers import some
 
 CYAN = "\x1b[36m"
 TEXT = "one two three one two three one two"
@@ -82,7 +83,7 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("settings", [("--temp", 0), ("--temp", 0.8, "-s", 7)], ids=str)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", some(DRAFTERS, 5))
 def test_the_text_is_that_without_drafts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, settings: tuple[object, ...]
 ) -> None:

@@ -214,6 +214,7 @@ def run(copy: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_functions_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
     def compiled() -> list[str]:
         return run(copy, COMPILE).split()[1:]

@@ -228,7 +228,7 @@ def llama_cpp_server(path: Path, pooling: str) -> Any:
     return xllamacpp.Server(params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])  # GELU is an F16 table there
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_embeddings_of_llama_cpp(file: Callable[[str], Path], name: str, pooling: str) -> None:
@@ -238,7 +238,7 @@ def test_embeddings_of_llama_cpp(file: Callable[[str], Path], name: str, pooling
     assert np.abs(normalize(got) - reply["data"][0]["embedding"]).max() < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scores_of_llama_cpp(reranker: Path) -> None:
     documents = ["the cat", "a dog that barks", "Paris"]
     server = llama_cpp_server(reranker, "rank")

@@ -44,27 +44,42 @@ def _versions() -> str:
     return " ".join(found)
 
 
+def entry(kernel: Kernel, cc: tuple[int, int]) -> str:
+    """The name under which what is compiled of a kernel for a capability is kept."""
+    module = kernel.function.__module__
+    formats = json.dumps(_sources().formats())
+    key = digest(_sources().closure(module), formats, kernel.name, repr(kernel.parameters),
+                 repr((cc, kernel.threads)), _versions())  # fmt: skip
+    return f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}"
+
+
 def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's cubin for a compute capability, from disk if it is there.
 
     Raises:
         BackendError: there is no compiler here.
     """
-    module = kernel.function.__module__
-    formats = json.dumps(_sources().formats())
-    key = digest(_sources().closure(module), formats, kernel.name, repr(kernel.parameters),
-                 repr((cc, kernel.threads)), _versions())  # fmt: skip
-    name = f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}.cubin"
+    name = f"{entry(kernel, cc)}.cubin"
     data = _cache().read(name)
     if data is not None:
-        text, code = data.split(b"\n", 1)
-        return KernelImage(code, **json.loads(text, object_hook=_tuples))
+        return decode(data)
     from .numba_compiler import compile_cubin
 
     image = compile_cubin(kernel, cc)
-    head = {name: value for name, value in vars(image).items() if name != "code"}
-    _cache().write(name, json.dumps(head).encode() + b"\n" + image.code)
+    _cache().write(name, encode(image))
     return image
+
+
+def encode(image: KernelImage) -> bytes:
+    """An image as an entry of the cache."""
+    head = {name: value for name, value in vars(image).items() if name != "code"}
+    return json.dumps(head).encode() + b"\n" + image.code
+
+
+def decode(data: bytes) -> KernelImage:
+    """The image of an entry."""
+    text, code = data.split(b"\n", 1)
+    return KernelImage(code, **json.loads(text, object_hook=_tuples))
 
 
 def _tuples(head: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,11 @@ from pyggml.ops import OPS, Case, Op
 
 from .harness import CaseRun
 
-BACKENDS = [("reference", 1)]  # name, threads
-BACKENDS += [(name, n) for name in available() if name != "reference" for n in (1, 2)]
+BACKENDS = [  # name, threads
+    pytest.param(("reference", 1), marks=pytest.mark.long),
+    pytest.param(("cpu", 1), marks=pytest.mark.long),
+    *((name, 2) for name in available() if name != "reference"),
+]
 MAX_ELEMENTS = 1 << 20  # of a source: larger cases are for the benchmark
 
 CASES = [

@@ -150,7 +150,7 @@ PROBE = """
 });</script></body>"""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_thousand_nodes_in_a_browser(tmp_path: Path, record_property: Any) -> None:
     graph = llama_graph(40)

@@ -14,7 +14,7 @@ from .table import LLAMA_CPP
 xllamacpp = pytest.importorskip("xllamacpp")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", LLAMA_CPP)
 def test_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
     record = recorded(name)

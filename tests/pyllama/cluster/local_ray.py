@@ -17,7 +17,7 @@ import pytest
 
 on_ray = [
     pytest.mark.cluster,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'pyggml[cluster]'"),
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),  # Ray's own

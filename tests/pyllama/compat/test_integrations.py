@@ -23,7 +23,7 @@ from pyllama.errors import NotSupported
 
 pytestmark = [
     pytest.mark.compat,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.model,
     pytest.mark.usefixtures("llama_cpp"),
     pytest.mark.filterwarnings("ignore"),  # of the libraries

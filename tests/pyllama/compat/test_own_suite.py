@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow]
+pytestmark = [pytest.mark.compat, pytest.mark.long]
 TRANSFORMER = "tinyllamas/stories15M-q4_0.gguf"
 
 

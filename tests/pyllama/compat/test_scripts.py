@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.model]
+pytestmark = [pytest.mark.compat, pytest.mark.long, pytest.mark.model]
 
 # What a block of the README needs that is not there: a download, an image, the C API.
 NEEDS = re.compile(r"from_pretrained|ChatHandler|llama_backend_init")

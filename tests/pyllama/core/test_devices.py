@@ -371,7 +371,7 @@ def test_auto_leaves_some_memory_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_demo_model_on_any_device(device: str) -> None:
     path = demo_model_path()

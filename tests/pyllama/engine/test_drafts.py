@@ -35,6 +35,7 @@ from pyllama.speculative import (
     self_draft,
 )
 
+from ...tiers import some
 from ..models import Spec, random_weights, write_model
 from ..speculative.views import Text
 
@@ -270,7 +271,7 @@ DRAFTERS: dict[str, Callable[[Path, Context], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", some(DRAFTERS, 6))
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_fifty_random_prompts(
     make: Make, tmp_path: Path, name: str, params: SamplingParams

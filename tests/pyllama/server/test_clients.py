@@ -15,7 +15,7 @@ from pyllama import Model
 from .conftest import events, listening, make_served
 from .test_chat import TOOL
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.long]
 ASK: Any = [{"role": "user", "content": "Hi"}]
 PARAMETERS = TOOL["function"]["parameters"]
 MODEL = "any"

@@ -21,6 +21,7 @@ from pyllama.speculative.translate import Translated
 from pyllama.speculative.verify import Verifier
 from pyllama.tokenizer import load_tokenizer
 
+from ...tiers import long
 from ..conftest import Make
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import sparse_file
@@ -349,7 +350,7 @@ def sampled(
     return counts
 
 
-@pytest.mark.parametrize(("case", "width"), [("grammar", 1), ("narrow draft, penalties", 3)])
+@pytest.mark.parametrize(("case", "width"), [("grammar", 1), long(("narrow draft, penalties", 3))])
 def test_texts_have_the_targets_distribution(case: str, width: int, make: Make) -> None:
     found = sampled(case, make, width=width, p_min=0.45, p_split=0.2)
     assert p_value(found, expected(case)) > 1e-3

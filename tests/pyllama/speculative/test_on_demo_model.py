@@ -22,7 +22,7 @@ from pyllama.speculative import (
     self_draft,
 )
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.long]
 PARAMS = {
     "greedy": SamplingParams(temp=0.0),
     "drawn": SamplingParams(temp=0.8, seed=7, repeat_penalty=1.1),

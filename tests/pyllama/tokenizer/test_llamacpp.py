@@ -74,7 +74,7 @@ def vocabularies() -> Path:
     return cache
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_llamacpp_cases(vocabularies: Path, name: str) -> None:
     path = vocabularies / f"ggml-vocab-{name}.gguf"
@@ -95,7 +95,7 @@ UGM_CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("text", UGM_CASES)
 def test_ugm_cases(vocabularies: Path, text: str) -> None:
     with GGUFFile(vocabularies / "ggml-vocab-nomic-bert-moe.gguf") as file:
@@ -106,7 +106,7 @@ def test_ugm_cases(vocabularies: Path, text: str) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["aquila", "baichuan", "gpt-neox"])
 def test_vocabularies_without_cases(vocabularies: Path, name: str) -> None:
     texts = (vocabularies / "ggml-vocab-gpt-2.gguf.inp").read_bytes().decode().split(SEPARATOR)

@@ -353,6 +353,7 @@ def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
 
 
 @AVX2
+@pytest.mark.long
 def test_matmuls_have_the_bits_of_one_token_alone() -> None:
     done = python("from tests.pyggml.backend.cpu import test_amx; test_amx.child()")
     assert done.returncode == 0, done.stderr

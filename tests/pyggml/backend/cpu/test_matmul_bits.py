@@ -22,6 +22,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize
 from tests.pyggml.ops.harness import encoded, set_scales
+from tests.tiers import some
 
 Array = npt.NDArray[Any]
 M = 83  # rows, with an incomplete group
@@ -70,7 +71,7 @@ def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any
     return node.numpy().reshape(len(x), len(rows)).copy()
 
 
-@types
+@pytest.mark.parametrize("kind", some(INTERLEAVED, 8), ids=lambda t: t.name)
 def test_bits_depend_on_the_token_alone(kind: GGMLType) -> None:
     rows, x = random_rows(kind), tokens(kind)
     alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])

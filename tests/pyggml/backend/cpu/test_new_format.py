@@ -15,6 +15,7 @@ import pytest
 
 from pyggml import jit
 from pyggml.dtype import GGMLType
+from tests.tiers import only
 
 Array = npt.NDArray[Any]
 ROWS, COLUMNS = 37, 96  # an incomplete group, some blocks
@@ -123,7 +124,7 @@ def child() -> None:
     print(jit.isa())
 
 
-@pytest.mark.parametrize("isa", jit.host_isas())
+@pytest.mark.parametrize("isa", only(jit.host_isas(), jit.host_isas()[:1]))
 def test_one_declaration_is_enough(isa: str) -> None:
     from tests.pyggml.backend.cpu.test_isa import python  # it imports the readers of the tables
 

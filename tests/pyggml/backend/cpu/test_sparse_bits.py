@@ -26,6 +26,7 @@ from pyggml.errors import ComputeError
 from pyggml.quants import dequantize
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import encoded
+from tests.tiers import some
 
 Array = npt.NDArray[Any]
 F = 1100  # rows: two segments
@@ -94,7 +95,7 @@ def sums(
     return compute(node, n_threads=n_threads)
 
 
-@types
+@pytest.mark.parametrize("kind", some(INTERLEAVED, 6), ids=lambda t: t.name)
 @pytest.mark.parametrize("threshold", [0.98, 0.8, 0.2])
 def test_active_results_are_mul_mats_and_the_others_zero(kind: GGMLType, threshold: float) -> None:
     """Each path has MUL_MAT's bits: few, many or all tokens need a row."""

@@ -1,4 +1,4 @@
-"""Every kernel that the ops' cases use, compiled for four generations of GPUs.
+"""Kernels that the ops' cases use, compiled for four generations of GPUs.
 
 None has float64 or local memory, and each keeps to its ceiling of registers. Nothing runs here.
 """
@@ -6,6 +6,7 @@ None has float64 or local memory, and each keeps to its ceiling of registers. No
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -13,28 +14,56 @@ import numpy as np
 import pytest
 
 from pyggml.code_cache import CodeCache
+from pyggml.op_table import case_node
+from pyggml.ops import OPS, Case, Op
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
 
 from pyggml.backend.cuda import cubins, numba_compiler
-from pyggml.backend.cuda.kernel import KERNELS
+from pyggml.backend.cuda.kernel import KERNELS, Kernel
+from pyggml.backend.cuda.kernels.norm import norm_kernel
+from pyggml.backend.cuda.lowering import SUPPORTS
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
-from .images import CAPABILITIES, compiled, used
+from .images import CAPABILITIES, images, kernels_of
 
-NAMES = sorted({name for cc in CAPABILITIES for name in used(cc)})
+pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_kernel_compiles(name: str) -> None:
-    kernel = KERNELS[name]
-    first = next(cc for cc in CAPABILITIES if name in used(cc))
-    for cc, (ptx, cubin) in compiled(kernel, first).items():
+def check(kernel: Kernel, ccs: Iterable[tuple[int, int]]) -> None:
+    for cc in ccs:
+        ptx, cubin = images(kernel, cc)
         assert not re.findall(r"\.f64|\.local", ptx.code.decode()), cc
         assert cubin.local_bytes == 0, cc
         assert 0 < cubin.registers <= kernel.max_registers, cc
         assert cubin.registers * kernel.threads <= 65536, cc
+
+
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        pytest.param(OPS[name], case, id=f"{name}[{case.id}]")
+        for name in sorted(SUPPORTS)
+        for case in OPS[name].cases
+    ],
+)
+def test_kernels_of_a_case_compile(op: Op, case: Case) -> None:
+    node = case_node(op, case)
+    if not SUPPORTS[op.name](node):
+        pytest.skip("no kernel")
+    for kernel, ccs in kernels_of(node).items():
+        check(kernel, ccs)
+
+
+@pytest.mark.parametrize("op", ["RMS_NORM", "NORM"])
+@pytest.mark.parametrize("warp", [False, True])
+@pytest.mark.parametrize("fused", [(False, True, False), (True, True, False), (True, True, True)])
+def test_norms_with_the_nodes_around_them_compile(
+    op: str, warp: bool, fused: tuple[bool, bool, bool]
+) -> None:
+    """No case has these."""
+    check(norm_kernel(op, warp, True, *fused), CAPABILITIES)
 
 
 def test_a_gpu_newer_than_the_compiler_gets_ptx() -> None:

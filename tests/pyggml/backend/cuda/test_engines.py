@@ -19,7 +19,7 @@ from .memory import KernelFault
 from .twin import TwinDriver, ptx_image, simulator_image
 
 Array = npt.NDArray[Any]
-ENGINES = ["ptx", "forward", "reverse", "random"]
+ENGINES = [pytest.param("ptx", marks=pytest.mark.long), "forward", "reverse", "random"]
 
 
 def run(
@@ -137,9 +137,15 @@ def test_type_of_a_buffer(engine: str) -> None:
 def test_missing_barrier_depends_on_the_order() -> None:
     x = np.arange(64, dtype=np.float32)
     forward, backward = (
-        run(order, samples.missing_barrier, 1, 64, x, nans(64))[1] for order in ENGINES[1:3]
+        run(order, samples.missing_barrier, 1, 64, x, nans(64))[1]
+        for order in ("forward", "reverse")
     )
     assert np.isnan(forward[:32]).all() and np.isnan(backward[32:]).all()
+
+
+@pytest.mark.long
+def test_missing_barriers_are_races() -> None:
+    x = np.arange(64, dtype=np.float32)
     with pytest.raises(
         KernelFault, match=r"sample_missing_barrier: race: it reads byte 128 .* another warp wrote"
     ):
@@ -153,6 +159,7 @@ def test_divergent_barrier(engine: str) -> None:
         run(engine, samples.divergent_barrier, 1, 64, np.ones(64, np.float32), nans(64))
 
 
+@pytest.mark.long
 def test_hoisted_load() -> None:
     """Only the compiled code has it: the load runs where no thread asks for it."""
     arguments = (64, nans(256), 4, 0)

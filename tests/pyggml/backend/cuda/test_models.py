@@ -23,9 +23,10 @@ pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.backend import CudaBackend
 
-from .test_cases import COMPILE
+from .images import ptx_of
 from .twin import TwinDriver
 
+pytestmark = pytest.mark.long
 SPEC = Spec(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=16)
 PROMPT = [7, 42, 3, 99, 12]
 LONG = [7 * i % 250 for i in range(20)]
@@ -35,7 +36,7 @@ Logits = list[np.ndarray]
 
 def gpu(number: int = 0, **options: Any) -> CudaBackend:
     driver = TwinDriver(cc=(9, 0), name=f"twin {number}", **options)
-    return CudaBackend(driver, f"cuda{number}", compile=COMPILE["ptx"])
+    return CudaBackend(driver, f"cuda{number}", compile=ptx_of)
 
 
 def greedy(model: Model, n: int = 5, **options: Any) -> tuple[list[int], Logits]:

@@ -14,7 +14,7 @@ from pyllama.server.graph_page import GraphQuery, draw_graph, graph_drawing, gra
 
 from ...models import Spec, random_weights, write_model
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 def test_the_heat_map(open_page: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ from pyllama import Model
 
 from ..conftest import listening, make_served
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 @pytest.mark.parametrize("prefix", ["", "/deep/prefix"])
