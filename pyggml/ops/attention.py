@@ -20,6 +20,10 @@ first ``cut`` entries, a multiple of 256, by list b - 1 of ``branches``: entry i
 ``branches[b - 1][i - cut]``. So the branches of a tree share what is before the cut. No token's end
 exceeds n_list.
 
+Backends check this, and that entries are cells: of each sequence those from the least begin to the
+greatest end of its tokens, of each branch those up to the greatest end. A token with ``begin >=
+end`` may have any numbers.
+
 Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
 """
 
@@ -160,6 +164,7 @@ def _flash_attn(
         p = softmax(masked(_scores(q, k, scale, logit_softcap), mask, slopes), sinks)
         attended: Array = np.matmul(p, v)
         return attended.swapaxes(1, 2)  # [S, T, nh, hdv]
+    _check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
     out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
     for t, (seq, begin, end, pos, *cut_branch) in enumerate(rows[0, 0]):
         if begin >= end:
@@ -174,6 +179,33 @@ def _flash_attn(
             scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
         out[:, t] = np.matmul(softmax(scores, sinks), v[:, :, cell])[:, :, 0]
     return out
+
+
+def _check_lists(n_cells: int, cells: Array, rows: Array, branches: Array | None) -> None:
+    """Raise IndexError for lists that break a promise of the module."""
+    n_seq, n_list, _ = cells.shape
+    n_branches, n_entries = (0, 0) if branches is None else branches.shape[:2]
+    for t, (seq, begin, end, _, *rest) in enumerate(rows):
+        if begin >= end:
+            continue
+        cut, branch = rest if rest and rest[1] else (n_list, 0)
+        known = 0 <= seq < n_seq and 0 <= branch <= n_branches
+        if not known or begin < 0 or end > n_list:
+            raise IndexError(
+                f"token {t}: keys {begin}..{end - 1} of list {seq}, branch {branch}; there are "
+                f"{n_seq} lists of {n_list} entries and {n_branches} branches"
+            )
+        if branch and not (0 <= cut <= n_list and cut % 256 == 0 and end - cut <= n_entries):
+            raise IndexError(
+                f"token {t}: cut {cut} and end {end} of a branch of {n_entries} entries; a cut is "
+                f"a multiple of 256 up to {n_list}"
+            )
+        found = cells[seq, begin : min(end, cut), 0]
+        if branches is not None and branch:
+            after = slice(max(begin - cut, 0), max(end - cut, 0))
+            found = np.concatenate([found, branches[branch - 1, after, 0]])
+        if found.min() < 0 or found.max() >= n_cells:
+            raise IndexError(f"token {t}: cell {found.min()}..{found.max()} of {n_cells}")
 
 
 def _cost(node: Tensor) -> Cost:

@@ -11,6 +11,7 @@ since only one of them runs at a time.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,10 @@ class WorkRange:
     def intact(self) -> bool:
         """Whether no other range has taken the slot since."""
         return self._slot.holder is self
+
+    def keep(self) -> None:
+        """Give the slot to no other range."""
+        self._slot.last_use = sys.maxsize
 
     def use(self, launch: int) -> tuple[int, int]:
         """The range's first byte and end, after noting that ``launch`` reads or writes it.

@@ -8,6 +8,9 @@ from the cache directly. For a few tokens, chunks (where there are few, parts of
 computed by several threads and merged in a second launch. Each chunk gives a row's (max, sum,
 values[hdv]), float32 like the row's state, and chunks are always merged in order: a row's bits
 depend on its keys alone, on none of these choices.
+
+``check_lists`` runs before the first node that reads a set of lists, and ends the graph if an entry
+is no cell or a token's keys lie outside of its lists. All later reads rely on that.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ....jit import inline, inline_strict, kernel
 from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..abi import (
+    BAD_INDEX,
     DST,
     SRC0,
     SRC1,
@@ -38,6 +42,7 @@ from ..abi import (
     nb,
     ne,
     params_of,
+    set_error,
 )
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
@@ -47,6 +52,7 @@ from ..simd.kv_row import KINDS
 from ..simd.math import exp_f32, tanh_f32
 from ..simd.total import max_f32, total_f32
 from ..tuning import tuning
+from ..work import WorkRange
 from .attention_chunk import (
     CELLS_BYTES,
     CHUNK,
@@ -93,18 +99,75 @@ class Attention(NamedTuple):
     traits: int
 
 
+class Lists(NamedTuple):
+    """The value of ``check_lists``."""
+
+    n_cells: int
+
+
+@kernel
+def check_lists(node, chunk, n_chunks, scratch):
+    """A list in each chunk, first those of sequences, then those of branches.
+
+    Access: the rows of all tokens, then the entries of the list that a token attends to, and those
+    between them, once. Sources: cells, rows, branches.
+    """
+    n_cells, n_list, n_seq = params_of(node, Lists).n_cells, ne(node, SRC0, 1), ne(node, SRC0, 2)
+    branched = data(node, SRC2) != 0
+    n_entries = ne(node, SRC2, 1) if branched else 0
+    n_branches = ne(node, SRC2, 2) if branched else 0
+    begins, ends, cuts = n_list, 0, n_list  # the least begin and cut of the list's tokens
+    for t in range(ne(node, SRC1, 1)):
+        row = i32_ptr(data(node, SRC1) + t * nb(node, SRC1, 1))
+        sequence, begin, end = row[0], row[1], row[2]
+        if begin >= end:
+            continue
+        cut = row[4] if branched else 0
+        branch = row[5] if branched else 0
+        known = sequence >= 0 and sequence < n_seq and branch >= 0 and branch <= n_branches
+        if not known or begin < 0 or end > n_list:
+            set_error(node, BAD_INDEX)
+            return
+        if branch != 0 and (cut < 0 or cut > n_list or cut % CHUNK != 0):
+            set_error(node, BAD_INDEX)
+            return
+        if sequence == chunk:
+            begins = min(begins, begin)
+            ends = max(ends, end if branch == 0 else min(end, cut))
+        elif branch != 0 and branch + n_seq == chunk + 1:
+            cuts, ends = min(cuts, cut), max(ends, end)
+    entries = data(node, SRC0) + chunk * nb(node, SRC0, 2)
+    if chunk >= n_seq:
+        entries = data(node, SRC2) + (chunk - n_seq) * nb(node, SRC2, 2)
+        begins, ends = 0, max(ends - cuts, 0)
+        if ends > n_entries:
+            set_error(node, BAD_INDEX)
+            return
+    pairs, bad = i32_ptr(entries), 0
+    for i in range(begins, ends):
+        cell = pairs[2 * i]
+        if cell < 0 or cell >= n_cells:
+            bad += 1
+    if bad != 0:
+        set_error(node, BAD_INDEX)
+
+
 @inline
 def list_begin(node, t):
-    """The first key that token ``t`` attends to, as a place in its sequence's list."""
-    rows = data(node, SRC6)
-    return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
+    """The first key that token ``t`` attends to, as a place in its sequence's list; 0 for none."""
+    if data(node, SRC6) == 0:
+        return 0
+    row = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))
+    return row[1] if row[1] < row[2] else 0
 
 
 @inline
 def list_end(node, t):
-    """The place after the last key that token ``t`` attends to."""
-    rows = data(node, SRC6)
-    return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
+    """The place after the last key that token ``t`` attends to; 0 for none."""
+    if data(node, SRC6) == 0:
+        return ne(node, SRC1, 1)
+    row = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))
+    return row[2] if row[1] < row[2] else 0
 
 
 @inline
@@ -375,7 +438,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
             b = same_list_end(node, a, after, first, shared)
             hi_of = keys_end(node, a, b, hi, first, shared)
             if hi_of > first:
-                find_cells(list_entries(node, a, first), first, hi_of, cells)
+                find_cells(list_entries(node, a, first), first, lo, hi_of, cells)
             load_queries(
                 node, queries, t, head_0, n_rep, stream, 0, n_rows, n_rows <= p.direct_rows
             )
@@ -400,14 +463,14 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 next_b = same_list_end(node, next_a, after, begin, shared)
                 next_hi = keys_end(node, next_a, next_b, hi, begin, shared)
                 if next_hi > begin:
-                    find_cells(list_entries(node, next_a, begin), begin, next_hi, later)
+                    find_cells(list_entries(node, next_a, begin), begin, lo, next_hi, later)
                     n_prefetched = min(CHUNK, next_hi - begin)
                 else:
                     next_cells = cells
-            elif group_end < stop:
-                begin = list_begin(node, group_end) // CHUNK * CHUNK
-                end = max(list_end(node, group_end), begin + 1)
-                find_cells(list_entries(node, group_end, begin), begin, end, later)
+            elif group_end < stop and list_begin(node, group_end) < list_end(node, group_end):
+                low = list_begin(node, group_end)
+                begin, end = low // CHUNK * CHUNK, list_end(node, group_end)
+                find_cells(list_entries(node, group_end, begin), begin, low, end, later)
             else:
                 next_cells, keys_after = cells, next_k
             if n_keys > 0 and not direct:
@@ -437,7 +500,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
                     s = scores + i * S_STRIDE
-                    begin = max(list_begin(node, token) - first, 0)
+                    begin = min(max(list_begin(node, token) - first, 0), n)
                     end = min(list_end(node, token) - first, n)
                     bias(node, s, token, head, entries, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
@@ -506,9 +569,24 @@ def _supports(node: Tensor) -> bool:
     )
 
 
+def _checked(low: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
+    """What tells that the lists were checked for a cache of this size: nothing is in it."""
+    n_cells = node.src[1].ne[1]
+    key = ("lists", *lists, n_cells)
+    known = low.known(key, *lists)
+    if known is not None:
+        return known
+    made = low.take(1)
+    made.keep()
+    cells, _, branches = lists
+    n_lists = cells.ne[2] + (0 if branches is None else branches.ne[2])
+    low.launch(check_lists, node, Lists(n_cells), n_lists, src=lists, writes=made)
+    return low.remember(key, made)
+
+
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
-    q, k, v, mask, _, cells, *_ = node.src
+    q, k, v, mask, _, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
     n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)
@@ -529,6 +607,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     if split:
         even = low.n_threads // gcd(low.n_threads, n_tasks)  # so that threads get equally many
         splits = min(round_up(ceil_div(_SPLITS * low.n_threads, n_tasks), even), n_chunks)
+    checked = [] if cells is None else [_checked(low, node, cells, rows, branches)]
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
@@ -557,6 +636,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         node,
         params,
         splits * n_tasks,
+        work=checked,
         writes=parts,
         scratch=scratch,
         variant="_".join(x.type.name.lower() for x in (k, v)),

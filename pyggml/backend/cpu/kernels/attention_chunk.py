@@ -1,7 +1,7 @@
 """QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
 
     traits = low.traits(cache_traits(F16, F16, 32, 0, 0), *DIRECT)  # in a lowering
-    find_cells(entries, first, end, cells)                  # in the kernel
+    find_cells(entries, first, begin, end, cells)           # in the kernel
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
@@ -32,10 +32,11 @@ CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 
 
 @inline
-def find_cells(entries, first, end, out):
+def find_cells(entries, first, begin, end, out):
     """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
 
-    The chunk begins at key ``first``. After key ``end`` - 1, its cell is repeated.
+    The chunk begins at key ``first``. Before key ``begin`` its cell stands in place of theirs, and
+    after key ``end`` - 1 that of the last one: nobody attends to these.
 
     Args:
         entries: see ``list_entries``; 0 if key i is in cell i.
@@ -47,8 +48,11 @@ def find_cells(entries, first, end, out):
             rows[j] = first + j
     else:
         pairs = i32_ptr(entries)
-        for j in range(n):
+        low = max(begin - first, 0)
+        for j in range(low, n):
             rows[j] = pairs[2 * j]
+        for j in range(low):
+            rows[j] = rows[low]
     for j in range(n, CHUNK + MAX_AHEAD):
         rows[j] = rows[n - 1]
 

@@ -8,7 +8,8 @@ values stay in registers. Groups of lanes have their own online softmax over eve
 key; they are merged in a fixed order, first in the warp, then in shared memory, then those of the
 splits by ``attention_merge``. The number of splits follows from the lengths of the lists and from
 the device, never from begin and end, which blocks read on the device: a captured graph serves every
-state of the cache.
+state of the cache. An entry that is no cell, or a token whose keys lie outside of its lists, sets
+the queue's error, and reads nothing.
 
 Scores are in powers of two: scale, bias and sinks are multiplied by log2(e).
 
@@ -25,7 +26,7 @@ from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..codec import FLOAT_TYPES, decodable, element_loader
 from ..driver import Grid
-from ..intrin import device, divide, exp2, load_f32, load_i32, store_f32
+from ..intrin import device, divide, exp2, load_f32, load_i32, store_f32, store_i32
 from ..kernel import U8, Kernel, f32, i32, i64, kernel
 from ..lowering import Lowering, lowers
 from .attention_chunk import (
@@ -38,6 +39,8 @@ from .attention_chunk import (
     Shape,
     chunk_loader,
     finite,
+    in_lists,
+    list_sizes,
 )
 from .attention_tile import attend
 from .softmax import MASKS, alibi_slope, alibi_steps
@@ -88,7 +91,8 @@ def decode_kernel(shape: Shape) -> Kernel:
         q1: i64, q2: i64, q3: i64, k1: i64, k2: i64, k3: i64, v1: i64, v2: i64, v3: i64,
         y1: i64, y2: i64, y3: i64, m_ne2: i32, m_ne3: i32, m1: i64, m2: i64, m3: i64,
         cells2: i64, branches2: i64, rows1: i64, values: i64, scale: f32, softcap: f32, n2: i32,
-        step_0: f32, step_1: f32, bias_scale: f32, has_sinks: i32,
+        step_0: f32, step_1: f32, bias_scale: f32, has_sinks: i32, n_seq: i32, n_list: i32,
+        n_entries: i32, n_branches: i32, error: U8, code: i32,
     ):  # fmt: skip
         all_tops = cuda.shared.array(n_states, float32)
         all_totals = cuda.shared.array(n_states, float32)
@@ -112,7 +116,8 @@ def decode_kernel(shape: Shape) -> Kernel:
         list_at, branch_at = int64(0), int64(0)
         if listed:
             at = i1 * rows1
-            list_at = load_i32(rows, at) * cells2
+            sequence, branch = load_i32(rows, at), int32(0)
+            list_at = sequence * cells2
             begin, end = load_i32(rows, at + 4), load_i32(rows, at + 8)
             position = load_i32(rows, at + 12)
             if branched:
@@ -120,8 +125,14 @@ def decode_kernel(shape: Shape) -> Kernel:
                 if branch != 0:
                     cut = load_i32(rows, at + 16)
                     branch_at = (branch - 1) * branches2
+            if begin < end and not in_lists(
+                sequence, begin, end, cut, branch, n_seq, n_list, n_entries, n_branches
+            ):
+                store_i32(error, 0, code)
+                end = begin
+            if begin >= end:
+                begin, end = int32(0), int32(0)
         n = int32(end - begin)
-        n = n if n > 0 else int32(0)
         step = int32(n_groups * unroll)
         per = int32(
             divide(int32(divide(int32(n + n_splits - 1), n_splits) + step - 1), step) * step
@@ -173,6 +184,9 @@ def decode_kernel(shape: Shape) -> Kernel:
                         found[u] = load_i32(cells, at)
                         if alibi:
                             places[u] = load_i32(cells, at + 4)
+                    if found[u] < 0 or found[u] >= n_kv:
+                        store_i32(error, 0, code)
+                        found[u] = int32(0)
             for u in range(unroll):
                 i = first + group + u * n_groups
                 x0, x1, x2, x3, x4, x5, x6, x7 = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
@@ -402,7 +416,8 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
         rows1=0 if rows is None else rows.nb[1], values=values,
         scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
         n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None),
+        has_sinks=int(sinks is not None), error=low.error, code=low.error_code(node),
+        **list_sizes(cells, branches),
     )  # fmt: skip
     low.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
     if splits > 1:

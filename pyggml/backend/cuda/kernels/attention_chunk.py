@@ -191,6 +191,25 @@ def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
 
 
 @device
+def in_lists(sequence, begin, end, cut, branch, n_seq, n_list, n_entries, n_branches):
+    """Whether a token's keys lie inside of the lists that it names; they are not read yet."""
+    if sequence < 0 or sequence >= n_seq or begin < 0 or end > n_list:
+        return False
+    if branch == 0:
+        return True
+    known = branch > 0 and branch <= n_branches and cut >= 0 and cut <= n_list
+    return known and (cut & 255) == 0 and int32(end - cut) <= n_entries
+
+
+def list_sizes(cells: Any, branches: Any) -> dict[str, int]:
+    """The sizes of lists, as the kernels' parameters have them."""
+    seq, branch = ((0,) * 4 if lists is None else lists.ne for lists in (cells, branches))
+    return {
+        "n_seq": seq[2], "n_list": seq[1], "n_entries": branch[1], "n_branches": branch[2]
+    }  # fmt: skip
+
+
+@device
 def finite(top):
     """A maximum that may be subtracted: 0 where all scores are -inf."""
     return top if top > LOWEST else ZERO

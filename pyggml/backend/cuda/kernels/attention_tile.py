@@ -49,6 +49,7 @@ from ..intrin import (
     mma_f16_75,
     shared_address,
     store_f32,
+    store_i32,
     store_shared_u32x4,
     u32,
     wait_copies_0,
@@ -65,6 +66,8 @@ from .attention_chunk import (
     Shape,
     chunk_loader,
     finite,
+    in_lists,
+    list_sizes,
 )
 from .softmax import alibi_slope, alibi_steps
 from .warp import FULL
@@ -162,6 +165,15 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
             return load_i32(branches, branch_at + int64(i - cut) * 8 + 4 * word)
         return load_i32(cells, list_at + int64(i) * 8 + 4 * word)
 
+    @device
+    def cell_of(i, cells, branches, list_at, branch_at, cut, n_kv, error, code):
+        """The cell of an entry; 0 after an error, if there is no such cell."""
+        cell = entry_of(i, cells, branches, list_at, branch_at, cut, 0)
+        if listed and (cell < 0 or cell >= n_kv):
+            store_i32(error, 0, code)
+            return int32(0)
+        return cell
+
     @kernel(f"attention_tile_{shape.name}{suffix}", threads=THREADS, max_registers=255, unroll=True)
     def attention_tile(
         q: U8, k: U8, v: U8, mask: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
@@ -169,7 +181,8 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
         k2: i64, k3: i64, v1: i64, v2: i64, v3: i64, y1: i64, y2: i64, y3: i64, m_ne2: i32,
         m_ne3: i32, m1: i64, m2: i64, m3: i64, cells2: i64, branches2: i64, rows1: i64,
         scale: f32, softcap: f32, n2: i32, step_0: f32, step_1: f32, bias_scale: f32,
-        has_sinks: i32,
+        has_sinks: i32, n_seq: i32, n_list: i32, n_entries: i32, n_branches: i32, error: U8,
+        code: i32,
     ):  # fmt: skip
         queries_at = shared_address(cuda.shared.array(n_words, uint32, 16))
         keys_at = u32(queries_at + uint32(n_queries if kept else 0))
@@ -273,6 +286,11 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
                 if branched:
                     branch_0 = load_i32(rows, at + 20)
                     cut_0 = load_i32(rows, at + 16) if branch_0 != 0 else int32(NEVER)
+                if low_0 < high_0 and not in_lists(
+                    list_0, low_0, high_0, cut_0, branch_0, n_seq, n_list, n_entries, n_branches
+                ):
+                    store_i32(error, 0, code)
+                    high_0 = low_0
             if lane + 32 < count:
                 at = (first_token + lane + 32) * rows1
                 list_1, low_1 = load_i32(rows, at), load_i32(rows, at + 4)
@@ -280,6 +298,11 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
                 if branched:
                     branch_1 = load_i32(rows, at + 20)
                     cut_1 = load_i32(rows, at + 16) if branch_1 != 0 else int32(NEVER)
+                if low_1 < high_1 and not in_lists(
+                    list_1, low_1, high_1, cut_1, branch_1, n_seq, n_list, n_entries, n_branches
+                ):
+                    store_i32(error, 0, code)
+                    high_1 = low_1
 
         sums = cuda.local.array(n_sum, float32)
         scores = cuda.local.array(n_score, float32)
@@ -336,7 +359,9 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
                     there = i >= low and i < high
                     cell = int32(0)
                     if there:
-                        cell = entry_of(i, cells, branches, list_at, branch_at, cut, 0)
+                        cell = cell_of(
+                            i, cells, branches, list_at, branch_at, cut, n_kv, error, code
+                        )
                     copy_k(u32(keys_at + u32(r * k_stride + 2 * j)), k, k_at + cell * k1, j, there)
                 if asynchronous:
                     commit_copies()
@@ -356,7 +381,9 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
                     there = i >= low and i < high
                     cell = int32(0)
                     if there:
-                        cell = entry_of(i, cells, branches, list_at, branch_at, cut, 0)
+                        cell = cell_of(
+                            i, cells, branches, list_at, branch_at, cut, n_kv, error, code
+                        )
                     copy_v(
                         u32(values_at + u32(r * v_stride + 2 * j)), v, v_at + cell * v1, j, there
                     )
@@ -447,7 +474,9 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
                         there = i < high
                         cell = int32(0)
                         if there:
-                            cell = entry_of(i, cells, branches, list_at, branch_at, cut, 0)
+                            cell = cell_of(
+                                i, cells, branches, list_at, branch_at, cut, n_kv, error, code
+                            )
                         copy_k(
                             u32(keys_at + u32(r * k_stride + 2 * j)), k, k_at + cell * k1, j, there
                         )
@@ -558,7 +587,8 @@ def attend(low: Lowering, node: Tensor, shape: Shape) -> bool:
         rows1=0 if rows is None else rows.nb[1],
         scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
         n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None),
+        has_sinks=int(sinks is not None), error=low.error, code=low.error_code(node),
+        **list_sizes(cells, branches),
     )  # fmt: skip
     low.launch(call, Grid(ceil_div(q.ne[1] * n_rep, ROWS), k.ne[2], q.ne[3]))
     return True

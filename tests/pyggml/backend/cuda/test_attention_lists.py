@@ -1,0 +1,66 @@
+"""Lists of cells with a wrong number, on the CUDA backend: an error that names the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.errors import ComputeError
+from pyggml.ops import FLASH_ATTN_EXT
+from pyggml.sched import to_numpy
+from tests.pyggml.ops.attention_lists import FAULTS, HARMLESS, attention
+from tests.pyggml.ops.harness import nmse
+
+pytest.importorskip("numba_cuda")
+pytest.importorskip("greenlet")
+
+from pyggml.backend.cuda.backend import CudaBackend
+from pyggml.backend.reference.backend import ReferenceBackend
+
+from .images import ptx_of
+from .simulator import simulator_image
+from .twin import TwinDriver
+
+ENGINES = {  # and the number of tokens: many are computed by tensor cores
+    "simulator": ((7, 0), simulator_image, 3),
+    "ptx": ((9, 0), ptx_of, 20),
+}
+SHORT = ("far end", "a negative cell", "a cell of a branch", "none")  # by the simulator
+
+
+def cases(changes: Mapping[str, Any]) -> list[Any]:
+    return [
+        pytest.param(
+            engine, name, marks=() if engine == "simulator" and name in SHORT else pytest.mark.long
+        )
+        for engine in ENGINES
+        for name in changes
+    ]
+
+
+def attended(engine: str, change: Any) -> tuple[CudaBackend, Any, Any, int]:
+    cc, compile, n_tokens = ENGINES[engine]
+    backend = CudaBackend(TwinDriver(cc=cc), "cuda0", compile=compile)
+    return backend, *attention(backend, n_tokens, change), n_tokens
+
+
+@pytest.mark.parametrize(("engine", "fault"), cases(FAULTS))
+def test_faults(engine: str, fault: str) -> None:
+    """An access out of bounds would be a fault of the twin, whose message is another one."""
+    backend, graph, _, _ = attended(engine, FAULTS[fault])
+    with pytest.raises(ComputeError, match="'attended' = FLASH_ATTN_EXT: an index is out of"):
+        backend.graph_compute(graph)
+    backend.queue.synchronize()
+
+
+@pytest.mark.parametrize(("engine", "change"), cases(HARMLESS))
+def test_numbers_that_nobody_reads(engine: str, change: str) -> None:
+    backend, graph, node, n_tokens = attended(engine, HARMLESS[change])
+    backend.graph_compute(graph)
+    wanted, result = attention(ReferenceBackend(), n_tokens, HARMLESS[change])
+    ReferenceBackend().graph_compute(wanted)
+    assert nmse(to_numpy(node), to_numpy(result)) <= FLASH_ATTN_EXT.tolerance(node)
+    assert np.isfinite(to_numpy(node)).all()
