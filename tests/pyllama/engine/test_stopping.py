@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,3 +96,10 @@ def test_the_work_is_linear_in_the_text() -> None:
 def test_an_empty_stop_is_refused(stops: str | list[str]) -> None:
     with pytest.raises(SamplingError, match="is empty and would match at once"):
         StopStrings(stops)
+
+
+def test_texts_with_equal_stop_strings_share_their_automaton() -> None:
+    one, other = (StopStrings(["ab", "b→"]) for _ in range(2))
+    assert one._automaton is other._automaton is copy.deepcopy(one)._automaton
+    assert one.push("xa") == ("x", False) and other.push("b→") == ("", True)
+    assert one.push("b") == ("", True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama.errors import GrammarError
-from pyllama.grammar import Grammar
+from pyllama.grammar import Grammar, gbnf
 
 from .vocabularies import words
 
@@ -172,3 +172,13 @@ def test_deep_nesting_takes_linear_time() -> None:
         assert not matcher.is_accepting
         matcher.accept(1)
     assert matcher.is_accepting
+
+
+def test_places_are_found_at_errors_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place is found by reading the text up to it, which takes long for each of many groups."""
+
+    def place(text: str, at: int) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(gbnf, "place", place)
+    assert set(gbnf.parse('root ::= (("a" | b) b)*\nb ::= ("c")')) == {"root", "b"}
