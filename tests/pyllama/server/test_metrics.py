@@ -46,7 +46,7 @@ def test_counters_are_sums_of_the_timings(serve: Serve) -> None:
 def test_properties(serve: Serve) -> None:
     client = serve(aliases=("b", "a"), tags=("t",), model_path="/x/y.gguf", unified=False)
     props = client.get("/props").json()
-    assert props["total_slots"] == 2 and props["model_path"] == "/x/y.gguf"
+    assert props["total_slots"] == 2 and props["model_path"] == "y.gguf"
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["seed"] == 1
     (model,) = client.get("/v1/models").json()["data"]
