@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,6 +25,8 @@ from pyllama.server.listener import Drain, DrainingServer, Listening, open_socke
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 from pyllama.speculative import Speculation
+
+from ...waiting import until
 
 Serve = Callable[..., TestClient]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
@@ -68,20 +69,36 @@ def client(serve: Serve) -> TestClient:
 
 
 @contextmanager
+def held(served: Served, n_steps: int = 4) -> Iterator[threading.Event]:
+    """Its texts make no progress after some steps, until the event; jobs still run."""
+    go_on, step = threading.Event(), served.engine.step
+    left = iter(range(n_steps))
+
+    def held_step() -> list[Any]:
+        is_free = go_on.is_set() or next(left, None) is not None or go_on.wait(0.001)
+        return step() if is_free else []
+
+    served.engine.step = held_step  # type: ignore[method-assign]
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+@contextmanager
 def at_a_socket(app: Any, drain: Drain | None = None, **options: Any) -> Iterator[int]:
     """Serve an application at a real socket in a thread; yields the port.
 
     Args:
         options: those of `Listening`.
     """
-    where = Listening(port=0, shutdown_s=1, **options)
+    where = Listening(port=0, **{"shutdown_s": 1, **options})
     sockets = open_sockets(where)
     server = DrainingServer(app, where, drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()
     try:
-        while not server.started and thread.is_alive():
-            time.sleep(0.005)
+        until(lambda: server.started or not thread.is_alive())
         yield sockets[0].getsockname()[1]
     finally:
         server.should_exit = True

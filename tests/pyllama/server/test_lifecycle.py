@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import pytest
 from starlette.testclient import TestClient
 
 from pyllama import Context, Model
@@ -17,23 +16,17 @@ from pyllama.server.lifecycle import Lifecycle
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 
+from ...waiting import WAIT_S, until
 from .conftest import events, make_served
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_server_answers_while_it_loads(model: Model) -> None:
     may_end, ready = threading.Event(), []
 
     def load() -> Served:
-        assert may_end.wait(20)
+        assert may_end.wait(WAIT_S)
         return make_served(model)
 
     life = Lifecycle(load, ServerOptions())
@@ -69,7 +62,7 @@ def test_a_server_that_ends_while_it_loads() -> None:
     may_end = threading.Event()
 
     def load() -> Served:
-        may_end.wait(20)
+        may_end.wait(WAIT_S)
         raise OSError("nobody waits for it")
 
     with TestClient(make_app(Lifecycle(load, ServerOptions())), base_url="http://localhost"):
@@ -85,7 +78,9 @@ def sleeping(client: TestClient) -> bool:
     return is_sleeping
 
 
-def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
+def test_an_idle_model_is_freed_and_loaded_again(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[weakref.ref[Context]] = []
 
     def load() -> Served:
@@ -93,7 +88,13 @@ def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
         made.append(weakref.ref(served.engine.context))
         return served
 
-    life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=2.0)
+    life = Lifecycle(load, ServerOptions(endpoint_metrics=True), sleep_idle_s=0.05)
+    idle_left_s, may_sleep = life._idle_left_s, threading.Event()
+
+    def left_s(idle_s: float) -> float:
+        return idle_left_s(idle_s) if may_sleep.is_set() else idle_s
+
+    monkeypatch.setattr(life, "_idle_left_s", left_s)
     told: list[str] = []
     life.on_sleeping, life.on_awake = partial(told.append, "sleeps"), partial(told.append, "wakes")
     ask = {"prompt": "a b", "n_predict": 4, "ignore_eos": True}
@@ -104,7 +105,9 @@ def test_an_idle_model_is_freed_and_loaded_again(model: Model) -> None:
         client.get("/metrics")  # the next scrape has rates of 0, as while it sleeps
         metrics = client.get("/metrics").text
         assert not sleeping(client) and "tokens_predicted_total 4" in metrics
+        may_sleep.set()
         until(lambda: sleeping(client))
+        may_sleep.clear()
         until(lambda: made[0]() is None)
         for _ in range(2):
             for path, text in awake.items():

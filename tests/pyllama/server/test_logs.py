@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from pyllama import Model
 from pyllama.server.logs import JsonFormatter
 
-from .conftest import Serve, listening, make_served
+from ...waiting import until
+from .conftest import Serve, held, listening, make_served
 from .test_listener import post
 
 PROMPT = {"prompt": "a b", "n_predict": 3, "ignore_eos": True}
@@ -78,12 +78,11 @@ def test_the_id_of_a_request(
 
 def test_a_client_that_hangs_up(model: Model, log: pytest.LogCaptureFixture) -> None:
     body = {"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}
-    with listening(make_served(model, n_ctx=2048)) as port:
+    served = make_served(model, n_ctx=2048)
+    with held(served), listening(served) as port:
         with post(port, "/completion", body) as one:
             one.recv(1 << 12)
-        end = time.monotonic() + 20
-        while not lines(log) and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: lines(log))
     assert [line["status"] for line in lines(log)] == [499]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from starlette.testclient import TestClient
 from pyllama.server import listener
 from pyllama_cli.commands import serve
 
+from ...waiting import until
 from .record_server import DATA
 from .recorded import DELIBERATE, SESSIONS, Ask, Session, plain
 
@@ -34,10 +34,7 @@ def answers(
     def serve_here(app: Any, where: Any, on_listening: Callable[..., None], drain: Any) -> None:
         on_listening(["http://localhost"], lambda: None)
         with TestClient(app, base_url="http://localhost") as client:
-            end = time.monotonic() + 120
-            while client.get("/health").status_code == 503:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: client.get("/health").status_code != 503)
             found.update({ask.name: send(client, ask) for ask in session.asks})
 
     monkeypatch.setattr(listener, "serve", serve_here)

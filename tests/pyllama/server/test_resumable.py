@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +22,13 @@ from pyllama.server import kept_streams
 from pyllama.server.errors import ApiError
 from pyllama.server.kept_streams import KeptStreams
 
-from .conftest import Serve, listening, make_served
+from ...waiting import WAIT_S, until
+from .conftest import Serve, held, listening, make_served
 from .test_listener import everything, post
 
 ID = "conv::org/model:Q8_0"
 WHERE = {"conv_id": ID}
+Sent = tuple[int, Any, threading.Event]
 ASK: dict[str, Any] = {"prompt": "a", "n_predict": 6, "ignore_eos": True, "stream": True}
 
 
@@ -75,18 +80,18 @@ def test_only_streams_that_begin_are_kept(client: TestClient) -> None:
 
 
 @pytest.fixture
-def sent(model: Model) -> Iterator[tuple[int, Any]]:
-    """The port of a server, and its model, after a client of a long text has hung up."""
+def sent(model: Model) -> Iterator[Sent]:
+    """A port, its model, and the event after which the text of a client that hung up goes on."""
     served = make_served(model, n_slots=1, n_ctx=2048)
-    with listening(served) as port:
+    with listening(served) as port, held(served) as go_on:
         body = json.dumps(ASK | {"n_predict": 400}).encode()
         with connect_with_id(port, body) as one:
             assert one.recv(64)
-        yield port, served
+        yield port, served, go_on
 
 
 def connect_with_id(port: int, body: bytes) -> Any:
-    one = socket.create_connection(("127.0.0.1", port), timeout=20)
+    one = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
     lines = [
         "POST /completion HTTP/1.1",
         "Host: localhost",
@@ -99,47 +104,43 @@ def connect_with_id(port: int, body: bytes) -> Any:
 
 
 def ask(port: int, method: str, path: str) -> bytes:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as connection:
         connection.request(method, path)
         return connection.getresponse().read()
 
 
-def test_a_text_goes_on_without_its_client(sent: tuple[int, Any]) -> None:
-    port, served = sent
+def test_a_text_goes_on_without_its_client(sent: Sent) -> None:
+    port, served, go_on = sent
+    go_on.set()
     data = ask(port, "GET", f"/v1/stream?conv_id={ID}")  # waits for the end
     last = json.loads(data.decode().strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["stop"] and last["tokens_predicted"] == 400
     assert served.runner.counts.n_aborted == 0
 
 
-def test_a_stop_frees_the_slot(sent: tuple[int, Any]) -> None:
-    port, served = sent
+def test_a_stop_frees_the_slot(sent: Sent) -> None:
+    port, served, _ = sent
     assert served.runner.n_processing == 1
     assert ask(port, "DELETE", f"/v1/stream?conv_id={ID}") == b""
-    wait_for(lambda: not served.runner.n_processing)
+    until(lambda: not served.runner.n_processing)
     assert served.runner.counts.n_aborted == 1
 
 
-def test_the_next_stream_replaces_the_last(sent: tuple[int, Any]) -> None:
-    port, served = sent
+def test_the_next_stream_replaces_the_last(sent: Sent) -> None:
+    port, served, go_on = sent
     with connect_with_id(port, json.dumps(ASK | {"n_predict": 2}).encode()) as one:
+        until(lambda: served.runner.counts.n_aborted)
+        go_on.set()
         assert b'"tokens_predicted":2' in everything(one)
     assert served.runner.counts.n_aborted == 1
 
 
-def wait_for(condition: Any, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_without_the_header_a_text_ends_with_its_client(model: Model) -> None:
     served = make_served(model, n_slots=1, n_ctx=2048)
-    with listening(served) as port:
+    with listening(served) as port, held(served):
         with post(port, "/completion", ASK | {"n_predict": -1}) as one:
             assert one.recv(64)
-        wait_for(lambda: served.runner.counts.n_aborted)
+        until(lambda: served.runner.counts.n_aborted)
 
 
 def test_bytes_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +177,14 @@ def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_a_reader_keeps_a_stream() -> None:
+def test_a_reader_keeps_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time)
+    monkeypatch.setattr(kept_streams, "time", clock)
+
     async def run() -> None:
         streams = KeptStreams()
         stream = streams.open("a", "text/event-stream", lambda: None)
         stream.append(b"xy")
-        await asyncio.sleep(0.01)
         assert stream.idle_s > 0
         reader = stream.read(1)
         assert await anext(reader) == b"y" and stream.idle_s == 0

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("aiohttp")
 
+from ...waiting import WAIT_S, until
 from ..models import Spec, random_weights, write_model
 
 CODE = "from pyllama_cli.commands.serve import command; command()"
@@ -43,7 +43,7 @@ class Router:
         self.process, self.port = process, int(url.rpartition(":")[2])
 
     def open(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
         response.connection = connection  # type: ignore[attr-defined]
@@ -85,14 +85,7 @@ def running(folder: Path, *flags: str) -> Iterator[Router]:
         finally:
             if process.poll() is None:
                 process.kill()
-            process.communicate(timeout=30)
-
-
-def until(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+            process.communicate(timeout=WAIT_S)
 
 
 def is_alive(pid: int) -> bool:
@@ -108,7 +101,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="n
 
 @needs_proc
 def test_a_router_with_real_models(folder: Path) -> None:
-    with running(folder, "--models-max", "1") as router:
+    with running(folder, "--models-max", "1", "--context-shift") as router:
         assert router.children() == []
         body = {"model": "a", "prompt": "a", "n_predict": 4, "temperature": 0}
         status, found = router.ask("POST", "/completion", body)
@@ -123,7 +116,7 @@ def test_a_router_with_real_models(folder: Path) -> None:
         # it listens on loopback alone, and wants the router's key, also for its health
         (port,) = listening_ports(a)
         for path in ("/health", "/models", "/"):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
             connection.request("GET", path)
             assert connection.getresponse().status in (401, 404)
             connection.close()
@@ -134,7 +127,7 @@ def test_a_router_with_real_models(folder: Path) -> None:
         assert router.ask("GET", "/slots?model=a")[1][0]["is_processing"]
         response.close()
         response.connection.close()  # type: ignore[attr-defined]
-        until(lambda: not router.ask("GET", "/slots?model=a")[1][0]["is_processing"], 2)
+        until(lambda: not router.ask("GET", "/slots?model=a")[1][0]["is_processing"])
 
         # a child that dies in a stream is replaced at the next request
         response = router.open("POST", "/completion", ENDLESS)
@@ -155,13 +148,13 @@ def test_a_router_with_real_models(folder: Path) -> None:
         assert router.status("broken")["exit_code"] == 1
 
         router.process.send_signal(signal.SIGTERM)
-        assert router.process.wait(20) == 0
+        assert router.process.wait(WAIT_S) == 0
 
 
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_a_router(folder: Path, number: signal.Signals) -> None:
-    with running(folder) as router:
+    with running(folder, "--shutdown-timeout", "60") as router:
         events = router.open("GET", "/models/sse")
         response = router.open("POST", "/completion", {**ENDLESS, "model": "sub", "n_predict": 200})
         response.readline()
@@ -170,10 +163,10 @@ def test_the_end_of_a_router(folder: Path, number: signal.Signals) -> None:
         if number == signal.SIGTERM:  # the response may end
             assert b'"stop":true' in response.read()
             assert b'"loaded"' in events.read()  # a cut response would raise
-            assert router.process.wait(20) == 0
+            assert router.process.wait(WAIT_S) == 0
         for one in (response, events):
             one.connection.close()  # type: ignore[attr-defined]
-        until(lambda: not is_alive(child), 10)
+        until(lambda: not is_alive(child))
 
 
 def listening_ports(pid: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 
 from pyllama.server.errors import ApiError
 
-from .conftest import Serve
+from ...waiting import WAIT_S, until
+from .conftest import Serve, held
 
 ASK = {"prompt": "Once upon a time there was", "n_predict": 4, "id_slot": 1, "ignore_eos": True}
 
@@ -66,11 +66,11 @@ def test_a_busy_slot_is_changed_after_its_text(serve: Serve, tmp_path: Path) -> 
         return found
 
     with ThreadPoolExecutor(3) as threads:
-        asked = threads.submit(ask)
-        while not client.get("/slots").json()[1]["is_processing"]:
-            time.sleep(0.001)
-        saved = threads.submit(act, 1, "save", "busy")
-        assert act(0, "erase", "other")["n_erased"] == 0
+        with held(client.served):  # type: ignore[attr-defined]
+            asked = threads.submit(ask)
+            until(lambda: client.get("/slots").json()[1]["is_processing"])
+            saved = threads.submit(act, 1, "save", "busy")
+            assert act(0, "erase", "other")["n_erased"] == 0
         asked.result()
         assert saved.result()["n_saved"] >= 200
     assert ended.index("other") < ended.index("text") and "busy" in ended
@@ -87,7 +87,7 @@ def test_a_change_that_waits_ends_with_the_server(serve: Serve) -> None:
     client.portal.call(runner.close, 0.0)
     for one in (waits, client.portal.start_task_soon(wait)):
         with pytest.raises(ApiError, match="shutting down"):
-            one.result(10)
+            one.result(WAIT_S)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/etc/x", "a/b", "a\\b", "a\0", "-x", "é"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool
 from pyllama.server.router.process import Report
+
+from ....waiting import WAIT_S
 
 INFO = {"id": "?", "meta": {"n_params": 7, "size": 1234, "desc": "llama 7B Q4_0"}}
 
@@ -145,7 +147,7 @@ class HttpChild(FakeChild):
             if prompt == "die":
                 self.end(1)
                 return
-            for i in range(1, 200 if prompt == "endless" else 3):
+            for i in itertools.count(1) if prompt == "endless" else range(1, 3):
                 if prompt == "step":
                     await self.go.wait()
                     self.go.clear()
@@ -212,13 +214,6 @@ def ask(
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     head = "\r\n".join([*lines, "", ""])
-    one = socket.create_connection(("127.0.0.1", port), timeout=20)
+    one = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
     one.sendall(head.encode() + data)
     return one
-
-
-def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool
 
+from ....waiting import WAIT_S, until
 from ..conftest import at_a_socket
-from .conftest import Fleet, StartRouter, entries, until
+from .conftest import Fleet, StartRouter, entries
 
 
 def error(response: Any) -> tuple[int, str]:
@@ -199,7 +199,7 @@ def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     assert "version" in client.get("/api/version").json()
 
 
-@pytest.mark.parametrize("ping_s", [30, -1])
+@pytest.mark.parametrize("ping_s", [300, -1])
 def test_events(ping_s: int) -> None:
     import http.client
     import socket
@@ -208,7 +208,7 @@ def test_events(ping_s: int) -> None:
     pool = Pool(entries("a"), fleet.spawn)
     app = make_router(pool, ServerOptions(sse_ping_s=ping_s), list)
     with at_a_socket(app) as port:
-        connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
         connection.sendall(b"GET /models/sse HTTP/1.1\r\nHost: localhost\r\n\r\n")
         response = http.client.HTTPResponse(connection)
         response.begin()
@@ -224,8 +224,7 @@ def test_events(ping_s: int) -> None:
                 seen.append(json.loads(line[6:]))
         assert [one["event"] for one in seen] == ["model_status", "status_change"]
         assert seen[1]["data"]["status"] == "loaded" and seen[1]["model"] == "a"
-        loop = fleet.children[0].exit.get_loop()
-        threading.Timer(0.05, loop.call_soon_threadsafe, (pool.leave,)).start()
+        fleet.children[0].exit.get_loop().call_soon_threadsafe(pool.leave)
         assert response.read() == b"\n"  # the end of the server is the end of the events
         connection.close()
         load.close()

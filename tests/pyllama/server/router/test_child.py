@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from ....waiting import WAIT_S
+
 CODE = """
 import sys, time
 from pyllama.server.router.child import RouterLink
@@ -17,7 +19,7 @@ except ValueError as error:
 print("not a report")
 sys.stdout.flush()
 link.report("loaded", key=link.key, name=link.name)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -39,11 +41,11 @@ def test_reports_orders_and_the_end_of_the_router() -> None:
     assert first.stdin and second.stdin and third.stdin
     first.stdin.write("exit\n")
     first.stdin.flush()
-    assert first.wait(20) == -signal.SIGTERM
+    assert first.wait(WAIT_S) == -signal.SIGTERM
     second.stdin.close()  # as when the router is killed
-    assert second.wait(20) == 1
+    assert second.wait(WAIT_S) == 1
     third.stdin.write("hello\n")
-    assert "only a router starts a server" in third.communicate(timeout=20)[1]
+    assert "only a router starts a server" in third.communicate(timeout=WAIT_S)[1]
     assert third.returncode == 1
     for child in (first, second):
         for pipe in (child.stdin, child.stdout, child.stderr):

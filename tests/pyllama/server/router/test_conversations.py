@@ -13,8 +13,9 @@ from pyllama.server.router.catalog import Entry
 from pyllama.server.router.conversations import Conversations
 from pyllama.server.router.pool import Instance, Pool
 
+from ....waiting import WAIT_S, until
 from ..conftest import at_a_socket
-from .conftest import Fleet, HttpChild, StartRouter, ask, entries, until
+from .conftest import Fleet, HttpChild, StartRouter, ask, entries
 
 HEADER = {"X-Conversation-Id": "x::y/z"}
 STREAM = {"prompt": "", "stream": True}
@@ -73,7 +74,7 @@ class Slow:
 
 
 def request(port: int, method: str) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     connection.request(method, PATH)
     response = connection.getresponse()
     response.read()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from pyllama.server.router.app import make_router
 from pyllama.server.router.forward import target_of
 from pyllama.server.router.pool import Pool
 
+from ....waiting import until
 from ..conftest import at_a_socket
-from .conftest import Fleet, StartRouter, ask, entries, router, until
+from .conftest import Fleet, StartRouter, ask, entries, router
 
 
 def test_a_request_reaches_its_model(route: StartRouter) -> None:
@@ -87,7 +87,7 @@ def test_a_client_that_hangs_up_ends_the_stream_of_the_child() -> None:
     with at_a_socket(router(fleet, entries("a"))) as port:
         with ask(port, {"model": "a", "prompt": "endless", "stream": True}) as connection:
             assert b"data: 0" in connection.recv(65536) + connection.recv(65536)
-        until(lambda: fleet.children[0].n_aborted == 1, 1)
+        until(lambda: fleet.children[0].n_aborted == 1)
         with ask(port, {"model": "a", "prompt": "slow"}):
             until(lambda: len(fleet.children[0].seen) == 2)
         with ask(port, {"model": "a", "prompt": "x"}) as connection:
@@ -118,8 +118,12 @@ def test_a_child_that_dies_before_it_answers(route: StartRouter) -> None:
     client = route()
     client.post("/completion", json={"model": "a"})
     child = client.fleet.children[0]
-    threading.Timer(0.1, lambda: child.exit.get_loop().call_soon_threadsafe(child.end, 1)).start()
-    response = client.post("/completion", json={"model": "a", "prompt": "slow"})
+    with ThreadPoolExecutor(1) as threads:
+        body = {"model": "a", "prompt": "slow"}
+        asked = threads.submit(client.post, "/completion", json=body)
+        until(lambda: len(child.seen) == 2)
+        child.exit.get_loop().call_soon_threadsafe(child.end, 1)
+        response = asked.result()
     assert response.status_code == 500
     message = response.json()["error"]["message"]
     assert message == "proxy error: model name=a ended before its response did"
@@ -154,5 +158,6 @@ def test_a_client_that_hangs_up_while_the_model_loads_is_forgotten() -> None:
             until(lambda: any(one.n_users for one in pool.instances if one.name == "b"))
         until(lambda: not any(one.n_users for one in pool.instances if one.name == "b"))
         busy.close()
-        time.sleep(0.05)
+        with ask(port, {"model": "a"}) as last:  # b would be loaded before
+            assert b"200 OK" in last.recv(65536)
         assert fleet.names() == ["a"]

@@ -14,6 +14,7 @@ from pyllama.server.errors import ApiError
 from pyllama.server.router import pool as pools
 from pyllama.server.router.pool import Instance, Pool
 
+from ....waiting import WAIT_S
 from .conftest import INFO, FakeChild, Fleet, entries
 
 
@@ -21,7 +22,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def run() -> None:
         async def limited() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await test()
 
         asyncio.run(limited())

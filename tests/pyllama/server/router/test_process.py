@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from pyllama.server.router import process
 from pyllama.server.router.process import ChildProcess, start
+
+from ....waiting import WAIT_S
 
 BEGIN = """
 import json, os, sys
@@ -22,7 +26,7 @@ def run(code: str, use: Callable[[ChildProcess, list[dict[str, Any]]], Any]) -> 
         told: list[dict[str, Any]] = []
         command = (sys.executable, "-I", "-c", BEGIN + code)
         child = await start(command, "m", dict(os.environ), told.append)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             return await use(child, told)
 
     return asyncio.run(main())
@@ -41,7 +45,9 @@ def test_states_and_the_exit_code() -> None:
     )
 
 
-def test_what_it_writes_on_stderr(capsys: Any) -> None:
+def test_what_it_writes_on_stderr(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(process, "_DRAIN_S", WAIT_S)
+
     async def use(child: ChildProcess, told: Any) -> None:
         assert await child.wait() == 1
         assert child.last_line == "error: \ufffd no such file"
@@ -75,11 +81,14 @@ def test_orders() -> None:
 
 def test_a_grandchild_that_holds_the_pipes_delays_nothing() -> None:
     async def use(child: ChildProcess, told: Any) -> int:
-        return await child.wait()
+        try:
+            return await child.wait()
+        finally:
+            os.kill(told[0]["pid"], signal.SIGKILL)
 
     code = (
         "import subprocess\n"
-        "subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(2)'],"
-        " stdout=subprocess.DEVNULL)\nsys.exit(4)"
+        "holds = subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'],"
+        " stdout=subprocess.DEVNULL)\ntell(pid=holds.pid)\nsys.exit(4)"
     )
     assert run(code, use) == 4
