@@ -276,7 +276,7 @@ class compiled_once:
             return found[self._name]
 
 
-class _Code:
+class Code:
     """A function that compiles, or loads from the cache, on first use."""
 
     function: Callable[..., Any]
@@ -309,10 +309,16 @@ class _Code:
             return True
 
 
-def compile_all(functions: Iterable[_Code]) -> None:
-    """Load functions, or compile them: how many are missing is known before the first one."""
+def compile_all(functions: Iterable[Code]) -> None:
+    """Load functions, or compile them: how many are missing is known before the first one.
+
+    Functions that are loaded need no lock: another thread may hold it for seconds.
+    """
+    left = [one for one in dict.fromkeys(functions) if "compiled" not in one.__dict__]
+    if not left:
+        return
     with _compile_lock:
-        missing = [one for one in dict.fromkeys(functions) if not one.load()]
+        missing = [one for one in left if not one.load()]
         progress.expect(len(missing))
         for i, one in enumerate(missing):
             try:
@@ -322,7 +328,7 @@ def compile_all(functions: Iterable[_Code]) -> None:
                 raise
 
 
-class Kernel(_Code):
+class Kernel(Code):
     """A kernel that compiles (or loads from the cache) on first use."""
 
     def __init__(
@@ -426,7 +432,7 @@ def emitted(
     return intrinsic(prefer_literal=literals > 0)(define)
 
 
-class Compiled(_Code):
+class Compiled(Code):
     """A nogil function with one signature that compiles (or loads) at its first call."""
 
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:

@@ -232,6 +232,7 @@ class ServeOptions(Group):
     sleep_idle_seconds: int
     prefill_assistant: bool
     spm_infill: bool
+    warmup: bool
     verbose: bool
     log_jsonl: bool
     chat_template: str | None
@@ -377,7 +378,9 @@ serve_options = stack(
                  help="Text before the end of the reasoning when its budget is spent."),
     ignored_option("--jinja"),
     ignored_option("--no-jinja", why="chat templates are always run as Jinja"),
-    ignored_option("--no-warmup", "--warmup"),
+    _switch("--warmup/--no-warmup", "warmup", True,
+            "Compile what an ordinary request needs before the server says that it is ready, and "
+            "the rest after that. Later starts load it."),
     ignored_option("--log-disable"),
     ignored_option("-bs", "--backend-sampling", why="the CPU samples"),
     ignored_option("--cache-reuse", takes_value=True,
@@ -411,6 +414,7 @@ def command(router_child: bool, **options: Any) -> None:
     from pyllama.engine import Engine, Policy
     from pyllama.server.lifecycle import Lifecycle
     from pyllama.server.served import Served
+    from pyllama.server.warm_up import compile_rest, warm_up
 
     own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
     listening = network.listening()
@@ -452,6 +456,8 @@ def command(router_child: bool, **options: Any) -> None:
             )
             served = Served(engine, own_options)
             served.chat_format()  # a wrong template is found now
+            if own.warmup:
+                warm_up(served)
             served.resources = resources.pop_all()
             return served
 
@@ -465,6 +471,8 @@ def command(router_child: bool, **options: Any) -> None:
             _say(line, own)
             if link is not None:
                 link.report("loaded", info=life.description.models["data"][0])
+            if own.warmup:
+                life.later(compile_rest)
 
         if link is not None:
             link.report("listening", port=int(urls[0].rpartition(":")[2]))

@@ -27,6 +27,7 @@ from ..errors import ClusterError
 from ..server.app import make_app
 from ..server.lifecycle import Lifecycle
 from ..server.served import Served
+from ..server.warm_up import compile_rest, warm_up
 from .options import ReplicaOptions
 
 _SCOPE = (
@@ -113,6 +114,7 @@ class LoadedModel:
         if not self._is_started:
             self._is_started = True
             self._life.begin()
+            self._life.later(compile_rest)
 
     async def close(self) -> None:
         """Wait for the running requests, end the engine's thread, and free the memory."""
@@ -186,4 +188,5 @@ def _load(options: ReplicaOptions, name: str) -> Served:
     engine = Engine(context, policy=Policy(max_waiting=server.max_waiting), prefixes=prefixes)
     served = Served(engine, server)
     served.chat_format()  # a wrong template is found now
+    warm_up(served)
     return served

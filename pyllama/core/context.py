@@ -490,8 +490,13 @@ class Context:
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graph, so that no decode does."""
-        builder = self._build(largest_graph(self.hparams, self.n_ubatch))
-        self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
+        self.compile_for([largest_graph(self.hparams, self.n_ubatch)])
+
+    def compile_for(self, sizes: Iterable[GraphSize]) -> None:
+        """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""
+        for size in sizes:
+            builder = self._build(size)
+            self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
     def reserve(self, sizes: Iterable[int], logits: str = "all", *, build: bool = True) -> None:
         """Prefer graphs of so many tokens: other small batches use the next larger one at first.

@@ -12,6 +12,7 @@ from .errors import ApiError
 from .lifecycle import Lifecycle
 from .served import Served
 from .sse import JsonResponse, read_body, read_json
+from .warm_up import progress_fields
 
 
 async def health(request: Request, life: Lifecycle) -> Response:
@@ -19,7 +20,7 @@ async def health(request: Request, life: Lifecycle) -> Response:
     _ = life.description  # raises before the model is loaded
     if life.served is not None:
         life.served.runner.check()
-    return JsonResponse({"status": "ok"})
+    return JsonResponse({"status": "ok", **progress_fields()})
 
 
 async def props(request: Request, life: Lifecycle) -> Response:

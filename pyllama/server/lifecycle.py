@@ -28,6 +28,7 @@ from .errors import ApiError
 from .metrics import Counts
 from .options import ServerOptions
 from .served import Served
+from .warm_up import loading
 
 T = TypeVar("T")
 _log = logging.getLogger("pyllama.server")
@@ -106,7 +107,7 @@ class Lifecycle:
     def description(self) -> Description:
         """What the server tells of its model, also while it sleeps. Raises: ApiError (503)."""
         if self._description is None:
-            raise ApiError(503, "Loading model")
+            raise loading()
         return self._description
 
     @property
@@ -134,6 +135,10 @@ class Lifecycle:
         finally:
             self._n_users -= 1
             self._last_used_s = time.monotonic()
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Run work that requests do not wait for in a thread, such as compiling."""
+        _in_thread(work)
 
     # --- loading --------------------------------------------------------------------------------
 

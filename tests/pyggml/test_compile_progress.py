@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_children_count_until_they_end(progress: CompileProgress) -> None:
     assert progress.counts() == (12, 12) and not progress.now().is_running
 
 
-class Code(jit._Code):
+class Code(jit.Code):
     """A function that is in the cache, can be compiled, or cannot."""
 
     def __init__(self, name: str, *, is_cached: bool = False, fails: bool = False) -> None:
@@ -95,6 +96,14 @@ def test_all_that_is_missing_is_known_before_the_first(
     ]  # fmt: skip
     jit.compile_all(missing)
     assert len(told) == 3
+
+
+def test_what_is_loaded_waits_for_no_other_thread(progress: CompileProgress) -> None:
+    """A graph is built while a grammar's functions are compiled for seconds."""
+    one = Code("a")
+    jit.compile_all([one])
+    with ThreadPoolExecutor(1) as other, jit._compile_lock:
+        other.submit(jit.compile_all, [one]).result(timeout=20)
 
 
 def test_what_fails_is_expected_no_more(progress: CompileProgress) -> None:

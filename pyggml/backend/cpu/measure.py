@@ -24,7 +24,7 @@ from ...buffer import HOST, HostBuffer
 from ...cgraph import CGraph
 from ...context import Context
 from ...dtype import GGMLType
-from ...jit import Kernel, compile_all, compiled
+from ...jit import Code, compile_all, compiled
 from ...tensor import Tensor
 from .atomics import pause
 from .backend import CpuBackend, CpuProgram
@@ -66,16 +66,22 @@ def prepare(backend: CpuBackend) -> list[Race]:
 
     Takes up to ``_MAX_BYTES`` of memory, which the graphs hold.
     """
-    races = _races(_Memory(_bytes_to_read()))
-    compile_all([_pause, *kernels(backend, races)])
-    for race in races:
+    made = races()
+    compile_all(kernels(backend, made))
+    for race in made:
         for name, values in race.fields.items():
             _programs(backend, race, name, values, DEFAULT)
-    return races
+    return made
 
 
-def kernels(backend: CpuBackend, races: Sequence[Race]) -> Iterator[Kernel]:
-    """The kernels of the races, with all values; compiles none."""
+def races() -> list[Race]:
+    """The races; their graphs hold the memory."""
+    return _races(_Memory(_bytes_to_read()))
+
+
+def kernels(backend: CpuBackend, races: Sequence[Race]) -> Iterator[Code]:
+    """All functions of the races, for all values; compiles none."""
+    yield _pause
     for race in races:
         for name, values in race.fields.items():
             for value in (getattr(DEFAULT, name), *values):

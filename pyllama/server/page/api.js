@@ -56,6 +56,7 @@ const text = async (path, options) => (await request(path, options)).text();
 // To look at a model of a router must not load it; only a message does.
 const look = (model) => ({ model, autoload: model ? "false" : null });
 
+export const health = () => json("health");
 export const props = (model) => json("props", { query: look(model) });
 export const models = () => json("v1/models");
 export const slots = (model) => json("slots", { query: look(model) });

@@ -12,6 +12,8 @@ import { startTheme } from "./theme.js";
 
 const RETRY_MS = 1500; // while the server loads
 const SAVE_MS = 2000; // of an answer that streams
+const ASK_MS = 1000; // what an answer waits for
+const WAITING = "Waiting for a slot";
 const NEAR_END_PX = 80;
 const HAS_ESCAPE = "dialog, .edit, .tokens, #conversations"; // close something else by it
 
@@ -37,7 +39,8 @@ async function connect() {
     if (error.status === 400 && chosenModel()) return notLoaded();
     const loading = error.status === 503;
     $("model-name").textContent = loading ? "Loading the model" : "Not connected";
-    notice(loading || error.status === 0 ? `${error.message} Trying again.` : error.message);
+    const text = error.message.replace(/[^.]$/, "$&.");
+    notice(loading || error.status === 0 ? `${text} Trying again.` : text);
     setTimeout(connect, RETRY_MS);
     return;
   }
@@ -311,7 +314,7 @@ async function generate(parent, begun = null) {
   const node = begun ?? talk.addMessage(conversation, parent.id, { role: "assistant" });
   delete node.finish;
   delete node.error;
-  const stream = { controller: new AbortController(), node, progress: "Waiting for a slot" };
+  const stream = { controller: new AbortController(), node, progress: WAITING };
   streams.set(conversation.id, stream);
   if (!conversations.includes(conversation)) {
     conversations.push(conversation);
@@ -342,8 +345,10 @@ async function generate(parent, begun = null) {
       store.save(conversation);
     }
   };
+  const asking = setInterval(() => askWhy(stream, refresh), ASK_MS);
   try {
     for await (const chunk of api.streamChat(body, stream.controller.signal)) {
+      clearInterval(asking);
       readChunk(node, stream, chunk);
       if (scheduled) continue;
       scheduled = true; // a long text is shown less often: rendering takes at most a fifth
@@ -354,6 +359,7 @@ async function generate(parent, begun = null) {
     else node.error = error.message;
     if (error.status === 401) needKey();
   }
+  clearInterval(asking);
   streams.delete(conversation.id);
   if (!serverProps?.default_generation_settings) connect(); // the message loaded the model
   if (stream.thinking) node.thought_ms ??= performance.now() - stream.thinking;
@@ -368,7 +374,23 @@ async function generate(parent, begun = null) {
   if (follow) scrollToEnd();
 }
 
+// Tells what an answer waits for that has not begun: a fresh server may still compile.
+async function askWhy(stream, refresh) {
+  const { compiling } = await api.health().catch(() => ({}));
+  if (stream.progress !== WAITING && !stream.compiling) return; // it has begun meanwhile
+  stream.compiling = compiling !== undefined;
+  stream.progress = compiling ? compilingText(compiling) : WAITING;
+  refresh();
+}
+
+function compilingText({ n, of, elapsed_s: elapsed, expected_s: expected }) {
+  const about = expected ? ` of about ${Math.round(expected)} s` : "";
+  return `Compiling kernels, ${n} of ${of} (${Math.round(elapsed)} s${about})`;
+}
+
 function readChunk(node, stream, chunk) {
+  stream.compiling = false;
+
   if (chunk.timings) node.timings = chunk.timings;
   if (chunk.model && !node.model) node.model = chunk.model;
   const read = chunk.prompt_progress;
