@@ -9,6 +9,7 @@ Needs ``pip install pyggml[server]``. docs/server.md describes the API.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -459,6 +460,9 @@ def command(router_child: bool, **options: Any) -> None:
             if own.warmup:
                 warm_up(served)
             served.resources = resources.pop_all()
+            # a full collection stops all threads; it need not look at what stays
+            gc.collect()
+            gc.freeze()
             return served
 
     sleep_s = own.sleep_idle_seconds

@@ -198,7 +198,7 @@ class Lifecycle:
                     _log.info("the model is freed until the next request")
                     await self._close(served)
                     del served
-                    await _in_thread(gc.collect)
+                    await _in_thread(_collect)
                 self.on_sleeping()
 
     def _idle_left_s(self, idle_s: float) -> float:
@@ -228,6 +228,12 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return asyncio.wrap_future(done)
+
+
+def _collect() -> None:
+    """Free what is left of a model, also if its program has frozen what was alive."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def _ignore(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pyllama import Context, Model
+from pyllama.server import lifecycle
 from pyllama.server.app import make_app
 from pyllama.server.lifecycle import Lifecycle
 from pyllama.server.options import ServerOptions
@@ -146,3 +148,11 @@ def test_a_model_that_cannot_be_loaded_again(model: Model) -> None:
         assert client.get("/health").status_code == 200
         made.append(make_served(model))
         assert client.post("/tokenize", json={"content": "a"}).is_success
+
+
+def test_what_a_program_has_frozen_is_freed_with_the_model() -> None:
+    gc.collect()
+    gc.freeze()
+    assert gc.get_freeze_count()
+    lifecycle._collect()
+    assert not gc.get_freeze_count()
