@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -38,7 +38,7 @@ from ..options import (
     keys_of,
     model_options,
 )
-from ..output import note
+from ..output import note, report
 from ..paths import read_text
 from ..prompt import escape_option
 from ..router_options import RouterOptions, router_options, spawner
@@ -412,7 +412,7 @@ def command(router_child: bool, **options: Any) -> None:
         from pyllama.server.listener import serve
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
-    from pyllama.engine import Engine, Policy
+    from pyllama.engine import Engine
     from pyllama.server.lifecycle import Lifecycle
     from pyllama.server.served import Served
     from pyllama.server.warm_up import compile_rest, warm_up
@@ -445,7 +445,6 @@ def command(router_child: bool, **options: Any) -> None:
             context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
             engine = Engine(
                 context,
-                policy=Policy(max_waiting=own.max_waiting),
                 speculation=drafting.speculation(context),
                 prefixes=own.prefixes(),
             )
@@ -485,8 +484,21 @@ def command(router_child: bool, **options: Any) -> None:
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
     serve(make_app(life), listening, listens, life.drain)
+    if life.is_computing:
+        _leave(life.error)
     if life.error is not None:
         raise life.error
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """End the process while a thread still compiles or computes.
+
+    Python would wait until that thread lets go of the GIL, and end it at any place.
+    """
+    code = report(error) if isinstance(error, Exception) else 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _say(line: str, own: ServeOptions) -> None:

@@ -21,7 +21,7 @@ from starlette.types import Message, Scope
 
 from ..core.context import Context
 from ..core.model import Model
-from ..engine import Engine, Policy
+from ..engine import Engine
 from ..engine.prefix_store import PrefixStore
 from ..errors import ClusterError
 from ..server.app import make_app
@@ -185,7 +185,7 @@ def _load(options: ReplicaOptions, name: str) -> Served:
     context = Context(model, **options.context)
     server = replace(options.server, model_path=path, aliases=(name,))
     prefixes = PrefixStore(options.cache_bytes) if options.cache_bytes else None
-    engine = Engine(context, policy=Policy(max_waiting=server.max_waiting), prefixes=prefixes)
+    engine = Engine(context, prefixes=prefixes)
     served = Served(engine, server)
     served.chat_format()  # a wrong template is found now
     warm_up(served)

@@ -9,6 +9,7 @@ Decodes ``depth`` tokens, then repeats the decode of ``n_tokens`` more at the sa
 from __future__ import annotations
 
 import os
+import time
 
 from pyggml.dtype import GGMLType
 from pyggml.viz import node_times
@@ -31,6 +32,8 @@ def profiled_graph(
     n_threads: int | None = None,
     type_k: GGMLType = GGMLType.F16,
     type_v: GGMLType = GGMLType.F16,
+    n_prompt: int = 512,
+    pause_s: float = 0.0,
 ) -> DrawnGraph:
     """Run a model and return its graph with times.
 
@@ -38,6 +41,8 @@ def profiled_graph(
         n_tokens: batch size of the timed decode; its graph may be padded.
         depth: tokens in the KV cache before it.
         type_k, type_v: types of keys and values in it.
+        n_prompt: tokens of the cache that are evaluated at a time.
+        pause_s: seconds after each run, in which other contexts may compute.
 
     Returns:
         The graph, its plan, traces of the faster half of 5 to 100 runs, and the times of its
@@ -58,14 +63,18 @@ def profiled_graph(
     )
     n_vocab = model.hparams.n_vocab
     tokens = [(7919 * i + 1) % n_vocab for i in range(depth + n_tokens)]  # arbitrary ids
-    if depth:
-        context.decode(Batch(tokens[:depth]))
+    for i in range(0, depth, n_prompt):
+        context.decode(Batch(tokens[i : min(i + n_prompt, depth)]))
+        time.sleep(pause_s)
     context.decode(Batch(tokens[depth:]))
     ran = context.last_graph
     graph, schedule = ran.builder.graph, ran.schedule
     first = schedule.trace()[0]
     repeats = min(100, max(5, int(_RUN_S * 1e9 / max(first.wall_ns, 1.0))))
-    runs = schedule.trace(repeats)
+    runs = []
+    for _ in range(repeats):
+        time.sleep(pause_s)
+        runs += schedule.trace()
     title = f"{graph_title(path, n_tokens)} at depth {depth}, {first.n_threads} threads"
     if bucket(n_tokens) != n_tokens:
         title += f", padded to {bucket(n_tokens)}"

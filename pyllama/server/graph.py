@@ -36,7 +36,9 @@ def _query(request: Request) -> GraphQuery:
 
 
 async def _draw(served: Served, query: GraphQuery) -> None:
-    drawn = await served.runner.call(lambda engine: draw_graph(engine.context, query))
-    served.graph = await served.prepare(
-        lambda: GraphTexts(query, graph_json(drawn, query), graph_drawing(drawn))
-    )
+    def draw() -> GraphTexts:
+        drawn = draw_graph(served.engine.context, query)
+        return GraphTexts(query, graph_json(drawn, query), graph_drawing(drawn))
+
+    async with served.drawing:
+        served.graph = await served.prepare(draw)

@@ -1,13 +1,13 @@
 """The data of the page ``/graph``: a model's compute graph and the times of its nodes.
 
     query = GraphQuery.read({"tokens": "1", "depth": "128", "times": "1"})
-    drawn = draw_graph(context, query)             # in the thread that steps, between two steps
+    drawn = draw_graph(context, query)             # in a thread
     graph_json(drawn, query)                       # GET /graph.json
     graph_drawing(drawn)                           # GET /graph.html
 
 Times are measured in a context of their own with the same weights, so the cells of the server's
-context do not change. That takes the time of a prompt of ``depth`` tokens and about half a second,
-in which the server does not step; the other two functions only write text, in any thread.
+context do not change. That takes the time of a prompt of ``depth`` tokens and about half a second.
+Meanwhile steps of the server run between the runs that are measured. Any thread may do it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from pyggml.alloc import GraphAllocator
 from pyggml.buffer import HOST
-from pyggml.errors import PyggmlError
+from pyggml.errors import BackendError, PyggmlError
 from pyggml.tensor import Tensor
 from pyggml.viz import graph_html
 from pyggml.viz.label import printable
@@ -29,11 +29,14 @@ from pyggml.viz.style import family, symbol
 from pyggml.viz.times import fused_into
 
 from ..core.context import Context
+from ..core.devices import CPU
 from ..inspect.graph_export import DrawnGraph, graph_title
 from ..inspect.graph_profile import profiled_graph
 
 _MAX_TOKENS = 512
 _MAX_DEPTH = 4096
+_PROMPT = 32  # tokens of the cache that are evaluated at a time, between steps of the server
+_PAUSE_S = 0.002  # after each run: the CPU's threads are free for a step
 _LAYER_SUFFIX = re.compile(r"-\d+(?=$|[ _#])|_l\d+(?![\w.])")
 
 
@@ -93,6 +96,8 @@ def draw_graph(context: Context, query: GraphQuery) -> DrawnGraph:
 
 def _measured(context: Context, query: GraphQuery) -> DrawnGraph:
     params = context.params
+    if any(backend.device.kind != CPU for backend in context.sched.backends):
+        raise BackendError("times need a model that runs on the CPU alone")
     return profiled_graph(
         context.model,
         context.model.path,
@@ -101,6 +106,8 @@ def _measured(context: Context, query: GraphQuery) -> DrawnGraph:
         n_threads=context.n_threads if query.tokens == 1 else context.n_threads_batch,
         type_k=params.type_k,
         type_v=params.type_v,
+        n_prompt=_PROMPT,
+        pause_s=_PAUSE_S,
     )
 
 

@@ -17,21 +17,22 @@ import asyncio
 import contextlib
 import gc
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..errors import EngineDead
 from .description import Description, describe
 from .errors import ApiError
 from .metrics import Counts
 from .options import ServerOptions
 from .served import Served
 from .warm_up import loading
+from .workers import Workers
 
 T = TypeVar("T")
 _log = logging.getLogger("pyllama.server")
+_ABORT_S = 1.0  # that a running step or job of the engine gets when the server ends
 
 
 class Lifecycle:
@@ -45,9 +46,9 @@ class Lifecycle:
     Attributes:
         served: the model, None while it is loaded or freed.
         on_ready: called when the model has been loaded for the first time.
-        on_failed: called when that fails.
+        on_failed: called when that fails, or when the engine has ended by itself.
         on_sleeping, on_awake: called when it has been freed, and when it has been loaded again.
-        error: why it failed.
+        error: why it failed or ended.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Lifecycle:
         self._load, self._sleep_idle_s = load, sleep_idle_s
         self._description: Description | None = None
         self._counts: Counts | None = None
+        self._loader = Workers(2, "load")  # for the model, and for `later`
         self._tasks: list[asyncio.Task[None]] = []
         self._waking: asyncio.Task[Served] | None = None
         self._lock = asyncio.Lock()  # held while the model is loaded or freed
@@ -95,13 +97,19 @@ class Lifecycle:
             await self.served.runner.drain(timeout_s)
 
     async def end(self) -> None:
-        """Free the model; one that is still being loaded is not waited for."""
+        """Free the model; what cannot be stopped, such as compiling, is not waited for."""
         tasks = [*self._tasks, *([self._waking] if self._waking else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._loader.close()
         if self.served is not None:
-            await self._close(self.served)
+            await self._close(self.served, _ABORT_S)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a thread still loads, computes or compiles, as may be after `end`."""
+        return self._loader.is_busy or (self.served is not None and self.served.is_computing)
 
     @property
     def description(self) -> Description:
@@ -136,15 +144,18 @@ class Lifecycle:
             self._n_users -= 1
             self._last_used_s = time.monotonic()
 
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self._loader.submit(work))
+
     def later(self, work: Callable[[], object]) -> None:
         """Run work that requests do not wait for in a thread, such as compiling."""
-        _in_thread(work)
+        self._loader.submit(work)
 
     # --- loading --------------------------------------------------------------------------------
 
     async def _first(self) -> None:
         try:
-            served, self._description = await _in_thread(self._described)
+            served, self._description = await self._in_thread(self._described)
         except Exception as error:
             self.error = error
             self.on_failed(error)
@@ -163,7 +174,7 @@ class Lifecycle:
             if self._sleep_idle_s is not None:
                 watch = self._sleep_when_idle(self._sleep_idle_s)
                 self._tasks.append(asyncio.create_task(watch))
-        served.runner.counts = self._counts
+        served.runner.counts, served.runner.on_dead = self._counts, self._engine_ended
         served.runner.start(asyncio.get_running_loop())
         self.served, self._last_used_s = served, time.monotonic()
 
@@ -177,7 +188,7 @@ class Lifecycle:
         try:
             async with self._lock:
                 _log.info("loading the model again")
-                served = await _in_thread(self._load)
+                served = await self._in_thread(self._load)
                 self._enter(served)
                 self.on_awake()
                 return served
@@ -198,7 +209,7 @@ class Lifecycle:
                     _log.info("the model is freed until the next request")
                     await self._close(served)
                     del served
-                    await _in_thread(_collect)
+                    await self._in_thread(_collect)
                 self.on_sleeping()
 
     def _idle_left_s(self, idle_s: float) -> float:
@@ -208,26 +219,15 @@ class Lifecycle:
             return idle_s
         return idle_s + max(self._last_used_s, served.runner.last_active_s) - time.monotonic()
 
-    async def _close(self, served: Served) -> None:
-        await served.runner.close(0.0)
+    def _engine_ended(self, error: EngineDead) -> None:
+        self.error = error
+        self.on_failed(error)
+
+    async def _close(self, served: Served, abort_s: float | None = None) -> None:
+        await served.runner.close(0.0, abort_s)
         if served.engine.speculation is not None:
             self.counts.keep(served.engine.speculation.stats)
         served.close()
-
-
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run work in a thread that does not keep the process from ending."""
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return asyncio.wrap_future(done)
 
 
 def _collect() -> None:

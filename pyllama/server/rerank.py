@@ -10,6 +10,7 @@ from ..embeddings import rerank_tokens
 from .embedding import Embedded, submit, usage
 from .errors import ApiError
 from .fields import Fields
+from .preparing import check_wanted
 from .runner import Stream
 from .served import Served
 from .sse import JsonResponse, finished, read_json
@@ -34,7 +35,13 @@ async def rerank(request: Request, served: Served) -> Response:
     top_n = fields.whole("top_n", len(documents), low=0)
 
     def prepare() -> tuple[Stream, list[Embedded]]:
-        prompts = [rerank_tokens(served.model, query, document) for document in documents]
+        prompts = []
+        served.check_length(query)
+        for document in documents:
+            check_wanted()
+            served.check_length(document)
+            prompts.append(rerank_tokens(served.model, query, document))
+            served.check(prompts[-1])  # before the others are tokenized
         return submit(served, prompts, served.options.pooling or "rank")
 
     stream, texts = await served.prepare(prepare)

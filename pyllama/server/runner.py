@@ -10,6 +10,13 @@
 
 All events of a step reach the event loop by one wake-up. Only the thread that steps touches the
 context; everything else about a context, such as saving a slot, is a job for that thread.
+
+A request is admitted or refused as a whole, by the number of texts that wait before it. The engine
+gets a few of its texts at a time and further ones as those end, so the states of samplers and
+grammars are bounded, and requests of few texts get a slot in the meantime.
+
+If a step fails, only the requests whose own steps fail end. If the thread cannot go on, all streams
+and jobs end with an error, and further ones are refused (`EngineDead`).
 """
 
 from __future__ import annotations
@@ -21,20 +28,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..engine import Engine, Event, Request, TokenLogprob
-from ..errors import PyllamaError
+from ..errors import EngineDead, PyllamaError, QueueFull
 from .errors import ApiError, error_of
 from .metrics import Counts
 from .text import Piece, Text
+from .workers import Workers
 
 T = TypeVar("T")
 Pieces = list[tuple[Text, Piece]]
 _log = logging.getLogger("pyllama.server")
 _IDLE_S = 60.0  # the longest wait for work; jobs and requests end it
-_MAX_FAILED_STEPS = 3  # in a row, after which all requests are ended
+_MAX_FAILED_STEPS = 3  # in a row, after which the requests that make them fail are ended
+_FED_PER_SLOT = 2  # texts of one request that the engine has at a time, for each slot
 
 
 @dataclass(slots=True)
@@ -60,14 +69,23 @@ class _Job:
         """Run the job if it may run now. Returns False if it must be tried again later."""
         if self.done.cancelled():
             return True
-        if not self.may_run(engine):
-            return False
+        try:
+            if not self.may_run(engine):
+                return False
+        except Exception as error:
+            self.fail(error)
+            return True
         if self.done.set_running_or_notify_cancel():
             try:
                 self.done.set_result(self.work(engine))
             except BaseException as error:
                 self.done.set_exception(error)
         return True
+
+    def fail(self, error: Exception) -> None:
+        """End the job with an error, unless nobody waits for it."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
 
 
 @dataclass
@@ -76,7 +94,7 @@ class Slot:
 
     Attributes:
         text: the text that runs in it, or ran last; None before the first.
-        n_tasks: number of texts that it began.
+        task_id: number of that text, of those that slots began; -1 before the first.
     """
 
     id: int
@@ -96,6 +114,10 @@ class Stream:
     Attributes:
         texts: all of them, in order of their index.
         id: of the response, by which other requests can find it; empty for none.
+        numbers: of the engine's requests so far.
+        n_open: number of texts that have not ended.
+        n_fed: number of those that the engine has.
+        waiting: the engine's requests that it does not have yet, and their texts.
     """
 
     runner: EngineRunner
@@ -103,6 +125,8 @@ class Stream:
     id: str = ""
     numbers: list[int] = field(default_factory=list)
     n_open: int = 0
+    n_fed: int = 0
+    waiting: deque[tuple[Request, Sequence[Text]]] = field(default_factory=deque)
     is_closed: bool = False
     _ready: deque[tuple[Text, Piece]] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
@@ -134,6 +158,7 @@ class Stream:
         self._ready.append((text, piece))
         if piece.is_last:
             self.n_open -= 1
+            self.n_fed -= 1
 
     def wake(self) -> None:
         """Let the reader go on."""
@@ -160,24 +185,32 @@ class EngineRunner:
 
     Args:
         engine: the engine; only this runner may step it.
+        max_waiting: number of texts that may wait for a slot; while there are as many, requests are
+            refused. None for no limit.
 
     Attributes:
         slots: one for each sequence.
         counts: totals for ``/metrics``.
-        is_closing: whether new requests are refused.
+        refusal: why new requests are refused, None while they are not.
+        on_dead: called in the event loop with the error if the thread has ended by itself.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, max_waiting: int | None = None) -> None:
         self.engine, self.counts = engine, Counts()
         self.slots = [Slot(sequence.seq_id) for sequence in engine.sequences]
-        self.is_closing = False
+        self.refusal: ApiError | None = None
+        self.on_dead: Callable[[EngineDead], object] = lambda error: None
         self.last_active_s = time.monotonic()
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()  # of what other threads than the event loop's use
         self._streams: set[Stream] = set()
-        self._outbox: list[_Outgoing] = []
         self._jobs: deque[_Job] = deque()
+        self._ended: ApiError | None = None  # why no job runs any more
+        self._outbox: list[_Outgoing] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._n_tasks = 0
+        self._feeder = Workers(1, "feed")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -194,7 +227,12 @@ class EngineRunner:
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs, or was not started yet."""
-        return self._loop is None or self._thread.is_alive()
+        return self._ended is None and (self._loop is None or self._thread.is_alive())
+
+    def check(self) -> None:
+        """Raise ApiError (503) if the thread has ended."""
+        if self._ended is not None:
+            raise self._ended
 
     @property
     def n_processing(self) -> int:
@@ -204,7 +242,12 @@ class EngineRunner:
     @property
     def n_deferred(self) -> int:
         """Number of texts that wait for a slot."""
-        return max(0, sum(stream.n_open for stream in self._streams) - self.n_processing)
+        return max(0, self._n_open - self.n_processing)
+
+    @property
+    def _n_open(self) -> int:
+        with self._lock:
+            return sum(stream.n_open for stream in self._streams)
 
     @property
     def is_idle(self) -> bool:
@@ -215,26 +258,66 @@ class EngineRunner:
         """Queue requests, whose texts follow each other in ``texts``; from any thread.
 
         Raises:
-            ApiError: the server is shutting down.
+            ApiError: the server is shutting down, or its engine has ended.
+            QueueFull: too many texts of other requests wait already.
             PyllamaError: as ``Engine.submit``.
         """
-        if self.is_closing:
-            raise _shutting_down()
-        stream = Stream(self, texts, n_open=len(texts))
-        now, first = time.perf_counter(), 0
-        self.loop.call_soon_threadsafe(self._streams.add, stream)
+        for request in requests:
+            self.engine.check(request)
+        stream, first = Stream(self, texts, n_open=len(texts)), 0
+        for request in requests:
+            n = request.sampling.n
+            stream.waiting.append((request, texts[first : first + n]))
+            first += n
+        now = time.perf_counter()
+        for text in texts:
+            text.queued_s = now
+        with self._lock:
+            if self.refusal is not None:
+                raise self.refusal
+            n_waiting = sum(other.n_open for other in self._streams) - len(self.slots)
+            if self._max_waiting is not None and n_waiting >= self._max_waiting:
+                raise QueueFull(f"{n_waiting} texts are waiting already; try again later")
+            self._streams.add(stream)
         try:
-            for request in requests:
-                n = request.sampling.n
-                mine = texts[first : first + n]
-                for text in mine:
-                    text.queued_s = now
-                stream.numbers.append(self.engine.submit(request, self._sink(stream, mine)))
-                first += n
+            self._feed(stream)
         except BaseException:
             self.loop.call_soon_threadsafe(stream.close)
             raise
         return stream
+
+    def _feed(self, stream: Stream) -> None:
+        """Give the engine the next requests of a stream, up to a number of texts; in any thread.
+
+        Raises: as ``Engine.submit``.
+        """
+        limit = _FED_PER_SLOT * len(self.slots)
+        while True:
+            with self._lock:
+                if stream not in self._streams or not stream.waiting or stream.n_fed >= limit:
+                    return
+                request, texts = stream.waiting.popleft()
+                stream.n_fed += len(texts)
+            if request.deadline_s is not None:  # counts from the arrival of the whole request
+                gone_s = time.perf_counter() - texts[0].queued_s
+                request = replace(request, deadline_s=request.deadline_s - gone_s)
+            jobs = self.engine.make_jobs(request, self._sink(stream, texts))
+            with self._lock:
+                if stream in self._streams:  # else it has ended in the meantime
+                    stream.numbers.append(jobs[0].number)
+                    self.engine.enqueue(jobs)
+
+    def _feed_later(self, stream: Stream) -> None:
+        """Give the engine further requests of a stream, by a thread for this."""
+
+        def feed() -> None:
+            try:
+                self._feed(stream)
+            except Exception as error:
+                _log.exception("a text cannot be queued")
+                self._in_loop(self._fail, stream, error_of(error))
+
+        self._feeder.submit(feed)
 
     def call(
         self,
@@ -246,25 +329,25 @@ class EngineRunner:
         Args:
             may_run: asked between steps, in that thread; the job waits until it returns true.
 
+        Cancelling the result removes a job that has not begun.
+
         Raises:
-            ApiError: the server shuts down before the job has run (503).
+            ApiError: the server shuts down, or its engine ends, before the job has run (503).
         """
-        if self._stopped.is_set():
-            raise _shutting_down()
         done: Future[T] = Future()
-        self._jobs.append(_Job(job, may_run, done))
+        with self._lock:
+            self.check()
+            self._jobs.append(_Job(job, may_run, done))
         self.engine.wake()
         return asyncio.wrap_future(done)
 
     def stream(self, id: str) -> Stream | None:
         """The open stream with an id, None if there is none."""
-        return next((stream for stream in self._streams if stream.id == id), None)
+        return next((stream for stream in self._open_streams() if stream.id == id), None)
 
     def forget(self, stream: Stream) -> None:
         """Abort a stream's texts that have not ended."""
-        self._streams.discard(stream)
-        if stream.n_open:
-            self._abort(stream)
+        if self._remove(stream):
             for text in stream.texts:
                 if not text.is_done:
                     text.is_done, text.stop_type = True, "none"
@@ -272,49 +355,76 @@ class EngineRunner:
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the running ones go on for a time, and then end them."""
-        self.is_closing = True
+        with self._lock:
+            self.refusal = self.refusal or _shutting_down()
         end = time.monotonic() + timeout_s
         while self._streams and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        error = _shutting_down()
-        for stream in list(self._streams):
-            self._fail(stream, error)
+        self._fail_all(_shutting_down())
 
-    async def close(self, timeout_s: float) -> None:
-        """Drain, and stop the thread."""
+    async def close(self, timeout_s: float, abort_s: float | None = None) -> bool:
+        """Drain, and stop the thread; returns whether it has ended.
+
+        Args:
+            abort_s: seconds that the running step or job gets to end; None for as long as it takes.
+        """
         await self.drain(timeout_s)
         self._stopped.set()
+        self._feeder.close()
         self.engine.wake()
-        while self._thread.is_alive():
+        end = None if abort_s is None else time.monotonic() + abort_s
+        while self._thread.is_alive() and (end is None or time.monotonic() < end):
+            if end is not None:
+                self.engine.context.abort()
             await asyncio.sleep(0.01)
+        return not self._thread.is_alive()
 
     # --- the thread that steps ------------------------------------------------------------------
 
     def _run(self) -> None:
-        engine, n_failed = self.engine, 0
-        waiting: list[_Job] = []
+        error, waiting = _shutting_down(), deque[_Job]()
+        try:
+            self._step_until_stopped(waiting)
+        except BaseException as found:
+            _log.critical("the engine's thread has ended", exc_info=found)
+            dead = found if isinstance(found, EngineDead) else _dead(found)
+            error = error_of(dead)
+            self._in_loop(self._die, dead, self._outbox)
+        with self._lock:
+            self._ended = error
+            waiting.extend(self._jobs)
+            self._jobs.clear()
+        for job in waiting:
+            job.fail(error)
+
+    def _step_until_stopped(self, waiting: deque[_Job]) -> None:
+        """Step, and run jobs, of which those that must wait are kept in ``waiting``."""
+        engine, n_failed, n_useless = self.engine, 0, 0
         while not self._stopped.is_set():
             while self._jobs:
                 waiting.append(self._jobs.popleft())
-            waiting = [job for job in waiting if not job.run(engine)]
-            if not engine.wait(_IDLE_S) or self._jobs or self._stopped.is_set():
-                continue
+            for _ in range(len(waiting)):
+                if not waiting[0].run(engine):
+                    waiting.append(waiting[0])
+                waiting.popleft()
             try:
+                if not engine.wait(_IDLE_S) or self._jobs or self._stopped.is_set():
+                    continue
                 engine.step()
-                n_failed = 0
+                n_failed = n_useless = 0
             except Exception as error:  # the requests stay, and the next step tries again
+                if self._stopped.is_set():
+                    return
                 n_failed += 1
                 _log.exception("a step failed")
                 if n_failed >= _MAX_FAILED_STEPS or not isinstance(error, PyllamaError):
-                    self._in_loop(self._fail_all, error_of(error))
-                    n_failed = 0
-                    time.sleep(0.05)  # until the aborts arrive
+                    engine.step_apart()
+                    n_useless, n_failed = 0 if self._outbox else n_useless + 1, 0
+                    if n_useless >= _MAX_FAILED_STEPS:
+                        raise
             if self._outbox:
                 outbox, self._outbox = self._outbox, []
                 self._in_loop(self._deliver, outbox)
-        for job in (*waiting, *self._jobs):
-            if job.done.set_running_or_notify_cancel():
-                job.done.set_exception(_shutting_down())
 
     def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
         try:
@@ -328,8 +438,10 @@ class EngineRunner:
 
         def take(event: Event) -> None:
             text = texts[event.choice]
+            # an error of `stamp` ends the text by an "error", which must arrive
+            prob = text.stamp(event) if event.kind == "tokens" else None
             # `self._outbox` is replaced after each step
-            self._outbox.append(_Outgoing(stream, text, event, clock(), text.stamp(event)))
+            self._outbox.append(_Outgoing(stream, text, event, clock(), prob))
 
         return take
 
@@ -342,24 +454,36 @@ class EngineRunner:
         self.last_active_s = time.monotonic()
         touched: dict[Stream, None] = {}
         for out in outbox:
-            stream, text = out.stream, out.text
-            if stream.is_closed or text.is_done:
+            stream = out.stream
+            if stream.is_closed or out.text.is_done:
                 continue
-            slot = text.slot
-            pieces = text.take(out.event, out.time_s, out.prob)
-            if text.slot != slot and text.slot >= 0:
-                self._enter(self.slots[text.slot], text)
-            for piece in pieces:
-                if piece.is_last:
-                    self.counts.add(text)
-                stream.put(text, piece)
-                touched[stream] = None
-            if text.is_over and not text.is_done:
-                self._cut(stream, text)
+            try:
+                if self._take(out):
+                    touched[stream] = None
+            except Exception as error:  # of this request alone
+                _log.exception("an event cannot be delivered")
+                self._fail(stream, error_of(error), out.text)
         for stream in touched:
             if not stream.n_open:
-                self._streams.discard(stream)
+                self._discard(stream)
+            elif stream.waiting:
+                self._feed_later(stream)
             stream.wake()
+
+    def _take(self, out: _Outgoing) -> bool:
+        """Take an event; returns whether its stream has got a piece."""
+        stream, text = out.stream, out.text
+        slot = text.slot
+        pieces = text.take(out.event, out.time_s, out.prob)
+        if text.slot != slot and text.slot >= 0:
+            self._enter(self.slots[text.slot], text)
+        for piece in pieces:
+            if piece.is_last:
+                self.counts.add(text)
+            stream.put(text, piece)
+        if text.is_over and not text.is_done:
+            self._cut(stream, text)
+        return bool(pieces)
 
     def _enter(self, slot: Slot, text: Text) -> None:
         slot.text, slot.task_id = text, self._n_tasks
@@ -373,23 +497,57 @@ class EngineRunner:
         self.counts.add(text)
         stream.put(text, Piece(is_last=True, n_generated=text.n_generated))
 
-    def _abort(self, stream: Stream) -> None:
-        for number in stream.numbers:
-            self.engine.abort(number)
+    def _open_streams(self) -> list[Stream]:
+        with self._lock:
+            return list(self._streams)
 
-    def _fail_all(self, error: ApiError) -> None:
-        for stream in list(self._streams):
-            self._fail(stream, error)
+    def _discard(self, stream: Stream) -> bool:
+        """Let no more texts of a stream begin; returns whether it was open."""
+        with self._lock:
+            if stream not in self._streams:
+                return False
+            self._streams.remove(stream)
+            stream.waiting.clear()
+            return True
 
-    def _fail(self, stream: Stream, error: ApiError) -> None:
-        self._abort(stream)
-        self._streams.discard(stream)
+    def _remove(self, stream: Stream) -> bool:
+        """Abort the texts of an open stream; returns whether it was open."""
+        was_open = self._discard(stream)
+        if was_open:
+            for number in stream.numbers:
+                self.engine.abort(number)
+        return was_open
+
+    def _fail(self, stream: Stream, error: ApiError, cause: Text | None = None) -> None:
+        """End an open stream's texts with an error, also the one that is its cause."""
+        if not self._remove(stream):
+            return
         for text in stream.texts:
-            if not text.is_done:
+            if text is cause or not text.is_done:
                 text.is_done, text.error = True, error
                 stream.put(text, Piece(is_last=True))
         stream.wake()
 
+    def _fail_all(self, error: ApiError) -> None:
+        for stream in self._open_streams():
+            self._fail(stream, error)
+
+    def _die(self, error: EngineDead, outbox: list[_Outgoing]) -> None:
+        """End all streams after the thread that steps, and its last events."""
+        with self._lock:
+            self.refusal = error_of(error)
+        try:
+            self._deliver(outbox)
+        finally:
+            self._fail_all(error_of(error))
+            self.on_dead(error)
+
 
 def _shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
+
+
+def _dead(error: BaseException) -> EngineDead:
+    made = EngineDead(f"the engine has ended by an internal error: {type(error).__name__}")
+    made.__cause__ = error
+    return made

@@ -15,7 +15,6 @@ import os
 import secrets
 import string
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ from .errors import ApiError, prompt_too_long
 from .fields import Fields
 from .graph_page import GraphQuery
 from .options import ServerOptions
+from .preparing import Preparing, check_wanted
 from .runner import EngineRunner, Stream
 from .sampling import CompletionOptions, FromChat, default_options, read_completion
 from .text import Recorder, Text
@@ -61,6 +61,7 @@ class Served:
         runner: steps the engine.
         n_ctx: tokens of a slot.
         graph: the last drawing of the graph.
+        drawing: held while another one is made, which takes seconds.
         resources: what is closed with the model, such as files of its drafter.
     """
 
@@ -69,16 +70,17 @@ class Served:
         self.model = engine.context.model
         self.tokenizer = self.model.tokenizer
         self.formats = ChatFormats(self.model, NAMES_OF_TOOLS)
-        self.runner = EngineRunner(engine)
+        self.runner = EngineRunner(engine, options.max_waiting)
         self.n_ctx = engine.context.n_ctx_seq
         self._longest_token = max(1, max(map(len, self.tokenizer.vocab.tokens)))
         self.graph: GraphTexts | None = None
+        self.drawing = asyncio.Lock()
         self.resources = ExitStack()
         file = os.path.basename(options.model_path) or "pyllama"
         self.name = min(options.aliases, default=file)
         if options.endpoint_metrics:
             self.runner.counts.observe()
-        self._pool = ThreadPoolExecutor(2, "prepare")
+        self._preparing = Preparing(self._close_unused)
 
     def has_name(self, name: Any) -> bool:
         """Whether a name is the model's; Ollama's clients add ``:latest``."""
@@ -89,30 +91,27 @@ class Served:
         return self.formats.get(self.options.chat_template, tools=tools)
 
     async def prepare(self, work: Callable[[], T]) -> T:
-        """Run work in a thread.
+        """Run work in a thread, see `Preparing.run`.
 
-        A stream that it returns, alone or first in a tuple, is closed if the caller is cancelled.
+        A stream that it returns, alone or first in a tuple, is closed if nobody takes it.
         """
-        future = self._pool.submit(work)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(self._close_unused)
-            raise
+        return await self._preparing.run(work)
 
-    def _close_unused(self, future: Future[Any]) -> None:
-        loop = self.runner.loop
-        if future.cancelled() or future.exception() is not None:
-            return
-        made = future.result()
+    def _close_unused(self, made: Any) -> None:
         stream = made[0] if isinstance(made, tuple) else made
         if isinstance(stream, Stream):
-            loop.call_soon_threadsafe(stream.close)
+            self.runner.loop.call_soon_threadsafe(stream.close)
 
     def close(self) -> None:
-        """End the threads of `prepare`, and close the resources."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self.resources.close()
+        """End the threads of `prepare`; close the resources, unless the engine still runs."""
+        self._preparing.close()
+        if not self.runner.is_alive:
+            self.resources.close()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a thread of the engine or of `prepare` still runs."""
+        return self.runner.is_alive or self._preparing.is_busy
 
     def read(
         self, fields: Fields, chat: FromChat | None = None, *, is_own: bool = False
@@ -152,7 +151,7 @@ class Served:
                 )
             value = value["prompt_string"]
         if isinstance(value, str) or (isinstance(value, list) and _is_one_prompt(value)):
-            self._check_length(value)
+            self.check_length(value)
             tokens = self.tokens(value, add_special=True, parse_special=True)
             if len(tokens) >= self.n_ctx:  # before the others are tokenized
                 raise prompt_too_long(len(tokens), self.n_ctx)
@@ -162,7 +161,7 @@ class Served:
             "prompt string, or a list of mixed strings & tokens."
         )
 
-    def _check_length(self, value: str | list[Any]) -> None:
+    def check_length(self, value: str | list[Any]) -> None:
         """Raise ApiError for a prompt whose tokens cannot fit, however long each is.
 
         Tokenizing megabytes takes up to a minute, which others would wait for.
@@ -174,6 +173,7 @@ class Served:
 
     def tokens(self, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
         """Tokens of a text, or of a list of texts and tokens. Raises: ApiError."""
+        check_wanted()
         encode = self.tokenizer.encode
         if isinstance(value, str):
             return encode(value, add_special, parse_special)
@@ -199,6 +199,7 @@ class Served:
         requests: list[Request] = []
         texts: list[Text] = []
         for prompt in prompts:
+            check_wanted()
             self.check(prompt)
             recorder, params = None, options.params
             if options.post_sampling_probs and options.n_probs:

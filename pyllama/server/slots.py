@@ -19,6 +19,7 @@ from ..errors import StateError
 from .errors import ApiError
 from .fields import Fields
 from .paths import without_folders
+from .preparing import while_connected
 from .runner import Slot
 from .served import Served
 from .sse import JsonResponse, read_json
@@ -79,17 +80,17 @@ async def change_slot(request: Request, served: Served) -> Response:
         raise ApiError.invalid("Invalid slot ID")
     id, action = int(number), request.query_params.get("action")
     if action == "erase":
-        n, _ = await _when_idle(served, id, _erase)
+        n, _ = await _when_idle(request, served, id, _erase)
         return JsonResponse({"id_slot": id, "n_erased": n})
     if action not in ("save", "restore"):
         raise ApiError.invalid("Invalid action")
     name = Fields(await read_json(request, served.options)).get("filename", "", str)
     path = _file(folder, name)
     if action == "save":
-        n, ms = await _when_idle(served, id, _save, path)
+        n, ms = await _when_idle(request, served, id, _save, path)
         kinds = ("n_saved", "n_written", "save_ms")
     else:
-        n, ms = await _when_idle(served, id, _restore, path)
+        n, ms = await _when_idle(request, served, id, _restore, path)
         kinds = ("n_restored", "n_read", "restore_ms")
     return JsonResponse(
         {
@@ -111,11 +112,12 @@ def _file(folder: Path, name: str) -> Path:
 
 
 async def _when_idle(
-    served: Served, id: int, change: Callable[..., int], *args: Any
+    request: Request, served: Served, id: int, change: Callable[..., int], *args: Any
 ) -> tuple[int, float]:
     """Call ``change(engine, sequence, *args)`` as soon as no text runs in a slot.
 
-    Returns the result of ``change``, and the milliseconds that it took.
+    Nothing changes if the client goes away before that. Returns the result of ``change``, and the
+    milliseconds that it took.
     """
     sequence = next(s for s in served.engine.sequences if s.seq_id == id)
 
@@ -127,7 +129,7 @@ async def _when_idle(
     def is_idle(engine: Engine) -> bool:
         return sequence.owner is None and not sequence.leased
 
-    return await served.runner.call(job, is_idle)
+    return await while_connected(request, served.runner.call(job, is_idle))
 
 
 def _erase(engine: Engine, sequence: Sequence) -> int:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +27,7 @@ from .kept_streams import KeptStreams, conversation_of, streams_of
 from .limits import check_sizes
 from .logs import BODY, TEXTS
 from .options import ServerOptions
+from .preparing import CLIENT, disconnected
 from .runner import Pieces, Stream
 from .text import Piece, Text
 
@@ -178,6 +179,7 @@ async def read_json(request: Request, options: ServerOptions) -> Body:
     """The JSON object in the body of a request. Raises: ApiError."""
     body = Body(await parse_body(await read_body(request, options)))
     request.scope[BODY] = body
+    CLIENT.set(request)
     return body
 
 
@@ -215,7 +217,7 @@ async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
     id = conversation_of(request)
     if id:
         return await _respond_kept(streams_of(request), id, _Body(stream, writer, ping_s))
-    watch = asyncio.ensure_future(_disconnected(request))
+    watch = asyncio.ensure_future(disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:
         parts = _Body(stream, writer, ping_s)
@@ -253,7 +255,7 @@ async def finished(request: Request, stream: Stream) -> Response | None:
         ApiError: a text failed.
     """
     request.scope[TEXTS] = stream.texts
-    watch = asyncio.ensure_future(_disconnected(request))
+    watch = asyncio.ensure_future(disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:
         await stream.wait()
@@ -261,15 +263,6 @@ async def finished(request: Request, stream: Stream) -> Response | None:
     finally:
         watch.cancel()
         stream.close()
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed the connection."""
-    try:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-    except ClientDisconnect:
-        pass
 
 
 class _Body:

@@ -143,10 +143,8 @@ class Text:
         self._indentation = Indentation(options.n_indent) if options.n_indent > 0 else None
 
     def stamp(self, event: Event) -> TokenLogprob | None:
-        """Probabilities after sampling; called by the thread that steps, at the event."""
-        if self._recorder is None or event.kind != "tokens":
-            return None
-        return self._recorder.of(event.tokens[0])
+        """Probabilities after sampling; called by the thread that steps, at a token's event."""
+        return None if self._recorder is None else self._recorder.of(event.tokens[0])
 
     def take(self, event: Event, now: float, prob: TokenLogprob | None = None) -> tuple[Piece, ...]:
         """Add an event that occurred at ``now``; returns what is to be sent for it."""

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from pyllama import Context, Model
-from pyllama.engine import Engine, Policy
+from pyllama.engine import Engine
 from pyllama.sampling import SamplingParams
 from pyllama.server.app import make_app
 from pyllama.server.lifecycle import Lifecycle
@@ -44,8 +44,7 @@ def make_served(
     context = Context(model, n_ctx=n_ctx, n_threads=1, n_seq_max=n_slots, unified=unified)
     options.setdefault("sampling", SamplingParams(seed=1))
     settings = ServerOptions(**options)
-    policy = Policy(max_waiting=settings.max_waiting)
-    return Served(Engine(context, policy=policy, speculation=speculation), settings)
+    return Served(Engine(context, speculation=speculation), settings)
 
 
 @pytest.fixture

@@ -204,12 +204,6 @@ def test_a_prompt_that_is_too_long(serve: Serve) -> None:
         assert error["n_ctx"] == 64 and error["n_prompt_tokens"] > 64
 
 
-def test_a_full_queue(serve: Serve) -> None:
-    client = serve(max_waiting=1)
-    response = client.post("/completion", json={**BASE, "prompt": ["a", "b", "c"]})
-    assert response.status_code == 429 and response.headers["retry-after"]
-
-
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"prompt": NaN', b"[" * 500])
 def test_bodies_that_are_not_json(client: TestClient, data: bytes) -> None:
     assert client.post("/completion", content=data).status_code == 400
