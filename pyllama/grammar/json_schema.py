@@ -6,7 +6,7 @@ The text is that of llama.cpp's converter where that one's documents are valid, 
 choices: properties come in the order of the schema, there are no others unless
 ``additionalProperties`` allows them, and a keyword that is for one type implies that type.
 ``docs/json-schema.md`` lists the keywords. Nothing is dropped silently: a keyword that a grammar
-cannot express is an error. Time and memory are bounded. Thread-safe.
+cannot express is an error, or is named by `relaxed_gbnf`. Time and memory are bounded. Thread-safe.
 """
 
 from __future__ import annotations

@@ -407,6 +407,12 @@ ACCEPTED: list[tuple[str, Any, list[str], list[str]]] = [
         ['"\\ud83d\\ude00"'],
     ),
     (
+        "an escape of a surrogate counts as one",
+        {"type": "string", "maxLength": 1},
+        ['"😀"', '"\\u0041"'],
+        ['"\\ud83d\\ude00"'],
+    ),
+    (
         "long strings",
         {"maxLength": 5000, "minLength": 2100},
         [f'"{"x" * 2100}"'],

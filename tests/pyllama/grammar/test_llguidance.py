@@ -11,6 +11,7 @@ import pytest
 
 from pyggml.gguf import GGUFFile
 from pyllama.grammar import Grammar
+from pyllama.grammar.regex import regex_to_gbnf
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
 from .slow_matcher import SlowMatcher
@@ -56,6 +57,12 @@ PAIRS = [
         'root ::= "- " [^\\n\\r]+ "\\n" ("- " [^\\n\\r]+ "\\n")*',
         'start: "- " /[^\\n\\r]+/ "\\n" ("- " /[^\\n\\r]+/ "\\n")*',
     ),
+    (
+        regex_to_gbnf(r"(?!\.)(?!.*\.\.)[a-z.]+@(?=.*[0-9])[a-z0-9]{2,9}"),
+        "start: MAIL\nMAIL: /[a-z.]+@[a-z0-9]{2,9}/ & ~/.*\\.\\..*/ & ~/\\..*/ & /.*@.*[0-9].*/",
+    ),
+    (regex_to_gbnf("(?i)(no|Ärger) [^a-e0-9]"), "start: /(?i:nO|Ärger) [^A-Ea-e0-9]/"),
+    (regex_to_gbnf(r"\p{Nd}{2}[\p{Sc}]"), r"start: /\p{Nd}{2}\p{Sc}/"),
 ]
 
 
