@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
+from pyllama.server import graph
+from pyllama.server.graph_page import draw_graph
+
+from ...waiting import WAIT_S
 from .conftest import Serve
 
 
@@ -19,6 +27,32 @@ def test_the_graph_and_its_drawing_are_of_one_run(client: TestClient) -> None:
     assert drawing.text == client.get("/graph.html", params=query).text
     body = {"prompt": "a", "n_predict": 2}
     assert client.post("/completion", json=body).status_code == 200
+
+
+def test_texts_go_on_while_a_graph_is_measured(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at a time, in one of the threads that prepare requests."""
+    begun, may_end, n_running = threading.Event(), threading.Event(), 0
+
+    def slow(*args: Any) -> Any:
+        nonlocal n_running
+        n_running += 1
+        assert n_running == 1
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        n_running -= 1
+        return draw_graph(*args)
+
+    monkeypatch.setattr(graph, "draw_graph", slow)
+    with ThreadPoolExecutor(2) as threads:
+        drawn = [threads.submit(client.get, f"/graph.json?tokens={n}") for n in (1, 2)]
+        assert begun.wait(WAIT_S)
+        body = {"prompt": "a", "n_predict": 2}
+        assert client.post("/completion", json=body).is_success
+        assert not any(one.done() for one in drawn)
+        may_end.set()
+        assert [one.result().json()["tokens"] for one in drawn] == [1, 2]
 
 
 @pytest.mark.parametrize("path", ["/graph.json", "/graph.html"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyllama import Model
 from pyllama.server.errors import ApiError
 
 from ...waiting import WAIT_S, until
-from .conftest import Serve, held
+from .conftest import Serve, held, listening, make_served
 
 ASK = {"prompt": "Once upon a time there was", "n_predict": 4, "id_slot": 1, "ignore_eos": True}
 
@@ -88,6 +90,34 @@ def test_a_change_that_waits_ends_with_the_server(serve: Serve) -> None:
     for one in (waits, client.portal.start_task_soon(wait)):
         with pytest.raises(ApiError, match="shutting down"):
             one.result(WAIT_S)
+
+
+def test_a_change_that_waits_ends_with_its_client(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = make_served(model, slot_save_path=tmp_path)
+    waiting: list[Any] = []
+    call, sequence = served.runner.call, served.engine.sequences[1]
+
+    def called(*args: Any) -> Any:
+        waiting.append(call(*args))
+        return waiting[-1]
+
+    monkeypatch.setattr(served.runner, "call", called)
+    with listening(served) as port:
+        sequence.leased = True  # as while a text runs in it
+        for action in ("erase", "save"):
+            head = f"POST /slots/1?action={action} HTTP/1.1\r\nHost: localhost\r\n"
+            body = b'{"filename": "a"}'
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                until(lambda: waiting)
+            until(waiting.pop().cancelled)
+        sequence.leased = False
+        with socket.create_connection(("127.0.0.1", port)) as connection:  # one that still waits
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        assert len(waiting) == 1 and not served.runner._jobs
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/etc/x", "a/b", "a\\b", "a\0", "-x", "é"])
