@@ -170,9 +170,9 @@ def test_reasoning_is_ended_while_it_runs(model: Model) -> None:
             assert end(chunk["id"])["message"] == "no active completion for this id"
             return told, thought, content
 
-        told, thought, content = run(max_tokens=300, reasoning_control=True)
+        told, thought, content = run(max_tokens=3000, reasoning_control=True)
         assert told == {"success": True} and thought and content
-        told, thought, content = run(max_tokens=300)
+        told, thought, content = run(max_tokens=3000)
         assert not told["success"] and "not enabled" in told["message"] and not content
 
 
