@@ -347,7 +347,8 @@ serve_options = stack(
     click.option("--sse-ping-interval", type=Number(-1, 1 << 20), default=30, show_default=True,
                  help="Seconds of silence after which a stream gets a comment. -1: never."),
     click.option("--max-waiting", type=Number(1, INT32_MAX), default=512, show_default=True,
-                 help="Texts that may wait for a slot; more are refused with 429."),
+                 help="Texts that may wait for a slot: while there are as many, requests are "
+                 "refused with 429."),
     click.option("--request-timeout", type=Number(1, INT32_MAX), metavar="SECONDS",
                  help="Time after which a text ends.  [default: none]"),
     click.option("--sleep-idle-seconds", type=Number(-1, INT32_MAX), default=-1,

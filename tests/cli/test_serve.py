@@ -7,11 +7,16 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -63,6 +68,78 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
         assert process.wait(20) == 0
         logs = process.stdout.read().splitlines()
         assert [json.loads(line)["path"] for line in logs] == ["/completion"] * is_json
+
+
+STUCK = """
+import threading
+from pyllama.engine import Engine
+from pyllama.server.served import Served
+from pyllama_cli.commands.serve import command
+
+def spin(*args, **options):
+    while True:
+        pass
+
+prompts, step = Served.prompts, Engine.step
+Served.prompts = lambda served, value: spin() if value == "spin" else prompts(served, value)
+Engine.step = lambda engine: threading.Event().wait() if engine.n_waiting else step(engine)
+command()
+"""
+BROKEN = """
+from pyllama.core.context import Context
+from pyllama_cli.commands.serve import command
+
+def fail(*args, **options):
+    raise RuntimeError("the device is gone")
+
+Context.decode = Context.decode_token = fail
+command()
+"""
+
+
+@contextmanager
+def running(code: str, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server with parts replaced, and its URL."""
+    command = [sys.executable, "-P", "-c", code, "--port", "0", "-c", "512", "--no-warmup", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield process, next(line for line in process.stderr if "http://" in line).split()[-1]
+        finally:
+            process.kill()
+
+
+def ask(url: str, prompt: str) -> socket.socket:
+    """A connection with a request for a completion."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = socket.create_connection((address.hostname, address.port or 0), timeout=60)
+    body = json.dumps({"prompt": prompt}).encode()
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_a_server_ends_in_time_whatever_runs(model: Path) -> None:
+    """A step that does not end, and Python that does not end in a thread that reads requests."""
+    flags = "-m", str(model), "--shutdown-timeout", "1"
+    with running(STUCK, *flags) as (process, url), ask(url, "spin"), ask(url, "a"):
+        with urllib.request.urlopen(f"{url}/slots", timeout=60) as response:
+            assert len(json.load(response)) == 4
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert process.wait(60) == 0
+        # the timeout, 2 s to read the error, 1 s for the step, and time of a busy machine
+        assert time.monotonic() - begin < 20
+
+
+def test_a_server_whose_engine_has_ended_exits(model: Path) -> None:
+    with running(BROKEN, "-m", str(model)) as (process, url):
+        with ask(url, "a") as connection:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 500")
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert "no request can be evaluated any more" in process.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from starlette.testclient import TestClient
 
+from pyggml.errors import Aborted
 from pyllama import Context, Model
 from pyllama.server import lifecycle
 from pyllama.server.app import make_app
@@ -70,6 +71,36 @@ def test_a_server_that_ends_while_it_loads() -> None:
     with TestClient(make_app(Lifecycle(load, ServerOptions())), base_url="http://localhost"):
         pass
     may_end.set()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_server_ends_while_its_engine_computes(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stops: bool
+) -> None:
+    """A step is aborted; what cannot be stopped still has the model when the server has ended."""
+    served = make_served(model)
+    begun, aborted, may_end = threading.Event(), threading.Event(), threading.Event()
+    closed: list[bool] = []
+    served.resources.callback(closed.append, True)
+
+    def step() -> None:
+        begun.set()
+        assert (aborted if stops else may_end).wait(WAIT_S)
+        raise Aborted("the decode was aborted")
+
+    monkeypatch.setattr(served.engine, "step", step)
+    monkeypatch.setattr(served.engine.context, "abort", aborted.set)
+    monkeypatch.setattr(lifecycle, "_ABORT_S", WAIT_S if stops else 0.05)
+    life = Lifecycle.of(served)
+    with ThreadPoolExecutor(1) as threads:
+        with TestClient(make_app(life), base_url="http://localhost") as client:
+            asked = threads.submit(client.post, "/completion", json={"prompt": "a"})
+            assert begun.wait(WAIT_S)
+        assert asked.result().status_code == 503
+    assert life.is_computing is not stops and closed == [True] * stops
+    may_end.set()
+    until(lambda: not life.is_computing)
+    assert not caplog.records
 
 
 EXEMPT = ("/health", "/props", "/models", "/metrics", "/api/version")
