@@ -6,8 +6,8 @@ import ast
 import contextlib
 import errno
 import os
+import select
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,7 @@ from pyggml.files import (
     working_folder,
     write_whole,
 )
+from tests.waiting import until
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_an_input_may_be_a_pipe(tmp_path: Path) -> None:
     pipe, data = tmp_path / "pipe", bytes(1 << 20)
     os.mkfifo(pipe)
@@ -98,11 +99,11 @@ def test_an_input_may_be_a_pipe(tmp_path: Path) -> None:
         # a reader, so that opening the writer does not block
         held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         with ThreadPoolExecutor(1) as pool, open(pipe, "wb", buffering=0) as end:
-            os.close(held)
             reads = pool.submit(read_input, pipe, limit)
-            time.sleep(0.1)  # the reader waits for more data
+            end.write(data[: 1 << 10])
+            until(lambda fd=held: not select.select([fd], [], [], 0)[0])  # it waits for more
+            os.close(held)
             with contextlib.suppress(BrokenPipeError):
-                end.write(data[: 1 << 10])
                 end.write(data[1 << 10 :])
             end.close()
             if limit == len(data):
@@ -135,7 +136,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_special_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     os.mkfifo("pipe")

@@ -15,18 +15,23 @@ import numpy as np
 import pytest
 
 from pyggml import ops
+from pyggml.backend.cpu import interrupt
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.interrupt import Watcher
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[4]
 
 LONG = """
 import os, signal, socket, threading, time
+import numba
 import numpy as np
 from pyggml import ops
 from pyggml.alloc.gallocr import GraphAllocator
+from pyggml.backend.cpu.abi import SRC0, data
+from pyggml.backend.cpu.atomics import atomic_add
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
@@ -35,13 +40,22 @@ from pyggml.dtype import GGMLType
 
 backend = CpuBackend(2)
 ctx = Context(no_alloc=True)
-x = ctx.new_tensor_1d(GGMLType.F32, 1 << 22).set_input()
-y = x
-for i in range(10_000):  # 16 MB each, about 3 ms: 30 s
-    y = ops.scale(ctx, y, 1.0)
+y = ctx.new_tensor_1d(GGMLType.F32, 1 << 22).set_input()
+counter = ctx.new_tensor_1d(GGMLType.F32, 1024).set_input()
+
+@numba.njit
+def count(node, chunk, n_chunks, scratch):
+    if chunk == 0:
+        atomic_add(data(node, SRC0), 1)
+
 graph, short = CGraph(), CGraph()
+for i in range(10_000):  # 16 MB each: 5 to 30 s
+    y = ops.scale(ctx, y, 1.0)
+    if i % 100 == 0:
+        graph.build_forward_expand(ops.map_custom(ctx, count, counter, y))
 graph.build_forward_expand(y)
 GraphAllocator(HOST).alloc_graph(graph)
+hundreds = counter.numpy().view(np.int64)  # of finished nodes
 program = backend.compile(graph)
 with_data = Context()
 one = ops.scale(with_data, with_data.from_numpy(np.ones(8, np.float32)), 2.0)
@@ -49,25 +63,25 @@ short.build_forward_expand(one)
 backend.graph_compute(short)  # the pool's code is there
 
 mine, theirs = socket.socketpair()
-mine.setblocking(False)
+mine.settimeout(60)
 theirs.setblocking(False)
 signal.set_wakeup_fd(theirs.fileno())
 
 def interrupt():
-    time.sleep(0.4)
-    global sent
-    sent = time.monotonic()
+    while hundreds[0] < 2:  # it runs
+        time.sleep(0.001)
+    hundreds[1] = hundreds[0]
     os.kill(os.getpid(), signal.SIGINT)
 
 for _ in range(2):
+    hundreds[:2] = 0
     threading.Thread(target=interrupt).start()
     try:
         program.enqueue()
         print("it was not stopped")
     except KeyboardInterrupt:
-        late = time.monotonic() - sent
-        print("stopped" if late < 0.5 else f"stopped after {late} s")
-    time.sleep(0.1)
+        late = hundreds[0] - hundreds[1]
+        print("stopped" if late < 50 else f"stopped after {late} hundred nodes")
     print(mine.recv(8), signal.set_wakeup_fd(theirs.fileno()) == theirs.fileno())
     backend.graph_compute(short)
     print(one.numpy()[0])
@@ -85,8 +99,15 @@ def test_ctrl_c_stops_a_compute_of_half_a_minute() -> None:
     assert done.stdout.splitlines() == ["stopped", r"b'\x02' True", "2.0"] * 2
 
 
-def wait_for(happened: threading.Event) -> bool:
-    return happened.wait(5)
+def end(watcher: Watcher, others: list[threading.Thread]) -> None:
+    """End the watcher's thread, which reads all that was written to its pipe before."""
+    assert watcher._pipe is not None
+    watcher._pipe[1].close()
+    for thread in threading.enumerate():
+        if thread not in others:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+    watcher._pipe[0].close()
 
 
 def test_the_watcher_calls_and_restores() -> None:
@@ -96,25 +117,31 @@ def test_the_watcher_calls_and_restores() -> None:
     try:
         with watcher, pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-            time.sleep(5)
-        assert wait_for(happened)
+            time.sleep(WAIT_S)
+        assert happened.wait(WAIT_S)
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
 
 
-def test_no_wakeup_loop_after_an_interrupted_exit() -> None:
+def test_no_wakeup_loop_after_an_interrupted_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The previous wake-up descriptor may be our own pipe; it must not be written to again."""
-    calls: list[float] = []
-    watcher = Watcher(lambda: calls.append(time.monotonic()))
+    calls, written, write, others = [], [], os.write, threading.enumerate()
+
+    def noted(fd: int, data: bytes) -> int:
+        written.append(data)
+        return write(fd, data)
+
+    monkeypatch.setattr(interrupt.os, "write", noted)
+    watcher = Watcher(lambda: calls.append(1))
     before = signal.set_wakeup_fd(-1)
     try:
         watcher.__enter__()  # without __exit__
         with watcher, pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-            time.sleep(5)
-        time.sleep(0.1)
-        assert len(calls) == 1
+            time.sleep(WAIT_S)
+        end(watcher, others)
+        assert len(calls) == 1 and b"\x02" not in written
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
@@ -144,12 +171,13 @@ def test_an_interrupt_before_a_run_does_not_forbid_the_next_one() -> None:
 
 
 def test_an_ignored_interrupt_stops_nothing() -> None:
-    happened = threading.Event()
+    happened, others = threading.Event(), threading.enumerate()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watcher = Watcher(happened.set)
     try:
-        with Watcher(happened.set):
+        with watcher:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.1)
+        end(watcher, others)
         assert not happened.is_set()
     finally:
         signal.signal(signal.SIGINT, handler)

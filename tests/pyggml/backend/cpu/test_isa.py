@@ -33,6 +33,7 @@ from pyggml.code_cache import CodeCache
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 from tests.tiers import long, only
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 FAMILIES = (
@@ -287,13 +288,12 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", code], env=env) as parent:
         # the first file shows that the children are compiling
         while parent.poll() is None and not any(tmp_path.rglob("*.nbc")):
-            started = running(parent.pid)
+            started |= running(parent.pid)
             time.sleep(0.01)
+        started |= running(parent.pid)
         parent.kill()
-    until = time.monotonic() + 2
-    while started & running() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert started and not started & running()
+    assert started
+    until(lambda: not started & running())
 
 
 # --- assembly of other hosts ---

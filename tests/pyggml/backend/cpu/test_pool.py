@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu import loop
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.loop import MAX_THREADS
@@ -31,6 +32,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted, AllocError, ComputeError
 from pyggml.quants import quantize
 from pyggml.tensor import Tensor
+from tests.waiting import WAIT_S, until
 
 X = np.random.default_rng(0).standard_normal((300, 256)).astype(np.float32)
 ROOT = Path(__file__).parents[4]
@@ -106,23 +108,27 @@ def test_run_counter_wraps_around() -> None:
     assert pool._epoch == 3
 
 
-def test_a_parked_worker_wakes_up() -> None:
-    pool = get_pool()
+def test_a_parked_worker_wakes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, work, turns = get_pool(), loop.work, Counter[int]()
+
+    def counted(control: int, index: int, *args: Any) -> Any:
+        turns[index] += 1
+        return work(control, index, *args)
+
     node = chain(Context())
     program = lower(node, 2)
     pool.run(program)
     worker = pool._workers[0]
+    monkeypatch.setattr(loop, "work", counted)
     for _ in range(3):
-        deadline = time.monotonic() + 20
-        while not worker._parked:
-            assert time.monotonic() < deadline, "an idle worker never parks"
-            time.sleep(0.01)
+        until(lambda: worker._parked)
         pool.run(program)
         np.testing.assert_array_equal(node.numpy(), X)
+        until(lambda: worker._parked)
         pool.open = 2  # a run in progress: the worker must stay awake
+        turns.clear()
         worker.wake()
-        time.sleep(0.05)
-        assert not worker._parked
+        until(lambda: turns[1] > 2)
         pool.open = 0
 
 
@@ -221,10 +227,10 @@ def test_abort_from_another_thread() -> None:
 
     def wait(dst: Any, x: Any) -> None:
         running.set()
-        assert aborted.wait(20)
+        assert aborted.wait(WAIT_S)
 
     def stop() -> None:
-        assert running.wait(20)
+        assert running.wait(WAIT_S)
         token.stop()
         aborted.set()
 
@@ -329,6 +335,7 @@ from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.pool import get_pool
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.errors import ComputeError
@@ -405,9 +412,10 @@ def test_a_forked_child_computes() -> None:
 table = ops.get_rows(ctx, x, ctx.from_numpy(np.array([1], np.int32)))  # no such row
 bad = CGraph(); bad.build_forward_expand(table)
 before, broken = backend.compile(graph), backend.compile(bad)
-for pause in (0, 0.3):
+for is_parked in (False, True):
     compute(before)
-    time.sleep(pause)
+    while is_parked and not all(worker._parked for worker in get_pool()._workers):
+        time.sleep(0.001)
     child = os.fork()
     if not child:
         compute()
