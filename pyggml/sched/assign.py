@@ -7,13 +7,16 @@
 
 Existing memory decides first: a node that writes into it goes to a backend that can reach it. Then
 come the user's pins, then the weights that a node reads, then its neighbours. A lower index is a
-higher priority; the last backend takes the nodes that no other supports.
+higher priority; the last backend takes the nodes that no other supports. Where a device has a
+source in its memory and no kernel for the node, the log says so, once for each op.
 Source: ggml, ``ggml_backend_sched_split_graph`` (passes 1 to 4).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from ..backend.interface import Backend
 from ..buffer import HOST, BufferType
@@ -21,6 +24,7 @@ from ..cgraph import CGraph
 from ..errors import UnsupportedOp
 from ..tensor import Flag, Tensor
 
+_log = logging.getLogger("pyggml")
 _TABLES = ("ROPE",)  # ops whose given source is a small table, which decides nothing
 
 
@@ -124,7 +128,37 @@ def assign(
     for leaf in leafs:
         a.home.setdefault(leaf, len(backends) - 1)
     _settle_writers(a, nodes, able)
+    if any(map(a.queues, everyone)):
+        for node in nodes:
+            if not a.queues(a.node[node]) and pins.get(node) != a.node[node]:
+                _tell_of_refusal(a, node)
     return a
+
+
+def _tell_of_refusal(a: Assignment, node: Tensor) -> None:
+    """Log a node of the CPU that a device with one of its sources does not compute."""
+    for source in node.src:
+        where = None if source is None else _device_of(a, source)
+        if where is not None and not a.backends[where].supports_op(node):
+            assert node.op is not None
+            _say_once(a.backends[where].name, node.op.name, a.backends[a.node[node]].name)
+
+
+def _device_of(a: Assignment, source: Tensor) -> int | None:
+    """The device that computes a tensor, or has it in its memory."""
+    root = source.root
+    computes = a.node.get(source, a.node.get(root))
+    if computes is None:
+        computes = next((i for i in range(len(a.backends)) if a.reaches(i, root)), None)
+    return computes if computes is not None and a.queues(computes) else None
+
+
+@lru_cache(maxsize=1024)
+def _say_once(device: str, op: str, other: str) -> None:
+    _log.warning(
+        "%s has no kernel for %s of some types or sizes of this graph: %s computes it, on copies",
+        device, op, other,
+    )  # fmt: skip
 
 
 def _able(a: Assignment, node: Tensor) -> list[int]:

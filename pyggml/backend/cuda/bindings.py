@@ -216,7 +216,9 @@ class CudaDriver:
 
     def replay(self, graph: Handle, stream: Handle) -> None:
         self._enter()
-        _check(cuda.cuGraphLaunch(graph.handle, stream.handle), f"{self.info.name}: replay of a graph")
+        _check(
+            cuda.cuGraphLaunch(graph.handle, stream.handle), f"{self.info.name}: replay of a graph"
+        )
 
 
 class _Stream:

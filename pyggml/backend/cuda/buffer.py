@@ -107,7 +107,7 @@ class PinnedBuffer(HostBuffer):
     def __init__(self, driver: Driver, size: int, buft: BufferType) -> None:
         address = driver.alloc_host(max(size, 1))
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(address)
-        # all arrays of this memory, and views of them, keep `raw` alive; the buffer is only one user
+        # all arrays of this memory and views of them keep `raw` alive; the buffer is but one user
         weakref.finalize(raw, driver.free_host, address).atexit = False
         mem: Bytes = np.ctypeslib.as_array(raw)[:size]
         mem[:] = 0

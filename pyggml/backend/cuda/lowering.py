@@ -22,7 +22,7 @@ from ...dtype import GGMLType
 from ...errors import UnsupportedOp
 from ...tensor import Tensor
 from .driver import DeviceInfo, Grid
-from .kernel import Call, Kernel
+from .kernel import Call, Kernel, i32
 
 _ALIGN = 256  # bytes, of work memory
 
@@ -138,7 +138,15 @@ class Lowering:
         Args:
             threads: of a block; by default the kernel's.
             shared_bytes: dynamic shared memory of a block.
+
+        Raises:
+            OverflowError: a number does not fit its parameter, or a grid is too large.
         """
+        for (name, kind), value in zip(call.kernel.parameters, call.values, strict=True):
+            if kind is i32 and not -(1 << 31) <= value < 1 << 31:
+                raise OverflowError(f"{name} of kernel {call.kernel.name} is {value}")
+        if grid.x >= 1 << 31 or max(grid.y, grid.z) >= 1 << 16:
+            raise OverflowError(f"kernel {call.kernel.name} would have {tuple(grid)} blocks")
         threads = threads or call.kernel.threads
         self.launches.append(Launch(call.kernel, grid, threads, call.values, shared_bytes))
 
@@ -187,7 +195,11 @@ class Lowering:
         while i < len(nodes):
             first = len(self.launches)
             self._taken = 0
-            n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            try:
+                n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            except OverflowError as error:
+                what = f"'{nodes[i].name}' {nodes[i].ne} is too large for its kernel: {error}"
+                raise UnsupportedOp(f"CUDA backend: {what}; split it, or use the CPU") from None
             for launch in self.launches[first:]:
                 launch.nodes = tuple(nodes[i : i + n])
             if self._shared is not None and any(

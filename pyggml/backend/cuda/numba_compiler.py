@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import re
 import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -25,18 +28,41 @@ _REGISTER_FILE = 65536  # registers of a multiprocessor
 _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 
 
-@cache
-def _prepare() -> None:
-    """Make compiling work with NumPy 2.5, and leave the driver alone, whether there is one or not.
+_lock = threading.RLock()
+_STAND_IN = SimpleNamespace(compute_capability=(9, 0), id=0, name=b"none")
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Compiling works with NumPy 2.5, and leaves the driver alone, whether there is one or not.
 
     Device functions ask the current device for its capability, which starts Numba's own runtime.
+    For this thread it is a stand-in meanwhile; all is as before afterwards.
     """
-    if not hasattr(np, "row_stack"):  # NumPy 2.5 removed it; numba-cuda looks at it
-        np.row_stack = np.vstack
-    from numba.cuda import compiler, dispatcher
+    with _lock:
+        added = not hasattr(np, "row_stack")  # NumPy 2.5 removed it; numba-cuda looks at it
+        if added:
+            np.row_stack = np.vstack
+        try:
+            from numba.cuda import compiler, dispatcher
 
-    stand_in = SimpleNamespace(compute_capability=(9, 0), id=0, name=b"none")
-    dispatcher.get_current_device = compiler.get_current_device = lambda: stand_in
+            before = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+            for module, found in before:
+                module.get_current_device = _for_this_thread(found)
+            try:
+                yield
+            finally:
+                for module, found in before:
+                    module.get_current_device = found
+        finally:
+            if added:
+                del np.row_stack
+
+
+def _for_this_thread(others: Callable[[], Any]) -> Callable[[], Any]:
+    """The stand-in for the thread that calls this, and what ``others`` gives for others."""
+    mine = threading.get_ident()
+    return lambda: _STAND_IN if threading.get_ident() == mine else others()
 
 
 @cache
@@ -48,7 +74,6 @@ def _blocks(kernel: Kernel) -> int:
 @lru_cache(maxsize=1)
 def _compile(kernel: Kernel) -> Any:
     """The library of a kernel, for all capabilities: they differ from NVVM on."""
-    _prepare()
     from numba.cuda import compiler
 
     types = tuple(t for _, t in kernel.parameters)
@@ -90,11 +115,13 @@ def _image(kernel: Kernel, library: Any, code: bytes, **numbers: int) -> KernelI
     return KernelImage(code, library._entry_name, parameters, **numbers)
 
 
+@prepared()
 def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """The PTX that NVVM makes of a kernel, for emulators."""
     return _ptx(kernel, cc, _compile(kernel))
 
 
+@prepared()
 def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's machine code for a compute capability.
 
@@ -108,6 +135,7 @@ def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     return _cubin(kernel, cc, _compile(kernel))
 
 
+@prepared()
 def compile_both(kernel: Kernel, cc: tuple[int, int]) -> tuple[KernelImage, KernelImage]:
     """A kernel's PTX and its machine code."""
     library = _compile(kernel)

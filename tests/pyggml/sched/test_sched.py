@@ -16,7 +16,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, UnsupportedOp
-from pyggml.sched import Sched, to_numpy
+from pyggml.sched import Sched, assign, to_numpy
 from pyggml.tensor import Flag
 
 from .fake_device import DeferredDevice, FakeDevice, HostOnly
@@ -437,3 +437,22 @@ def test_the_host_allocates_once() -> None:
     assert len(sizes) == 1
     buffer: Buffer | None = x.buffer
     assert buffer is not None and x.flags & Flag.INPUT
+
+
+def test_the_log_says_what_a_device_has_no_kernel_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Large ARGSORTs and the like used to be left to the CPU without a word."""
+    assign._say_once.cache_clear()
+    for supported, asked, n_said in (
+        ({"SCALE"}, "FCFC", 0),
+        ({"SCALE", "CONT"}, "FFFF", 0),
+        ({"SCALE"}, "FFFF", 1),
+        ({"SCALE"}, "FFFF", 1),  # it is said once
+    ):
+        _, _, graph, nodes = chain("FCFC")
+        sched = Sched([FakeDevice(supported), HostOnly()])
+        for node, kind in zip(nodes, asked, strict=True):
+            sched.set_tensor_backend(node, sched.backends["FC".index(kind)])
+        sched.alloc_graph(graph)
+        assert len(caplog.messages) == n_said
+    (said,) = caplog.messages
+    assert said.startswith("fake has no kernel for CONT") and "cpu computes it" in said

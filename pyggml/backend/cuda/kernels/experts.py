@@ -41,16 +41,18 @@ def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: Shape) -> Kern
     def mul_mat_id(
         w: U8, x: U8, ids: U8, y: U8, n: i32, rows: i32, n_experts: i32, n_used: i32, n_b: i32,
         high: i64, steps: i64, scales: i64, x_high: i64, d: i64, sums: i64, w1: i64, w2: i64,
-        x1: i64, x2: i64, s0: i64, s1: i64, y1: i64, y2: i64, error: U8, code: i32,
+        x1: i64, x2: i64, s0: i64, s1: i64, y1: i64, y2: i64, row_blocks: i32, error: U8,
+        code: i32,
     ):  # fmt: skip
-        """Use ``blockIdx.y`` of all tokens' uses; ``n``: groups, or columns, of a row.
+        """``row_blocks`` blocks for each use of all tokens; ``n``: groups, or columns, of a row.
 
         ``w1``, ``w2``, ``x1``, ``x2``: rows, or bytes, between rows and matrices (tokens).
         """
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
-        row = int32(cuda.blockIdx.x) * block_rows + warp // split
-        token = divide(cuda.blockIdx.y, n_used)
-        use = int32(cuda.blockIdx.y - token * n_used)
+        use = divide(cuda.blockIdx.x, row_blocks)
+        row = int32(int32(cuda.blockIdx.x) - use * row_blocks) * block_rows + warp // split
+        token = divide(use, n_used)
+        use = int32(use - token * n_used)
         expert = load_i32(ids, use * s0 + token * s1)
         if expert < 0 or expert >= n_experts:
             if lane == 0:
@@ -82,7 +84,8 @@ def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: Shape) -> Kern
 
 def _supports(node: Tensor) -> bool:
     a, b, ids = node.src[:3]
-    return reads_weight(a) and b.is_contiguous_rows() and ids.nelements < 1 << 16
+    n_blocks = a.ne[1] * ids.nelements  # at most
+    return reads_weight(a) and b.is_contiguous_rows() and n_blocks < 1 << 31
 
 
 @lowers("MUL_MAT_ID", _supports)
@@ -112,5 +115,6 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         turns = a.ne[0] // (256 if vector else 32)
     split = split_of(low, a.ne[1] * ids.ne[0], turns)
     shape = shape_of(1, split, a.type, planes=planes)
-    call = mat_vec_id(a.type, planes, vector, shape)(**common)
-    low.launch(call, Grid(ceil_div(a.ne[1], shape.block_rows), ids.nelements))
+    row_blocks = ceil_div(a.ne[1], shape.block_rows)
+    call = mat_vec_id(a.type, planes, vector, shape)(**common, row_blocks=row_blocks)
+    low.launch(call, Grid(row_blocks * ids.nelements))

@@ -289,7 +289,13 @@ def _lower_add_norm(low: Lowering, total: Tensor, norm: Tensor, *more: Tensor) -
     return _lower_fused_norm(low, norm, *more, total=total)
 
 
-@lowers("GROUP_NORM", all_f32)
+def _supports_group_norm(node: Tensor) -> bool:
+    """Elements of a group are counted in 32 bits."""
+    of_group = ceil_div(node.ne[2], int(node.op_params["n_groups"]))
+    return all_f32(node) and of_group * node.ne[1] * node.ne[0] < 1 << 31
+
+
+@lowers("GROUP_NORM", _supports_group_norm)
 def _lower_group_norm(low: Lowering, node: Tensor) -> None:
     x, groups = node.src[0], int(node.op_params["n_groups"])
     call = group_norm(

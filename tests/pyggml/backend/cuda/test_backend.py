@@ -11,10 +11,11 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.buffer import AddressBuffer
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import Aborted, AllocError, ComputeError
+from pyggml.errors import Aborted, AllocError, ComputeError, UnsupportedOp
 from pyggml.quants import quantize
 from pyggml.sched import Sched, to_numpy
 from pyggml.tensor import Tensor
@@ -353,3 +354,29 @@ def test_a_backend_frees_all_that_it_took(closed: bool) -> None:
     del backend, graph, table, ids, rows, program
     gc.collect()
     assert twin.spaces.used == 0 and twin.spaces.n_pinned == 0 and not twin.streams
+
+
+def test_sizes_that_a_kernel_cannot_count(cuda: CudaBackend) -> None:
+    """Numbers used to be cut to 32 bits."""
+    ctx = Context(no_alloc=True)
+    x = ctx.new_tensor_3d(F32, 1 << 16, 1 << 12, 32)
+    assert not cuda.supports_op(ops.group_norm(ctx, x, 2, 1e-5))  # 2^32 elements in a group
+    assert cuda.supports_op(ops.group_norm(ctx, x, 32, 1e-5))
+    wide = ctx.new_tensor(GGMLType.F16, (32, 1, 1 << 9, 1 << 7))
+    many = ops.mul_mat(ctx, ctx.new_tensor(GGMLType.F16, (32, 4)), wide)
+    assert not cuda.supports_op(many)
+    graph = CGraph()
+    graph.build_forward_expand(ops.rms_norm(ctx, ctx.new_tensor_2d(F32, 1, 1 << 31)).set_name("y"))
+    for tensor in ctx:
+        tensor.buffer = AddressBuffer(tensor.nbytes, cuda.buffer_type())
+        tensor.data = tensor.buffer.base
+    with pytest.raises(UnsupportedOp, match=r"'y' .* too large for its kernel: rows of kernel"):
+        cuda.compile(graph)
+
+
+def test_more_uses_of_experts_than_a_grid_has_rows(cuda: CudaBackend) -> None:
+    """65,536 of them used to be left to the CPU."""
+    ctx = Context(no_alloc=True)
+    w = ctx.new_tensor_3d(GGMLType.F16, 64, 6, 4)
+    x, ids = ctx.new_tensor_3d(F32, 64, 1, 1 << 15), ctx.new_tensor_2d(I32, 2, 1 << 15)
+    assert cuda.supports_op(ops.mul_mat_id(ctx, w, x, ids))

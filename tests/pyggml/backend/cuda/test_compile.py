@@ -5,12 +5,17 @@ None has float64 or local memory, and each keeps to its ceiling of registers. No
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from pyggml.code_cache import CodeCache
@@ -29,6 +34,7 @@ from pyggml.backend.cuda.numba_compiler import compile_cubin
 from .images import CAPABILITIES, images, kernels_of
 
 pytestmark = pytest.mark.long
+ROOT = Path(__file__).parents[4]
 
 
 def check(kernel: Kernel, ccs: Iterable[tuple[int, int]]) -> None:
@@ -88,12 +94,43 @@ def test_kernels_compile_without_the_compilers_packages(
     assert cubins.compiled(KERNELS["add_segments"], (9, 0)) == image
 
 
-def test_numpy_may_lack_what_the_compiler_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy 2.5 has no ``row_stack``; and no device is asked for, with a driver or without."""
-    from numba.cuda import compiler, dispatcher
+COMPILE = """
+import numpy as np
+if hasattr(np, "row_stack"):  # NumPy 2.5 has none
+    del np.row_stack
+from numba.cuda import compiler, dispatcher
+asked = []
+for module in (compiler, dispatcher):
+    module.get_current_device = lambda: asked.append(1)
+before = compiler.get_current_device, dispatcher.get_current_device
+from pyggml.backend.cuda import kernels
+from pyggml.backend.cuda.kernel import KERNELS
+from pyggml.backend.cuda.numba_compiler import compile_ptx
+assert b".target sm_80" in compile_ptx(KERNELS["group_norm"], (8, 0)).code
+assert before == (compiler.get_current_device, dispatcher.get_current_device)
+assert not asked and not hasattr(np, "row_stack")
+"""
 
-    monkeypatch.delattr(np, "row_stack", raising=False)
-    numba_compiler._prepare.__wrapped__()
-    assert np.row_stack is np.vstack
-    for module in (compiler, dispatcher):
-        assert module.get_current_device().compute_capability == (9, 0)
+
+def test_compiling_leaves_numpy_and_numba_as_they_were() -> None:
+    """It needs ``row_stack``, and asks for no device, with a driver or without."""
+    command = [sys.executable, "-P", "-c", COMPILE]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_other_threads_keep_their_device() -> None:
+    from numba.cuda import compiler
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # there is no driver
+            found.append(compiler.get_current_device())
+
+    found: list[Any] = []
+    with numba_compiler.prepared():
+        assert compiler.get_current_device().compute_capability == (9, 0)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert numba_compiler._STAND_IN not in found
