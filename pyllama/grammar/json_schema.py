@@ -59,6 +59,7 @@ from pyllama.grammar.string_automaton import (
     Length,
     Multiple,
     Words,
+    string_automaton,
     write_automaton,
 )
 from pyllama.grammar.string_formats import FORMATS
@@ -188,6 +189,7 @@ class _Converter:
         self.rules.add("space", SPACE)
         self.active: dict[tuple[str, ...], _Visit] = {}
         self.done: dict[tuple[str, ...], str] = {}
+        self.strings: dict[Automaton, str] = {}
         self.level = 0
 
     def convert(self) -> str:
@@ -218,7 +220,7 @@ class _Converter:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Remove what was added inside if nothing matches."""
-        n_rules, n_done = len(self.rules.texts), len(self.done)
+        n_rules, n_done, n_strings = len(self.rules.texts), len(self.done), len(self.strings)
         try:
             yield
         except Unsatisfiable:
@@ -227,6 +229,8 @@ class _Converter:
                 visit.held = visit.held if visit.held in self.rules.texts else ""
             while len(self.done) > n_done:
                 self.done.popitem()
+            while len(self.strings) > n_strings:
+                self.strings.popitem()
             raise
 
     @contextmanager
@@ -578,17 +582,19 @@ class _Converter:
     ) -> Automaton:
         """Some patterns and bounds of the length at once."""
         try:
-            conditions: list[Condition] = [Expression(node, whole=whole) for node, whole in nodes]
-            if low or high is not None:
-                conditions.append(Length(low, high))
-            return Automaton(conditions)
+            return string_automaton(tuple(nodes), low, high)
         except GrammarError as error:
             keyword = "pattern" if shape.patterns else "format" if shape.formats else "maxLength"
             shape.refuse(f"{error}; use a simpler pattern or smaller bounds of the length", keyword)
 
     def states(self, automaton: Automaton, name: str) -> str:
-        char = self.primitive("char")
-        return write_automaton(automaton, self.rules, name, JSON_STRING, end=QUOTE, any_char=char)
+        """The rest of a string; strings of one automaton share the rules of its states."""
+        if automaton not in self.strings:
+            char = self.primitive("char")
+            self.strings[automaton] = write_automaton(
+                automaton, self.rules, name, JSON_STRING, end=QUOTE, any_char=char
+            )
+        return self.strings[automaton]
 
     def one_pattern(self, expression: tuple[Node, bool], shape: Shape, rule_name: str) -> str:
         """The text of one pattern or format, by its structure; empty: it needs an automaton."""
@@ -599,7 +605,7 @@ class _Converter:
             if low or high is not None:
                 return ""
             try:
-                automaton = Automaton([Expression(node)])
+                automaton = string_automaton(((node, False),), 0, None)
             except GrammarError:  # too large: the pattern itself, anything around it
                 if has_anchor(node) or has_empty_loop(node):
                     return ""

@@ -10,6 +10,8 @@ tells apart. Its states are limited, so that time and memory are bounded.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Protocol
 
@@ -36,6 +38,7 @@ MAX_LETTERS = 10_000  # of all words
 MAX_WORK = 1_000_000  # states of an expression that steps begin or end at
 MAX_MINIMIZED = 100  # states; larger automata are right, but not the smallest
 MAX_INLINE = 500  # characters of a class; a longer one gets a rule
+MAX_KEPT, MAX_KEPT_STEPS = 32, 20_000  # automata, and steps of each
 MAX_STEPS = 200_000  # from a state by a class of characters, while an automaton is built
 
 Labels = tuple[bool, ...]
@@ -499,6 +502,41 @@ class Automaton:
                 for state, row in enumerate(self.next)
             ]
         return found
+
+
+_kept: OrderedDict[tuple[Hashable, ...], Automaton] = OrderedDict()
+_lock = threading.Lock()
+
+
+def string_automaton(
+    expressions: tuple[tuple[Node, bool], ...], low: int, high: int | None
+) -> Automaton:
+    """Return the automaton of some expressions and bounds of the length.
+
+    The last few small ones are kept, since the same schemas come with each request. Their texts
+    must not be selected anew.
+
+    Args:
+        expressions: each with whether it is of the whole text.
+
+    Raises:
+        GrammarError: it is too large.
+    """
+    key = expressions, low, high
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    conditions: list[Condition] = [Expression(node, whole=whole) for node, whole in expressions]
+    if low or high is not None:
+        conditions.append(Length(low, high))
+    made = Automaton(conditions)
+    if sum(map(len, made.next)) <= MAX_KEPT_STEPS:
+        with _lock:
+            made = _kept.setdefault(key, made)
+            while len(_kept) > MAX_KEPT:
+                _kept.popitem(last=False)
+    return made
 
 
 def write_automaton(

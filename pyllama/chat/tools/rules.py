@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import SchemaError
+from ...grammar.automaton import MAX_RULES
+from ...grammar.gbnf import MAX_CHARS
 from ...grammar.json_schema import relaxed_gbnf, schema_to_gbnf
 
 Split = Callable[[str], list[str | int]]
@@ -24,6 +26,7 @@ SPACE = r"(?:| |\n{1,2}[ \t]{0,20})"
 """The rule ``space`` of a grammar as a regular expression."""
 
 _SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
+_SPARE_RULES = 4096  # for what is around schemas: 1024 tools
 ANY_TEXT = "[^\\x00]*"
 """A grammar expression for any text."""
 _QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -95,10 +98,19 @@ class Rules:
             if not relaxed:
                 return self.embed(name, schema_to_gbnf(schema))
             text, left_out = relaxed_gbnf(schema)
+            if not self._has_room(text):
+                reason = "with the schemas before, it is too large for a grammar"
+                types = schema.get("type", "object") if isinstance(schema, Mapping) else "object"
+                text, left_out = schema_to_gbnf({"type": types}), {"": reason}
         except SchemaError as error:
             raise SchemaError(f"{what}: {error}") from None
         self.left_out += [LeftOut(f"{relaxed}#{at}", reason) for at, reason in left_out.items()]
         return self.embed(name, text)
+
+    def _has_room(self, text: str) -> bool:
+        n_chars = sum(map(len, self._rules.values())) + len(text)
+        n_rules = len(self._rules) + text.count("\n")
+        return n_rules <= MAX_RULES - _SPARE_RULES and n_chars <= MAX_CHARS // 2
 
     def embed(self, name: str, grammar: str) -> str:
         """Add a whole grammar, its rules renamed to begin with ``name``; returns its root."""

@@ -213,6 +213,20 @@ def test_tools_that_are_not_strict_leave_out_what_a_grammar_cannot_hold(
         grammar_of(template, tools=[mail_tool(strict="yes")], tool_choice=choice)
 
 
+def test_schemas_of_many_tools_are_left_out_beyond_the_limits() -> None:
+    """Each alone is small enough; the grammar of all of them is compiled."""
+    names = {f"name-{i}-{'x' * 40}": {"type": "string", "format": "date"} for i in range(400)}
+    parameters = {"type": "object", "properties": names}
+    functions = [{"name": f"f{i}", "parameters": parameters} for i in range(12)]
+    tools = [{"type": "function", "function": function} for function in functions]
+    grammar = grammar_of("hermes", tools=tools)
+    places = [part.place for part in grammar.left_out]
+    assert 0 < len(places) < 12 and places == [f"tools.f{i}#" for i in range(12)][-len(places) :]
+    last = '<tool_call>\n{"name": "f11", "arguments": {"x": [1]}}\n</tool_call>'
+    assert ends_of(grammar, last) is True
+    assert ends_of(grammar, last.replace("f11", "f0")) is None
+
+
 def test_a_response_format_is_strict_if_it_says_so() -> None:
     schema = mail_tool()["function"]["parameters"]
     for strict in (False, None):
