@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .ops.op import Op
 
 MAX_DIMS = 4
+_MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with the closing NUL
 Dims = tuple[int, int, int, int]
 NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
@@ -141,8 +142,10 @@ class Tensor:
         return self.ne == other.ne
 
     def set_name(self, name: str) -> Tensor:
-        """Name the tensor (at most 63 bytes are kept) and return it."""
-        self.name = name[:63]
+        """Name the tensor and return it; of the name's UTF-8, whole characters up to 63 bytes."""
+        if len(name) * 4 > _MAX_NAME_BYTES:
+            name = name.encode(errors="replace")[:_MAX_NAME_BYTES].decode(errors="ignore")
+        self.name = name
         return self
 
     def set_input(self) -> Tensor:

@@ -72,6 +72,11 @@ def test_predicates() -> None:
 def test_names_flags_and_repr() -> None:
     t = Context().new_tensor(F32, (4, 3))
     assert t.set_name("x" * 80) is t and len(t.name) == 63
+    for character in "xé語😀":  # whole characters, in 63 bytes of UTF-8
+        size = len(character.encode())
+        assert t.set_name(character * 80).name == character * (63 // size)
+        assert t.set_name(character * (63 // size)).name == character * (63 // size)
+    assert t.set_name("xx" + "語" * 21).name == "xx" + "語" * 20
     assert t.set_name("blk.0").set_input().set_output().flags == Flag.INPUT | Flag.OUTPUT
     assert repr(t) == "<F32 'blk.0' [4, 3]>"
 

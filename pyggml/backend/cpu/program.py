@@ -1,13 +1,14 @@
 """A program: an allocated graph as arrays of addresses that the pool walks without Python.
 
-    program = compile_program(graph, n_threads=2, pool=get_pool(), store=WorkStore())
-    pool.run(program)
+    program = compile_program(graph, 2, get_pool().error_slot, WorkStore())
+    get_pool().run(program)
 
-Launches are grouped into phases. A launch runs in the first phase after those that it depends on,
+A program is parts that run in order: Python callables, and compiled ones. In these, launches are
+grouped into phases. A launch runs in the first phase after those that it depends on,
 that is, with which its bytes conflict (read after write, write after read, write after write; work
 memory included). So independent nodes (Q, K and V; gate and up) share a phase, and the only barrier
 is the end of a phase. Small launches of one row are run by each thread for itself (``replicate``).
-A program keeps its buffers and kernels alive.
+All kernels are compiled or loaded when a program is made; it keeps its buffers and kernels alive.
 """
 
 from __future__ import annotations

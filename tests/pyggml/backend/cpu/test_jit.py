@@ -128,6 +128,38 @@ def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_pat
         assert done.stdout == "15\n", done.stderr
 
 
+USERS = """
+import numpy as np
+from numba import njit
+from numba.core import config
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.cpu.kernels.unary import scale_f32
+
+@njit(fastmath=True)
+def total(x):
+    s = 0.0
+    for i in range(len(x)):
+        s += x[i]
+    return s
+
+backend, x = CpuBackend(1), np.ones(100)
+def wide(text):
+    return "ymm" in text or "zmm" in text
+assert scale_f32.address and not wide(scale_f32.assembly())
+assert total(x) == 100 and config.CPU_NAME is None
+print(wide(*total.inspect_asm().values()))
+"""
+
+
+@pytest.mark.skipif("avx2" not in jit.host_isas(), reason="the widths of vectors of x86")
+def test_a_users_functions_are_compiled_for_the_host() -> None:
+    """Whatever instruction set our kernels are compiled for."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_ISA": "generic"}
+    command = [sys.executable, "-P", "-c", USERS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 FORKED = """
 import os, threading
 from pyggml import env, jit, numba_internals
