@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from pyllama.errors import ContextFull, GrammarError, SamplingError, TemplateError
+from pyllama.errors import ContextFull, GrammarError, SamplingError, SchemaError, TemplateError
 from pyllama.grammar import Grammar
+from pyllama.llama.chat_handlers import (
+    ChatFormatterResponse,
+    chat_formatter_to_chat_completion_handler,
+)
 from pyllama.llama.llama import Llama
 
 from ..chat.tools.templates import TEMPLATES, TOOLS, function
@@ -320,6 +324,49 @@ def test_errors(llama: Llama, reciting: Any) -> None:
         llama.create_chat_completion([{"role": "user", "content": "x" * 100}])
     with pytest.raises(ValueError, match="no chat format"):
         reciting(chat_format="nosuch")
+
+
+def test_what_a_grammar_cannot_hold_is_left_out_unless_a_tool_is_strict(
+    reciting: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama = with_template(reciting, TEMPLATES["hermes"].source)
+    wanted = {"type": "string", "not": {"const": "x"}, "maxLength": 5}
+    parameters = {"type": "object", "properties": {"a": wanted}}
+
+    def tools(**more: Any) -> list[dict[str, Any]]:
+        function = {"name": "f", "parameters": parameters, **more}
+        return [{"type": "function", "function": function}]
+
+    _, options = prompt_and_options(llama, HI, tools=tools())
+    assert "{0,5}" in options["grammar"].text
+    assert [r.message.split(":")[0] for r in caplog.records] == [
+        "a grammar does not hold tools.f#/properties/a/not"
+    ]
+    with pytest.raises(SchemaError, match="#/properties/a/not"):
+        llama.create_chat_completion(HI, tools=tools(strict=True))
+
+    class Asked:
+        """A model that keeps what it is asked for."""
+
+        def tokenize(self, text: bytes, **options: Any) -> list[int]:
+            return list(text)
+
+        def create_completion(self, **options: Any) -> Any:
+            raise StopIteration(options["grammar"])
+
+    handler = chat_formatter_to_chat_completion_handler(
+        lambda **_: ChatFormatterResponse(prompt="Hi")
+    )
+    named = {"type": "function", "function": {"name": "f"}}
+    schema = {"type": "json_schema", "json_schema": {"schema": parameters}}
+    for given in ({"tools": tools(), "tool_choice": named}, {"response_format": schema}):
+        with pytest.raises(StopIteration) as caught:
+            handler(llama=Asked(), messages=HI, **given)
+        assert "{0,5}" in caught.value.value.text
+    schema["json_schema"]["strict"] = True  # type: ignore[index]
+    for given in ({"tools": tools(strict=True), "tool_choice": named}, {"response_format": schema}):
+        with pytest.raises(SchemaError, match="#/properties/a/not"):
+            handler(llama=Asked(), messages=HI, **given)
 
 
 def test_chat_formats_and_handlers(reciting: Any) -> None:
