@@ -24,6 +24,8 @@ from typing import Self
 
 import pyte
 
+from ..waiting import WAIT_S
+
 CTRL_C, CTRL_D, CTRL_Z, ESCAPE = "\x03", "\x04", "\x1a", "\x1b"
 UP = "\x1b[A"
 
@@ -75,7 +77,7 @@ class Terminal:
     def __exit__(self, *exc: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(WAIT_S)
         os.close(self._child)
         os.close(self._parent)
 
@@ -91,7 +93,7 @@ class Terminal:
             with contextlib.suppress(TypeError):  # pyte does not know all sequences
                 self._stream.feed(data)
 
-    def wait(self, pattern: str, seconds: float = 60) -> None:
+    def wait(self, pattern: str, seconds: float = WAIT_S) -> None:
         """Wait until the screen contains a match."""
         end = time.monotonic() + seconds
         while not re.search(pattern, self.text(), re.MULTILINE):
@@ -111,7 +113,7 @@ class Terminal:
         """The line with the cursor."""
         return self.screen.display[self.screen.cursor.y].rstrip()
 
-    def exit_code(self, seconds: float = 30) -> int:
+    def exit_code(self, seconds: float = WAIT_S) -> int:
         """Wait for the program's end and return its exit code."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:

@@ -25,6 +25,7 @@ from pyllama_cli.output import report
 from pyllama_cli.tool import Tool, all_flags, ignored_option
 
 from ..pyllama.models import Spec, random_weights, write_model
+from ..waiting import WAIT_S
 
 TOOLS = [m.command for m in (bench, completion, graph, perplexity, tokenize)]
 
@@ -268,7 +269,7 @@ def test_a_traceback_on_request(
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=WAIT_S
     )
 
 
@@ -306,7 +307,7 @@ def test_a_closed_pipe_prints_no_traceback(body: str) -> None:
     child.stdout.read(8)
     child.stdout.close()
     assert child.stderr.read() == b""
-    assert child.wait(30) == 1
+    assert child.wait(WAIT_S) == 1
     child.stderr.close()
 
 
@@ -316,7 +317,7 @@ CLOSED = ["/bin/sh", "-c", '"$0" "$@" >&-', sys.executable, "-P", "-c"]
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
 def test_a_closed_stdout_is_not_an_error() -> None:
     done = subprocess.run(
-        [*CLOSED, PIPE.format(body="write('x')")], capture_output=True, text=True, timeout=60
+        [*CLOSED, PIPE.format(body="write('x')")], capture_output=True, text=True, timeout=WAIT_S
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -326,7 +327,7 @@ def test_characters_outside_the_encoding_of_stdout() -> None:
         [sys.executable, "-P", "-c", PIPE.format(body="write('a\\u20ac\\n')")],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": ""},
-        timeout=60,
+        timeout=WAIT_S,
     )
     assert (done.returncode, done.stdout) == (0, b"a?\n"), done.stderr
 
@@ -340,7 +341,7 @@ def test_closed_streams_act_as_empty(closed: str) -> None:
     )
     shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-P", "-c"]
     shell.append(PIPE.format(body=body))
-    done = subprocess.run(shell, input="", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(shell, input="", capture_output=True, text=True, timeout=WAIT_S)
     out, err = ("" if ">&-" in closed.split() else "x"), ("" if "2>&-" in closed else "y\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
 
@@ -440,7 +441,7 @@ def test_any_number_of_ctrl_c_at_any_time(tmp_path: Path) -> None:
             for _ in range(1 + i % 5):
                 child.send_signal(signal.SIGINT)
                 time.sleep(0.0005 * (i % 3))
-            err = child.communicate(timeout=30)[1]
+            err = child.communicate(timeout=WAIT_S)[1]
         assert child.returncode == 130, (i, err)
         assert len(err.splitlines()) <= 1 and b"Traceback" not in err, (i, err)
 
@@ -479,7 +480,7 @@ def test_full_disk_is_one_line() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=WAIT_S,
         )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -11,7 +11,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ import pytest
 
 from pyllama import Llama
 from pyllama.errors import NotSupported
+
+from ...waiting import WAIT_S, until
 
 pytestmark = [
     pytest.mark.compat,
@@ -158,19 +159,20 @@ def client(
     log = tmp_path / "log"
     with open(log, "wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path, env=env)
+
+    def listens() -> bool:
+        assert process.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
     try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
+        until(listens)
         url = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as made:
             yield made
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(WAIT_S)
 
 
 def test_server(client: Any) -> None:

@@ -17,6 +17,7 @@ from pyggml.errors import Aborted, ComputeError
 from pyggml.sched import Schedule
 from pyllama import Batch, Context, Model
 
+from ...waiting import WAIT_S
 from ..conftest import Make
 from ..models import rows, state
 
@@ -29,14 +30,30 @@ LONG = TOKENS * 192  # attention of 12,288 tokens: seconds
 
 
 def stop_a_long_decode(
-    context: Context, stop: Callable[[], None], error: type[BaseException]
+    context: Context,
+    stop: Callable[[], None],
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Abort a decode, and continue after the finished ubatches with the bits of a fresh run."""
     rows(context, TOKENS[:5])
-    timer = threading.Timer(0.1, stop)
-    timer.start()
-    with pytest.raises(error):
-        context.decode(Batch(LONG))
+    run, begun = Schedule.run, threading.Semaphore(0)
+
+    def run_and_tell(schedule: Schedule) -> None:
+        begun.release()
+        run(schedule)
+
+    def stop_the_second() -> None:
+        assert begun.acquire(timeout=WAIT_S) and begun.acquire(timeout=WAIT_S)
+        stop()
+
+    thread = threading.Thread(target=stop_the_second)
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "run", run_and_tell)
+        thread.start()
+        with pytest.raises(error):
+            context.decode(Batch(LONG))
+    thread.join()
     assert context.kv.length(0) == context.kv.n_used < 5 + len(LONG)
     assert (context.kv.length(0) - 5) % context.n_ubatch == 0 and len(context.logits) == 0
     context.kv.seq_rm(0, 5)
@@ -44,15 +61,19 @@ def stop_a_long_decode(
     assert np.array_equal(rows(context, TOKENS[:9]), rows(fresh, TOKENS[:5], TOKENS[:9])[5:])
 
 
-def test_abort_from_another_thread(make: Make) -> None:
+def test_abort_from_another_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make(n_ctx=16384, n_batch=16384)
-    stop_a_long_decode(context, context.abort, Aborted)
+    stop_a_long_decode(context, context.abort, Aborted, monkeypatch)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill is another thing there")
-def test_ctrl_c(make: Make) -> None:
+def test_ctrl_c(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make(n_ctx=16384, n_batch=16384)
-    stop_a_long_decode(context, lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stop_a_long_decode(context, interrupt, KeyboardInterrupt, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [ComputeError("a kernel"), KeyboardInterrupt(), Aborted()])

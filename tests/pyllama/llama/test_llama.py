@@ -314,7 +314,7 @@ def test_a_second_thread_waits(reciting: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert set(results.values()) == {TEXT[7:]} and len(results) == 4
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 
 import pytest
 from hypothesis import example, given
@@ -144,12 +143,11 @@ def test_lone_surrogates_count_as_replacement_characters() -> None:
     assert GPT2.decode(GPT2.encode("a\udc80b\ud83d\ude42")) == "a\ufffdb🙂"
 
 
+@pytest.mark.timeout(60)  # each takes about 0.5 s; quadratic would take minutes
 @pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000 + "x", "\n" * 99_999, "ab" * 50_000])
 def test_time_of_long_words_is_not_quadratic(llama, text: str) -> None:
     for tokenizer in (GPT2, llama):
-        start = time.perf_counter()
         ids = tokenizer.encode(text)
-        assert time.perf_counter() - start < 20  # about 0.5 s; quadratic would take minutes
         assert tokenizer.decode(ids) == text
 
 

@@ -49,7 +49,7 @@ def open_page(browser: Any, server: Any) -> Iterator[Callable[..., Any]]:
             **{"viewport": {"width": 1280, "height": 800}, "color_scheme": "light", **options}
         )
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda m: wrong.append(m.text) if "Content Security" in m.text else None)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from pyllama.server.page_files import page_file
+
+from ....waiting import WAIT_S, until
 
 MARKDOWN = """\
 Here is **bold**, *emphasis*, `code` and ~~nothing~~.
@@ -300,14 +301,11 @@ def running(server: FakeServer) -> Iterator[str]:
     service = uvicorn.Server(config)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not service.started:
-        assert thread.is_alive() and time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: service.started or not thread.is_alive())
     port = service.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}/"
     finally:
         service.should_exit = True
         service.force_exit = True
-        thread.join(10)
+        thread.join(WAIT_S)

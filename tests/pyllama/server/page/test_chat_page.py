@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ....waiting import until
+
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -92,10 +94,7 @@ def test_stop_keeps_the_text_and_closes_the_stream(page: Any, server: Any) -> No
     page.wait_for_selector("#send:visible")
     assert page.inner_text(f"{LAST} .body").startswith("word word")
     assert "stopped" in page.inner_text(f"{LAST} .stats")
-    for _ in range(50):
-        if server.n_aborted:
-            break
-        page.wait_for_timeout(20)
+    until(lambda: server.n_aborted)
     assert server.n_aborted == 1
     page.click(f"{LAST} [aria-label='Continue']")
     page.wait_for_selector(f"{LAST} .body:has-text('And more.')")
