@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_S = 60.0
+WAIT_S = 120.0  # with an empty code cache, kernels compile in the meantime
 
 
 def until(is_so: Callable[[], object]) -> None:

@@ -134,6 +134,7 @@ def test_an_idle_model_is_freed_and_loaded_again(
     with TestClient(make_app(life), base_url="http://localhost") as client:
         until(lambda: client.get("/health").status_code == 200)
         first = client.post("/completion", json=ask).json()["content"]
+        until(lambda: "compiling" not in client.get("/health").text)
         awake = {path: client.get(path).text for path in EXEMPT if path != "/metrics"}
         client.get("/metrics")  # the next scrape has rates of 0, as while it sleeps
         metrics = client.get("/metrics").text

@@ -134,7 +134,7 @@ def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
         with connect(port) as one:
             ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             one.sendall(ask)
-            assert b'{"status":"ok"}' in everything(one)
+            assert b'"status":"ok"' in everything(one)
             assert served.runner.n_processing == 2  # it did not wait for a slot
         for text in texts:
             text.close()
