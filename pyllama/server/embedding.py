@@ -17,7 +17,7 @@ from ..engine import Request as EngineRequest
 from .errors import ApiError
 from .fields import Fields
 from .runner import Stream
-from .served import Served
+from .served import Served, check_number
 from .sse import finished, long_response, read_json
 from .text import Piece, Text
 
@@ -135,6 +135,7 @@ def _inputs(served: Served, fields: Fields) -> list[list[int]]:
         )
     several = isinstance(value, list) and not any(isinstance(v, (int, float)) for v in value)
     entries = value if several else [value]
+    check_number("input", len(entries))
     if not entries:
         raise ApiError.invalid('"input" must not be empty')
     found = [served.prompts(_entry(entry))[0] for entry in entries]

@@ -12,7 +12,7 @@ from .errors import ApiError
 from .fields import Fields
 from .preparing import check_wanted
 from .runner import Stream
-from .served import Served
+from .served import Served, check_number
 from .sse import JsonResponse, finished, read_json
 
 
@@ -32,6 +32,7 @@ async def rerank(request: Request, served: Served) -> Response:
     documents = fields.texts("documents") or fields.texts("texts") or ()
     if not documents or any(isinstance(fields.body.get(n), str) for n in ("documents", "texts")):
         raise ApiError.invalid('"documents" must be a non-empty string array')
+    check_number("documents", len(documents))
     top_n = fields.whole("top_n", len(documents), low=0)
 
     def prepare() -> tuple[Stream, list[Embedded]]:

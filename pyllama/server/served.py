@@ -36,7 +36,8 @@ from .text import Recorder, Text
 T = TypeVar("T")
 FINGERPRINT = f"b0-pyllama-{__version__}"
 _ID_CHARS = string.ascii_letters + string.digits
-_MAX_PROMPTS = 1024  # of one request
+MAX_TEXTS = 2048
+"""Texts of one request: OpenAI's bound of the inputs of an embedding."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,7 @@ class Served:
         Source: llama.cpp, ``tokenize_input_prompts``.
         """
         if isinstance(value, list) and not _is_one_prompt(value):
-            if len(value) > _MAX_PROMPTS:
-                raise ApiError.invalid(f'"prompt" has more than {_MAX_PROMPTS} elements')
+            check_number("prompt", len(value))
             prompts = [self._prompt(item) for item in value]
         else:
             prompts = [self._prompt(value)]
@@ -198,6 +198,7 @@ class Served:
         """
         requests: list[Request] = []
         texts: list[Text] = []
+        check_number("n", len(prompts) * options.params.n)
         for prompt in prompts:
             check_wanted()
             self.check(prompt)
@@ -254,6 +255,14 @@ class Served:
         """The text of tokens, with special ones."""
         pieces = (self.tokenizer.token_to_piece(token, True) for token in tokens)
         return b"".join(pieces).decode("utf-8", "replace")
+
+
+def check_number(field: str, n: int) -> None:
+    """Raise ApiError if a field asks for too many texts."""
+    if n > MAX_TEXTS:
+        raise ApiError.invalid(
+            f"Field '{field}': asks for {n} texts, at most {MAX_TEXTS} are allowed"
+        )
 
 
 def _replace(params: Any, **values: Any) -> Any:

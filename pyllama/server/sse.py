@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -30,6 +29,7 @@ from .options import ServerOptions
 from .preparing import CLIENT, disconnected
 from .runner import Pieces, Stream
 from .text import Piece, Text
+from .workers import Workers
 
 T = TypeVar("T")
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
@@ -42,7 +42,7 @@ PREFIX = "pyllama.api_prefix"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 # one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
 # would be ahead of the event loop one after the other
-_json_thread = ThreadPoolExecutor(1, "json")
+_json_thread = Workers(1, "json")
 
 
 class Writer(Protocol):
@@ -131,7 +131,7 @@ def _parts(value: Any) -> Iterator[str]:
 
 
 async def _in_json_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_json_thread, work)
+    return await asyncio.wrap_future(_json_thread.submit(work))
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -68,6 +68,7 @@ def test_embeddings_of_all_tokens(serve: Serve) -> None:
         {"input": {"content": "a"}},
         {"input": {"content": [{"type": "image_url"}]}},
         {"input": [10**9]},
+        {"input": ["a"] * 2049},
     ],
 )
 def test_wrong_inputs(serve: Serve, body: dict[str, Any]) -> None:
@@ -96,6 +97,7 @@ def test_reranking(serve: Serve) -> None:
     tei = {"query": "cat?", "texts": documents, "return_text": True}
     for one in client.post("/rerank", json=tei).json():
         assert one["text"] == documents[one["index"]] and one["score"] in scores
+    assert client.post("/rerank", json={**ask, "documents": ["a"] * 2049}).status_code == 400
     for wrong in ({"documents": []}, {"documents": 3}, {"documents": "a"}, {"documents": [1]}):
         assert client.post("/rerank", json={"query": "a", **wrong}).status_code == 400
     assert client.post("/rerank", json={"documents": ["a"]}).status_code == 400

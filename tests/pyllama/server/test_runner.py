@@ -145,6 +145,13 @@ def test_a_request_with_a_wrong_text_is_refused_whole(serve: Serve) -> None:
     assert runner.is_idle and not runner.engine.has_work
 
 
+@pytest.mark.parametrize("fields", [{"prompt": ["a"] * 2049}, {"prompt": ["a"] * 1025, "n": 2}])
+def test_the_texts_of_one_request_are_bounded(client: TestClient, fields: dict[str, Any]) -> None:
+    response = client.post("/v1/completions", json={**ASK, **fields})
+    assert response.status_code == 400
+    assert "at most 2048 are allowed" in response.json()["error"]["message"]
+
+
 def test_a_text_that_cannot_begin_ends_its_request(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,10 +335,11 @@ def test_an_error_of_one_text_ends_its_request(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     client = serve()
-    original = getattr(Text, method)
+    original, n_calls = getattr(Text, method), Counter[int]()
 
     def failing(text: Text, *args: Any) -> Any:
-        if text.prompt[-1] == bad and text.n_generated == 2:
+        n_calls[text.prompt[-1]] += 1
+        if n_calls[bad] > 2 and text.prompt[-1] == bad:
             raise ZeroDivisionError
         return original(text, *args)
 
