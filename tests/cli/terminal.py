@@ -121,6 +121,10 @@ class Terminal:
         self.read(0.1)
         return self.process.wait(1)
 
+    def is_raw(self) -> bool:
+        """Whether a program reads each key, not whole lines."""
+        return not termios.tcgetattr(self._child)[3] & termios.ICANON
+
     def is_restored(self) -> bool:
         """Whether the terminal is as it was before the program began."""
         return termios.tcgetattr(self._child) == self.modes

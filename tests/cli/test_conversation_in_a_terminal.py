@@ -16,6 +16,7 @@ import pytest
 if not hasattr(os, "openpty"):
     pytest.skip("no terminals here", allow_module_level=True)
 
+from ..waiting import until
 from .terminal import CTRL_C, CTRL_D, CTRL_Z, UP, Terminal, pasted
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +206,7 @@ def test_ctrl_z(tmp_path: Path) -> None:
             terminal.wait("Stopped")
             terminal.type("clear; stty -a | grep -o '.echo '; fg\r")
             terminal.wait("^ echo")
-            terminal.read(0.5)
+            until(lambda: terminal.read(0.02) or terminal.is_raw())
         terminal.wait(r"\]\n\n>")
         terminal.type("Hi\r")
         terminal.wait(r"^> Hi\n\[Hi\]\n\n>")
