@@ -125,6 +125,11 @@ def error_of(error: BaseException) -> ApiError:
     return ApiError(500, f"internal error: {type(error).__name__}")
 
 
+def shutting_down() -> ApiError:
+    """The error for a request to a server that ends."""
+    return ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
+
+
 def prompt_too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
     """The error for a prompt that does not fit into a slot; ``at_least``: of more tokens."""
     n_tokens = f"at least {n_prompt}" if at_least else n_prompt

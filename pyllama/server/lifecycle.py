@@ -32,7 +32,7 @@ from .workers import Workers
 
 T = TypeVar("T")
 _log = logging.getLogger("pyllama.server")
-_ABORT_S = 1.0  # that a running step or job of the engine gets when the server ends
+_ABORT_S = 0.5  # that a running step or job of the engine gets when the server ends
 
 
 class Lifecycle:
@@ -94,7 +94,7 @@ class Lifecycle:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the running ones go on for a time, and then end them."""
         if self.served is not None:
-            await self.served.runner.drain(timeout_s)
+            await self.served.drain(timeout_s)
 
     async def end(self) -> None:
         """Free the model; what cannot be stopped, such as compiling, is not waited for."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from .errors import shutting_down
 from .kept_streams import conversation_of
 from .workers import Workers
 
@@ -40,24 +41,39 @@ class Preparing:
         self._discard = discard
         self._workers = Workers(_N_THREADS, "prepare")
         self._unwanted: set[threading.Event] = set()  # of the work that has not ended
+        self._results: set[asyncio.Future[Any]] = set()  # that somebody waits for
+        self._refuses = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work in a thread.
 
         Raises:
             ClientDisconnect: the client has gone, and nobody reads its stream later.
+            ApiError: the server ends (503).
         """
         unwanted, request = threading.Event(), CLIENT.get()
         self._unwanted.add(unwanted)
         future = self._workers.submit(lambda: _run(work, unwanted))
         future.add_done_callback(lambda _: self._unwanted.discard(unwanted))
+        done = asyncio.wrap_future(future)
+        self._results.add(done)
         try:
             kept = request is None or bool(conversation_of(request))
-            return await while_connected(None if kept else request, asyncio.wrap_future(future))
-        except BaseException:
+            return await while_connected(None if kept else request, done)
+        except BaseException as error:
             unwanted.set()
             future.add_done_callback(self._ended_unwanted)
+            if self._refuses and isinstance(error, asyncio.CancelledError):
+                raise shutting_down() from None
             raise
+        finally:
+            self._results.discard(done)
+
+    def refuse(self) -> None:
+        """Let no request wait any longer for work that has not ended; from the event loop."""
+        self._refuses = True
+        for done in self._results:
+            done.cancel()
 
     @property
     def is_busy(self) -> bool:

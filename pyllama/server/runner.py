@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from ..engine import Engine, Event, Request, TokenLogprob
 from ..errors import EngineDead, PyllamaError, QueueFull
-from .errors import ApiError, error_of
+from .errors import ApiError, error_of, shutting_down
 from .metrics import Counts
 from .text import Piece, Text
 from .workers import Workers
@@ -356,11 +356,11 @@ class EngineRunner:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the running ones go on for a time, and then end them."""
         with self._lock:
-            self.refusal = self.refusal or _shutting_down()
+            self.refusal = self.refusal or shutting_down()
         end = time.monotonic() + timeout_s
         while self._streams and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        self._fail_all(_shutting_down())
+        self._fail_all(shutting_down())
 
     async def close(self, timeout_s: float, abort_s: float | None = None) -> bool:
         """Drain, and stop the thread; returns whether it has ended.
@@ -382,7 +382,7 @@ class EngineRunner:
     # --- the thread that steps ------------------------------------------------------------------
 
     def _run(self) -> None:
-        error, waiting = _shutting_down(), deque[_Job]()
+        error, waiting = shutting_down(), deque[_Job]()
         try:
             self._step_until_stopped(waiting)
         except BaseException as found:
@@ -541,10 +541,6 @@ class EngineRunner:
         finally:
             self._fail_all(error_of(error))
             self.on_dead(error)
-
-
-def _shutting_down() -> ApiError:
-    return ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
 
 
 def _dead(error: BaseException) -> EngineDead:

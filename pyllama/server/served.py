@@ -14,6 +14,7 @@ import asyncio
 import os
 import secrets
 import string
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -97,6 +98,14 @@ class Served:
         A stream that it returns, alone or first in a tuple, is closed if nobody takes it.
         """
         return await self._preparing.run(work)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the running ones go on for a time, and then end them."""
+        end = time.monotonic() + timeout_s
+        await self.runner.drain(timeout_s)
+        while self._preparing.is_busy and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        self._preparing.refuse()
 
     def _close_unused(self, made: Any) -> None:
         stream = made[0] if isinstance(made, tuple) else made

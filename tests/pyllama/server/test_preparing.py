@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
+from pyllama.server.errors import ApiError
 from pyllama.server.preparing import CLIENT, Preparing, check_wanted
 
 from ...waiting import WAIT_S
@@ -112,6 +113,26 @@ def test_a_stream_that_is_kept_is_prepared_without_its_client() -> None:
         client.begin()
         client.gone.set()
         assert await preparing.run(lambda: 5) == 5
+
+    run(test)
+
+
+def test_a_server_that_ends_waits_for_no_work() -> None:
+    async def test(preparing: Preparing, discarded: list[Any]) -> None:
+        has_begun, may_end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            has_begun.set()
+            may_end.wait()
+
+        tasks = [asyncio.ensure_future(preparing.run(work)) for _ in range(4)]
+        await asyncio.to_thread(has_begun.wait)
+        preparing.refuse()
+        for task in tasks:
+            with pytest.raises(ApiError, match="shutting down"):
+                await task
+        assert preparing.is_busy
+        may_end.set()
 
     run(test)
 
