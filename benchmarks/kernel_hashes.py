@@ -67,6 +67,7 @@ def kernels() -> list[Any]:
     import pyggml.backend.cpu.measure
     import pyggml.backend.cpu.trace  # noqa: F401
     from pyggml import jit
+    from pyggml.backend.cpu import lowering
     from pyggml.backend.cpu.backend import CpuBackend
 
     asked: dict[int, Any] = {}
@@ -75,16 +76,20 @@ def kernels() -> list[Any]:
         asked.setdefault(id(self), self)
         return 4096 + 64 * list(asked).index(id(self))
 
+    def note(functions: Iterable[Any]) -> None:
+        for one in functions:
+            address(one)
+
     backend = CpuBackend(2)
-    real = jit.Kernel.__dict__["address"]
-    jit.Kernel.address = property(address)
+    real = jit.Kernel.__dict__["address"], lowering.compile_all
+    jit.Kernel.address, lowering.compile_all = property(address), note
     try:
         for node in _nodes():
             with contextlib.suppress(PyggmlError):  # a case that the backend refuses
                 _lower(backend, node)
         _row_coders()
     finally:
-        jit.Kernel.address = real
+        jit.Kernel.address, lowering.compile_all = real
     for found in gc.get_objects():
         if isinstance(found, (jit.Kernel, jit.Compiled)):
             asked.setdefault(id(found), found)
