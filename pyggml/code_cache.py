@@ -83,6 +83,18 @@ class CodeCache:
         self.delete(name)
         return None
 
+    def has(self, name: str) -> bool:
+        """Whether there is an entry; it may be damaged."""
+        try:
+            return self.readable and stat.S_ISREG(self._status(name).st_mode)
+        except OSError:
+            return False
+
+    def _status(self, name: str) -> os.stat_result:
+        if self._fd is None:
+            return os.lstat(self.path / name)
+        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+
     def write(self, name: str, data: bytes) -> None:
         """Write or replace an entry, atomically."""
         if not self.writable:

@@ -39,8 +39,10 @@ from .errors import PyggmlError
 from .numba_internals import (
     NO_CACHE,
     FunctionCache,
+    IsCached,
     NotCached,
     Origin,
+    asked,
     assembly,
     compile_cfunc,
     compile_function,
@@ -307,6 +309,20 @@ class Code:
                     return False
                 self.__dict__["compiled"] = made
             return True
+
+    def is_kept(self) -> bool:
+        """Whether it is loaded, or in the cache, which takes less time to find out than to load."""
+        with _compile_lock:
+            if "compiled" in self.__dict__:
+                return True
+            try:
+                with own_numbers():
+                    self._compile(asked(_cache_of(self.function)))
+            except IsCached:
+                return True
+            except NotCached:
+                return False
+            raise AssertionError("a cache that is asked always raises an error")
 
 
 def compile_all(functions: Iterable[Code]) -> None:

@@ -192,6 +192,10 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
         return _result._rebuild(target_context, *parts)
 
+    def has_overload(self, sig: Any, target_context: Any) -> bool:
+        """Whether a variant is kept; it is not read, so it may be damaged or of older formats."""
+        return self._entries.has(self._entry(sig, target_context.codegen()))
+
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a variant in place of an older one."""
         if self._entries.writable and self._impl.check_cachable(data):
@@ -211,6 +215,10 @@ class NotCached(Exception):
     """A function is not in the cache."""
 
 
+class IsCached(Exception):
+    """A function is in the cache."""
+
+
 class _OnlyCached:
     """A cache for which a missing function is an error, so that it is not compiled."""
 
@@ -222,6 +230,22 @@ class _OnlyCached:
         if found is None:
             raise NotCached
         return found
+
+
+class _Asked:
+    """A cache that tells whether it has a function, by an error."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        is_kept = self._cache is not NO_CACHE and self._cache.has_overload(sig, target_context)
+        raise IsCached if is_kept else NotCached
+
+
+def asked(cache: Any) -> Any:
+    """The cache, with which compiling raises IsCached or NotCached."""
+    return _Asked(cache)
 
 
 def only_cached(cache: Any) -> Any:

@@ -34,7 +34,7 @@ def warm_up(served: Served) -> None:
     """
     context, options = served.engine.context, served.options
     if context.hparams.causal:
-        logits = np.zeros(context.hparams.n_vocab, np.float32)
+        logits = np.linspace(0, -20, context.hparams.n_vocab, dtype=np.float32)
         for params in (options.sampling, SamplingParams()):
             chain_for(params, len(logits), served.tokenizer).sample(logits)
     if options.grammar is not None:
@@ -57,12 +57,14 @@ def _sizes(served: Served) -> list[GraphSize]:
 
 
 def compile_rest() -> None:
-    """Compile or load all functions that Python may call, such as those of grammars.
+    """Compile the functions that are missing of all that Python may call, such as grammars'.
 
-    One after the other, so that a request that needs one does not wait for the others.
+    One after the other, so that a request that needs one does not wait for the others. What is in
+    the cache is not loaded: that would only slow down the first requests.
     """
     for function in functions_of("pyllama"):
-        _ = function.compiled
+        if not function.is_kept():
+            _ = function.compiled
 
 
 def loading() -> ApiError:

@@ -47,6 +47,13 @@ def test_entries_are_kept_and_replaced(path: Path, capsys: Capture) -> None:
         assert stat.S_IMODE((path / "a").stat().st_mode) == 0o600
 
 
+def test_an_entry_is_found_without_being_read(path: Path, tmp_path: Path) -> None:
+    cache = CodeCache(path)
+    cache.write("a", b"code")
+    (path / "link").symlink_to(tmp_path / "elsewhere")
+    assert [cache.has(name) for name in ("a", "b", "link")] == [True, False, False]
+
+
 def test_entries_unused_for_a_month_are_deleted(path: Path) -> None:
     cache = CodeCache(path)
     names = ("used", "recent", "old")

@@ -10,6 +10,7 @@ import pytest
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
+from pyggml.code_cache import CodeCache
 from pyggml.compile_progress import CompileProgress
 from pyggml.numba_internals import NotCached, only_cached
 
@@ -142,10 +143,12 @@ def test_a_child_of_the_self_test_reports(
 
 
 def test_functions_that_python_calls_are_reported(
-    progress: CompileProgress, monkeypatch: pytest.MonkeyPatch
+    progress: CompileProgress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from numba import types
 
+    caches = {name: CodeCache(tmp_path / name) for name in jit.host_isas()}
+    monkeypatch.setattr(jit, "code_cache", caches.__getitem__)
     told: list[str] = []
     monkeypatch.setattr(jit, "on_compile", told.append)
 
@@ -153,8 +156,12 @@ def test_functions_that_python_calls_are_reported(
     def _add_one(x):  # type: ignore[no-untyped-def]
         return x + 1
 
-    assert _add_one(4) == 5 and _add_one(5) == 6
-    assert progress.counts()[0] == len(told) <= 1  # it may be in the cache
-    found = jit.functions_of(__name__)
-    assert [one.name for one in found] == ["add_one"]
+    assert not _add_one.is_kept()
+    assert _add_one(4) == 5 and _add_one(5) == 6 and _add_one.is_kept()
+    assert told == ["add_one"] and progress.counts() == (1, 1)
+    again = jit.Compiled(_add_one.function, types.int64(types.int64))
+    assert again.is_kept() and "compiled" not in again.__dict__
+    assert again(4) == 5 and told == ["add_one"]
+    del again
+    assert [one.name for one in jit.functions_of(__name__)] == ["add_one"]
     assert jit.functions_of("pyggml.no_such_package") == []

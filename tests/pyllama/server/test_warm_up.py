@@ -38,12 +38,13 @@ served = make_served(Model.load(sys.argv[1]), n_slots=4, pooling="mean")
 with progress.compiling():  # a first start on a machine: something was missing
     pass
 warm_up(served)
-found, load = [], jit.Code.load
+found, load, is_warm = [], jit.Code.load, False
 
 def watched(code):
-    if "compiled" not in code.__dict__:
+    is_new, is_kept = "compiled" not in code.__dict__, load(code)
+    if is_new and (not is_kept or not is_warm):
         found.append(code.name)
-    return load(code)
+    return is_kept
 
 jit.Code.load = watched
 with TestClient(make_app(served), base_url="http://localhost") as client:
@@ -60,6 +61,7 @@ with TestClient(make_app(served), base_url="http://localhost") as client:
     ordinary = list(found)
     compile_rest()
     found.clear()
+    is_warm = True
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     ask("/completion", prompt="a", n_predict=4, json_schema=schema)
     ask("/completion", prompt="a", n_predict=4, n_probs=2, typical_p=0.9, dry_multiplier=0.5,
@@ -128,14 +130,14 @@ def test_the_rest_is_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> Non
     done: list[str] = []
 
     class Function:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, name: str, is_kept: bool = False) -> None:
+            self.name, self.is_kept = name, lambda: is_kept
 
         @property
         def compiled(self) -> None:
             done.append(self.name)
 
-    asked = {"pyllama": [Function("run"), Function("pick")]}
+    asked = {"pyllama": [Function("run"), Function("kept", True), Function("pick")]}
     monkeypatch.setattr(module, "functions_of", asked.__getitem__)
     module.compile_rest()
     assert done == ["run", "pick"]
