@@ -69,4 +69,7 @@ begun = threading.Event()
 Workers(1, "test").submit(lambda: (begun.set(), threading.Event().wait()))
 assert begun.wait()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=WAIT_S, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-P", "-c", code], timeout=WAIT_S, check=False).returncode
+        == 0
+    )
