@@ -14,6 +14,8 @@ from pyggml.code_cache import CodeCache
 from pyggml.compile_progress import CompileProgress
 from pyggml.numba_internals import NotCached, only_cached
 
+from ..waiting import WAIT_S
+
 
 class Clock:
     """Seconds that a test sets."""
@@ -104,7 +106,7 @@ def test_what_is_loaded_waits_for_no_other_thread(progress: CompileProgress) -> 
     one = Code("a")
     jit.compile_all([one])
     with ThreadPoolExecutor(1) as other, jit._compile_lock:
-        other.submit(jit.compile_all, [one]).result(timeout=20)
+        other.submit(jit.compile_all, [one]).result(WAIT_S)
 
 
 def test_what_fails_is_expected_no_more(progress: CompileProgress) -> None:

@@ -178,7 +178,7 @@ print(os.read(read, 1000) == mine + mine, os.wait()[1])
 def test_parent_and_child_of_a_fork_go_on(model_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK, str(model_path)],
-        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 0\n", "")
 

@@ -19,6 +19,7 @@ from pyllama.server.lifecycle import Lifecycle
 from pyllama.server.options import ServerOptions
 from pyllama.server.served import Served
 
+from ...waiting import WAIT_S
 from .conftest import make_served
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +103,7 @@ def test_progress_is_told_while_the_model_loads_and_after_it(
     monkeypatch.setattr(module, "progress", progress)
 
     def load() -> Served:
-        assert may_end.wait(20)
+        assert may_end.wait(WAIT_S)
         return make_served(model)
 
     life, ready = Lifecycle(load, ServerOptions()), threading.Event()
@@ -120,7 +121,7 @@ def test_progress_is_told_while_the_model_loads_and_after_it(
                 "code": 503, "message": message, "type": "unavailable_error", "compiling": told,
             }  # fmt: skip
         may_end.set()
-        assert ready.wait(20)
+        assert ready.wait(WAIT_S)
         assert client.get("/health").json() == {"status": "ok", "compiling": told}
         progress.expect(-3)
         assert client.get("/health").json() == {"status": "ok"}
