@@ -423,6 +423,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.long
 def test_any_number_of_ctrl_c_at_any_time(tmp_path: Path) -> None:
     """During imports, loading, generation and at exit, several within two ms."""
     spec = Spec(n_layer=1)

@@ -93,6 +93,7 @@ def test_wrong_values_of_every_field(serve: Serve, path: str) -> None:
     assert client.post(path, json=FIELDS[path]).status_code == 200
 
 
+@pytest.mark.long
 def test_the_largest_values_beside_a_stream(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

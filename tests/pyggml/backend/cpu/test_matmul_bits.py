@@ -27,7 +27,7 @@ from tests.tiers import some
 Array = npt.NDArray[Any]
 M = 83  # rows, with an incomplete group
 QUANTIZED = [t for t in INTERLEAVED if t.is_quantized]
-types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
+types = pytest.mark.parametrize("kind", some(INTERLEAVED, 8), ids=lambda t: t.name)
 ALL_X = np.random.default_rng(0).standard_normal((65, 512)).astype(np.float32)
 
 
@@ -71,7 +71,7 @@ def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any
     return node.numpy().reshape(len(x), len(rows)).copy()
 
 
-@pytest.mark.parametrize("kind", some(INTERLEAVED, 8), ids=lambda t: t.name)
+@types
 def test_bits_depend_on_the_token_alone(kind: GGMLType) -> None:
     rows, x = random_rows(kind), tokens(kind)
     alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])
