@@ -123,6 +123,7 @@ class FakeServer:
         names: of the models of a router; empty for a server of one.
         loaded: those of them that are loaded.
         pause_s: between two tokens.
+        may_end: streams wait for it before they end.
         graph: the answer of ``/graph.json``; None for a small one.
         drawing: the page of ``/graph.html``.
     """
@@ -131,7 +132,8 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []
         self.key: str | None = None
         self.n_aborted = 0
-        self.pause_s = 0.002
+        self.pause_s, self.may_end = 0.002, threading.Event()
+        self.may_end.set()
         self.drawing = "<!DOCTYPE html><title>drawing</title><p id=drawn>drawn</p>"
         self.n_running = 0
         self.n_failures = 0
@@ -227,6 +229,8 @@ class FakeServer:
         done = False
         try:
             for chunk in self.chunks(body):
+                while chunk["choices"][0]["finish_reason"] and not self.may_end.is_set():
+                    await asyncio.sleep(0.005)
                 yield f"data: {json.dumps(chunk)}\n\n"
                 await asyncio.sleep(self.pause_s)
             yield "data: [DONE]\n\n"

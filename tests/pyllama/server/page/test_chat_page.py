@@ -37,10 +37,11 @@ def reload(page: Any) -> None:
 
 def test_an_answer_streams_in(page: Any, server: Any) -> None:
     assert page.inner_text("#model-name") == "fake-1b"
-    server.pause_s = 0.05
+    server.may_end.clear()
     say(page, "Hello there", wait=False)
     page.wait_for_selector(".message.streaming .body p")
     page.wait_for_selector("#rate:has-text('142 tok/s')")
+    server.may_end.set()
     page.wait_for_selector("#send:visible")
     text = "You said: Hello there. This is answer 1."
     assert page.inner_text(f"{LAST} .body") == text
