@@ -17,7 +17,6 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +49,10 @@ class Runnable(Protocol):
     seconds: float
     interruptible: bool
     parts: list[Part]
-    launch_at: Callable[[int], Launch | None]
+
+    def launch_at(self, record: int) -> Launch | None:
+        """The launch that has a record at an address."""
+        ...
 
 
 class Pool:

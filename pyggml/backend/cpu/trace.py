@@ -40,8 +40,8 @@ class _TracedProgram:
         self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
         self.seconds, self.interruptible = float("inf"), True
         self.launches: list[TracedLaunch] = []
-        self._keep: list[object] = [program]
-        self.launch_at = program.launch_at
+        self._keep: list[object] = []
+        self._program = program
         self.parts: list[Part] = []
         order = _launches(program)
         n_chunks = sum(launch.chunks for part, _ in order for launch, _ in part)
@@ -62,6 +62,10 @@ class _TracedProgram:
             la for _, phases, _ in program.parts for phase in phases for la in phase.replicas
         }
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
+
+    def launch_at(self, record: int) -> Launch | None:
+        """The program's launch: its records are those of the program."""
+        return self._program.launch_at(record)
 
     def _call(self, launch: Launch, at: int) -> Callable[[], None]:
         def call() -> None:
