@@ -145,7 +145,7 @@ def _check(fields: Fields) -> None:
     if fields.get("images", [], list):
         raise _image(fields.body["images"][0])
     if fields.get("template", "", str):
-        raise ApiError.invalid("Field 'template': not supported: see --chat-template-file")
+        raise ApiError.invalid("Field 'template': not supported: the server's is used")
     if fields.get("context", [], list):
         raise ApiError.invalid("Field 'context': not supported: send the messages to /api/chat")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pyllama.sampling import DEFAULT_SAMPLERS, SAMPLERS, Chain, SamplingParams
+from pyllama.sampling.float_math import log_of
 from pyllama.sampling.fused import STEPS, Fused
 from pyllama.sampling.sampler import Sampler
 from pyllama.sampling.top import Floats
@@ -69,6 +70,25 @@ def check_distribution(chain: Chain, twin: Chain, logits: Floats) -> None:
     assert found is not None and wanted is not None
     np.testing.assert_array_equal(found.ids, wanted.ids)
     np.testing.assert_array_equal(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize(
+    ("params", "n_kept"),
+    [
+        (SamplingParams(top_k=6, min_p=0.5, top_p=1.0, temp=1.0), 2),
+        (SamplingParams(top_k=6, min_p=0.0, top_p=0.5, temp=1.0), 1),
+    ],
+    ids=["min-p", "top-p"],
+)
+def test_a_token_at_the_limit_is_kept(params: SamplingParams, n_kept: int) -> None:
+    """With half of the likeliest token's probability, and as the one that completes the sum."""
+    logits = np.full(100, -50, np.float32)
+    logits[7], logits[9] = 0, log_of(np.array([0.5], np.float32))[0] if n_kept == 2 else 0
+    chain, twin = (Chain(params, logits.size) for _ in range(2))
+    assert chain._fused is not None
+    check_distribution(chain, one_by_one(twin), logits)
+    found = chain.distribution(logits, 7)
+    assert found is not None and len(found.ids) == n_kept
 
 
 @PROPERTY
