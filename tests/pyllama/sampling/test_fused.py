@@ -82,10 +82,10 @@ def check_distribution(chain: Chain, twin: Chain, logits: Floats) -> None:
 )
 def test_a_token_at_the_limit_is_kept(params: SamplingParams, n_kept: int) -> None:
     """With half of the likeliest token's probability, and as the one that completes the sum."""
-    logits = np.full(100, -50, np.float32)
+    logits = -50 - np.arange(100, dtype=np.float32)
     logits[7], logits[9] = 0, log_of(np.array([0.5], np.float32))[0] if n_kept == 2 else 0
     chain, twin = (Chain(params, logits.size) for _ in range(2))
-    assert chain._fused is not None
+    assert chain._fused is not None and chain._fused.weights(logits) is not None
     check_distribution(chain, one_by_one(twin), logits)
     found = chain.distribution(logits, 7)
     assert found is not None and len(found.ids) == n_kept
