@@ -22,7 +22,7 @@ from ...waiting import until
 from .record_server import DATA
 from .recorded import DELIBERATE, SESSIONS, Ask, Session, plain
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.long]
 
 
 def answers(
