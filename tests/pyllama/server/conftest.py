@@ -69,13 +69,13 @@ def client(serve: Serve) -> TestClient:
 
 @contextmanager
 def held(served: Served, n_steps: int = 4) -> Iterator[threading.Event]:
-    """Its texts make no progress after some steps, until the event; jobs still run."""
+    """Once all texts have a slot and some steps, none makes progress until the event; jobs run."""
     go_on, step = threading.Event(), served.engine.step
     left = iter(range(n_steps))
 
     def held_step() -> list[Any]:
-        is_free = go_on.is_set() or next(left, None) is not None or go_on.wait(0.001)
-        return step() if is_free else []
+        is_free = go_on.is_set() or served.runner.n_deferred or next(left, None) is not None
+        return step() if is_free or go_on.wait(0.001) else []
 
     served.engine.step = held_step  # type: ignore[method-assign]
     try:

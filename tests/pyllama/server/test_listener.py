@@ -128,16 +128,17 @@ def test_a_client_that_hangs_up_frees_its_slot(model: Model, stream: bool) -> No
 def test_health_is_fast_while_texts_are_generated(model: Model) -> None:
     served = make_served(model, n_slots=2, n_ctx=2048)
     body = {"prompt": "a", "n_predict": 900, "ignore_eos": True, "stream": True}
-    with held(served), listening(served) as port:
-        texts = [post(port, "/completion", body) for _ in range(2)]
+    with ExitStack() as stack:
+        stack.enter_context(held(served))
+        port = stack.enter_context(listening(served))
+        for _ in range(2):
+            stack.enter_context(post(port, "/completion", body))
         until(lambda: served.runner.n_processing == 2)
         with connect(port) as one:
             ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             one.sendall(ask)
             assert b'"status":"ok"' in everything(one)
             assert served.runner.n_processing == 2  # it did not wait for a slot
-        for text in texts:
-            text.close()
 
 
 @pytest.mark.parametrize("n_predict", [20, 1900])  # within the time, and longer
