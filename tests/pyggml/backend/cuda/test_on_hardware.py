@@ -34,6 +34,7 @@ from tests.pyggml.ops.harness import nmse
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not discovery.devices(), reason=discovery.why_none() or "a GPU"),
+    pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning"),  # numba-cuda's
 ]
 F32, F16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.I32
 N = 2048
