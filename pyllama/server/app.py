@@ -21,6 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pyggml.files import read_regular
+
 from ..errors import PyllamaError
 from . import (
     anthropic,
@@ -279,7 +281,10 @@ def _file_endpoint(file: Path, folder: Path) -> Endpoint:
     def read() -> bytes:
         if not _is_inside(file, folder):  # it has become a link since the start
             raise HTTPException(404)
-        return file.read_bytes()
+        try:
+            return read_regular(file)
+        except OSError:  # it is gone, or has become a pipe
+            raise HTTPException(404) from None
 
     async def endpoint(request: Request) -> Response:
         data = await asyncio.to_thread(read)
