@@ -95,6 +95,25 @@ def test_stop_strings(client: TestClient) -> None:
     assert "".join(c["content"] for c in chunks) == found["content"]
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_reasons_of_an_end_in_all_apis(client: TestClient, reason: str) -> None:
+    """A limit, and a stop string, each in the words of its API."""
+    word = post(client, n_predict=40)["content"][5:7]
+    stop = [word] if reason == "stop" else []
+    body = {"stop": stop, "max_tokens": 40}
+    openai = post(client, "/v1/completions", **body)["choices"][0]
+    assert openai["finish_reason"] == reason
+    chunks = stream(client, "/v1/completions", **body)
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == reason
+    chat = {**BASE, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40}
+    text = post(client, "/v1/messages", **chat)["content"][0]["text"]
+    stop = [text[3:5]] if reason == "stop" else []
+    found = post(client, "/v1/messages", **chat, stop_sequences=stop)
+    assert found["stop_reason"] == {"length": "max_tokens", "stop": "stop_sequence"}[reason]
+    found = post(client, "/v1/chat/completions", **chat, stop=stop)["choices"][0]
+    assert found["finish_reason"] == reason
+
+
 def test_several_prompts_and_texts(client: TestClient) -> None:
     tokens = client.post("/tokenize", json={"content": PROMPT, "add_special": True}).json()
     prompts = [PROMPT, tokens["tokens"], {"prompt_string": PROMPT}]
