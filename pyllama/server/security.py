@@ -81,13 +81,16 @@ class Guard:
         if len(headers.getlist("host")) > 1:
             raise ApiError.invalid("there are several Host headers")
         if not self._knows_host(headers.get("host", "")):
-            raise ApiError(403, "the Host header names another host; see --allowed-hosts")
+            raise ApiError(
+                403, "the Host header names another host; see pyllama-server --allowed-hosts"
+            )
         if method == "OPTIONS":
             return
         is_open = method in ("GET", "HEAD") and path in self._open
         if not (is_allowed or is_open) and _is_of_another_site(headers):
             raise ApiError(
-                403, "a page of another site may not use this server; see --cors-origins"
+                403,
+                "a page of another site may not use this server; see pyllama-server --cors-origins",
             )
         if self._keys and path not in self._open and not self._has_key(headers):
             raise ApiError(401, "Invalid API Key")
