@@ -19,13 +19,21 @@ from pyggml.backend.cuda import kernels as kernels
 from pyggml.backend.cuda.cubins import decode, encode, entry
 from pyggml.backend.cuda.driver import DeviceInfo
 from pyggml.backend.cuda.kernel import Kernel, KernelImage
-from pyggml.backend.cuda.lowering import Lowering
+from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
 from pyggml.code_cache import CodeCache
+from pyggml.op_table import case_node
+from pyggml.ops import OPS
 from pyggml.tensor import Tensor
 
 CAPABILITIES = ((7, 5), (8, 0), (9, 0), (12, 0))
+CASES = [  # of the ops, those that have kernels
+    (OPS[name], case)
+    for name in sorted(SUPPORTS)
+    for case in OPS[name].cases
+    if SUPPORTS[name](case_node(OPS[name], case))
+]
 
 
 class Images(NamedTuple):

@@ -7,14 +7,13 @@ simulator takes small cases only and has no tensor cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import pytest
 
 from pyggml.op_table import case_node
-from pyggml.ops import OPS, Case, Op
+from pyggml.ops import Case, Op
 
 from ...ops.harness import CaseRun
 
@@ -24,7 +23,7 @@ pytest.importorskip("greenlet")
 from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.lowering import SUPPORTS
 
-from .images import kernels_for, ptx_of
+from .images import CASES, kernels_for, ptx_of
 from .simulator import simulator_image
 from .twin import TwinDriver
 
@@ -43,24 +42,24 @@ def size(case: Case) -> int:
     return max((prod(a.ne) for a in case.args if a is not None), default=0)
 
 
+SMALL = {
+    engine: [(op, case) for op, case in CASES if not case.perf and size(case) <= most]
+    for engine, most in MAX_ELEMENTS.items()
+}
+
+
 def check(engine: str, op: Op, case: Case) -> None:
     run = CaseRun(op, case, backend(engine))
     run.compute()
     assert run.error() <= op.tolerance(run.node), case.id
 
 
-def supported(op: Op, max_elements: int) -> Iterator[Case]:
-    """The cases of an op that have kernels, the smallest first."""
-    for case in sorted(op.cases, key=size):
-        if not case.perf and size(case) <= max_elements and SUPPORTS[op.name](case_node(op, case)):
-            yield case
-
-
 @pytest.mark.parametrize("name", sorted(SUPPORTS))
 def test_each_kernel(name: str) -> None:
     """In the first of the smallest cases that use it."""
-    op, seen = OPS[name], set[str]()
-    for case in supported(op, MAX_ELEMENTS["simulator"]):
+    seen = set[str]()
+    small = [(op, case) for op, case in SMALL["simulator"] if op.name == name]
+    for op, case in sorted(small, key=lambda one: size(one[1])):
         kernels = kernels_for(case_node(op, case), CAPABILITIES["simulator"]).keys()
         if not kernels <= seen:
             seen |= kernels
@@ -69,19 +68,13 @@ def test_each_kernel(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", COMPILE)
 @pytest.mark.parametrize(
-    ("op", "case"),
+    ("engine", "op", "case"),
     [
-        pytest.param(OPS[name], case, id=f"{name}[{case.id}]")
-        for name in sorted(SUPPORTS)
-        for case in OPS[name].cases
-        if not case.perf and size(case) <= max(MAX_ELEMENTS.values())
+        pytest.param(engine, op, case, id=f"{engine}-{op.name}[{case.id}]")
+        for engine, small in SMALL.items()
+        for op, case in small
     ],
 )
 def test_op_case(engine: str, op: Op, case: Case) -> None:
-    if size(case) > MAX_ELEMENTS[engine]:
-        pytest.skip("too large for the simulator")
-    if not SUPPORTS[op.name](case_node(op, case)):
-        pytest.skip("no kernel")
     check(engine, op, case)

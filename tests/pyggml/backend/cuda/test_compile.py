@@ -20,7 +20,7 @@ import pytest
 
 from pyggml.code_cache import CodeCache
 from pyggml.op_table import case_node
-from pyggml.ops import OPS, Case, Op
+from pyggml.ops import Case, Op
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
@@ -28,10 +28,9 @@ pytest.importorskip("nvidia.cu13")
 from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS, Kernel
 from pyggml.backend.cuda.kernels.norm import norm_kernel
-from pyggml.backend.cuda.lowering import SUPPORTS
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
-from .images import CAPABILITIES, images, kernels_of
+from .images import CAPABILITIES, CASES, images, kernels_of
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[4]
@@ -47,18 +46,10 @@ def check(kernel: Kernel, ccs: Iterable[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "case"),
-    [
-        pytest.param(OPS[name], case, id=f"{name}[{case.id}]")
-        for name in sorted(SUPPORTS)
-        for case in OPS[name].cases
-    ],
+    ("op", "case"), [pytest.param(op, case, id=f"{op.name}[{case.id}]") for op, case in CASES]
 )
 def test_kernels_of_a_case_compile(op: Op, case: Case) -> None:
-    node = case_node(op, case)
-    if not SUPPORTS[op.name](node):
-        pytest.skip("no kernel")
-    for kernel, ccs in kernels_of(node).items():
+    for kernel, ccs in kernels_of(case_node(op, case)).items():
         check(kernel, ccs)
 
 
