@@ -65,6 +65,7 @@ _CUT_S = 2.0  # seconds that cutting the connections and the end of a step may t
 _ANSWER_S = 60.0  # a request without an answer in this time is a finding
 _LOADING_S = 120.0
 _PROBE_S, _SAMPLE_S = 0.1, 0.5
+_ABOUT_SCHEMAS = re.compile(r"^WARNING pyllama\.chat\.tools\.grammar: .*\n", re.MULTILINE)
 _COMPLAINT = re.compile(r"\A.*?(?=^(?:WARNING|ERROR|CRITICAL|Traceback)|\Z)", re.M | re.S)
 _WORDS = ("river", "market", "engine", "letter", "garden", "winter", "bridge", "number")
 Rng = random.Random
@@ -106,8 +107,9 @@ class Running:
         return int(found["VmRSS"].split()[0]) / 1024, n_files, int(found["Threads"])
 
     def complaints(self) -> str:
-        """What the server wrote to stderr from its first warning on."""
-        return _COMPLAINT.sub("", self.log.read_text("utf-8", "replace"), count=1)
+        """What the server wrote to stderr from its first warning on, but on a client's schemas."""
+        text = _ABOUT_SCHEMAS.sub("", self.log.read_text("utf-8", "replace"))
+        return _COMPLAINT.sub("", text, count=1)
 
 
 @contextmanager
