@@ -131,7 +131,7 @@ def _cpu_set(level: Path) -> Ranges:
 
 
 def _memory(level: Path) -> tuple[int, int] | None:
-    """Return the limit of a group, and what it uses without pages that the system can drop."""
+    """Return a group's memory limit and its usage, without file pages that can be reclaimed."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

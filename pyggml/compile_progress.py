@@ -87,7 +87,7 @@ class CompileProgress:
         self._tick()
 
     def end_child(self, child: object) -> None:
-        """A child has ended: what it has not compiled is missing no more."""
+        """Note the end of a child: what it has not compiled no longer counts as missing."""
         n, _ = self._children.get(child, (0, 0))
         self.child(child, n, n)
 

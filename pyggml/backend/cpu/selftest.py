@@ -185,7 +185,7 @@ class _Child:
         self._reader.start()
 
     def _read(self) -> None:
-        """Take what it prints, and pass its reports on."""
+        """Collect the child's output, and forward its progress reports."""
         assert self._output is not None
         for line in self._output:
             words = line.split()
