@@ -175,7 +175,8 @@ network_options = stack(
                  help="Seconds within which the body of a request must arrive, and a client must "
                  "read something of its response."),
     _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
-    _seconds("--shutdown-timeout", 10, "Seconds that running responses get after SIGTERM."),
+    _seconds("--shutdown-timeout", 10, "Seconds after SIGTERM until the process has ended; running "
+             "responses get all but the last half second."),
     click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
                  metavar="MIB", help="Largest body of a request."),
     click.option("--api-key", multiple=True, help="Key that requests must have; several are "
@@ -347,7 +348,7 @@ serve_options = stack(
     click.option("--sse-ping-interval", type=Number(-1, 1 << 20), default=30, show_default=True,
                  help="Seconds of silence after which a stream gets a comment. -1: never."),
     click.option("--max-waiting", type=Number(1, INT32_MAX), default=512, show_default=True,
-                 help="Texts that may wait for a slot: while there are as many, requests are "
+                 help="Requests that may wait for a slot: while there are as many, others are "
                  "refused with 429."),
     click.option("--request-timeout", type=Number(1, INT32_MAX), metavar="SECONDS",
                  help="Time after which a text ends.  [default: none]"),
@@ -484,17 +485,17 @@ def command(router_child: bool, **options: Any) -> None:
             life.on_awake = partial(link.report, "loaded")
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
-    serve(make_app(life), listening, listens, life.drain)
+    serve(make_app(life), listening, listens, life.drain, lambda: _leave(life.error))
     if life.is_computing:
         _leave(life.error)
     if life.error is not None:
         raise life.error
 
 
-def _leave(error: BaseException | None) -> NoReturn:
-    """End the process while a thread still compiles or computes.
+def _leave(error: BaseException | None = None) -> NoReturn:
+    """End the process at once, from any thread.
 
-    Python would wait until that thread lets go of the GIL, and end it at any place.
+    Python would wait until a thread that computes lets go of the GIL, and end it at any place.
     """
     code = report(error) if isinstance(error, Exception) else 0
     sys.stdout.flush()
@@ -540,7 +541,7 @@ def _route(
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
         _say(f"{len(pool.instances)} models: {' '.join(urls)}", own)
 
-    serve(app, listening, listens, pool.drain)
+    serve(app, listening, listens, pool.drain, _leave)
 
 
 def _log_to(own: ServeOptions) -> None:

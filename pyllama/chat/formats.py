@@ -111,7 +111,8 @@ class ChatFormat:
             old = isinstance(options.tools, OldFunctions)
             values |= {"tools": values.get("tools"), "tool_choice": choice, "old_functions": old}
         prompt = self.prompt(given, **values)
-        thinking = self._thinking(given, values, prompt)
+        without = self._without_generation(given, values)
+        thinking = self._thinking(without or "", prompt)
         if thinking is not None and thinking[1] == "inside" and not values["enable_thinking"]:
             prompt = self._extended(prompt, thinking[0].end)
             thinking = thinking[0], "after"
@@ -136,6 +137,7 @@ class ChatFormat:
             only_calls=mode == "required",
             begun=begun,
             prefill=prefill,
+            generation="" if without is None else split_generation(without, prompt.text),
         )
 
     def _extended(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
@@ -183,16 +185,17 @@ class ChatFormat:
                 self._capabilities = Capabilities()
         return self._capabilities
 
-    def _thinking(
-        self, messages: Messages, values: Mapping[str, Any], prompt: ChatPrompt
-    ) -> tuple[Markers, State] | None:
+    def _without_generation(self, messages: Messages, values: Mapping[str, Any]) -> str | None:
+        """The text of a prompt without the beginning of the reply, None if it cannot be written."""
+        try:
+            return self._text(messages, {**values, "add_generation_prompt": False})
+        except TemplateError:
+            return None
+
+    def _thinking(self, without: str, prompt: ChatPrompt) -> tuple[Markers, State] | None:
         """The markers of the reasoning, and where the reply begins."""
         if self._markers is None:
             return None
-        try:
-            without = self.prompt(messages, **{**values, "add_generation_prompt": False}).text
-        except TemplateError:
-            without = ""
         last = split_generation(without, prompt.text)
         if not last and prompt.text.rstrip().endswith(self._markers.start):
             last = self._markers.start  # the template ignores add_generation_prompt
@@ -228,13 +231,16 @@ class ChatFormat:
                 template (see `JinjaTemplate`).
         """
         check_values(values)
+        text = self._text(messages, values)
+        return ChatPrompt(text, self._encode(text), self._stop())
+
+    def _text(self, messages: Messages, values: Mapping[str, Any]) -> str:
         checked = [_checked(i, message) for i, message in enumerate(messages)]
         if isinstance(self._writer, JinjaTemplate):
             checked = [{**message, "content": message["content"] or ""} for message in checked]
             if any(m["role"] == "system" for m in checked) and not self._takes_system():
                 checked = _system_into_user(checked)
-        text = self._writer.render(checked, **values)
-        return ChatPrompt(text, self._encode(text), self._stop())
+        return self._writer.render(checked, **values)
 
     def _takes_system(self) -> bool:
         """Whether the format writes system messages; some reject or silently drop them."""

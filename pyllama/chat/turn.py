@@ -75,6 +75,7 @@ class Turn:
         only_calls: whether the grammar allows nothing but calls after the reasoning.
         begun: the beginning of the reply that is the end of the prompt.
         prefill: the beginning of the reply that the prompt has, see `TurnOptions.continue_final`.
+        generation: the end of the prompt, after the conversation: the beginning of the reply.
     """
 
     prompt: ChatPrompt
@@ -87,6 +88,7 @@ class Turn:
     only_calls: bool = False
     begun: str = ""
     prefill: str = ""
+    generation: str = ""
 
     def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
@@ -174,6 +176,8 @@ def _checked(where: str, schema: Any) -> Mapping[str, Any] | bool:
 
 def split_generation(without: str, whole: str) -> str:
     """The generation prompt: what ``whole`` has after its common beginning with ``without``."""
+    if whole.startswith(without):
+        return whole[len(without) :]
     n = next(
         (i for i, (a, b) in enumerate(zip(without, whole, strict=False)) if a != b),
         min(len(without), len(whole)),

@@ -527,10 +527,14 @@ class Engine:
                 return False
             free = min(context.n_ctx_seq - n, job.n_left) - 1
             limits.append(max(0, min(free, room, job.max_draft)))
-        drafts = speculation.propose(jobs, limits) if any(limits) else None
-        if drafts is None:
+        try:
+            drafts = speculation.propose(jobs, limits) if any(limits) else None
+            step = None if drafts is None else DraftStep(context, jobs, drafts)
+        except Exception as error:
+            speculation.failed(error)
+            raise
+        if step is None:
             return False
-        step = DraftStep(context, jobs, drafts)
         clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
         start = clock()
         try:

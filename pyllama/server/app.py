@@ -51,10 +51,12 @@ from .page_files import page_addresses, page_file
 from .security import Guard
 from .served import Served
 from .sse import PREFIX, error_response
+from .workers import Workers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]
 SleepingHandler = Callable[[Request, Lifecycle], Awaitable[Response]]
+_N_THREADS = 8
 _IN_HEADER = ", !#$&'()*+-./:;<=>?@[]^_`{|}~"
 _log = logging.getLogger("pyllama.server")
 
@@ -144,6 +146,7 @@ def make_app(model: Served | Lifecycle) -> ASGIApp:
         finally:
             watch.cancel()
             kept.close()
+            app.state.workers.close()
             await life.end()
 
     return guarded(routes, lifespan, options, page)
@@ -156,6 +159,8 @@ def guarded(
     open_paths: Iterable[str],
 ) -> ASGIApp:
     """The application of some routes, behind the checks of keys and hosts, with logs.
+
+    Its state has ``workers`` for calls that block, which ``lifespan`` closes.
 
     Args:
         open_paths: those that need no key, without the prefix.
@@ -171,6 +176,7 @@ def guarded(
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
+    app.state.workers = Workers(_N_THREADS, "request")
     app.router.redirect_slashes = False  # a path that does not exist is a 404, not a 307
     inner = RequestLog(Guard(app, options, frozenset(prefix + path for path in open_paths)))
 
@@ -287,7 +293,7 @@ def _file_endpoint(file: Path, folder: Path) -> Endpoint:
             raise HTTPException(404) from None
 
     async def endpoint(request: Request) -> Response:
-        data = await asyncio.to_thread(read)
+        data = await request.app.state.workers.run(read)
         return Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
 
     return endpoint

@@ -170,6 +170,7 @@ def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
         params=turn.budget(budget, served.tokenizer, message),
         n_probs=_n_probs(fields, has_tools=bool(tools)),
         chat_format=turn.family.name if turn.tools else CONTENT_ONLY,
+        generation_prompt=turn.generation,
     )
     return PreparedChat(turn, served.read(fields, chat))
 

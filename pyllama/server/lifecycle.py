@@ -19,7 +19,7 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import EngineDead
 from .description import Description, describe
@@ -30,9 +30,8 @@ from .served import Served
 from .warm_up import loading
 from .workers import Workers
 
-T = TypeVar("T")
 _log = logging.getLogger("pyllama.server")
-_ABORT_S = 0.5  # that a running step or job of the engine gets when the server ends
+_ABORT_S = 0.2  # that a running step or job of the engine gets when the server ends
 
 
 class Lifecycle:
@@ -144,9 +143,6 @@ class Lifecycle:
             self._n_users -= 1
             self._last_used_s = time.monotonic()
 
-    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.wrap_future(self._loader.submit(work))
-
     def later(self, work: Callable[[], object]) -> None:
         """Run work that requests do not wait for in a thread, such as compiling."""
         self._loader.submit(work)
@@ -155,7 +151,7 @@ class Lifecycle:
 
     async def _first(self) -> None:
         try:
-            served, self._description = await self._in_thread(self._described)
+            served, self._description = await self._loader.run(self._described)
         except Exception as error:
             self.error = error
             self.on_failed(error)
@@ -188,7 +184,7 @@ class Lifecycle:
         try:
             async with self._lock:
                 _log.info("loading the model again")
-                served = await self._in_thread(self._load)
+                served = await self._loader.run(self._load)
                 self._enter(served)
                 self.on_awake()
                 return served
@@ -209,7 +205,7 @@ class Lifecycle:
                     _log.info("the model is freed until the next request")
                     await self._close(served)
                     del served
-                    await self._in_thread(_collect)
+                    await self._loader.run(_collect)
                 self.on_sleeping()
 
     def _idle_left_s(self, idle_s: float) -> float:

@@ -2,8 +2,12 @@
 
     serve(app, Listening(hosts=("127.0.0.1",), port=8080), print)
 
-Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, running responses may end
-within a time, and the others are cut.
+Blocks until SIGINT or SIGTERM. Then no connection is accepted any more, and the server ends within
+``Listening.shutdown_s``, of which running responses get all but the last half second:
+
+    signal           0.5 s left              0.3 s left        0.1 s left
+      | texts go on  | they end by an error  | the others are  | the process ends,
+      |              | that clients read     | cut             | whatever still runs
 
 uvicorn has no deadline for a request's headers and body, nor for clients that stop reading, so
 `TimedProtocol` adds them (the last on Linux only).
@@ -17,10 +21,13 @@ import logging
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -32,13 +39,14 @@ from .errors import ApiError
 MAX_HEADER_BYTES = 1 << 16
 _TOO_LARGE = "the headers are too large"
 _LINGER_S = 1.0  # a refused connection is read and closed after that time, or by the client
-_CUT_S = 2  # until responses that were told to end at shutdown are cut
+_ERROR_S, _CUT_S, _LEAVE_S = 0.5, 0.3, 0.1  # of the time at the end, see above
 _BACKLOG = 2048  # connections that the system accepts before we do: uvicorn's default
 # A write to a socket releases the GIL, and a busy thread returns it only after Python's 5 ms: with
 # 16 streams the event loop would be 80 ms late in each step of the engine.
 _SWITCH_S = 0.0005
 
 Drain = Callable[[float], Awaitable[None]]
+Leave = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Listening:
         header_s, body_s: seconds within which the headers, and then the body, must arrive; a client
             that reads nothing of a waiting response for ``body_s`` is cut off.
         keep_alive_s: seconds that a connection may wait for its next request.
-        shutdown_s: seconds that running responses get at the end.
+        shutdown_s: seconds from a signal to the end, at least 1.
         max_connections: of all addresses; more get a 503.
         reuse_port: whether other processes may listen there too.
     """
@@ -175,24 +183,53 @@ class TimedProtocol(HttpToolsProtocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends the responses that take too long at the end, before uvicorn would cut them.
+    """Ends within a time after a signal.
 
     Args:
         drain: called with the seconds that running responses get.
+        leave: ends the process at once; called in a thread if the server has not ended in time.
     """
 
-    def __init__(self, app: ASGIApp, listening: Listening, drain: Drain | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listening: Listening,
+        drain: Drain | None = None,
+        leave: Leave | None = None,
+    ) -> None:
         super().__init__(configure(app, listening))
-        self._drain, self._seconds = drain, listening.shutdown_s
+        self._drain, self._leave, self._seconds = drain, leave, listening.shutdown_s
+        self._ends_at: float | None = None
+        self._last: threading.Timer | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; the time counts from the first signal."""
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + self._seconds
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the listening sockets, and the connections when their responses have ended."""
+        now = time.monotonic()
+        left_s = self._seconds if self._ends_at is None else self._ends_at - now
+        if self._leave is not None:
+            self._last = threading.Timer(max(0.0, left_s - _LEAVE_S), self._leave)
+            self._last.daemon = True
+            self._last.start()
         draining = None
         if self._drain is not None:
-            draining = asyncio.ensure_future(self._drain(self._seconds))
+            draining = asyncio.ensure_future(self._drain(max(0.0, left_s - _ERROR_S)))
+        # uvicorn waits for the connections after a tenth of a second; the time may be a fraction
+        cut_s = max(0.0, left_s - _CUT_S - 0.1)
+        self.config.timeout_graceful_shutdown = cut_s  # type: ignore[assignment]
         await super().shutdown(sockets)
         if draining is not None:
             await draining
+
+    def ended(self) -> None:
+        """Let the process go on: the server has ended, and its event loop too."""
+        if self._last is not None:
+            self._last.cancel()
 
 
 def serve(
@@ -200,13 +237,14 @@ def serve(
     listening: Listening,
     on_listening: Callable[[Sequence[str], Callable[[], None]], None],
     drain: Drain | None = None,
+    leave: Leave | None = None,
 ) -> None:
     """Serve an application until a signal ends the process.
 
     Args:
         on_listening: called with the URLs, to which clients can connect from then on, and with a
             function that ends the server.
-        drain: see `DrainingServer`.
+        drain, leave: see `DrainingServer`.
 
     Raises:
         OSError: an address cannot be listened at.
@@ -219,13 +257,16 @@ def serve(
     # uvicorn raises the signal that ended it again: a server that has drained exits with 0
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server = DrainingServer(app, listening, drain)
+        server = DrainingServer(app, listening, drain, leave)
 
         def stop() -> None:
             server.should_exit = True
 
         on_listening([_url(one, scheme) for one in sockets], stop)
-        server.run(sockets=sockets)
+        try:
+            server.run(sockets=sockets)
+        finally:
+            server.ended()
     finally:
         sys.setswitchinterval(interval)
         for number, handler in before.items():
@@ -249,7 +290,6 @@ def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:
         proxy_headers=False,
         limit_concurrency=listening.max_connections,
         timeout_keep_alive=listening.keep_alive_s,
-        timeout_graceful_shutdown=listening.shutdown_s + _CUT_S,
         ssl_keyfile=listening.ssl_key,
         ssl_certfile=listening.ssl_cert,
     )

@@ -54,8 +54,8 @@ class ServerOptions:
         allowed_hosts: names that ``Host`` may have beside addresses and localhost; None for any.
         max_body_bytes: of a request.
         sse_ping_s: seconds of silence after which a stream gets a comment; -1 for never.
-        max_waiting: texts that may wait for a slot; while there are as many, requests are refused.
-            None for no limit.
+        max_waiting: requests that may wait for a slot; while there are as many, others are
+            refused. None for no limit.
         deadline_s: seconds after which a request ends; None for no limit.
         pooling: how embeddings are computed, one of ``POOLINGS``; None for no embeddings.
         reranking: whether documents are scored.

@@ -6,7 +6,6 @@ Only headers that a client names with a prefix are forwarded, never its keys and
 
 from __future__ import annotations
 
-import asyncio
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from .errors import ApiError
 from .options import ServerOptions
 from .served import Served
 from .sse import read_body
+from .workers import Workers
 
 PREFIX = "x-llama-server-proxy-header-"
 _TIMEOUT_S = 600
@@ -52,7 +52,8 @@ async def forward_for_page(request: Request, options: ServerOptions) -> Response
         if name.startswith(PREFIX) and name != PREFIX
     }
     body = await read_body(request, options) if request.method == "POST" else None
-    return await asyncio.to_thread(_forward, request.method, url, headers, body)
+    workers: Workers = request.app.state.workers
+    return await workers.run(lambda: _forward(request.method, url, headers, body))
 
 
 def _forward(method: str, url: str, headers: dict[str, str], body: bytes | None) -> Response:

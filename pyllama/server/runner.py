@@ -11,11 +11,13 @@
 All events of a step reach the event loop by one wake-up. Only the thread that steps touches the
 context; everything else about a context, such as saving a slot, is a job for that thread.
 
-A request is admitted or refused as a whole, by the number of texts that wait before it. The engine
-gets a few of its texts at a time and further ones as those end, so the states of samplers and
-grammars are bounded, and requests of few texts get a slot in the meantime.
+A request is admitted or refused as a whole, by the number of requests that wait before it. The
+engine gets a few of its texts at a time and further ones as those end, so the states of samplers
+and grammars are bounded, and requests of few texts get a slot in the meantime. So that memory is
+bounded too, a request of more texts than that is refused while many texts wait.
 
-If a step fails, only the requests whose own steps fail end. If the thread cannot go on, all streams
+If a step fails, only the requests whose own steps fail end; if its drafter fails, texts go on
+without drafts. If the thread cannot go on, all streams
 and jobs end with an error, and further ones are refused (`EngineDead`).
 """
 
@@ -185,8 +187,8 @@ class EngineRunner:
 
     Args:
         engine: the engine; only this runner may step it.
-        max_waiting: number of texts that may wait for a slot; while there are as many, requests are
-            refused. None for no limit.
+        max_waiting: number of requests that may wait for a slot; while there are as many, others
+            are refused. None for no limit.
 
     Attributes:
         slots: one for each sequence.
@@ -203,7 +205,7 @@ class EngineRunner:
         self.last_active_s = time.monotonic()
         self._max_waiting = max_waiting
         self._lock = threading.Lock()  # of what other threads than the event loop's use
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, None] = {}  # in the order of their arrival
         self._jobs: deque[_Job] = deque()
         self._ended: ApiError | None = None  # why no job runs any more
         self._outbox: list[_Outgoing] = []
@@ -259,7 +261,7 @@ class EngineRunner:
 
         Raises:
             ApiError: the server is shutting down, or its engine has ended.
-            QueueFull: too many texts of other requests wait already.
+            QueueFull: too many other requests wait already.
             PyllamaError: as ``Engine.submit``.
         """
         for request in requests:
@@ -275,10 +277,8 @@ class EngineRunner:
         with self._lock:
             if self.refusal is not None:
                 raise self.refusal
-            n_waiting = sum(other.n_open for other in self._streams) - len(self.slots)
-            if self._max_waiting is not None and n_waiting >= self._max_waiting:
-                raise QueueFull(f"{n_waiting} texts are waiting already; try again later")
-            self._streams.add(stream)
+            self._check_queue(len(texts))
+            self._streams[stream] = None
         try:
             self._feed(stream)
         except BaseException:
@@ -286,12 +286,31 @@ class EngineRunner:
             raise
         return stream
 
+    def _check_queue(self, n_texts: int) -> None:
+        """Raise QueueFull if a request of so many texts must not wait; with the lock."""
+        if self._max_waiting is None:
+            return
+        n_free, n_requests, n_waiting = len(self.slots), 0, 0
+        for stream in self._streams:
+            n_late = max(0, stream.n_open - n_free)
+            n_free = max(0, n_free - stream.n_open)
+            n_requests, n_waiting = n_requests + (n_late > 0), n_waiting + n_late
+        is_large = n_texts > self._n_fed_at_once
+        if (n_waiting if is_large else n_requests) >= self._max_waiting:
+            what = f"{n_waiting} texts" if is_large else f"{n_requests} requests"
+            raise QueueFull(f"{what} are waiting already; try again later")
+
+    @property
+    def _n_fed_at_once(self) -> int:
+        """Texts of one request that the engine has at a time."""
+        return _FED_PER_SLOT * len(self.slots)
+
     def _feed(self, stream: Stream) -> None:
         """Give the engine the next requests of a stream, up to a number of texts; in any thread.
 
         Raises: as ``Engine.submit``.
         """
-        limit = _FED_PER_SLOT * len(self.slots)
+        limit = self._n_fed_at_once
         while True:
             with self._lock:
                 if stream not in self._streams or not stream.waiting or stream.n_fed >= limit:
@@ -415,6 +434,8 @@ class EngineRunner:
             except Exception as error:  # the requests stay, and the next step tries again
                 if self._stopped.is_set():
                     return
+                if engine.speculation is not None and engine.speculation.stop_if_failed(error):
+                    continue
                 n_failed += 1
                 _log.exception("a step failed")
                 if n_failed >= _MAX_FAILED_STEPS or not isinstance(error, PyllamaError):
@@ -506,7 +527,7 @@ class EngineRunner:
         with self._lock:
             if stream not in self._streams:
                 return False
-            self._streams.remove(stream)
+            del self._streams[stream]
             stream.waiting.clear()
             return True
 

@@ -96,6 +96,7 @@ class CompletionOptions:
     reasoning_format: str = "auto"
     reasoning_control: bool = False
     chat_format: str = CONTENT_ONLY
+    generation_prompt: str = ""
     drafters: tuple[str, ...] = ()
 
     def settings(self, whole: bool = True) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class CompletionOptions:
             "chat_format": self.chat_format,
             "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
             "reasoning_in_content": self.stream and self.reasoning_format == "deepseek-legacy",
-            "generation_prompt": "",
+            "generation_prompt": self.generation_prompt,
             "samplers": [s for s in params.samplers or DEFAULT_SAMPLERS if isinstance(s, str)],
             "speculative.types": ",".join(self.drafters) or "none",
             "timings_per_token": self.timings_per_token,
@@ -155,6 +156,7 @@ class FromChat:
         params: further fields of `SamplingParams`.
         n_probs: number of likeliest tokens to report; None to read it from the request.
         chat_format: name of the format of tool calls that the reply is read by.
+        generation_prompt: the end of the prompt, after the conversation.
     """
 
     stop: tuple[str, ...] = ()
@@ -163,6 +165,7 @@ class FromChat:
     params: Mapping[str, Any] = field(default_factory=dict)
     n_probs: int | None = None
     chat_format: str = CONTENT_ONLY
+    generation_prompt: str = ""
 
 
 def default_options(options: ServerOptions) -> CompletionOptions:
@@ -246,6 +249,7 @@ def read_completion(
         reasoning_format=fields.get("reasoning_format", options.reasoning_format, str),
         reasoning_control=fields.flag("reasoning_control"),
         chat_format=chat.chat_format,
+        generation_prompt=chat.generation_prompt,
         drafters=options.drafters,
     )
 

@@ -2,13 +2,16 @@
 
     workers = Workers(2, "prepare")
     future = workers.submit(work)                  # a `concurrent.futures.Future`
+    value = await workers.run(work)                # in the event loop
     workers.close()                                # work that has not begun is cancelled
 
-Python waits for the threads of a `ThreadPoolExecutor` when it ends, however long they take.
+Python waits for the threads of a `ThreadPoolExecutor` when it ends, however long they take; those
+of `asyncio.to_thread` are such.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -52,6 +55,14 @@ class Workers:
                 self._threads.append(thread)
                 thread.start()
         return done
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of work in one of the threads.
+
+        Raises:
+            RuntimeError: after `close`.
+        """
+        return await asyncio.wrap_future(self.submit(work))
 
     @property
     def is_busy(self) -> bool:

@@ -7,20 +7,27 @@
 
 The engine calls `propose` before a step, `verified` for each text and `count_step` after it. Not
 thread-safe; one object for one engine.
+
+An error of the drafter leaves `propose`, and so the step; `stop_if_failed` then ends drafting, and
+the texts go on without. An error after the step (`verified`, `release`) ends drafting at once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
+
+from pyggml.errors import Aborted
 
 from ..errors import DraftError
 from .draft import Costs, Draft, Drafter, View
 from .length import AcceptRates, DraftLength, Step
 from .stats import Stats
 
+_log = logging.getLogger(__name__)
 _SIZES = (2, 3, 4, 6, 8, 12)
 _MOST = 17
 _MISSES = 4  # calls in a row that found nothing: then they may cost 1 / _MISS_SHARE of the time
@@ -74,6 +81,8 @@ class Speculation:
         self._missed_s = 0.0  # of calls of the drafter that found nothing
         # per token of a text that a drafter had to read
         self._read_s = inf if costs is None else costs.read_s
+        self._error: Exception | None = None  # of the last step
+        self._is_off = False
         self._n_missed = self._pause = 0  # such calls in a row, and steps until the next one
 
     def sizes(self, n_texts: int) -> list[int]:
@@ -94,6 +103,8 @@ class Speculation:
         Raises:
             Aborted, ComputeError: the decode of a draft model stopped.
         """
+        if self._is_off:
+            return None
         for view, limit in zip(views, limits, strict=True):
             if limit > 0:
                 self._views[view.id] = view
@@ -122,6 +133,22 @@ class Speculation:
             step_s = self._lengths.times.seconds(len(views))
             self._pause = min(int(_MISS_SHARE * self._draft_s / max(step_s, 1e-9)), _MAX_PAUSE)
         return None
+
+    def failed(self, error: Exception) -> None:
+        """The step has no drafts because of an error of the drafter, or of a draft."""
+        self._error = error
+
+    def stop_if_failed(self, error: Exception) -> bool:
+        """Draft no more if this error of a step is the drafter's; returns whether it is."""
+        is_its, self._error = error is self._error and not isinstance(error, Aborted), None
+        if is_its:
+            self._stop(error)
+        return is_its
+
+    def _stop(self, error: Exception) -> None:
+        name = type(self.drafter).__name__
+        _log.error("%s failed: the texts go on without drafts", name, exc_info=error)
+        self._is_off = True
 
     def _n_unread(self, view: View) -> int:
         """Tokens that a drafter has to read before it drafts; 0 for those of a step.
@@ -183,7 +210,10 @@ class Speculation:
         depth = len(draft) if draft.is_chain else max(draft.depths())
         self._rates_of(view).count(depth, len(path))
         self.stats.count_accepted(len(path))
-        self.drafter.accepted(view, path)
+        try:
+            self.drafter.accepted(view, path)
+        except Exception as error:
+            self._stop(error)
 
     def count_step(
         self, n_texts: int, n_drafted: int, n_tokens: int, decode_s: float, sample_s: float
@@ -215,8 +245,12 @@ class Speculation:
         """The text has ended, or its tokens have changed."""
         self._texts.pop(view.id, None)
         self._n_read.pop(view.id, None)
-        if self._views.pop(view.id, None) is not None:
+        if self._views.pop(view.id, None) is None or self._is_off:
+            return
+        try:
             self.drafter.release(view)
+        except Exception as error:
+            self._stop(error)
 
     def release_all(self) -> None:
         """All texts have ended, such as by an interrupt: drafters learn what there is of them."""

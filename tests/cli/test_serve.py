@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,9 +50,8 @@ def parsed(kind: Any, *args: str) -> Any:
 
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: bool) -> None:
-    code = "from pyllama_cli.commands.serve import command; command()"
     flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
-    command = [sys.executable, "-P", "-c", code, *flags, "--backend_sampling"]
+    command = [sys.executable, "-P", "-c", PLAIN, *flags, "--backend_sampling"]
     command += ["--log-jsonl"] if is_json else []
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
@@ -70,6 +70,7 @@ def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: boo
         assert [json.loads(line)["path"] for line in logs] == ["/completion"] * is_json
 
 
+PLAIN = "from pyllama_cli.commands.serve import command; command()"
 STUCK = """
 import threading
 from pyllama.engine import Engine
@@ -109,15 +110,27 @@ def running(code: str, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str
             process.kill()
 
 
-def ask(url: str, prompt: str) -> socket.socket:
-    """A connection with a request for a completion."""
+def post(url: str, path: str, **fields: Any) -> socket.socket:
+    """A connection with a request."""
     address = urlsplit(url)
     assert address.hostname is not None
     connection = socket.create_connection((address.hostname, address.port or 0), timeout=WAIT_S)
-    body = json.dumps({"prompt": prompt}).encode()
-    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    body = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
+
+
+def ask(url: str, prompt: str) -> socket.socket:
+    """A connection with a request for a completion."""
+    return post(url, "/completion", prompt=prompt)
+
+
+def ends_in_time(process: subprocess.Popen[str], seconds: int) -> bool:
+    """Whether a process ends after SIGTERM, with a second more for a machine that is busy."""
+    start = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    return process.wait(WAIT_S) == 0 and time.monotonic() - start < seconds + 1
 
 
 def test_a_server_ends_in_time_whatever_runs(model: Path) -> None:
@@ -126,8 +139,21 @@ def test_a_server_ends_in_time_whatever_runs(model: Path) -> None:
     with running(STUCK, *flags) as (process, url), ask(url, "spin"), ask(url, "a"):
         with urllib.request.urlopen(f"{url}/slots", timeout=WAIT_S) as response:
             assert len(json.load(response)) == 4
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0
+        assert ends_in_time(process, 1)
+
+
+def test_a_server_ends_in_time_whoever_does_not_read_or_answer(model: Path) -> None:
+    """A client that does not read its response, and a server behind the proxy that sends none."""
+    flags = "-m", str(model), "--shutdown-timeout", "1", "--ui-mcp-proxy"
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+        process, url = stack.enter_context(running(PLAIN, *flags))
+        text = "a b " * 240_000  # the answer is longer than what sockets hold
+        slow = stack.enter_context(post(url, "/tokenize", content=text))
+        assert slow.recv(1, socket.MSG_PEEK)
+        target = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        stack.enter_context(post(url, f"/cors-proxy?url={target}"))
+        stack.enter_context(silent.accept()[0])
+        assert ends_in_time(process, 1)
 
 
 def test_a_server_whose_engine_has_ended_exits(model: Path) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -34,11 +34,13 @@ from ..proxy import forward_for_page
 from ..resumable import asked_ids, conversation_asked
 from ..served import FINGERPRINT
 from ..sse import JsonResponse, data_line, parse_body, read_body, read_json
-from .catalog import Entry
+from ..workers import Workers
+from .catalog import Entry, family_of
 from .conversations import Conversations
 from .forward import Forwarder
 from .pool import Instance, Pool
 
+T = TypeVar("T")
 _PROGRAM = "pyllama-server"
 _TRUE = ("true", "1")
 
@@ -79,6 +81,7 @@ def make_router(
         try:
             yield
         finally:
+            app.state.workers.close()
             await pool.close()
             await router.forwarder.close()
 
@@ -192,7 +195,7 @@ class _Router:
         if request.query_params.get("reload"):
             async with self._reloading:
                 try:
-                    entries = await asyncio.to_thread(lambda: list(self._find_entries()))
+                    entries = await _in_thread(request, lambda: list(self._find_entries()))
                     await self._pool.reload(entries)
                 except (ModelError, OSError) as error:
                     message = f"the list of models is as it was: {without_folders(str(error))}"
@@ -294,17 +297,22 @@ class _Router:
     async def tags(self, request: Request) -> Response:
         """``GET /api/tags``: all models."""
         described = map(_ollama_model, self._pool.instances)
-        return JsonResponse({"models": await asyncio.to_thread(list, described)})
+        return JsonResponse({"models": await _in_thread(request, lambda: list(described))})
 
     async def running(self, request: Request) -> Response:
         """``GET /api/ps``: the models that are loaded."""
         ready = [one for one in self._pool.instances if one.is_ready]
-        described = await asyncio.to_thread(lambda: [*map(_ollama_model, ready)])
+        described = await _in_thread(request, lambda: [*map(_ollama_model, ready)])
         return JsonResponse({"models": [ollama.loaded_model(one) for one in described]})
 
     async def version(self, request: Request) -> Response:
         """``GET /api/version``."""
         return JsonResponse({"version": ollama.VERSION})
+
+
+async def _in_thread(request: Request, work: Callable[[], T]) -> T:
+    workers: Workers = request.app.state.workers
+    return await workers.run(work)
 
 
 def _described(instance: Instance) -> dict[str, Any]:
@@ -333,9 +341,11 @@ def _described(instance: Instance) -> dict[str, Any]:
 
 
 def _ollama_model(instance: Instance) -> dict[str, Any]:
+    """A model of Ollama's lists, of which files may be read; not in the event loop."""
     file, info = instance.entry.file, instance.info.get("meta", {})
     try:
         size = info.get("size") or (file.stat().st_size if file else 0)
     except OSError:
         size = 0
-    return ollama.model_json(instance.name, size, "", info.get("desc", ""))
+    desc = info.get("desc") or (family_of(file) if file else "")
+    return ollama.model_json(instance.name, size, "", desc)

@@ -3,6 +3,7 @@
     entries = {name: Entry(name, ("--model", str(path)))}
     checked(entries.values())                      # raises for names that are used twice
     find_models(Path("models"))                    # {"tiny": Path("models/tiny.gguf"), ...}
+    family_of(Path("models/tiny.gguf"))            # "llama"
 
 A name of a request is looked up among these, and never becomes part of a path.
 
@@ -13,16 +14,20 @@ Source: llama.cpp, ``common_preset_context::load_from_models_dir`` and
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.visible import visible
 
 from ...errors import ModelError
 
 STOP_S = 10  # llama.cpp's DEFAULT_STOP_TIMEOUT
+_MAX_FAMILY = 64  # characters
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _DRAFT_HEADS = ("mtp-", "dspark-", "dflash-")
@@ -104,6 +109,24 @@ def find_models(folder: Path) -> dict[str, Path]:
             raise ModelError(f"{folder} has a file and a folder for the name {name}: rename one")
         found[name] = chosen[0]
     return found
+
+
+def family_of(file: Path) -> str:
+    """The architecture that a model's file names; empty if it cannot be read. Reads its header."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ""
+    return _family(file, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=1024)
+def _family(file: Path, identity: tuple[int, ...]) -> str:
+    try:
+        with GGUFFile(file) as opened:
+            return opened.get_str("general.architecture", "")[:_MAX_FAMILY]
+    except (GGUFError, OSError):
+        return ""
 
 
 def _models(folder: Path) -> Iterator[Path]:

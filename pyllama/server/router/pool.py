@@ -28,6 +28,7 @@ from .catalog import Entry, checked
 from .process import Child, Report
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
+_CHILD_S = 0.5  # that a process needs to end its responses by an error
 _EXIT_S = 5.0  # between the order to exit and SIGKILL
 _LOST_S = 2.0  # after a broken connection, within which the process has ended or runs on
 _MAX_EVENTS = 1000  # that a subscriber may leave unread
@@ -231,7 +232,7 @@ class Pool:
         """Begin no more requests, let the running ones go on for a time, and then end them."""
         self.leave()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(0.0, timeout_s - _CHILD_S)):
                 while any(one.n_served for one in self._instances.values()):
                     await self._next_change()
         for instance in self._instances.values():

@@ -23,6 +23,7 @@ from typing import IO, Any, Protocol
 
 from pyggml.visible import visible
 
+from ..workers import Workers
 from .child import EXIT
 
 Report = Callable[[dict[str, Any]], None]
@@ -159,5 +160,9 @@ async def start(
             start_new_session=True,  # Ctrl-C is the router's, which drains its children
         )
 
-    process = await asyncio.to_thread(begin)
+    workers = Workers(1, "start")
+    try:
+        process = await workers.run(begin)
+    finally:
+        workers.close()
     return ChildProcess(process, name, report)

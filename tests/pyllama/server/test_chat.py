@@ -124,6 +124,15 @@ def test_the_last_message_is_continued(serve: Serve) -> None:
     assert response.status_code == 400
 
 
+def test_settings_tell_the_generation_prompt(serve: Serve) -> None:
+    client = serve(chat_template="llama3")
+    begin = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    prefilled = [*ASK, {"role": "assistant", "content": "Well, I"}]
+    for messages, expected in (ASK, begin), (prefilled, begin + "Well, I"):
+        settings = post(client, messages=messages, verbose=True)["__verbose"]["generation_settings"]
+        assert settings["generation_prompt"] == expected
+
+
 def test_reasoning_that_is_switched_off(serve: Serve) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
     client = serve(chat_template=template)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from pyllama.server.errors import ApiError
 from pyllama.server.lifecycle import Lifecycle
 from pyllama.server.runner import EngineRunner
 from pyllama.server.text import Recorder, Text
+from pyllama.speculative import Draft, Speculation, View
 
 from ...waiting import WAIT_S, until
 from .conftest import Serve, make_served
@@ -135,6 +138,23 @@ def test_a_full_queue(serve: Serve) -> None:
             assert refused.status_code == 429 and refused.headers["retry-after"]
         assert all(one.result().is_success for one in asked)
     assert client.post("/completion", json=ASK).is_success
+
+
+def test_a_large_request_leaves_room_for_small_ones(serve: Serve) -> None:
+    """It waits as one, but a second large one would make the queue longer than it may be."""
+    client = serve(max_waiting=2, n_slots=2)
+    large = {**ASK, "prompt": ["a"] * 40}
+    with ThreadPoolExecutor(2) as threads:
+        with job_held(client):
+            asked = [threads.submit(client.post, "/completion", json=large)]
+            until(lambda: runner_of(client)._n_open == 40)
+            refused = client.post("/completion", json=large)
+            assert refused.status_code == 429 and "38 texts" in refused.text
+            asked.append(threads.submit(client.post, "/completion", json=ASK))
+            until(lambda: runner_of(client)._n_open == 41)
+            refused = client.post("/completion", json=ASK)
+            assert refused.status_code == 429 and "2 requests" in refused.text
+        assert all(one.result().is_success for one in asked)
 
 
 def test_a_request_with_a_wrong_text_is_refused_whole(serve: Serve) -> None:
@@ -367,3 +387,42 @@ def test_an_error_of_a_sampler_ends_its_request(
     body = {**ASK, "post_sampling_probs": True, "n_probs": 2}
     assert client.post("/completion", json=body).status_code == 500
     assert client.post("/completion", json=ASK).is_success
+
+
+@dataclass
+class FailingDrafter:
+    """Drafts two tokens that are wrong, until one of its methods fails."""
+
+    method: str
+    draft: tuple[int, int] = (5, 6)
+    n_calls: Counter[str] = field(default_factory=Counter)
+
+    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        self._call("propose")
+        return [Draft.chain(self.draft[:n]) if n else None for n in max_nodes]
+
+    def accepted(self, view: View, path: Sequence[int]) -> None:
+        self._call("accepted")
+
+    def release(self, view: View) -> None:
+        self._call("release")
+
+    def _call(self, method: str) -> None:
+        self.n_calls[method] += 1
+        if method == self.method:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("method", ["propose", "accepted", "release", "draft"])
+def test_a_drafter_that_fails_costs_no_text(
+    serve: Serve, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    text = serve().post("/completion", json=ASK).json()["content"]
+    drafter = FailingDrafter(method, (5, 10**6) if method == "draft" else (5, 6))
+    client = serve(speculation=Speculation(drafter, adaptive=False))
+    for _ in range(2):
+        response = client.post("/completion", json=ASK)
+        assert response.status_code == 200 and response.json()["content"] == text
+    (record,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert record.message == "FailingDrafter failed: the texts go on without drafts"
+    assert drafter.n_calls["propose"] == 1 or method == "release"

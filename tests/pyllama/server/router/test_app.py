@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyggml.gguf import write_gguf
 from pyllama.errors import ModelError
 from pyllama.server.app import ROUTES
 from pyllama.server.options import ServerOptions
@@ -181,9 +182,12 @@ def test_a_new_list() -> None:
 def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"x" * 100)
-    client = route([Entry("a", file=file), *entries("b"), Entry("gone", file=tmp_path / "gone")])
+    real = tmp_path / "real.gguf"
+    write_gguf(real, {"general.architecture": "gemma3"}, {})
+    known = [Entry("a", file=file), *entries("b"), Entry("gone", file=tmp_path / "gone")]
+    client = route([*known, Entry("real", file=real)])
     names = {one["name"]: one["size"] for one in client.get("/api/tags").json()["models"]}
-    assert names == {"a": 100, "b": 0, "gone": 0}
+    assert names == {"a": 100, "b": 0, "gone": 0, "real": real.stat().st_size}
     assert client.get("/api/ps").json() == {"models": []}
     assert client.post("/api/chat", json={"model": "b:latest"}).json()["by"] == "b"
     assert client.post("/api/show", json={"name": "b"}).json()["by"] == "b"
@@ -195,7 +199,11 @@ def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     assert (details["parameter_size"], details["quantization_level"]) == ("7B", "Q4_0")
     listed = {one["name"]: one for one in client.get("/api/tags").json()["models"]}
     assert listed["b"]["details"] == details
-    assert listed["a"]["details"]["family"] == ""  # of a model that has not been loaded
+    families = {name: one["details"]["family"] for name, one in listed.items()}  # mostly unloaded
+    assert families == {"a": "", "b": "llama", "gone": "", "real": "gemma3"}
+    write_gguf(real, {"general.architecture": "qwen35moe"}, {})  # another file of the same name
+    listed = {one["name"]: one for one in client.get("/api/tags").json()["models"]}
+    assert listed["real"]["details"]["family"] == "qwen35moe"
     assert "version" in client.get("/api/version").json()
 
 
