@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.profile_model import cpu_program, rows_of
-from pyggml.backend.cpu.trace import profile
+from pyggml.backend.cpu.run.trace import profile
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import quantize
@@ -29,8 +29,8 @@ from pyllama import Batch, Context, Model
 from pyllama.arch import arch_of, get_arch
 from pyllama.convert import convert
 from pyllama.convert.outtype import tensor_type
-from pyllama.core.loader import tensor_sizes
 from pyllama.hparams import HParams, read_hparams
+from pyllama.runtime.loader import tensor_sizes
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "architectures.jsonl"

@@ -22,8 +22,8 @@ from pyggml.backend.interface import Backend
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.op_table import case_node
 from pyggml.ops import OPS, Arg, Case, Op, case
+from tests.pyggml.ops.op_table import case_node
 
 GRIDS = Path(__file__).with_suffix(".json")
 SOURCE = re.compile(r"(\w+)\[([\w,]*)\](?::(\d{4}))?")

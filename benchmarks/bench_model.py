@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.roof import around
-from pyggml.jit import isa
+from pyggml.compiler.jit import isa
 from pyllama import Context, Model
 from pyllama.bench.bench import BenchCase, samples_ns
-from pyllama.files.demo import demo_model_path
-from pyllama_cli.bench_table import test_name
+from pyllama.hub.demo import demo_model_path
+from pyllama_cli.tables.bench import test_name
 
 RESULTS = Path(__file__).parent / "results"
 TESTS = "pp512,tg64,tg64@d512,pp2000"

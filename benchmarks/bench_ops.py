@@ -24,14 +24,14 @@ from benchmarks.bench_model import save
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK
-from pyggml.backend.cpu.layout import INTERLEAVED
-from pyggml.backend.cpu.trace import profile
+from pyggml.backend.cpu.run.trace import profile
+from pyggml.backend.cpu.weights.buffer import REPACK
+from pyggml.backend.cpu.weights.layout import INTERLEAVED
 from pyggml.cgraph import CGraph
+from pyggml.compiler.jit import isa
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.jit import isa
 from pyggml.ops import OPS, PERMUTE, Arg, Case, Op
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import random_values, stored

@@ -31,8 +31,8 @@ from benchmarks import machine, prepare
 from benchmarks.bench_model import Ours, cases, head, name, save
 from benchmarks.performance_page import LEAST_ROUNDS, peers_table
 from pyggml import env
+from pyggml.compiler.jit import host_isas, isa
 from pyggml.host import default_threads
-from pyggml.jit import host_isas, isa
 from pyllama import Model
 from pyllama.bench.bench import BenchCase
 

@@ -38,8 +38,8 @@ from typing import Any
 
 from benchmarks import machine, prepare
 from benchmarks.bench_model import save
+from pyggml.compiler.jit import isa
 from pyggml.host import default_threads
-from pyggml.jit import isa
 
 N_SLOTS, N_CTX_SLOT = 16, 2048
 TTFT_GOOD_S, TPOT_GOOD_S = 1.0, 0.1

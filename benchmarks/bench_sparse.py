@@ -29,10 +29,10 @@ from benchmarks import machine
 from benchmarks.profile_model import cpu_program
 from benchmarks.roof import read_roof
 from benchmarks.sparse_files import N_LAYER, N_VOCAB, set_gates, write_files
-from pyggml.backend.cpu.trace import profile
+from pyggml.backend.cpu.run.trace import profile
+from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
-from pyggml.jit import isa
 from pyllama import Batch, Context, Model
 from pyllama.inspect.observe import observe
 

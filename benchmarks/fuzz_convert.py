@@ -17,9 +17,9 @@ from benchmarks.fuzz import Files, FileType
 from benchmarks.mutate import BYTES, Mutator, any_of, change_json, insert_piece, odd_value
 from pyggml.errors import PyggmlError
 from pyllama.convert import Options, convert
-from pyllama.convert.checkpoint import read_checkpoint
-from pyllama.convert.folder import Folder
-from pyllama.convert.torch_writer import write_torch
+from pyllama.convert.files.checkpoint import read_checkpoint
+from pyllama.convert.files.folder import Folder
+from pyllama.convert.files.torch_writer import write_torch
 from tests.pyllama.arch.variants import VARIANTS
 
 _DATA = Path(__file__).parents[1] / "tests" / "data"

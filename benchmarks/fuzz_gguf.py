@@ -296,7 +296,7 @@ def _context() -> Any:
 
 
 def _state_seeds() -> Sequence[Files]:
-    from pyllama.core.state import dump_state
+    from pyllama.runtime.state import dump_state
 
     kept = []
     for seq in (None, 0, 1):
@@ -306,7 +306,7 @@ def _state_seeds() -> Sequence[Files]:
 
 def _change_state(data: bytes, rng: Random) -> bytes:
     """Damage that the checksum does not find, mostly."""
-    from pyllama.core.state import _HEAD, MAGIC, VERSION
+    from pyllama.runtime.state import _HEAD, MAGIC, VERSION
 
     if rng.random() < 0.2 or len(data) < _HEAD.size:
         return any_of(*BYTES)(data, rng)
@@ -322,9 +322,9 @@ def _change_state(data: bytes, rng: Random) -> bytes:
 def read_state(folder: Path) -> None:
     """As a whole state and as a sequence's; a token is decoded after it."""
     from pyllama import Batch
-    from pyllama.core.state import load_state
     from pyllama.engine import Engine, Lease
     from pyllama.engine.prompt_file import PromptFile
+    from pyllama.runtime.state import load_state
 
     context = _context()
     run_all(
@@ -473,7 +473,7 @@ def read_logits(folder: Path) -> None:
     """Divergence from them, and its table."""
     from pyllama.eval.kl_divergence import kl_divergence
     from pyllama.eval.saved_logits import SavedLogits
-    from pyllama_cli import kl_table
+    from pyllama_cli.tables import kl as kl_table
 
     saved = SavedLogits(folder / "x")
     for result in kl_divergence(_context(), saved):

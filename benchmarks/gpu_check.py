@@ -51,9 +51,9 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
-from pyggml.op_table import case_node
 from pyggml.ops import OPS, Case, Op
 from pyggml.tensor import Tensor
+from tests.pyggml.ops.op_table import case_node
 
 from . import random_llama
 from .machine import ROOT, head

@@ -46,7 +46,7 @@ def normalized(assembly: str) -> str:
 
 def assembly_of(made: Any) -> str:
     """The assembly of a kernel or of a compiled function; compiles it."""
-    from pyggml.jit import Kernel
+    from pyggml.compiler.jit import Kernel
 
     if isinstance(made, Kernel):
         return str(made.compiled._library.get_asm_str())
@@ -65,10 +65,10 @@ def kernels() -> list[Any]:
     """All kernels and compiled functions of the package that any lowering asks for, or declared."""
     import pyggml.backend.cpu.codec.arrays
     import pyggml.backend.cpu.measure
-    import pyggml.backend.cpu.trace  # noqa: F401
-    from pyggml import jit
-    from pyggml.backend.cpu import lowering
+    import pyggml.backend.cpu.run.trace  # noqa: F401
     from pyggml.backend.cpu.backend import CpuBackend
+    from pyggml.backend.cpu.compile import lowering
+    from pyggml.compiler import jit
 
     asked: dict[int, Any] = {}
 
@@ -119,7 +119,7 @@ def _types() -> list[Any]:
 def _row_coders() -> None:
     """Ask for what arrays of blocks are converted with."""
     from pyggml.backend.cpu.codec import DECODED, ENCODED, rows
-    from pyggml.backend.cpu.layout import UNPACKED
+    from pyggml.backend.cpu.weights.layout import UNPACKED
 
     for kind in DECODED:
         made = [rows.row_decoder(kind)]
@@ -132,8 +132,8 @@ def _row_coders() -> None:
 
 def _nodes() -> Iterator[Any]:
     """Nodes of all cases, then of every type and layout that weights and caches may have."""
-    from pyggml.op_table import case_node
     from pyggml.ops import OPS
+    from tests.pyggml.ops.op_table import case_node
 
     for op in OPS.values():
         for case in op.cases:
@@ -149,7 +149,7 @@ def _nodes() -> Iterator[Any]:
 def _of_weights(type: Any, packed: bool) -> Iterator[Any]:
     from pyggml import ops
     from pyggml.alloc import alloc_ctx_tensors
-    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.buffer import HOST
     from pyggml.context import Context
     from pyggml.dtype import GGMLType

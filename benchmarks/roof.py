@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numba as nb
 import numpy as np
 
-from pyggml.backend.cpu.layout import activation_bytes, block_bytes
 from pyggml.backend.cpu.simd.tile import q_tile
+from pyggml.backend.cpu.weights.layout import activation_bytes, block_bytes
 from pyggml.buffer import zeroed
 from pyggml.dtype import GGMLType
 

@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks import machine, sparse_files
 from benchmarks.bench_sparse import calibrated
 from benchmarks.sparse_files import N_VOCAB, set_gates, write_files
+from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
-from pyggml.jit import isa
 from pyllama import Context, Model
 from pyllama.engine.generate import generate
 from pyllama.sampling import SamplingParams

@@ -29,13 +29,13 @@ from benchmarks import machine, sparse_files
 from benchmarks.sparse_files import N_FF, set_gates, write_files
 from pyggml import ops
 from pyggml.buffer import HOST, HostBuffer
+from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
-from pyggml.jit import isa
 from pyggml.tensor import Tensor
 from pyllama import Batch, Context, Model
 from pyllama.graph.builder import GraphBuilder
-from pyllama.sparsity import ffn
+from pyllama.graph.sparse import ffn
 from pyllama.sparsity.collect import collect
 
 RESULTS = Path(__file__).parent / "results" / "sparse_union.jsonl"

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.bench_model import head, save
 from pyllama import Context, Model
 from pyllama.engine import Engine, Request
-from pyllama.files.demo import demo_model_path
+from pyllama.hub.demo import demo_model_path
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import (
     LookupCache,

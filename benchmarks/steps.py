@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.bench_model import head, save
 from pyllama import Batch, Context, Model
 from pyllama.bench.bench import bench_tokens
-from pyllama.files.demo import demo_model_path
+from pyllama.hub.demo import demo_model_path
 
 PROMPT = 512
 KINDS = ("chain", "tree")

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from .conversation_options import ConversationOptions, Mode, is_terminal
 from .drafting import drafted_text
 from .flags import in_flags
 from .lines import Discarded, Reader, line_reader
+from .options.conversation import ConversationOptions, Mode, is_terminal
 from .output import note, wants_color, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from pyllama.chat.reader import Delta
     from pyllama.chat.reply import ReplyOptions
     from pyllama.chat.transcript import Transcript
-    from pyllama.core.context import Context
     from pyllama.engine import Engine, Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.grammar import Grammar
+    from pyllama.runtime.context import Context
     from pyllama.sampling import SamplingParams
 
     Dialogue = Conversation | Transcript

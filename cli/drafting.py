@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .flags import in_flags
-from .hub_options import HubOptions
 from .loading import load_draft, make_context, model_path
-from .options import ContextOptions, ModelOptions, OffloadOptions
+from .options.hub import HubOptions
+from .options.options import ContextOptions, ModelOptions, OffloadOptions
+from .options.speculative import SpeculativeOptions
 from .output import note, write_raw
-from .speculative_options import SpeculativeOptions
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
-    from pyllama.core.devices import Reserved
-    from pyllama.core.model import Model
-    from pyllama.core.params import ContextParams
     from pyllama.engine import Event
+    from pyllama.runtime.context import Context
+    from pyllama.runtime.devices import Reserved
+    from pyllama.runtime.model import Model
+    from pyllama.runtime.params import ContextParams
     from pyllama.sampling import SamplingParams
     from pyllama.speculative import Drafter, NgramCache
     from pyllama.speculative.speculation import Speculation
@@ -72,7 +72,7 @@ class Drafting:
         n_seq_max: int = 1,
         unified: bool = True,
     ) -> None:
-        from pyllama.core.overrides import Overrides
+        from pyllama.runtime.overrides import Overrides
 
         self._options, self._sizes, self._params = options, sizes, params
         self._dynamic: NgramCache | None = None
@@ -159,7 +159,7 @@ class Drafting:
 
     def _model(self, draft: Model, context: Context) -> Drafter:
         from pyggml.errors import PyggmlError
-        from pyllama.core.overrides import Overrides
+        from pyllama.runtime.overrides import Overrides
         from pyllama.speculative.model import draft_model
         from pyllama.speculative.translate import translated_bias
 
@@ -292,7 +292,7 @@ def _target_n_ctx(model: ModelOptions, wanted: ContextParams) -> int:
     """The cells of the target's context, which a draft's context has too by default."""
     if wanted.n_ctx:
         return wanted.n_ctx
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
 
     header = Model.load(model_path(model.model), vocab_only=True, kv_overrides=model.override_kv)
     return wanted.resolve(header.hparams).n_ctx

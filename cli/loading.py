@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .hub_options import HubOptions
-from .kv_overrides import Value
 from .offload import PlannedOffload, planned_offload
-from .options import ContextOptions, ModelOptions
+from .options.hub import HubOptions
+from .options.kv_overrides import Value
+from .options.options import ContextOptions, ModelOptions
 from .output import note, progress_bar, write_line
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
-    from pyllama.core.devices import Reserved
-    from pyllama.core.model import Model
-    from pyllama.core.overrides import Overrides
-    from pyllama.core.params import ContextParams
+    from pyllama.runtime.context import Context
+    from pyllama.runtime.devices import Reserved
+    from pyllama.runtime.model import Model
+    from pyllama.runtime.overrides import Overrides
+    from pyllama.runtime.params import ContextParams
 
 
 _REPORT_S = 2.0  # between two lines about compiling
@@ -41,7 +41,7 @@ def model_path(given: Path | None) -> Path:
         return hub.path(given)
     if given is not None:
         return given
-    from pyllama.files.demo import demo_model_path
+    from pyllama.hub.demo import demo_model_path
 
     with progress_bar("downloading the demo model (93 MB, once)") as progress:
         return demo_model_path(progress)
@@ -96,7 +96,7 @@ def _header(options: ModelOptions) -> dict[str, Any]:
 def _load(
     path: Path, options: ModelOptions, planned: PlannedOffload, n_threads: int | None, label: str
 ) -> Model:
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
 
     announce_compiles()
     with progress_bar(label) as progress:
@@ -116,7 +116,7 @@ def _load(
 def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = None) -> Model:
     """Load and return a model with hyperparameters and tokenizer, but no weights."""
     path = model_path(given)
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
 
     return Model.load(path, vocab_only=True, kv_overrides=override_kv)
 
@@ -134,7 +134,7 @@ def make_context(
     Args:
         overrides: None for those of the command line.
     """
-    from pyllama.core.context import Context
+    from pyllama.runtime.context import Context
 
     return Context(
         model,
@@ -146,8 +146,8 @@ def make_context(
 
 def announce_compiles() -> None:
     """Print on stderr how far compiling has come; later runs load kernels from the cache."""
-    from pyggml import jit
-    from pyggml.compile_progress import progress
+    from pyggml.compiler import jit
+    from pyggml.compiler.progress import progress
 
     next_s = 0.0
 

@@ -3,15 +3,15 @@
     pyllama bench -m x.gguf            # the same as pyllama-bench -m x.gguf
     pyllama completion --help          # the same as pyllama-cli --help
 
-A sub-command is one line in ``commands.COMMANDS`` and one file there; it is imported only when
-named.
+A sub-command is one line in ``programs.COMMANDS`` and one file in ``commands``; it is imported
+only when named.
 """
 
 from __future__ import annotations
 
 import click
 
-from .commands import COMMANDS
+from .programs import COMMANDS
 from .tool import LazyGroup, version_option
 
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import ModelOptions, OffloadOptions
+from .options.options import ModelOptions, OffloadOptions
 from .output import note, size_text
 
 if TYPE_CHECKING:
     from pyggml.backend.interface import Backend
-    from pyllama.core.devices import Offload, Reserved
-    from pyllama.core.model import Model
-    from pyllama.core.offload import DeviceUse, OffloadPlan, Planner
-    from pyllama.core.params import ContextParams
+    from pyllama.runtime.devices import Offload, Reserved
+    from pyllama.runtime.model import Model
+    from pyllama.runtime.offload import DeviceUse, OffloadPlan, Planner
+    from pyllama.runtime.params import ContextParams
     from pyllama.sparsity.placement import Activity
     from pyllama.sparsity.plan import Plan
 
@@ -50,7 +50,7 @@ class PlannedOffload:
 
     def reserved(self, *, is_loaded: bool) -> tuple[Reserved, ...]:
         """What is not left to another model; ``is_loaded``: the weights are in memory now."""
-        from pyllama.core.devices import Reserved
+        from pyllama.runtime.devices import Reserved
 
         return tuple(
             Reserved(use.name, use.used, use.used - (use.weights if is_loaded else 0))
@@ -77,7 +77,7 @@ def planned_offload(
     Raises:
         BackendError: a device does not exist, or an option for devices is illegal.
     """
-    from pyllama.core.devices import CPU, check_overrides, gpus_of, start_devices, used_devices
+    from pyllama.runtime.devices import CPU, check_overrides, gpus_of, start_devices, used_devices
 
     given = options.offload
     offload, devices = given.offload(), _devices(given, is_draft=is_draft)
@@ -92,12 +92,12 @@ def planned_offload(
     if not gpus and not given.dry_run:
         return PlannedOffload(where)
     from pyggml.gguf import GGUFFile
-    from pyllama.core.model import Model
-    from pyllama.core.offload import Planner
-    from pyllama.core.params import ContextParams
+    from pyllama.graph.sparse.weights import normalize_powerinfer_metadata
+    from pyllama.runtime.model import Model
+    from pyllama.runtime.offload import Planner
+    from pyllama.runtime.params import ContextParams
     from pyllama.sparsity.division import Placements
     from pyllama.sparsity.plan import is_placeable
-    from pyllama.sparsity.weights import normalize_powerinfer_metadata
 
     model = Model.load(path, vocab_only=True, **header)
     with GGUFFile(path) as file:
@@ -132,7 +132,7 @@ def _arguments(
 
 def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend]:
     """The devices asked for, or all GPUs found; a note if there is none for the given flags."""
-    from pyllama.core.devices import CPU, gpu_devices, parse_devices, start_devices, why_no_gpu
+    from pyllama.runtime.devices import CPU, gpu_devices, parse_devices, start_devices, why_no_gpu
 
     if given.device is not None:
         named = parse_devices(given.device)
@@ -250,7 +250,7 @@ def _neuron_lines(
     neurons: tuple[list[Plan], Activity | None] | None, name: str, whole: OffloadPlan
 ) -> Iterator[str]:
     """Yield a table for each GPU."""
-    from .commands.powerinfer.tables import plan_table
+    from .tables.placement import plan_table
 
     plans, activity = neurons or ([], None)
     for plan, use in zip(plans, whole.devices, strict=False):

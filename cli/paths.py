@@ -10,8 +10,8 @@ MAX_TEXT_BYTES = 256 << 20  # limit of a prompt file; far above any context size
 
 
 def read_text(path: Path, errors: str = "replace") -> str:
-    """Return the text of a user's file or pipe; see `pyllama.files.text.read_text`."""
-    from pyllama.files.text import read_text
+    """Return the text of a user's file or pipe; see `pyllama.inputs.text.read_text`."""
+    from pyllama.inputs.text import read_text
 
     return read_text(path, MAX_TEXT_BYTES, errors)
 

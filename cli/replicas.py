@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .loading import model_path
-from .options import ContextOptions, ModelOptions, Number
+from .options.options import ContextOptions, ModelOptions, Number
 
 if TYPE_CHECKING:
     from pyllama.cluster.options import ReplicaOptions
-    from pyllama.server.options import ServerOptions
+    from pyllama.server.request.options import ServerOptions
 
 parallel_option = click.option(
     "-np",

@@ -35,23 +35,17 @@ import click
 from click.core import ParameterSource
 
 from . import interrupt
-from .commands import COMMANDS
 from .environment import PREFIX, bind_environment, ignored, variables
 from .help_pages import show_defaults, write_commands, write_options
 from .interrupt import INTERRUPTED
 from .machine import apply
 from .output import note, report, visible_logs
+from .programs import COMMANDS, PROGRAM_NAMES
 from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "pyllama.tool.given"  # key of the arguments in click's context
 _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
-_PROGRAMS = {  # names of their own
-    "cluster": "pyllama cluster",
-    "completion": "pyllama-cli",
-    "run": "pyllama run",
-    "serve": "pyllama-server",
-}
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -315,7 +309,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
     def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
         ctx = click.Context(group)
         for name in group.table:
-            program = _PROGRAMS.get(name, f"{words}{name}")
+            program = PROGRAM_NAMES.get(name, f"{words}{name}")
             command = group.get_command(ctx, name)
             if isinstance(command, LazyGroup):
                 yield from walk(f"{program} ", command)

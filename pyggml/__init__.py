@@ -179,7 +179,7 @@ from .ops import (
     win_part,
     win_unpart,
     xielu,
-)  # fmt: skip
+)
 from .sched import Sched
 from .tensor import Tensor
 

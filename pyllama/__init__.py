@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.batch import Batch
-    from .core.context import Context
-    from .core.model import Model
     from .grammar import Grammar
     from .llama.draft import LlamaDraftModel, LlamaPromptLookupDecoding
     from .llama.grammar import LlamaGrammar
     from .llama.llama import Llama
     from .llama.state import LlamaState
+    from .runtime.batch import Batch
+    from .runtime.context import Context
+    from .runtime.model import Model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "core.batch",
-    "Context": "core.context",
+    "Batch": "runtime.batch",
+    "Context": "runtime.context",
     "Grammar": "grammar",
     "Llama": "llama.llama",
     "LlamaDraftModel": "llama.draft",
     "LlamaGrammar": "llama.grammar",
     "LlamaPromptLookupDecoding": "llama.draft",
     "LlamaState": "llama.state",
-    "Model": "core.model",
+    "Model": "runtime.model",
 }
 
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .core.model import Model
 from .engine import Engine, Event, Request
 from .errors import BatchError
+from .runtime.model import Model
 
 Floats = npt.NDArray[np.float32]
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"

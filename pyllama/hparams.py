@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.gguf import GGUFFile
-from pyggml.ops.rope import RopeMode
+from pyggml.ops.attention.rope import RopeMode
 
+from .activation import ACTS
 from .errors import ModelError
-from .graph.activation import ACTS
 
 
 class Key(NamedTuple):

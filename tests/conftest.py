@@ -34,7 +34,7 @@ def pytest_collection_finish() -> None:
 def demo_model() -> Path:
     """The demo model's file; a test that uses it also carries the marker ``model``."""
     from pyllama.errors import ModelError
-    from pyllama.files.demo import demo_model_path
+    from pyllama.hub.demo import demo_model_path
 
     try:
         return demo_model_path()

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml import files
-from pyggml.code_cache import CodeCache
+from pyggml.compiler.code_cache import CodeCache
 from pyggml.errors import PyggmlError
 from pyggml.files import write_whole
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
-from pyllama.convert.torch_writer import write_torch
-from pyllama.core import state
+from pyllama.convert.files.torch_writer import write_torch
 from pyllama.eval import saved_logits
-from pyllama.files.demo import PackagedModel, fetch
 from pyllama.gguf_tools.edit import plan_change
+from pyllama.hub.demo import PackagedModel, fetch
 from pyllama.inspect.node_text import NodeFiles
 from pyllama.quantize.importance import Entry, Importance, write_importance
+from pyllama.runtime import state
 from pyllama.sparsity.activation_files import write_activations
 from pyllama.sparsity.stats import Statistics, save_stats
 from pyllama.speculative.lookup_cache import NgramCache

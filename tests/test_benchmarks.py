@@ -39,11 +39,11 @@ from benchmarks import (
 from benchmarks.roof import around, mac_roof, read_roof
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
-from pyggml.ggml_ops import GGML_OPS
 from pyggml.ops import OPS
 from pyllama import Batch, Context, Model
 from pyllama.bench.bench import BenchCase
 from pyllama.inspect.observe import observe
+from tests.pyggml.ops.ggml_ops import GGML_OPS
 
 
 def test_grids_are_well_formed() -> None:
@@ -517,7 +517,7 @@ def test_memory_that_grows() -> None:
 
 
 def test_the_largest_requests_are_as_large_as_is_allowed() -> None:
-    from pyllama.server.limits import LIMITS, check_sizes
+    from pyllama.server.request.limits import LIMITS, check_sizes
 
     requests = {name: body for name, (_, body) in malformed.largest(n_ctx=64).items()}
     for body in requests.values():

@@ -50,7 +50,7 @@ def runs(page: Path, model: bool) -> list[str]:
 def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWER and SUPPORTS
-    from pyggml.backend.cpu.lowering import LOWER, SUPPORTS
+    from pyggml.backend.cpu.compile.lowering import LOWER, SUPPORTS
     from pyggml.ops import OPS
 
     module = ModuleType(page.stem)

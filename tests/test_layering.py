@@ -22,16 +22,11 @@ FLOORS = {
             "pyggml.errors",
             "pyggml.env",
             "pyggml.dtype",
-            "pyggml.jit",
-            "pyggml.code_cache",
-            "pyggml.compile_progress",
-            "pyggml.numba_internals",
-            "pyggml.sources",
+            "pyggml.compiler",
             "pyggml.files",
             "pyggml.visible",
             "pyggml.cgroup",
             "pyggml.host",
-            "pyggml.pointers",
             "pyggml.rounding",
         ],
         0,
@@ -43,18 +38,24 @@ FLOORS = {
     "pyggml.backend": 4,
     **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
     "pyggml": 5,  # the public face
-    **dict.fromkeys(["pyllama.errors", "pyllama.files", "pyllama.graph.activation"], 6),
+    **dict.fromkeys(
+        [
+            "pyllama.errors",
+            "pyllama.hub",
+            "pyllama.inputs",
+            "pyllama.file_types",
+            "pyllama.activation",
+        ],
+        6,
+    ),
     **dict.fromkeys(
         ["pyllama.grammar", "pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7
     ),
-    **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
+    "pyllama.mapping": 7,
     "pyllama.kv": 8,
     "pyllama.graph": 9,
-    **dict.fromkeys(
-        ["pyllama.sparsity.sources", "pyllama.sparsity.svd", "pyllama.sparsity.weights"], 9
-    ),
     "pyllama.arch": 10,
-    "pyllama.core": 11,
+    "pyllama.runtime": 11,
     "pyllama.speculative": 12,
     "pyllama.engine": 13,
     **dict.fromkeys(
@@ -200,7 +201,7 @@ def test_heavy_and_foreign_imports_stay_in_their_place() -> None:
         foreign = [r"gguf_parser\b", r"torch\b", r"transformers\b"]
         if not name.startswith("pyggml.backend.cuda"):
             foreign.append(r"numba\.cuda")
-        if name != "pyggml.numba_internals":
+        if name != "pyggml.compiler.numba_internals":
             foreign.append(r"numba\.core")
         if not name.startswith("pyllama_cli"):
             foreign.append(r"click\b")

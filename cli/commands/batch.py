@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import INT32_MAX, ContextOptions, Number, context_options, model_options
+from ..options.options import INT32_MAX, ContextOptions, Number, context_options, model_options
+from ..options.prompt import escape_option
+from ..options.sampling import SamplingOptions, sampling_options
 from ..output import note, progress_bar
-from ..prompt import escape_option
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
-from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, version_option
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(input: Path, output: Path, **options: Any) -> None:
     try:
         from pyllama.cluster.batch_files import PartFolder, scan
         from pyllama.cluster.session import ray_session
-        from pyllama.server.options import ServerOptions
+        from pyllama.server.request.options import ServerOptions
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{MISSING} ({error.name} is missing)") from None
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..bench_lists import IntList
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.bench_lists import IntList
+from ..options.options import (
     ContextOptions,
     ModelOptions,
     context_options,

@@ -17,13 +17,13 @@ from typing import Any
 
 import click
 
-from ..bench_lists import Lists, list_options
-from ..bench_table import PRINTERS, Printer, comparison_table
-from ..hub_options import hub_options
 from ..loading import load_model
 from ..machine import machine_options
-from ..options import ModelOptions, Number, load_options, numa_option
+from ..options.bench_lists import Lists, list_options
+from ..options.hub import hub_options
+from ..options.options import ModelOptions, Number, load_options, numa_option
 from ..output import note, write
+from ..tables.bench import PRINTERS, Printer, comparison_table
 from ..tool import Tool, ignored_option, version_option
 from ..unsupported import OP_OFFLOAD
 

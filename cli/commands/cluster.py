@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..help_pages import stack
-from ..options import (
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     Group,
@@ -28,15 +28,15 @@ from ..options import (
     keys_of,
     model_options,
 )
+from ..options.prompt import escape_option
+from ..options.sampling import SamplingOptions, sampling_options
 from ..output import note, write
-from ..prompt import escape_option
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
-from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, version_option
 
 if TYPE_CHECKING:
     from pyllama.cluster.options import ClusterOptions
-    from pyllama.server.options import ServerOptions
+    from pyllama.server.request.options import ServerOptions
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ApiOptions(Group):
 
     def server(self, options: dict[str, Any]) -> ServerOptions:
         """Return the options of the server in each replica."""
-        from pyllama.server.options import ServerOptions
+        from pyllama.server.request.options import ServerOptions
 
         names: tuple[str, ...] | None = () if self.is_local else None
         if self.allowed_hosts is not None:
@@ -207,7 +207,7 @@ def _cluster_options(
 
 def _check_models(chosen: ClusterOptions) -> None:
     """Read the files without their weights: an error here is one line, and not one per replica."""
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
 
     for path in chosen.replica.models.values():
         Model.load(path, vocab_only=True)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..conversation import converse, note_cache
-from ..conversation_options import ConversationOptions, conversation_options
 from ..drafting import Drafting, write_event
-from ..grammar_options import GrammarOptions, grammar_options
 from ..help_pages import stack
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.conversation import ConversationOptions, conversation_options
+from ..options.grammar import GrammarOptions, grammar_options
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     Group,
@@ -34,17 +34,17 @@ from ..options import (
     context_options,
     model_options,
 )
+from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.sampling import SamplingOptions, sampling_options
+from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, wants_color, write_raw
-from ..prompt import PromptOptions, escape_option, prompt_options
-from ..sampling_options import SamplingOptions, sampling_options
-from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
     from pyllama.engine import Engine, Lease, Request
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.grammar import Grammar
+    from pyllama.runtime.context import Context
     from pyllama.sampling import SamplingParams
 
 FILL = -2  # --predict -2: generate until the context is full, without a context shift

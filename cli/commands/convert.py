@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ..options import INT32_MAX, ByteCount, Number
+from ..options.options import INT32_MAX, ByteCount, Number
 from ..output import note, progress_bar, visible_logs, write_line
 from ..tool import Tool, version_option
 

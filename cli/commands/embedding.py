@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.options import (
     ContextOptions,
     ModelOptions,
     Number,
     context_options,
     model_options,
 )
+from ..options.overrides import current_overrides
+from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, visible, write
-from ..override_options import current_overrides
-from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
-    from pyllama.core.model import Model
     from pyllama.embeddings import Floats
+    from pyllama.runtime.context import Context
+    from pyllama.runtime.model import Model
 
 _CELLS = 8192  # of texts that are evaluated at the same time, if the context's size is not given
 _N_SHOWN = 16  # numbers of each of several embeddings

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
-from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, model_path
-from ..options import INT32_MAX, MAX_THREADS, ModelOptions, Number, OffloadOptions, model_option
+from ..options.options import (
+    INT32_MAX,
+    MAX_THREADS,
+    ModelOptions,
+    Number,
+    OffloadOptions,
+    model_option,
+)
+from ..options.sparse import sparse_options
 from ..output import write
-from ..sparse_options import sparse_options
 from ..tool import Tool, version_option
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     ModelOptions,
@@ -24,9 +24,9 @@ from ..options import (
     context_options,
     model_options,
 )
+from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write, write_line
 from ..paths import writable
-from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:

@@ -44,7 +44,8 @@ def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
 
 
 def _cpu() -> str:
-    from pyggml import env, jit
+    from pyggml import env
+    from pyggml.compiler import jit
     from pyggml.host import cache_sizes, cpu_identity
     from pyllama.bench.bench import cpu_info
 
@@ -95,7 +96,7 @@ def _threads() -> str:
 
 def _caches() -> str:
     from pyggml import env
-    from pyllama.files.demo import downloaded_path
+    from pyllama.hub.demo import downloaded_path
 
     model, lines = downloaded_path(), []
     places = {"compiled kernels": (env.code_dir(), "*"), "models": (model.parent, model.name)}
@@ -109,8 +110,8 @@ def _caches() -> str:
 def _clear() -> None:
     """Delete what was written there, and no other files, even in these folders."""
     from pyggml import env
-    from pyggml.code_cache import clear
-    from pyllama.files.demo import downloaded_path
+    from pyggml.compiler.code_cache import clear
+    from pyllama.hub.demo import downloaded_path
 
     code, model = env.code_dir(), downloaded_path()
     if code.is_dir():

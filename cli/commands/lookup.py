@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..drafting import Drafting, load_lookup_caches
-from ..kv_overrides import override_kv_option
 from ..loading import load_vocab
-from ..options import INT32_MAX, Number, model_option
-from ..output import note
-from ..paths import writable
-from ..prompt import PromptOptions, escape_option, prompt_options
-from ..speculative_options import (
+from ..options.kv_overrides import override_kv_option
+from ..options.options import INT32_MAX, Number, model_option
+from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.speculative import (
     SpeculativeOptions,
     length_options,
     lookup_cache_options,
 )
+from ..output import note
+from ..paths import writable
 from ..tool import Tool, version_option
 from .speculative import Speeds, complete, text_options
 
 if TYPE_CHECKING:
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
 
 _PATH = click.Path(path_type=Path)
 _TYPE = ("ngram-cache",)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..drafting import Drafting, drafted_text
-from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.grammar import GrammarOptions, grammar_options
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     ModelOptions,
@@ -27,10 +27,10 @@ from ..options import (
     kv_unified_option,
     model_options,
 )
+from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.sampling import SamplingOptions, sampling_options
+from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
-from ..prompt import PromptOptions, escape_option, prompt_options
-from ..sampling_options import SamplingOptions, sampling_options
-from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:

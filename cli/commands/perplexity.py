@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..kl_table import HEADER, chunk_line, statistics
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     ModelOptions,
@@ -27,12 +26,13 @@ from ..options import (
     context_options,
     model_options,
 )
+from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
-from ..prompt import PromptOptions, escape_option, prompt_options
+from ..tables.kl import HEADER, chunk_line, statistics
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
+    from pyllama.runtime.context import Context
 
 
 _CTX_STEP = 256  # llama.cpp rounds the size of a context up to a multiple, that is of a chunk here

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..kv_overrides import override_kv_option
-from ..options import MAX_THREADS, Number
+from ..options.kv_overrides import override_kv_option
+from ..options.options import MAX_THREADS, Number
 from ..output import note, progress_bar, write, write_line
 from ..paths import read_text
 from ..tool import Tool, ignored_option, version_option
@@ -68,7 +68,7 @@ def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32, llama.cpp's
     number of one of these, or COPY. THREADS is the number of threads; by default all cores.
     """
-    from pyllama.files.file_types import find_file_type, is_file_type
+    from pyllama.file_types import find_file_type, is_file_type
     from pyllama.quantize import quantize_model
 
     model, rest = _split_arguments(arguments)

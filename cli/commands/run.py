@@ -18,13 +18,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..conversation_options import conversation_options
-from ..grammar_options import grammar_options
-from ..hub_options import HubOptions
-from ..options import context_options, load_options
+from ..options.conversation import conversation_options
+from ..options.grammar import grammar_options
+from ..options.hub import HubOptions
+from ..options.options import context_options, load_options
+from ..options.sampling import sampling_options
+from ..options.speculative import speculative_options
 from ..paths import MAX_TEXT_BYTES
-from ..sampling_options import sampling_options
-from ..speculative_options import speculative_options
 from ..tool import Tool, version_option
 from .completion import generate, run_options
 
@@ -71,7 +71,7 @@ def _piped() -> str:
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise click.UsageError(f"the text on stdin has more than {MAX_TEXT_BYTES} bytes")
-    from pyllama.files.text import decode_text
+    from pyllama.inputs.text import decode_text
 
     return decode_text(data).removesuffix("\n")
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from ..conversation_options import json_object
 from ..drafting import Drafting
-from ..grammar_options import GrammarOptions, grammar_options
 from ..help_pages import stack
-from ..hub_options import HubOptions
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.conversation import json_object
+from ..options.grammar import GrammarOptions, grammar_options
+from ..options.hub import HubOptions
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     Group,
@@ -38,23 +38,23 @@ from ..options import (
     keys_of,
     model_options,
 )
+from ..options.prompt import escape_option
+from ..options.router import RouterOptions, router_options, spawner
+from ..options.sampling import SamplingOptions, sampling_options
+from ..options.server_presets import preset_options
+from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, report
 from ..paths import read_text
-from ..prompt import escape_option
-from ..router_options import RouterOptions, router_options, spawner
-from ..sampling_options import SamplingOptions, sampling_options
-from ..server_presets import preset_options
-from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.core.model import Model
     from pyllama.engine.prefix_store import PrefixStore
-    from pyllama.server.listener import Listening
-    from pyllama.server.options import ServerOptions
+    from pyllama.runtime.model import Model
+    from pyllama.server.http.listener import Listening
+    from pyllama.server.request.options import ServerOptions
     from pyllama.server.router.catalog import Entry
     from pyllama.server.router.child import RouterLink
-    from pyllama.server.served import Served
+    from pyllama.server.worker.served import Served
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
@@ -91,7 +91,7 @@ class NetworkOptions(Group):
 
     def listening(self) -> Listening:
         """Return where and how to listen."""
-        from pyllama.server.listener import Listening
+        from pyllama.server.http.listener import Listening
 
         if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
             raise click.UsageError("give both --ssl-key-file and --ssl-cert-file, or neither")
@@ -411,13 +411,13 @@ def command(router_child: bool, **options: Any) -> None:
     link = _router_link() if router_child else None
     try:
         from pyllama.server.app import make_app
-        from pyllama.server.listener import serve
+        from pyllama.server.http.listener import serve
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
     from pyllama.engine import Engine
-    from pyllama.server.lifecycle import Lifecycle
-    from pyllama.server.served import Served
-    from pyllama.server.warm_up import compile_rest, warm_up
+    from pyllama.server.worker.lifecycle import Lifecycle
+    from pyllama.server.worker.served import Served
+    from pyllama.server.worker.warm_up import compile_rest, warm_up
 
     own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
     listening = network.listening()
@@ -525,7 +525,7 @@ def _route(
     several: RouterOptions, settings: ServerOptions, listening: Listening, own: ServeOptions
 ) -> None:
     """Serve several models."""
-    from pyllama.server.listener import serve
+    from pyllama.server.http.listener import serve
     from pyllama.server.router.app import make_router
     from pyllama.server.router.pool import Pool
 
@@ -546,7 +546,7 @@ def _route(
 
 def _log_to(own: ServeOptions) -> None:
     """Set up logging: messages on stderr, or JSON lines on stdout."""
-    from pyllama.server.logs import JsonFormatter
+    from pyllama.server.http.logs import JsonFormatter
 
     handler = logging.StreamHandler(sys.stdout if own.log_jsonl else sys.stderr)
     plain = logging.Formatter("%(levelname)s %(name)s: %(message)s")
@@ -560,7 +560,7 @@ def _server_options(
     own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any
 ) -> ServerOptions:
     """The options of the server, without those that depend on the model."""
-    from pyllama.server.options import MIB, ServerOptions
+    from pyllama.server.request.options import MIB, ServerOptions
 
     folder = own.slot_save_path
     if folder is not None and not folder.is_dir():

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import click
 
 from ..drafting import Drafting, write_event
-from ..grammar_options import GrammarOptions, grammar_options
 from ..help_pages import stack
 from ..loading import load_model, make_context
-from ..options import (
+from ..options.grammar import GrammarOptions, grammar_options
+from ..options.options import (
     INT32_MAX,
     ContextOptions,
     ModelOptions,
@@ -29,10 +29,10 @@ from ..options import (
     context_options,
     model_options,
 )
+from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.sampling import SamplingOptions, sampling_options
+from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
-from ..prompt import PromptOptions, escape_option, prompt_options
-from ..sampling_options import SamplingOptions, sampling_options
-from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 from ..unsupported import LOOKAHEAD
 

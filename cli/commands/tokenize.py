@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from ..kv_overrides import override_kv_option
 from ..loading import load_vocab
-from ..options import model_option
+from ..options.kv_overrides import override_kv_option
+from ..options.options import model_option
+from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import write
-from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, version_option
 
 

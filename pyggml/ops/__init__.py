@@ -8,31 +8,22 @@ Builders have ggml's names without the prefix. There is a file for each family o
 says what an op is.
 """
 
-from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
-from .binary import ADD, ADD1, DIV, MUL, SUB, add, add1, add_cast, div, mul, sub
-from .conv import (
-    CONV_2D,
-    CONV_2D_DW,
-    IM2COL,
-    conv_1d,
-    conv_2d,
-    conv_2d_direct,
-    conv_2d_dw_direct,
-    conv_2d_s1_ph,
-    conv_2d_sk_p0,
-    im2col,
+from .attention.attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
+from .attention.mask import (
+    DIAG,
+    DIAG_MASK_INF,
+    DIAG_MASK_ZERO,
+    TRI,
+    diag,
+    diag_mask_inf,
+    diag_mask_zero,
+    tri,
 )
-from .conv_transpose import (
-    CONV_TRANSPOSE_1D,
-    CONV_TRANSPOSE_2D,
-    conv_transpose_1d,
-    conv_transpose_2d_p0,
-)
-from .cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
+from .attention.rope import ROPE, RopeMode, rope, rope_ext
 from .custom import MAP_CUSTOM, map_custom
-from .experts import ADD_ID, MUL_MAT_ID, add_id, mul_mat_id
-from .fill import ARANGE, FILL, arange, fill
-from .glu import (
+from .elementwise.binary import ADD, ADD1, DIV, MUL, SUB, add, add1, add_cast, div, mul, sub
+from .elementwise.fill import ARANGE, FILL, arange, fill
+from .elementwise.glu import (
     GLU,
     geglu,
     geglu_erf,
@@ -54,10 +45,7 @@ from .glu import (
     swiglu_split,
     swiglu_swapped,
 )
-from .hadamard import HADAMARD, hadamard
-from .image import UPSCALE, WIN_PART, WIN_UNPART, interpolate, upscale, win_part, win_unpart
-from .mask import DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO, TRI, diag, diag_mask_inf, diag_mask_zero, tri
-from .math import (
+from .elementwise.math import (
     CLAMP,
     COS,
     LEAKY_RELU,
@@ -73,55 +61,8 @@ from .math import (
     sqr,
     sqrt,
 )
-from .matmul import MUL_MAT, mul_mat
-from .norm import GROUP_NORM, L2_NORM, NORM, RMS_NORM, group_norm, l2_norm, norm, rms_norm
-from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
-from .out_prod import OUT_PROD, out_prod
-from .pad import PAD, PAD_REFLECT_1D, ROLL, pad, pad_circular, pad_ext, pad_reflect_1d, roll
-from .pool import POOL_1D, POOL_2D, pool_1d, pool_2d
-from .reduce import (
-    ARGMAX,
-    COUNT_EQUAL,
-    CUMSUM,
-    MEAN,
-    SUM,
-    SUM_ROWS,
-    argmax,
-    count_equal,
-    cumsum,
-    mean,
-    sum,
-    sum_rows,
-)
-from .region import (
-    ACC,
-    SET,
-    acc,
-    acc_inplace,
-    set,
-    set_1d,
-    set_1d_inplace,
-    set_2d,
-    set_2d_inplace,
-    set_inplace,
-)
-from .repeat import CONCAT, REPEAT, concat, repeat, repeat_4d
-from .rope import ROPE, RopeMode, rope, rope_ext
-from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
-from .scale import SCALE, scale, scale_bias
-from .softmax import SOFT_MAX, soft_max, soft_max_ext
-from .sort import ARGSORT, TOP_K, argsort, argsort_top_k, top_k
-from .sparse import (
-    AXPY,
-    MUL_MAT_SIGNS,
-    MUL_MAT_SPARSE,
-    axpy,
-    mul_mat_signs,
-    mul_mat_sparse,
-    pack_signs,
-)
-from .timestep import TIMESTEP_EMBEDDING, timestep_embedding
-from .unary import (
+from .elementwise.scale import SCALE, scale, scale_bias
+from .elementwise.unary import (
     UNARY,
     abs,
     ceil,
@@ -147,7 +88,66 @@ from .unary import (
     unary,
     xielu,
 )
-from .view import (
+from .images.conv import (
+    CONV_2D,
+    CONV_2D_DW,
+    IM2COL,
+    conv_1d,
+    conv_2d,
+    conv_2d_direct,
+    conv_2d_dw_direct,
+    conv_2d_s1_ph,
+    conv_2d_sk_p0,
+    im2col,
+)
+from .images.conv_transpose import (
+    CONV_TRANSPOSE_1D,
+    CONV_TRANSPOSE_2D,
+    conv_transpose_1d,
+    conv_transpose_2d_p0,
+)
+from .images.image import UPSCALE, WIN_PART, WIN_UNPART, interpolate, upscale, win_part, win_unpart
+from .images.pool import POOL_1D, POOL_2D, pool_1d, pool_2d
+from .images.timestep import TIMESTEP_EMBEDDING, timestep_embedding
+from .matrix.experts import ADD_ID, MUL_MAT_ID, add_id, mul_mat_id
+from .matrix.hadamard import HADAMARD, hadamard
+from .matrix.matmul import MUL_MAT, mul_mat
+from .matrix.out_prod import OUT_PROD, out_prod
+from .matrix.sparse import (
+    AXPY,
+    MUL_MAT_SIGNS,
+    MUL_MAT_SPARSE,
+    axpy,
+    mul_mat_signs,
+    mul_mat_sparse,
+    pack_signs,
+)
+from .movement.cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
+from .movement.pad import (
+    PAD,
+    PAD_REFLECT_1D,
+    ROLL,
+    pad,
+    pad_circular,
+    pad_ext,
+    pad_reflect_1d,
+    roll,
+)
+from .movement.region import (
+    ACC,
+    SET,
+    acc,
+    acc_inplace,
+    set,
+    set_1d,
+    set_1d_inplace,
+    set_2d,
+    set_2d_inplace,
+    set_inplace,
+)
+from .movement.repeat import CONCAT, REPEAT, concat, repeat, repeat_4d
+from .movement.rows import GET_ROWS, SET_ROWS, get_rows, set_rows
+from .movement.view import (
     PERMUTE,
     RESHAPE,
     TRANSPOSE,
@@ -164,6 +164,24 @@ from .view import (
     view_3d,
     view_4d,
 )
+from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
+from .rows.norm import GROUP_NORM, L2_NORM, NORM, RMS_NORM, group_norm, l2_norm, norm, rms_norm
+from .rows.reduce import (
+    ARGMAX,
+    COUNT_EQUAL,
+    CUMSUM,
+    MEAN,
+    SUM,
+    SUM_ROWS,
+    argmax,
+    count_equal,
+    cumsum,
+    mean,
+    sum,
+    sum_rows,
+)
+from .rows.softmax import SOFT_MAX, soft_max, soft_max_ext
+from .rows.sort import ARGSORT, TOP_K, argsort, argsort_top_k, top_k
 
 __all__ = [
     "ACC",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pyggml.gguf import GGUFFile
     from pyggml.tensor import Tensor
 
-    from ..convert.mapping import Convert
     from ..graph.builder import GraphBuilder
     from ..hparams import Values
+    from ..mapping.rules import Convert
 
 
 class Arch(Protocol):

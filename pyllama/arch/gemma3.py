@@ -13,11 +13,11 @@ from typing import Any
 from pyggml import ops
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
 
 HPARAMS: Values = {
     "rope_neox": True,

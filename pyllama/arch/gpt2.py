@@ -12,7 +12,10 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import (
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import (
     Array,
     Config,
     Convert,
@@ -21,9 +24,6 @@ from ..convert.mapping import (
     check_config,
     hidden_act,
 )
-from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
-from ..hparams import Key, Values
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),

@@ -10,10 +10,10 @@ from typing import Any
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon"),

@@ -13,7 +13,10 @@ from typing import Any
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import (
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import (
     Array,
     Config,
     Convert,
@@ -23,9 +26,6 @@ from ..convert.mapping import (
     interleave_rope,
     kv_heads,
 )
-from ..graph.builder import ROPE_FACTORS, GraphBuilder
-from ..graph.ffn import ffn
-from ..hparams import Key, Values
 
 HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
 

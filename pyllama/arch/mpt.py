@@ -11,11 +11,11 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Config, Convert, base_keys, check_config, float32
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),

@@ -10,10 +10,10 @@ from typing import Any
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
 from ..graph.builder import ROPE_FACTORS
 from ..hparams import Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..convert.mapping import Array, Config, Convert, Tensors
 from ..graph.builder import HEAD
 from ..hparams import POOLINGS, Values
+from ..mapping.rules import Array, Config, Convert, Tensors
 from . import qwen2
 
 HPARAMS: Values = {"rope_neox": True, "softmax_scores": True}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..convert.mapping import Config, Convert, check_config
 from ..hparams import Values
+from ..mapping.rules import Config, Convert, check_config
 from . import llama, qwen3
 
 HPARAMS: Values = {"rope_neox": True}

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..core.context import Context
 from ..engine import Engine, Lease
 from ..engine.sequence import batches
 from ..errors import BatchError
+from ..runtime.context import Context
 from .bench import bench_tokens
 
 

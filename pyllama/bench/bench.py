@@ -23,13 +23,13 @@ import numpy as np
 from pyggml.dtype import GGMLType
 
 from .. import __version__
-from ..core.context import Context
-from ..core.params import ContextParams
 from ..engine import Engine, Lease
 from ..errors import BatchError
+from ..runtime.context import Context
+from ..runtime.params import ContextParams
 
 if TYPE_CHECKING:
-    from ..core.model import Model
+    from ..runtime.model import Model
 
 SEED = 1
 

@@ -21,8 +21,8 @@ from typing import Any
 from pyggml.files import read_regular
 
 from ..errors import BenchFileError
-from ..files.bounded_json import parse_json
-from ..files.text import utf8
+from ..inputs.bounded_json import parse_json
+from ..inputs.text import utf8
 
 _MAX_BYTES, _MAX_VALUES = 64 << 20, 1 << 21  # a row has about 1 KB and 100 values
 _MIN_SPEED, _MAX_SPEED = 1e-9, 1e15  # tokens per second

@@ -43,7 +43,7 @@ from .turn import (
 )
 
 if TYPE_CHECKING:
-    from ..core.model import Model
+    from ..runtime.model import Model
 
 DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""

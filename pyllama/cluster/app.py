@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..server.errors import ApiError
-from ..server.security import Guard
-from ..server.sse import JsonResponse, error_response, read_body
+from ..server.http.security import Guard
+from ..server.http.sse import JsonResponse, error_response, read_body
+from ..server.request.errors import ApiError
 from .forward import CLOSING, Forwarded, error_of_call, unavailable
 from .loopback import keep_on_loopback
 from .options import ClusterOptions, ReplicaOptions

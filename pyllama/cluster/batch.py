@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..server.sse import dump
+from ..server.http.sse import dump
 from .batch_files import IDS, Part, read_part
 from .options import ReplicaOptions
 from .replica import Answer, Call, LoadedModel

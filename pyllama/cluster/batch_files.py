@@ -27,7 +27,7 @@ from typing import Any
 from pyggml.files import open_regular, read_regular, replacing, write_whole
 
 from ..errors import BatchFileError
-from ..files.bounded_json import parse_json
+from ..inputs.bounded_json import parse_json
 
 COLUMNS = ("prompt", "messages", "body")
 """Of which a row has one: a text, a conversation, or the body of a request (OpenAI's batches)."""

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..server.errors import ApiError
-from ..server.sse import error_response, stream_error
+from ..server.http.sse import error_response, stream_error
+from ..server.request.errors import ApiError
 
 _log = logging.getLogger("pyllama.cluster")
 LOST = "the replica of this request was lost; send the request again"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError
-from ..server.options import ServerOptions
+from ..server.request.options import ServerOptions
 
 ROUTES = ("prefix", "load")
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's machine

@@ -19,15 +19,15 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
-from ..core.context import Context
-from ..core.model import Model
 from ..engine import Engine
 from ..engine.prefix_store import PrefixStore
 from ..errors import ClusterError
+from ..runtime.context import Context
+from ..runtime.model import Model
 from ..server.app import make_app
-from ..server.lifecycle import Lifecycle
-from ..server.served import Served
-from ..server.warm_up import compile_rest, warm_up
+from ..server.worker.lifecycle import Lifecycle
+from ..server.worker.served import Served
+from ..server.worker.warm_up import compile_rest, warm_up
 from .options import ReplicaOptions
 
 _SCOPE = (

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..files.bounded_json import parse_json
+from ..inputs.bounded_json import parse_json
 
 MODEL_HEADER = "serve_multiplexed_model_id"
 """Ray Serve's header for the name of the model."""

@@ -28,19 +28,19 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 
 from ..arch import Arch
-from ..core.loader import check_tensors
 from ..errors import ModelError
 from ..hparams import HParams, read_hparams
+from ..mapping.rules import Config
+from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
-from .checkpoint import read_checkpoint
-from .folder import Folder, read_config
+from .files.checkpoint import read_checkpoint
+from .files.folder import Folder, read_config
 from .general import fill_file_name, read_general
-from .mapping import Config
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
 from .plan import PlannedTensor, check_missing, config_errors, find_arch, plan_tensors
 from .pooling import pooling_keys
 from .sparse import Form, check_neurons, sparse_form
-from .vocabulary import read_vocabulary
+from .tokens.vocabulary import read_vocabulary
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from ..files.budget import shown
-from .folder import Folder, read_json
-from .mapping import float32
+from ..inputs.budget import shown
+from ..mapping.rules import float32
+from .files.folder import Folder, read_json
 from .model_card import read_card
 
 if TYPE_CHECKING:

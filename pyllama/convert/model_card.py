@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from ..files.budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CARD_TEXT
-from .folder import Folder
+from ..inputs.budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CARD_TEXT
+from .files.folder import Folder
 
 _NAME = "README.md"
 _VALUE = 16  # overhead of a value, added to its number of characters

@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from ..arch import Arch, arch_names, get_arch
-from ..core.loader import tensor_sizes
 from ..errors import ModelError
-from ..files.budget import shown
 from ..hparams import HParams
-from .mapping import Array, Config, Tensors
-from .stored import StoredTensor
+from ..inputs.budget import shown
+from ..mapping.rules import Array, Config, Tensors
+from ..runtime.loader import tensor_sizes
+from .files.stored import StoredTensor
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import re
 from typing import Any
 
 from ..errors import ModelError
-from ..files.budget import shown
 from ..hparams import POOLINGS
-from .folder import Folder
+from ..inputs.budget import shown
+from .files.folder import Folder
 
 log = logging.getLogger(__name__)
 _MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}

@@ -23,17 +23,17 @@ import numpy as np
 
 from pyggml.gguf.magic import MAGIC, POWERINFER
 
+from ..activation import RELU_LIKE
 from ..errors import ModelError
-from ..files.budget import Budget, shown
-from ..graph.activation import RELU_LIKE
+from ..graph.sparse.sources import THRESHOLD_KEY
 from ..hparams import HParams
-from ..sparsity.sources import THRESHOLD_KEY
-from .folder import Folder
-from .mapping import Array
+from ..inputs.budget import Budget, shown
+from ..mapping.rules import Array
+from .files.folder import Folder
+from .files.safetensors import read_safetensors
+from .files.stored import StoredTensor
+from .files.torch_files import read_torch
 from .plan import PlannedTensor
-from .safetensors import read_safetensors
-from .stored import StoredTensor
-from .torch_files import read_torch
 
 _DOWN = re.compile(r"(blk\.\d+)\.ffn_down\.(weight|bias)")
 _FILE = re.compile(r"model_([0-9]+)\.(pt|safetensors)")

@@ -11,8 +11,8 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from ..core.fork_lock import ForkLock
 from ..errors import ReentrantCall
+from ..runtime.fork_lock import ForkLock
 
 T = TypeVar("T")
 Steps = Generator[T, Sequence[int] | None, None]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.batch import Batch
 from ..kv.table import MAX_BRANCHES
+from ..runtime.batch import Batch
 from ..sampling import apply_logits_processors
 from ..speculative import Draft, Verifier
 from .job import Job, Verified
@@ -27,7 +27,7 @@ from .logprobs import token_logprob
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 
 @dataclass(slots=True)

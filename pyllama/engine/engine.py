@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.batch import Batch
-from ..core.state import dump_state, restore_state
 from ..errors import (
     BatchError,
     ContextFull,
@@ -43,6 +41,8 @@ from ..errors import (
 )
 from ..grammar import Grammar
 from ..hparams import POOLINGS
+from ..runtime.batch import Batch
+from ..runtime.state import dump_state, restore_state
 from ..sampling import SamplingParams, apply_logits_processors, chain_for
 from ..speculative import Speculation
 from .best_of import BestOf
@@ -66,7 +66,7 @@ from .text import TextAssembler
 from .timings import Timings
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 _LAST = [-1]
 _NO_REQUEST = -1

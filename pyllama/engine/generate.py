@@ -23,7 +23,7 @@ from .request import Ids, Run, check_prompt
 from .sequence import UNKNOWN
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
     from .request import Floats
 
 FILL = -2  # n_predict: generate until the context is full

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from ..core.context import Context
-from ..core.state import Bytes, dump_state, restore_state
 from ..errors import StateError
+from ..runtime.context import Context
+from ..runtime.state import Bytes, dump_state, restore_state
 from .request import Ids
 from .sequence import UNKNOWN, Sequence, n_common
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.state import load_state, save_state
+from ..runtime.state import load_state, save_state
 from .lease import Lease
 from .sequence import n_common
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.batch import Batch
 from ..errors import ContextFull
+from ..runtime.batch import Batch
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 UNKNOWN = -1
 """Stands for a token that was evaluated before the engine existed."""

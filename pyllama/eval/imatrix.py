@@ -29,7 +29,7 @@ from ..quantize.importance import Entry, Importance
 from .perplexity import Perplexity, check_finite, token_losses
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 Floats = npt.NDArray[np.float32]
 _OUTPUT = ("output.weight", "token_embd.weight")

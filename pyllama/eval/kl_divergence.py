@@ -24,7 +24,7 @@ from .perplexity import check_finite, scored_logits
 from .saved_logits import SavedLogits
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

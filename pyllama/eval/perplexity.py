@@ -27,7 +27,7 @@ from ..errors import BatchError, ContextFull, PerplexityError
 from .saved_logits import logits_writer
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from ..runtime.context import Context
 
 _BLOCK_ROWS = 4  # rows of logits at a time, so that their copy stays in the L2 cache
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.gguf import GGUFFile, GGUFStrings, ValueType
 
-from ..sparsity.sources import THRESHOLD_KEY
+from ..graph.sparse.sources import THRESHOLD_KEY
 
 
 def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pyggml.gguf.encode import encode_value
 from pyggml.gguf.split import whole_metadata
 from pyggml.quants import dequantize
 
-from ..core.loader import Progress
+from ..runtime.loader import Progress
 from .describe import type_name
 
 _STEP = 1 << 20  # elements at a time, a multiple of every block size

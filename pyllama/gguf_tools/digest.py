@@ -20,7 +20,7 @@ from pyggml.files import read_regular
 from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.visible import visible
 
-from ..core.loader import Progress
+from ..runtime.loader import Progress
 
 KINDS = ("xxh64", "sha1", "sha256", "uuid")
 # llama.cpp's namespace: the UUID of the URL en.wikipedia.org/wiki/Llama.cpp

@@ -26,7 +26,7 @@ from pyggml.gguf.header import ALIGNMENT_KEY
 from pyggml.gguf.parts import SPLIT_KEYS
 from pyggml.gguf.types import parse_value
 
-from ..files.bounded_json import parse_json
+from ..inputs.bounded_json import parse_json
 
 _MAX_VALUES = 4 << 20  # of an array in a setting
 CHAT_TEMPLATE = "tokenizer.chat_template"

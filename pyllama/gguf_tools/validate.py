@@ -17,10 +17,10 @@ from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFError, GGUFFile
 
 from ..arch import arch_of
-from ..core.loader import Progress, check_data, match_tensors
 from ..errors import ModelError
+from ..graph.sparse.weights import normalize_powerinfer_metadata
 from ..hparams import read_hparams
-from ..sparsity.weights import normalize_powerinfer_metadata
+from ..runtime.loader import Progress, check_data, match_tensors
 
 _TOKENS = "tokenizer.ggml.tokens"
 

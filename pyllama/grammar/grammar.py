@@ -61,7 +61,7 @@ class Grammar:
         Raises:
             SchemaError: the schema is invalid, or a grammar cannot express it.
         """
-        from .json_schema import schema_to_gbnf
+        from .schema.json_schema import schema_to_gbnf
 
         text = schema_to_gbnf(schema)
         try:
@@ -87,7 +87,7 @@ class Grammar:
         Raises:
             GrammarError: there are no choices, or too many.
         """
-        from .choices import choices_to_gbnf
+        from .schema.choices import choices_to_gbnf
 
         return cls(choices_to_gbnf(choices))
 

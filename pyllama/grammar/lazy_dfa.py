@@ -23,8 +23,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import i32_ptr, i64_ptr, u8_ptr
+from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.pointers import i32_ptr, i64_ptr, u8_ptr
 
 from ..errors import GrammarError
 from .automaton import (

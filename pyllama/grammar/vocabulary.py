@@ -24,8 +24,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled
-from pyggml.pointers import i32_ptr, i64_ptr, u8_ptr
+from pyggml.compiler.jit import compiled
+from pyggml.compiler.pointers import i32_ptr, i64_ptr, u8_ptr
 
 from ..tokenizer import Tokenizer
 from .lazy_dfa import MAX_FREE, UNBOUNDED

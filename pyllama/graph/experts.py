@@ -14,7 +14,7 @@ from functools import partial, reduce
 from pyggml import ops
 from pyggml.tensor import Tensor
 
-from .activation import GLU_OF, gated
+from ..activation import GLU_OF, gated
 from .builder import GraphBuilder
 
 _MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp

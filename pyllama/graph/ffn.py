@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyggml import ops
 from pyggml.tensor import Tensor
 
-from .activation import GLU_OF, activate, gated
+from ..activation import GLU_OF, activate, gated
 from .builder import GraphBuilder
 from .experts import experts
 from .variants import variant_ffn

@@ -22,10 +22,10 @@ from pyggml.tensor import Tensor
 from pyggml.viz import NodeTime, Options, graph_dump_dot
 
 from ..arch import arch_of
-from ..core.loader import check_tensors, header_graph, weight_headers
+from ..graph.sparse.sources import choose_sources
+from ..graph.sparse.weights import normalize_powerinfer_metadata, plan_weights
 from ..hparams import read_hparams
-from ..sparsity.sources import choose_sources
-from ..sparsity.weights import normalize_powerinfer_metadata, plan_weights
+from ..runtime.loader import check_tensors, header_graph, weight_headers
 from ..tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import time
 from pyggml.dtype import GGMLType
 from pyggml.viz import node_times
 
-from ..core.batch import Batch
-from ..core.context import Context
-from ..core.decode_graph import bucket
-from ..core.model import Model
+from ..runtime.batch import Batch
+from ..runtime.context import Context
+from ..runtime.decode_graph import bucket
+from ..runtime.model import Model
 from .graph_export import DrawnGraph, graph_title
 
 _RUN_S = 0.4  # approximate total time of all runs

@@ -24,9 +24,9 @@ from pyggml.errors import ComputeError
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
-from ..core.batch import Batch
-from ..core.context import Context
 from ..errors import BatchError
+from ..runtime.batch import Batch
+from ..runtime.context import Context
 
 NodeCallback = Callable[[Tensor, npt.NDArray[Any]], None]
 

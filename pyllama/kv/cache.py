@@ -40,7 +40,7 @@ class KVCache(CellLists):
 
     Args:
         n_cells: number of cells.
-        type_k, type_v: types of keys and values, of ``pyggml.ops.attention.KV_TYPES``.
+        type_k, type_v: types of keys and values, of ``pyggml.ops.attention.attention.KV_TYPES``.
         layers: layers of the model; None for all.
         window: positions that a token attends to, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part.

@@ -19,11 +19,11 @@ from numbers import Number
 from typing import Any, NamedTuple
 
 from pyggml.dtype import GGMLType
-from pyggml.ops.attention import KV_TYPES
+from pyggml.ops.attention.attention import KV_TYPES
 
-from ..core.overrides import Overrides
 from ..errors import NotSupported
 from ..hparams import ROPE_SCALINGS
+from ..runtime.overrides import Overrides
 
 log = logging.getLogger(__name__)
 

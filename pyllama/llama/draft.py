@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.context import Context
-from ..core.model import Model
 from ..engine.request import Ids
 from ..errors import DraftError
+from ..runtime.context import Context
+from ..runtime.model import Model
 from ..speculative import (
     Draft,
     Drafter,

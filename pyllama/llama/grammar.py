@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import GrammarError
-from ..files.text import read_text
 from ..grammar import Grammar
 from ..grammar.gbnf import MAX_CHARS
+from ..inputs.text import read_text
 
 
 class LlamaGrammar(Grammar):

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.model import Model
 from ..engine import CallLock, Lease
+from ..runtime.model import Model
 from .embedding import N_TEXTS
 from .tokenizer import LlamaTokenizer
 

@@ -33,9 +33,6 @@ from pyggml.host import default_threads
 
 from ..chat.formats import DEFAULT, NAMES_OF_LLAMA, ChatFormats
 from ..chat.turn import TurnOptions, legacy_tools
-from ..core.context import Context
-from ..core.model import Model
-from ..core.params import ContextParams
 from ..engine import CallLock, Engine, Event, Lease, Request, StoppingCriteria, Timings
 from ..engine.call_lock import Steps, locked
 from ..engine.logprobs import log_softmax
@@ -43,6 +40,9 @@ from ..engine.request import Floats, Ids, Run, check_prompt
 from ..errors import BatchError, GrammarError, ModelError, NotSupported
 from ..grammar import Grammar
 from ..hparams import POOLINGS
+from ..runtime.context import Context
+from ..runtime.model import Model
+from ..runtime.params import ContextParams
 from ..sampling import (
     RANDOM_SEED,
     Chain,
@@ -313,9 +313,9 @@ class Llama:
             options: arguments of the constructor.
 
         Raises:
-            HubError: see `pyllama.files.hub.hub_model`.
+            HubError: see `pyllama.hub.hub.hub_model`.
         """
-        from ..files.hub import Hub, hub_files, hub_model  # imported late: takes 3 ms
+        from ..hub.hub import Hub, hub_files, hub_model  # imported late: takes 3 ms
 
         cache, local = (None if given is None else Path(given) for given in (cache_dir, local_dir))
         hub = Hub(cache_dir=cache, local_dir=local)

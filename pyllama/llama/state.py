@@ -15,10 +15,10 @@ import numpy as np
 
 from pyggml.errors import AllocError
 
-from ..core.state import dump_state, restore_state
 from ..engine import Lease
 from ..engine.request import Floats, Ids
 from ..errors import BatchError, StateError
+from ..runtime.state import dump_state, restore_state
 
 
 @dataclass
@@ -28,7 +28,7 @@ class LlamaState:
     Attributes:
         input_ids: int32[n_ctx], of which the first ``n_tokens`` are valid.
         scores: float32[n_tokens, n_vocab]; all rows with ``logits_all``, else the last one.
-        llama_state: keys and values, see `pyllama.core.state`.
+        llama_state: keys and values, see `pyllama.runtime.state`.
         llama_state_size: size of ``llama_state`` in bytes.
         seed: seed of sampling.
     """

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, Self
 
-from ..core.model import Model
+from ..runtime.model import Model
 from ..tokenizer import Tokenizer
 
 

@@ -5,7 +5,7 @@ from pyllama.quantize import Options, find_file_type, quantize_model
 plan = quantize_model("x-F16.gguf", "x-Q4_K_M.gguf", find_file_type("Q4_K_M"))
 """
 
-from ..files.file_types import FILE_TYPES, FileType, find_file_type, find_tensor_type, is_file_type
+from ..file_types import FILE_TYPES, FileType, find_file_type, find_tensor_type, is_file_type
 from .importance import Importance, read_importance, write_importance
 from .plan import Options, Plan
 from .rules import TypeOverrides

@@ -22,7 +22,7 @@ from pyggml.gguf import GGUFFile, TensorInfo, whole_metadata
 from pyggml.gguf.magic import MAGIC
 
 from ..errors import ModelError
-from ..files.file_types import FileType, can_read, can_write
+from ..file_types import FileType, can_read, can_write
 from .importance import Floats, Importance
 from .mixes import Sizes
 from .rules import Choice, TypeOverrides, choose_types

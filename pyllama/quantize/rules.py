@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pyggml.dtype import GGMLType
 from pyggml.gguf import TensorInfo
 
-from ..files.file_types import FileType
+from ..file_types import FileType
 from .mixes import (
     COARSE,
     EIGHT_EXPERTS,

@@ -28,7 +28,7 @@ from pyggml.quants import dequantize, quantize
 from pyggml.quants.validity import count_invalid
 
 from ..errors import ModelError
-from ..files.file_types import FileType
+from ..file_types import FileType
 from .plan import Options, Plan, PlannedTensor, check_plan, make_plan
 
 _CHUNK = 1 << 21  # elements converted at a time

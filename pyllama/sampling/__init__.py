@@ -11,7 +11,6 @@ from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import DEFAULT_SAMPLERS, LETTERS, SAMPLERS, Chain, sampler_name
 from pyllama.sampling.constrained import ConstrainedChain, chain_for
-from pyllama.sampling.dist import Distribution
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -20,6 +19,7 @@ from pyllama.sampling.logits_processor import (
 from pyllama.sampling.params import RANDOM_SEED, SamplingParams, sampling_fields
 from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.sampler import ChainSetup, Sampler
+from pyllama.sampling.samplers.dist import Distribution
 
 __all__ = [
     "DEFAULT_SAMPLERS",

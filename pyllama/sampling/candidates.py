@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml.jit import inline_strict
+from pyggml.compiler.jit import inline_strict
 from pyllama.sampling.float_math import exp32, exp_differences, sum_of
 from pyllama.sampling.top import Floats, Positions, top_pairs, top_positions
 

@@ -26,27 +26,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyllama.errors import SamplingError
-from pyllama.sampling.adaptive_p import AdaptiveP
-from pyllama.sampling.bad_words import BadWords
-from pyllama.sampling.bias import AllowedTokens, LogitBias
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.custom import CustomSampler
-from pyllama.sampling.dist import Dist, Distribution, FinalDraw
-from pyllama.sampling.dry import Dry
 from pyllama.sampling.fused import Fused
-from pyllama.sampling.infill import Infill
-from pyllama.sampling.min_tokens import MinTokens
-from pyllama.sampling.mirostat import Mirostat, Mirostat2
 from pyllama.sampling.params import SamplingParams
-from pyllama.sampling.penalties import Penalties
-from pyllama.sampling.reasoning_budget import ReasoningBudget
 from pyllama.sampling.sampler import ChainSetup, Sampler
-from pyllama.sampling.temperature import Temperature
+from pyllama.sampling.samplers.adaptive_p import AdaptiveP
+from pyllama.sampling.samplers.bad_words import BadWords
+from pyllama.sampling.samplers.bias import AllowedTokens, LogitBias
+from pyllama.sampling.samplers.custom import CustomSampler
+from pyllama.sampling.samplers.dist import Dist, Distribution, FinalDraw
+from pyllama.sampling.samplers.dry import Dry
+from pyllama.sampling.samplers.infill import Infill
+from pyllama.sampling.samplers.min_tokens import MinTokens
+from pyllama.sampling.samplers.mirostat import Mirostat, Mirostat2
+from pyllama.sampling.samplers.penalties import Penalties
+from pyllama.sampling.samplers.reasoning_budget import ReasoningBudget
+from pyllama.sampling.samplers.temperature import Temperature
+from pyllama.sampling.samplers.top_n_sigma import TopNSigma
+from pyllama.sampling.samplers.truncation import MinP, TopK, TopP
+from pyllama.sampling.samplers.typical import Typical
+from pyllama.sampling.samplers.xtc import Xtc
 from pyllama.sampling.top import Floats
-from pyllama.sampling.top_n_sigma import TopNSigma
-from pyllama.sampling.truncation import MinP, TopK, TopP
-from pyllama.sampling.typical import Typical
-from pyllama.sampling.xtc import Xtc
 
 if TYPE_CHECKING:
     from pyllama.grammar import Matcher

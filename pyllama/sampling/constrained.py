@@ -18,13 +18,13 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import i32_ptr
+from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.pointers import i32_ptr
 from pyllama.errors import GrammarError, SamplingError, TextComplete
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
-from pyllama.sampling.dist import Distribution
 from pyllama.sampling.params import SamplingParams
+from pyllama.sampling.samplers.dist import Distribution
 from pyllama.sampling.top import INF_RANK, Floats, rank_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from pyggml.jit import compiled, emitted, inline_strict
-from pyggml.numba_internals import cgutils
-from pyggml.pointers import f32_ptr
+from pyggml.compiler.jit import compiled, emitted, inline_strict
+from pyggml.compiler.numba_internals import cgutils
+from pyggml.compiler.pointers import f32_ptr
 from pyllama.sampling.top import Floats
 
 _i32, _i64, _f32, _f64 = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()

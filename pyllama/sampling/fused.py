@@ -19,12 +19,16 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import f32_ptr, f64_ptr, i32_ptr, i64_ptr
+from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.pointers import f32_ptr, f64_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import weight
-from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
-from pyllama.sampling.temperature import Temperature, divide, scale_dynamic
+from pyllama.sampling.samplers.dist import draw
+from pyllama.sampling.samplers.temperature import Temperature, divide, scale_dynamic
+from pyllama.sampling.samplers.top_n_sigma import TopNSigma, top_n_sigma
+from pyllama.sampling.samplers.truncation import MinP, TopK, TopP, min_p, top_p
+from pyllama.sampling.samplers.typical import Typical, typical
+from pyllama.sampling.samplers.xtc import Xtc, xtc
 from pyllama.sampling.top import (
     POSITION,
     Floats,
@@ -33,10 +37,6 @@ from pyllama.sampling.top import (
     sort_keys,
     work_memory,
 )
-from pyllama.sampling.top_n_sigma import TopNSigma, top_n_sigma
-from pyllama.sampling.truncation import MinP, TopK, TopP, min_p, top_p
-from pyllama.sampling.typical import Typical, typical
-from pyllama.sampling.xtc import Xtc, xtc
 
 STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Typical, Xtc, TopNSigma, Temperature]
 """Samplers that can be fused; `_pick` identifies them by their index."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.jit import inline_strict
+from pyggml.compiler.jit import inline_strict
 
 SMALL = 16  # parts of this size are not partitioned
 

@@ -16,8 +16,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
+from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyggml.rounding import ceil_div
 
 Floats = NDArray[np.float32]

@@ -24,34 +24,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pyggml.files import read_regular
 
 from ..errors import PyllamaError
-from . import (
-    anthropic,
-    chat,
-    completion,
-    embedding,
-    graph,
-    infill,
-    info,
-    ollama,
-    proxy,
-    rerank,
-    responses,
-    resumable,
-    slots,
-    tokens,
-)
-from .errors import ApiError, error_of
-from .fields import Body
-from .kept_streams import KeptStreams
-from .lifecycle import Lifecycle
-from .logs import BODY, RequestLog, ignored_fields
-from .missing import MISSING
-from .options import ServerOptions
-from .page_files import page_addresses, page_file
-from .security import Guard
-from .served import Served
-from .sse import PREFIX, error_response
-from .workers import Workers
+from .apis.anthropic import messages as anthropic
+from .apis.llama_cpp import graph, infill, info, rerank, slots, tokens
+from .apis.ollama import ollama
+from .apis.openai import chat, completion, embedding, responses
+from .http import proxy, resumable
+from .http.logs import BODY, RequestLog, ignored_fields
+from .http.missing import MISSING
+from .http.security import Guard
+from .http.sse import PREFIX, error_response
+from .page.files import page_addresses, page_file
+from .request.errors import ApiError, error_of
+from .request.fields import Body
+from .request.options import ServerOptions
+from .worker.kept_streams import KeptStreams
+from .worker.lifecycle import Lifecycle
+from .worker.served import Served
+from .worker.threads import Workers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Served], Awaitable[Response]]

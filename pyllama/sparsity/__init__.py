@@ -3,7 +3,7 @@
 Importing this package registers it with the loader and the graph builder (``graph.variants``).
 """
 
+from ..graph.sparse.ffn import SparseFFN
 from ..graph.variants import register
-from .ffn import SparseFFN
 
 register(SparseFFN())

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..convert.torch_files import read_torch
-from ..convert.torch_writer import write_torch
+from ..convert.files.torch_files import read_torch
+from ..convert.files.torch_writer import write_torch
 from ..errors import ModelError
 
 Counts = npt.NDArray[np.float64]

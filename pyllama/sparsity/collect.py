@@ -24,11 +24,11 @@ from pyggml.gguf import GGUFFile
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
-from ..core.batch import Batch
-from ..core.context import Context
-from ..core.model import Model
 from ..errors import BatchError, ModelError
 from ..hparams import HParams
+from ..runtime.batch import Batch
+from ..runtime.context import Context
+from ..runtime.model import Model
 from .fingerprint import model_fingerprint
 from .stats import Statistics, source_name
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pyggml.backend.interface import Backend
 
-from ..core.devices import Offload, gpus_of, layer_devices
+from ..runtime.devices import Offload, gpus_of, layer_devices
 from .inventory import Inventory, NeuronRows
 from .placement import Ids, NeuronChooser, NeuronSplit, Placement, empty_split, place
 

@@ -21,11 +21,11 @@ from pyggml.gguf import GGUFFile
 from pyggml.rounding import round_up
 
 from ..arch import get_arch
-from ..core.loader import check_tensors
 from ..errors import ModelError
+from ..graph.sparse.weights import plan_weights
 from ..hparams import HParams
 from ..kv.memory import window_cells
-from .weights import plan_weights
+from ..runtime.loader import check_tensors
 
 ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"
 OUTPUT, KV, FFN = "output", "KV cache", "FFN rows"

@@ -30,10 +30,10 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Dims, Tensor
 
-from ..core.loader import weight_ops
-from ..core.model import Model
 from ..errors import ModelError
 from ..hparams import HParams
+from ..runtime.loader import weight_ops
+from ..runtime.model import Model
 from .inventory import KV, Inventory, Item, NeuronRows
 
 Ids = npt.NDArray[np.int32]

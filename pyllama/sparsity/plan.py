@@ -21,11 +21,12 @@ from pathlib import Path
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 
-from ..core.devices import Offload, gpus_of, limit_bytes
-from ..core.model import Model
-from ..core.offload import OffloadPlan, Planner
 from ..errors import ModelError
+from ..graph.sparse.weights import normalize_powerinfer_metadata
 from ..hparams import HParams
+from ..runtime.devices import Offload, gpus_of, limit_bytes
+from ..runtime.model import Model
+from ..runtime.offload import OffloadPlan, Planner
 from .activation_files import read_activations
 from .division import Placements, Share, divide, merged
 from .fingerprint import content_key, model_fingerprint
@@ -44,7 +45,6 @@ from .placement import (
 )
 from .simulate import shares
 from .stats import load_stats, source_name
-from .weights import normalize_powerinfer_metadata
 
 
 @dataclass(frozen=True)

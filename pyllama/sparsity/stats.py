@@ -23,8 +23,8 @@ from pyggml.files import read_regular, write_whole
 from pyggml.visible import visible
 
 from ..errors import ModelError
-from ..files.bounded_json import parse_json
 from ..hparams import HParams
+from ..inputs.bounded_json import parse_json
 from .placement import Activity, hottest
 
 Shares = npt.NDArray[np.float64]

@@ -29,12 +29,12 @@ import numpy as np
 
 from pyggml.errors import Aborted, PyggmlError
 
-from ..core.batch import Batch
-from ..core.context import Context
-from ..core.overrides import Overrides
 from ..errors import ContextFull, DraftError, ModelError
 from ..grammar import Matcher
 from ..kv.table import MAX_BRANCHES
+from ..runtime.batch import Batch
+from ..runtime.context import Context
+from ..runtime.overrides import Overrides
 from ..sampling import Chain, Distribution, SamplingParams
 from ..sampling.constrained import constrain
 from ..sampling.top import Floats

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands announce compiled kernels; later tests in this process must not."""
-    monkeypatch.setattr("pyggml.jit.on_compile", None)
+    monkeypatch.setattr("pyggml.compiler.jit.on_compile", None)

@@ -13,9 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyllama_cli.bench_lists import IntList, TypeList
-from pyllama_cli.bench_table import PRINTERS
 from pyllama_cli.commands.bench import command
+from pyllama_cli.options.bench_lists import IntList, TypeList
+from pyllama_cli.tables.bench import PRINTERS
 
 ROW: dict[str, Any] = {
     "build_commit": "0.1.0",

@@ -11,10 +11,10 @@ import pytest
 
 from pyllama_cli.commands import completion, serve
 from pyllama_cli.commands.gguf import new
-from pyllama_cli.conversation_options import ConversationOptions
-from pyllama_cli.grammar_options import GrammarOptions
-from pyllama_cli.presets import read_presets
-from pyllama_cli.prompt import PromptOptions
+from pyllama_cli.options.conversation import ConversationOptions
+from pyllama_cli.options.grammar import GrammarOptions
+from pyllama_cli.options.presets import read_presets
+from pyllama_cli.options.prompt import PromptOptions
 
 TEXT = "first\nsecond é\n"
 FORMS = {

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from pyggml.errors import GGUFError
 from pyggml.host import ThreadOptions
-from pyllama.core.params import ContextParams
 from pyllama.engine import Event, Request, TextAssembler, Timings
 from pyllama.errors import ContextFull
+from pyllama.runtime.params import ContextParams
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 
 EOG = 0
@@ -341,7 +341,7 @@ def test_bench_accepts_hub_models_and_thread_options(
         loaded.append((repo, file))
         return Path("x.gguf")
 
-    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.hub.hub.hub_model", hub_model)
     monkeypatch.setattr("pyggml.host.set_thread_options", given.append)
     arguments = ["-hf", "user/model", "-hff", "x.gguf", "--poll", "7", "-o", "jsonl"]
     result = CliRunner().invoke(bench.command, arguments)

@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama.errors import ModelError
-from pyllama_cli import conversation, conversation_options, lines, output
+from pyllama_cli import conversation, lines, output
 from pyllama_cli.commands import completion
-from pyllama_cli.conversation_options import ConversationOptions
 from pyllama_cli.lines import PlainReader
+from pyllama_cli.options import conversation as conversation_options
+from pyllama_cli.options.conversation import ConversationOptions
 
 from ..pyllama.fake_context import METADATA, FakeContext, FakeModel
 
@@ -261,7 +262,7 @@ def test_hub_options_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((repo, file, hub.token, hub.offline))
         raise ModelError("stop here")
 
-    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.hub.hub.hub_model", hub_model)
 
     def run(*args: str) -> tuple[int, str]:
         result = CliRunner().invoke(completion.command, ["-p", "x", *args])

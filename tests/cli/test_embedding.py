@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Context, Model
-from pyllama.core.overrides import Overrides
 from pyllama.embeddings import cosine_similarity, embed_many, normalize, rerank
 from pyllama.engine import Engine
+from pyllama.runtime.overrides import Overrides
 from pyllama_cli.commands import embedding
 
 from ..pyllama.models import Spec, random_weights, write_model

@@ -23,7 +23,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyggml.jit.on_compile", None)  # the command sets it
+    monkeypatch.setattr("pyggml.compiler.jit.on_compile", None)  # the command sets it
 
 
 def run(path: Path, *args: str) -> tuple[int, str, str]:

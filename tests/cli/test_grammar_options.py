@@ -68,7 +68,7 @@ def test_wrong_grammars(model: Path, tmp_path: Path) -> None:
 
 
 def test_json_schemas(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyllama.grammar.json_schema")
+    pytest.importorskip("pyllama.grammar.schema.json_schema")
     file = tmp_path / "x.json"
     file.write_text('{"enum": ["ab", "b"]}')
     for args in (("-j", file.read_text()), ("-jf", file)):

@@ -11,11 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyggml import env, host, jit
+from pyggml import env, host
 from pyggml.backend.cpu import selftest, tuning
 from pyggml.backend.registry import init_backend
-from pyggml.code_cache import CodeCache
-from pyllama.files.demo import downloaded_path
+from pyggml.compiler import jit
+from pyggml.compiler.code_cache import CodeCache
+from pyllama.hub.demo import downloaded_path
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
 from pyllama_cli.machine import machine_options

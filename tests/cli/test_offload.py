@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from pyggml.backend import registry
 from pyllama import Model
-from pyllama.core.devices import Offload
+from pyllama.runtime.devices import Offload
 from pyllama.sparsity.activation_files import write_activations
 from pyllama_cli import loading
 from pyllama_cli.commands import batched_bench, bench, completion
 from pyllama_cli.offload import PlannedOffload
-from pyllama_cli.options import OffloadOptions, offload_options
+from pyllama_cli.options.options import OffloadOptions, offload_options
 from pyllama_cli.tool import Tool
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 

@@ -9,16 +9,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyllama.core.overrides import Overrides
-from pyllama_cli.options import (
+from pyllama.runtime.overrides import Overrides
+from pyllama_cli.options.options import (
     ContextOptions,
     ModelOptions,
     context_options,
     model_options,
 )
-from pyllama_cli.override_options import current_overrides
-from pyllama_cli.prompt import PromptOptions, escape_option, process_escapes, prompt_options
-from pyllama_cli.sampling_options import SamplingOptions, sampling_options
+from pyllama_cli.options.overrides import current_overrides
+from pyllama_cli.options.prompt import PromptOptions, escape_option, process_escapes, prompt_options
+from pyllama_cli.options.sampling import SamplingOptions, sampling_options
 from pyllama_cli.tool import Tool
 
 

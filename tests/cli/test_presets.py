@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 
 from pyllama.errors import ModelError
 from pyllama_cli.commands.serve import command
-from pyllama_cli.presets import (
+from pyllama_cli.options.presets import (
     GLOBAL,
     OF_ONE_MODEL,
     ROUTERS,

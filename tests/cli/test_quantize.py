@@ -186,7 +186,7 @@ def test_kl_statistics_match_llama_cpp_lines() -> None:
     import numpy as np
 
     from pyllama.eval.kl_divergence import Divergence
-    from pyllama_cli.kl_table import chunk_line, statistics
+    from pyllama_cli.tables.kl import chunk_line, statistics
 
     rng = np.random.default_rng(0)
     nll, kld, diff = 3 + rng.random(500), rng.random(500) / 10, rng.normal(0, 0.1, 500)

@@ -13,7 +13,7 @@ pytest.importorskip("starlette")
 
 from pyllama.errors import ModelError
 from pyllama_cli.commands.serve import command
-from pyllama_cli.router_options import RouterOptions
+from pyllama_cli.options.router import RouterOptions
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama_cli.commands import completion, run
-from pyllama_cli.hub_options import HubOptions
+from pyllama_cli.options.hub import HubOptions
 
 from ..pyllama.fake_context import FakeContext
 from .echo_model import EchoModel

@@ -27,9 +27,9 @@ pytest.importorskip("uvicorn")
 
 from pyllama.errors import ModelError
 from pyllama_cli.commands import serve
-from pyllama_cli.options import ContextOptions
-from pyllama_cli.server_presets import PRESETS
-from pyllama_cli.speculative_options import SpeculativeOptions
+from pyllama_cli.options.options import ContextOptions
+from pyllama_cli.options.server_presets import PRESETS
+from pyllama_cli.options.speculative import SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..waiting import WAIT_S
@@ -74,7 +74,7 @@ PLAIN = "from pyllama_cli.commands.serve import command; command()"
 STUCK = """
 import threading
 from pyllama.engine import Engine
-from pyllama.server.served import Served
+from pyllama.server.worker.served import Served
 from pyllama_cli.commands.serve import command
 
 def spin(*args, **options):
@@ -87,7 +87,7 @@ Engine.step = lambda engine: threading.Event().wait() if engine.n_waiting else s
 command()
 """
 BROKEN = """
-from pyllama.core.context import Context
+from pyllama.runtime.context import Context
 from pyllama_cli.commands.serve import command
 
 def fail(*args, **options):
@@ -272,7 +272,7 @@ def test_presets_for_editors(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
         asked.append((repo, file))
         raise ModelError("offline and not in the cache")
 
-    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.hub.hub.hub_model", hub_model)
     flags = ["--fim-qwen-1.5b-default", "--port", "0", "--offline"]
     result = CliRunner().invoke(serve.command, flags)
     assert result.exit_code == 1

@@ -11,12 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyllama.core.model import Model
 from pyllama.engine import Engine, Event
+from pyllama.runtime.model import Model
 from pyllama.speculative import draft_model, names
 from pyllama.speculative.lookup_cache import NgramCache
 from pyllama_cli.commands import completion, lookup, parallel, speculative, tokenize
-from pyllama_cli.speculative_options import DRAFT_HEAD_TYPES, SPEC_TYPES, SpeculativeOptions
+from pyllama_cli.options.speculative import DRAFT_HEAD_TYPES, SPEC_TYPES, SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..tiers import some
@@ -364,7 +364,7 @@ def test_a_draft_model_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch)
         asked.append((repo, file, hub.token))
         return folder / "small.gguf"
 
-    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.hub.hub.hub_model", hub_model)
     args = ("-p", "hi", "-n", 2, "-no-cnv", "-hft", "secret", "-hfd", "user/small")
     assert run(completion.command, folder, *args)[0] == 0
     assert run(completion.command, folder, *args, "-md", "Q4.gguf")[0] == 0

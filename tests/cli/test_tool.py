@@ -16,12 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from pyggml.errors import Aborted, GGUFError, ShapeError
-from pyggml.ops.attention import KV_TYPES
+from pyggml.ops.attention.attention import KV_TYPES
 from pyllama_cli import differences, unsupported
-from pyllama_cli.commands import COMMANDS, bench, completion, graph, perplexity, tokenize
+from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 from pyllama_cli.main import pyllama
-from pyllama_cli.options import CACHE_TYPES
+from pyllama_cli.options.options import CACHE_TYPES
 from pyllama_cli.output import report
+from pyllama_cli.programs import COMMANDS
 from pyllama_cli.tool import Tool, all_flags, ignored_option
 
 from ..pyllama.models import Spec, random_weights, write_model

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from pyllama import Llama
-from pyllama_cli.commands import COMMANDS
+from pyllama_cli.programs import COMMANDS
 from pyllama_cli.tool import LazyGroup
 
 MADE = ("spec_ngram_", "draft_")  # the rest of the name is put together

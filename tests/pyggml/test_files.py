@@ -157,9 +157,10 @@ def test_special_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monkey
 
 # modules that open files directly: to write, or to read files of the program or the system
 OPENED = {
-    "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py", "pyggml/cgroup.py",
-    "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench/bench.py",
-    "cli/output.py", "cli/tool.py", "pyllama/server/page_files.py",
+    "pyggml/files.py", "pyggml/compiler/jit.py", "pyggml/host.py", "pyggml/cgroup.py",
+    "pyggml/compiler/code_cache.py", "pyggml/compiler/sources.py", "pyggml/viz/html.py",
+    "pyllama/bench/bench.py",
+    "cli/output.py", "cli/tool.py", "pyllama/server/page/files.py",
     "pyllama/cluster/batch_files.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")

@@ -18,9 +18,9 @@ import numpy as np
 
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
-from pyllama.core.batch import Batch
-from pyllama.core.overrides import Overrides
 from pyllama.errors import BatchError, ContextFull
+from pyllama.runtime.batch import Batch
+from pyllama.runtime.overrides import Overrides
 from pyllama.tokenizer import load_tokenizer
 
 from .tokenizer.vocabularies import spm

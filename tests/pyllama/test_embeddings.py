@@ -16,7 +16,6 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Context, Model
 from pyllama.convert import convert
-from pyllama.core.overrides import Overrides
 from pyllama.embeddings import (
     cosine_similarity,
     embed_many,
@@ -26,6 +25,7 @@ from pyllama.embeddings import (
 )
 from pyllama.engine import Engine
 from pyllama.errors import BatchError, ContextFull, ModelError
+from pyllama.runtime.overrides import Overrides
 
 from .arch.checkpoints import DATA, recorded, write_checkpoint
 

@@ -126,7 +126,7 @@ def _template(options: dict[str, Any]) -> Any:
 
 
 def _text(path: Path) -> str:
-    from pyllama.files.text import read_text
+    from pyllama.inputs.text import read_text
 
     try:
         return read_text(path, _MAX_TEMPLATE_BYTES, "strict")
@@ -135,7 +135,7 @@ def _text(path: Path) -> str:
 
 
 def _json(text: str, where: str) -> Any:
-    from pyllama.files.bounded_json import parse_json
+    from pyllama.inputs.bounded_json import parse_json
 
     try:
         return parse_json(text.encode("utf-8", "surrogateescape"), _MAX_VALUES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...options import INT32_MAX, ByteCount, Number
+from ...options.options import INT32_MAX, ByteCount, Number
 from ...output import progress_bar, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument

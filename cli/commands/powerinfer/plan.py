@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...loading import announce_compiles, model_path
-from ...options import ContextOptions, context_options, model_option
+from ...options.options import ContextOptions, context_options, model_option
+from ...options.sparse import sparse_options
 from ...output import note, write
-from ...sparse_options import sparse_options
+from ...tables.placement import plan_table, simulation_table
 from ...tool import Tool, version_option
 from .files import svg_option
 from .plan_options import PlanOptions, SimulateOptions, plan_options, simulate_options
-from .tables import plan_table, simulation_table
 
 if TYPE_CHECKING:
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
     from pyllama.sparsity.plan import Budget, Choice
     from pyllama.sparsity.simulate import Machine, Work
     from pyllama.sparsity.speeds import Speeds
@@ -45,7 +45,7 @@ def command(
     chosen, machine = PlanOptions.from_click(options), SimulateOptions.from_click(options)
     _check(chosen, machine)
     path, sizes = model_path(model), ContextOptions.from_click(options)
-    from pyllama.core.model import Model
+    from pyllama.runtime.model import Model
     from pyllama.sparsity.plan import IndexFile, make_plan, read_activity
 
     loaded = Model.load(path, vocab_only=True, sparse=sparse, sparse_threshold=sparse_threshold)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...loading import load_model
-from ...options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_options
+from ...options.options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_options
+from ...options.prompt import PromptOptions, escape_option, prompt_options
 from ...output import progress_bar, write
 from ...paths import writable
-from ...prompt import PromptOptions, escape_option, prompt_options
 from ...tool import Tool, version_option
 from .files import svg_option
 

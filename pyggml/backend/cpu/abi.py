@@ -31,14 +31,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
 
-from ...jit import emitted, inline
-from ...numba_internals import templates
-from ...pointers import f32_ptr as f32_ptr
-from ...pointers import f64_ptr as f64_ptr
-from ...pointers import i32_ptr as i32_ptr
-from ...pointers import i64_ptr as i64_ptr
-from ...pointers import u8_ptr as u8_ptr
-from ...pointers import u16_ptr as u16_ptr
+from ...compiler.jit import emitted, inline
+from ...compiler.numba_internals import templates
+from ...compiler.pointers import f32_ptr as f32_ptr
+from ...compiler.pointers import f64_ptr as f64_ptr
+from ...compiler.pointers import i32_ptr as i32_ptr
+from ...compiler.pointers import i64_ptr as i64_ptr
+from ...compiler.pointers import u8_ptr as u8_ptr
+from ...compiler.pointers import u16_ptr as u16_ptr
 from ...tensor import Tensor
 
 PARAMS = 1  # first word of the op parameters

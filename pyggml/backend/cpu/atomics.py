@@ -11,8 +11,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ...jit import emitted
-from ...numba_internals import cgutils
+from ...compiler.jit import emitted
+from ...compiler.numba_internals import cgutils
 
 i64 = ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")

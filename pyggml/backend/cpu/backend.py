@@ -17,21 +17,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from ... import env, host
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
+from ...compiler.jit import Kernel
 from ...errors import ComputeError
-from ...jit import Kernel
 from ...tensor import Tensor
 from ..interface import Backend, Bytes, Device, HostQueue, Layout, StopToken, WeightUse
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
-from . import selftest
-from .buffer import REPACK, RepackBufferType
+from . import (
+    selftest,
+)
 from .codec import DECODED
-from .layout import INTERLEAVED
-from .lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
-from .pool import get_pool
-from .program import Program, compile_program
+from .compile.lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
+from .compile.program import Program, compile_program
+from .compile.work import WorkMemory, WorkStore
+from .run.pool import get_pool
 from .tuning import report
-from .work import WorkMemory, WorkStore
+from .weights.buffer import REPACK, RepackBufferType
+from .weights.layout import INTERLEAVED
 
 
 class CpuProgram:
@@ -60,7 +62,7 @@ class CpuProgram:
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         """Traces of new runs on the current inputs. Raises: ComputeError, Aborted."""
-        from .trace import trace
+        from .run.trace import trace
 
         return trace(self.program, repeats)
 

@@ -22,16 +22,16 @@ from ... import host, ops
 from ...alloc.tallocr import TensorAllocator
 from ...buffer import HOST, HostBuffer
 from ...cgraph import CGraph
+from ...compiler.jit import Code, compile_all, compiled
 from ...context import Context
 from ...dtype import GGMLType
-from ...jit import Code, compile_all, compiled
 from ...tensor import Tensor
 from .atomics import pause
 from .backend import CpuBackend, CpuProgram
-from .buffer import REPACK, RepackBuffer
 from .simd.tile import widest_tile
 from .simd.vector import vectors
 from .tuning import DEFAULT, Choice, Record, Tuning, cpu_key, using
+from .weights.buffer import REPACK, RepackBuffer
 
 _GAIN = 1.1  # the least gain that replaces a default
 _ALTERNATIONS = 5

@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 from ... import host
 from ...cgraph import CGraph
+from ...compiler.jit import kernel
 from ...dtype import row_size
-from ...jit import kernel
 from ...rounding import ceil_div
 from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, params_of
-from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_traits
-from .layout import ROWS, group_bytes
-from .lowering import Lowering
+from .compile.lowering import Lowering
+from .compile.work import WorkMemory, WorkStore
+from .kernels.matrix.weights import PACK, decode_rows, pack, packed_bytes, weight_traits
 from .simd.element import zero_run
 from .simd.plain_rows import TABLE_BYTES, set_row_pointers
-from .work import WorkMemory, WorkStore
+from .weights.layout import ROWS, group_bytes
 
 _STEP_BYTES = 16 << 20
 

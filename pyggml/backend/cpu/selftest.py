@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import env, jit, ops
+from ... import env, ops
 from ...alloc import GraphAllocator, alloc_ctx_tensors
 from ...buffer import HOST
 from ...cgraph import CGraph
-from ...compile_progress import progress
+from ...compiler import jit
+from ...compiler.progress import progress
 from ...context import Context
 from ...dtype import GGMLType
 from ...errors import BackendError
@@ -36,13 +37,19 @@ from ...quants import reference_dequantize as dequantize
 from ...quants import reference_quantize as quantize
 from ...tensor import Tensor
 from . import tuning
-from .buffer import REPACK
+from .weights.buffer import REPACK
 
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _PASSED = "self-test-passed"
 _COMPILED = "compiled"  # begins a child's report: n, m, and the name of the n-th of m functions
-_TESTED = ("pyggml.backend.cpu", "pyggml.ops", "pyggml.quants", "pyggml.jit", "pyggml.dtype")
+_TESTED = (
+    "pyggml.backend.cpu",
+    "pyggml.ops",
+    "pyggml.quants",
+    "pyggml.compiler.jit",
+    "pyggml.dtype",
+)
 _INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
 _lock = threading.Lock()
 _done = False

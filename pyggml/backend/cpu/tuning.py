@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ... import env, host, jit
+from ... import env, host
+from ...compiler import jit
 from ...errors import PyggmlError
 
 

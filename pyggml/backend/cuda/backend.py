@@ -23,7 +23,7 @@ from .buffer import CudaType, PinnedType
 from .cubins import compiled
 from .driver import Driver
 from .kernel import Kernel, KernelImage
-from .kernels.repack import write_planes
+from .kernels.matrix.repack import write_planes
 from .lowering import LOWER, SUPPORTS, Lowering
 from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram

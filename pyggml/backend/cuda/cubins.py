@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ... import env
-from ...code_cache import CodeCache
-from ...sources import Sources, digest
+from ...compiler.code_cache import CodeCache
+from ...compiler.sources import Sources, digest
 from .kernel import Kernel, KernelImage
 
 _PACKAGES = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")

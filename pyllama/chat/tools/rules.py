@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ...errors import SchemaError
 from ...grammar.automaton import MAX_RULES
 from ...grammar.gbnf import MAX_CHARS
-from ...grammar.json_schema import relaxed_gbnf, schema_to_gbnf
+from ...grammar.schema.json_schema import relaxed_gbnf, schema_to_gbnf
 
 Split = Callable[[str], list[str | int]]
 """Splits a marker into texts and ids of control tokens."""

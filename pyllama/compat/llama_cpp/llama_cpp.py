@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from pyggml.backend.registry import HOST_BACKENDS, available
 from pyggml.dtype import GGMLType
 
-from ...core.model import Model
 from ...errors import NotSupported
+from ...runtime.model import Model
 from ...tokenizer import Tokenizer
 
 T = TypeVar("T")

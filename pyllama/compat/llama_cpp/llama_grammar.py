@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import NotSupported
-from ...grammar.json_schema import schema_to_gbnf
+from ...grammar.schema.json_schema import schema_to_gbnf
 from ...llama.grammar import LlamaGrammar
 
 __all__ = ["JSON_GBNF", "LLAMA_GRAMMAR_DEFAULT_ROOT", "LlamaGrammar", "json_schema_to_gbnf"]

@@ -23,18 +23,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...errors import ModelError
-from .. import ollama
+from ..apis.llama_cpp.info import no_model
+from ..apis.ollama import ollama
 from ..app import ROUTES, SLEEPING_ROUTES, Endpoint, guarded, page_endpoints, reporting_errors
-from ..errors import ApiError
-from ..info import no_model
-from ..kept_streams import conversation_of
-from ..options import ServerOptions
-from ..paths import without_folders
-from ..proxy import forward_for_page
-from ..resumable import asked_ids, conversation_asked
-from ..served import FINGERPRINT
-from ..sse import JsonResponse, data_line, parse_body, read_body, read_json
-from ..workers import Workers
+from ..http.proxy import forward_for_page
+from ..http.resumable import asked_ids, conversation_asked
+from ..http.sse import JsonResponse, data_line, parse_body, read_body, read_json
+from ..request.errors import ApiError
+from ..request.options import ServerOptions
+from ..request.paths import without_folders
+from ..worker.kept_streams import conversation_of
+from ..worker.served import FINGERPRINT
+from ..worker.threads import Workers
 from .catalog import Entry, family_of
 from .conversations import Conversations
 from .forward import Forwarder

@@ -24,9 +24,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import ApiError
-from ..logs import REQUEST_ID
-from ..sse import error_response, stream_error
+from ..http.logs import REQUEST_ID
+from ..http.sse import error_response, stream_error
+from ..request.errors import ApiError
 from .conversations import Conversation
 from .pool import Instance, Pool
 from .process import Child

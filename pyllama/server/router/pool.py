@@ -22,8 +22,8 @@ from typing import Any
 
 from pyggml.visible import visible
 
-from ..errors import ApiError
-from ..paths import without_folders
+from ..request.errors import ApiError
+from ..request.paths import without_folders
 from .catalog import Entry, checked
 from .process import Child, Report
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 
 from pyggml.visible import visible
 
-from ..workers import Workers
+from ..worker.threads import Workers
 from .child import EXIT
 
 Report = Callable[[dict[str, Any]], None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml import env
-from pyllama.files.demo import DEMO
+from pyllama.hub.demo import DEMO
 
 NUMPY_CODES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 METADATA: dict[str, Any] = {

@@ -13,9 +13,9 @@ from pyggml.cgraph import CGraph
 from pyggml.compute import graph_compute_with_ctx
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops.rope import rope_tables, yarn_corr_dims
-from pyggml.ops.softmax import alibi_slopes
-from pyggml.ops.unary import KINDS
+from pyggml.ops.attention.rope import rope_tables, yarn_corr_dims
+from pyggml.ops.elementwise.unary import KINDS
+from pyggml.ops.rows.softmax import alibi_slopes
 from pyggml.tensor import Tensor
 
 RNG = np.random.default_rng(7)

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("starlette")
 
 from pyllama.cluster.forward import FULL, LOST, Forwarded, error_of_call
-from pyllama.server.errors import ApiError
-from pyllama.server.sse import stream_error
+from pyllama.server.http.sse import stream_error
+from pyllama.server.request.errors import ApiError
 
 
 class RayActorError(Exception):

@@ -20,8 +20,8 @@ from pyllama.cluster.replica import Call, LoadedModel
 from pyllama.engine import Engine
 from pyllama.errors import ClusterError
 from pyllama.server.app import make_app
-from pyllama.server.options import ServerOptions
-from pyllama.server.served import Served
+from pyllama.server.request.options import ServerOptions
+from pyllama.server.worker.served import Served
 
 ASK = {"prompt": "a b", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 

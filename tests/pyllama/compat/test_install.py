@@ -14,9 +14,9 @@ import pytest
 
 import pyllama
 from pyllama import compat
-from pyllama.core.devices import gpu_devices
 from pyllama.errors import NotSupported, TemplateError
 from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
+from pyllama.runtime.devices import gpu_devices
 
 from ..fake_context import text_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama.arch import get_arch
-from pyllama.convert.folder import Folder, read_config
+from pyllama.convert.files.folder import Folder, read_config
 from pyllama.errors import ModelError
 
 

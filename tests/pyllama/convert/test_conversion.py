@@ -16,9 +16,9 @@ from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize, quantize
 from pyllama import Model
 from pyllama.convert import Options, convert
+from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.convert.outtype import tensor_chunks, tensor_type
 from pyllama.convert.plan import PlannedTensor
-from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
 from ..models import hf_folder

@@ -19,11 +19,11 @@ import pytest
 
 from pyggml.errors import PyggmlError
 from pyllama.convert import Options, convert
-from pyllama.convert.folder import Folder
+from pyllama.convert.files.folder import Folder
+from pyllama.convert.files.torch_files import read_torch
 from pyllama.convert.model_card import read_card
-from pyllama.convert.torch_files import read_torch
 from pyllama.errors import ModelError
-from pyllama.files.budget import LIMITS, Budget, shown
+from pyllama.inputs.budget import LIMITS, Budget, shown
 
 from ..models import HF_LLAMA, hf_folder
 from ..tokenizer.vocabularies import DATA

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pyllama.arch import Arch
-from pyllama.convert.mapping import Array, Config, Convert, Tensors
+from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.convert.plan import PlannedTensor, check_missing, find_arch, plan_tensors
-from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 from pyllama.hparams import HParams
+from pyllama.mapping.rules import Array, Config, Convert, Tensors
 
 from .folders import write_safetensors
 

@@ -13,7 +13,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyllama import Context, Model
 from pyllama.convert import convert
-from pyllama.convert.folder import Folder
+from pyllama.convert.files.folder import Folder
 from pyllama.convert.pooling import pooling_keys
 from pyllama.embeddings import embed_many
 from pyllama.engine import Engine

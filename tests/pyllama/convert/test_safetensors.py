@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pyggml.quants.reference import bf16_from_float
-from pyllama.convert.checkpoint import read_checkpoint
-from pyllama.convert.folder import Folder
-from pyllama.convert.safetensors import read_safetensors
+from pyllama.convert.files.checkpoint import read_checkpoint
+from pyllama.convert.files.folder import Folder
+from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
 from .folders import header, write_safetensors, write_torch

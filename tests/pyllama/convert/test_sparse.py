@@ -18,7 +18,7 @@ from pyggml.gguf import GGUFFile
 from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
 from pyllama.convert import Options, convert
-from pyllama.convert.safetensors import read_safetensors
+from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.gguf_tools.validate import validate
 
 from ..arch.checkpoints import write_checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama.convert.torch_files import read_torch
+from pyllama.convert.files.torch_files import read_torch
 from pyllama.errors import ModelError
 
 from .folders import number, numbers, state, storage, tensor, text, write_archive

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pyggml.errors import TypeMismatch
-from pyllama.convert.torch_files import read_torch
-from pyllama.convert.torch_writer import write_torch
+from pyllama.convert.files.torch_files import read_torch
+from pyllama.convert.files.torch_writer import write_torch
 
 NAMED = {
     "fc1.weight": np.arange(24, dtype=np.float32).reshape(4, 6) / 8,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyllama.convert.folder import Folder
-from pyllama.convert.vocabulary import read_vocabulary
+from pyllama.convert.files.folder import Folder
+from pyllama.convert.tokens.vocabulary import read_vocabulary
 from pyllama.errors import PyllamaError
 from pyllama.tokenizer import load_tokenizer
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pyllama.core.fork_lock import ForkLock
 from pyllama.engine.call_lock import CallLock, locked
 from pyllama.errors import ReentrantCall
+from pyllama.runtime.fork_lock import ForkLock
 
 MAKE = [pytest.param(ForkLock, id="fork"), pytest.param(CallLock, id="call")]
 

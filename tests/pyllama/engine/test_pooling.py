@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama import Batch
-from pyllama.core.overrides import Overrides
 from pyllama.engine import Engine, Event, Policy, Request
 from pyllama.engine.pooling import PooledRows
 from pyllama.errors import BatchError
+from pyllama.runtime.overrides import Overrides
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import PromptLookup, Speculation
 

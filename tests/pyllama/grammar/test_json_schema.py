@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft4Validator, Draft202012Validator
 
 from pyllama.errors import SchemaError
-from pyllama.grammar.json_schema import relaxed_gbnf, schema_to_gbnf
-from pyllama.grammar.schema_parts import Unsatisfiable
-from pyllama.grammar.string_formats import FORMATS
+from pyllama.grammar.schema.json_schema import relaxed_gbnf, schema_to_gbnf
+from pyllama.grammar.schema.schema_parts import Unsatisfiable
+from pyllama.grammar.schema.string_formats import FORMATS
 
 from ...tiers import some
 from .gbnf_texts import Gbnf

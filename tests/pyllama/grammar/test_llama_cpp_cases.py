@@ -273,7 +273,7 @@ def check_texts(grammar: str, name: str) -> None:
 @pytest.mark.parametrize("case", CASES["schemas"], ids=lambda case: case["name"])
 def test_schemas(case: dict[str, Any]) -> None:
     """The schema cases, by the converter of JSON schemas."""
-    pytest.importorskip("pyllama.grammar.json_schema")
+    pytest.importorskip("pyllama.grammar.schema.json_schema")
     schema = json.loads(case["schema"], object_hook=_without_unique_items)
     grammar = Grammar.from_json_schema(schema)
     for text in case["passing"]:

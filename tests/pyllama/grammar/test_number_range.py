@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.grammar.number_range import Bound, integer_range, number_range
+from pyllama.grammar.schema.number_range import Bound, integer_range, number_range
 
 BOUNDS = [None, -123, -100, -99, -12, -10, -9, -5, -1, 0, 1, 5, 9, 10, 11, 42, 99, 100, 123]
 DECIMALS = [

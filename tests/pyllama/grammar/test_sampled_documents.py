@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from pyggml.gguf import GGUFFile
 from pyllama.grammar import Grammar
-from pyllama.grammar.schema_parts import Unsatisfiable
+from pyllama.grammar.schema.schema_parts import Unsatisfiable
 from pyllama.sampling import SamplingParams, chain_for
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 

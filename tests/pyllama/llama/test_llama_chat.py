@@ -242,7 +242,7 @@ def test_options_of_reasoning(reciting: Any) -> None:
 
 
 def test_response_formats_and_calls_have_grammars(reciting: Any) -> None:
-    grammars = pytest.importorskip("pyllama.grammar.json_schema")
+    grammars = pytest.importorskip("pyllama.grammar.schema.json_schema")
     llama = with_template(reciting, TEMPLATES["hermes"].source)
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     given = {"type": "json_schema", "json_schema": {"schema": schema}}
@@ -261,7 +261,7 @@ def test_response_formats_and_calls_have_grammars(reciting: Any) -> None:
 @pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "plain"])
 def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) -> None:
     """Random logits, constrained: each call parses, is of a tool, and has its arguments."""
-    pytest.importorskip("pyllama.grammar.json_schema")
+    pytest.importorskip("pyllama.grammar.schema.json_schema")
     llama = with_template(reciting, TEMPLATES[template].source)
     tools = [
         function("add", a={"type": "integer"}, b={"enum": ["x", 1, None]}),

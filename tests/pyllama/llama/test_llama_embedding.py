@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pyllama import Context, Llama, Model
-from pyllama.core.overrides import Overrides
 from pyllama.embeddings import embed_many
 from pyllama.engine import Engine
+from pyllama.runtime.overrides import Overrides
 
 TEXTS = ["a cat", "", "Paris is a city", "a cat"]
 

@@ -14,7 +14,7 @@ from pyggml.dtype import GGMLType
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
-from pyllama.core.state import dump_state, restore_state
+from pyllama.runtime.state import dump_state, restore_state
 
 from ..models import (
     HF_LLAMA,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pyggml.dtype import GGMLType
-from pyllama.core.overrides import Overrides
 from pyllama.errors import ModelError, NotSupported, PyllamaError
 from pyllama.llama import arguments
 from pyllama.llama.llama import Llama
 from pyllama.llama.tokenizer import BaseLlamaTokenizer
+from pyllama.runtime.overrides import Overrides
 
 from ..fake_context import BOS, EOS, ids, text_of
 

@@ -14,7 +14,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFError, GGUFFile, merge, plan_split, write_gguf, write_split
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
-from pyllama.files.file_types import can_write
+from pyllama.file_types import can_write
 from pyllama.quantize import FILE_TYPES, Options, TypeOverrides, find_file_type, quantize_model
 
 from ..models import Spec, random_weights, write_model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pyllama.sampling import SamplingParams
 from pyllama.sampling.chain import Chain
-from pyllama.sampling.dry import MAX_BREAKER_BYTES, Dry
 from pyllama.sampling.sampler import ChainSetup
+from pyllama.sampling.samplers.dry import MAX_BREAKER_BYTES, Dry
 
 PIECES = ("a", "b", "\n", "ab", "ba", " a", "aab", "\n\n", "b\n", " ", "aaa", "é")
 

@@ -17,8 +17,8 @@ from pyllama.sampling import DEFAULT_SAMPLERS, SAMPLERS, Chain, SamplingParams
 from pyllama.sampling.float_math import log_of
 from pyllama.sampling.fused import STEPS, Fused
 from pyllama.sampling.sampler import Sampler
+from pyllama.sampling.samplers.truncation import MinP, TopK, TopP
 from pyllama.sampling.top import Floats
-from pyllama.sampling.truncation import MinP, TopK, TopP
 
 PROPERTY = settings(deadline=None, max_examples=150)
 

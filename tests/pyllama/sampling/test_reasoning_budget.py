@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama.sampling import Candidates, Chain, SamplingParams
-from pyllama.sampling.reasoning_budget import ReasoningBudget, State, _is_complete
+from pyllama.sampling.samplers.reasoning_budget import ReasoningBudget, State, _is_complete
 
 START, END = [(100,)], [(101,)]
 TWO_ENDS = [(101,), (103, 104)]

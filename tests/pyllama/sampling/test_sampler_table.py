@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pyllama.sampling import Candidates, Chain, Sampler, SamplingParams
-from pyllama.sampling.dist import Dist
-from pyllama.sampling.truncation import MinP, TopK, TopP
+from pyllama.sampling.samplers.dist import Dist
+from pyllama.sampling.samplers.truncation import MinP, TopK, TopP
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 1.0, "seed": 0}
 RISING = (0.1, 0.2, 0.3, 0.4)

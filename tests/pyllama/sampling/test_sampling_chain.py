@@ -22,7 +22,7 @@ from pyllama.sampling import (
     Sampler,
     SamplingParams,
 )
-from pyllama.sampling.dist import Dist
+from pyllama.sampling.samplers.dist import Dist
 from pyllama.sampling.top import Floats
 
 PROPERTY = settings(deadline=None, max_examples=100)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba import types
 
-from pyggml.jit import compiled
-from pyggml.pointers import f32_ptr, i64_ptr
+from pyggml.compiler.jit import compiled
+from pyggml.compiler.pointers import f32_ptr, i64_ptr
 from pyllama.sampling.std_sort import SMALL, heap_sort, insertion_sort, partition
 
 N, DEPTH = 600, 18  # twice the logarithm of N

@@ -20,10 +20,10 @@ from pyllama import Context, Model
 from pyllama.engine import Engine
 from pyllama.sampling import SamplingParams
 from pyllama.server.app import make_app
-from pyllama.server.lifecycle import Lifecycle
-from pyllama.server.listener import Drain, DrainingServer, Listening, open_sockets
-from pyllama.server.options import ServerOptions
-from pyllama.server.served import Served
+from pyllama.server.http.listener import Drain, DrainingServer, Listening, open_sockets
+from pyllama.server.request.options import ServerOptions
+from pyllama.server.worker.lifecycle import Lifecycle
+from pyllama.server.worker.served import Served
 from pyllama.speculative import Speculation
 
 from ...waiting import until

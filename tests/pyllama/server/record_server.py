@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pyllama.files.demo import demo_model_path
+from pyllama.hub.demo import demo_model_path
 
 from .recorded import SESSIONS, Ask, Session, plain
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from pyllama import Model
 from pyllama.server.app import make_app
-from pyllama.server.text import Indentation
+from pyllama.server.worker.text import Indentation
 from pyllama.speculative import PromptLookup, Speculation
 
 from .conftest import Serve, events, make_served

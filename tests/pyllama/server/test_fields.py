@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from pyllama.server.errors import ApiError
-from pyllama.server.fields import Body, Fields
-from pyllama.server.served import Served
+from pyllama.server.request.errors import ApiError
+from pyllama.server.request.fields import Body, Fields
+from pyllama.server.worker.served import Served
 
 from .conftest import PNG, Serve
 from .test_chat import TOOL

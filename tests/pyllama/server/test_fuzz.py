@@ -32,8 +32,8 @@ from benchmarks.malformed import (
 from benchmarks.soak_serve import Run, answer, huge, slow, verdict
 from pyllama import Model
 from pyllama.server.app import ROUTES
-from pyllama.server.options import MIB
-from pyllama.server.served import Served
+from pyllama.server.request.options import MIB
+from pyllama.server.worker.served import Served
 from pyllama.tokenizer import Tokenizer
 
 from .conftest import Serve, listening, make_served

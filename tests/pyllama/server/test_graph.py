@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from pyllama.server import graph
-from pyllama.server.graph_page import draw_graph
+from pyllama.server.apis.llama_cpp import graph
+from pyllama.server.page.graph_page import draw_graph
 
 from ...waiting import WAIT_S
 from .conftest import Serve

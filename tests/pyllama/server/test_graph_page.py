@@ -10,8 +10,8 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError
 from pyllama import Batch, Context, Model
-from pyllama.server import graph_page
-from pyllama.server.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
+from pyllama.server.page import graph_page
+from pyllama.server.page.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
 
 from ..models import Spec, random_weights, write_model
 

@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 
 from pyggml.errors import Aborted
 from pyllama import Context, Model
-from pyllama.server import lifecycle
 from pyllama.server.app import make_app
-from pyllama.server.lifecycle import Lifecycle
-from pyllama.server.options import ServerOptions
-from pyllama.server.served import Served
+from pyllama.server.request.options import ServerOptions
+from pyllama.server.worker import lifecycle
+from pyllama.server.worker.lifecycle import Lifecycle
+from pyllama.server.worker.served import Served
 
 from ...waiting import WAIT_S, until
 from .conftest import events, make_served

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyllama.server.errors import ApiError
-from pyllama.server.limits import LIMITS, check_sizes
+from pyllama.server.request.errors import ApiError
+from pyllama.server.request.limits import LIMITS, check_sizes
 
 from .conftest import Serve
 

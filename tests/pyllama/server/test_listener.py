@@ -17,7 +17,7 @@ import pytest
 
 from pyllama import Model
 from pyllama.server.app import make_app
-from pyllama.server.listener import Listening, TimedProtocol, serve
+from pyllama.server.http.listener import Listening, TimedProtocol, serve
 
 from ...tiers import only
 from ...waiting import WAIT_S, until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama import Model
-from pyllama.server.logs import JsonFormatter
+from pyllama.server.http.logs import JsonFormatter
 
 from ...waiting import until
 from .conftest import Serve, held, listening, make_served

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllama.server import description
+from pyllama.server.worker import description
 from pyllama.tokenizer import vocab
 
 from .conftest import Serve, events

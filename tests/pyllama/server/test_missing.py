@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pyllama.server.app import ROUTES, SLEEPING_ROUTES
-from pyllama.server.missing import MISSING
+from pyllama.server.http.missing import MISSING
 
 from .conftest import Serve
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from pyllama.server.fields import Fields
-from pyllama.server.infill import infill_prompt
+from pyllama.server.apis.llama_cpp.infill import infill_prompt
+from pyllama.server.request.fields import Fields
 from pyllama.tokenizer import Tokenizer
 
 from .conftest import PNG, Serve, events

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.server import page_files
-from pyllama.server.page_files import page_file
+from pyllama.server.page import files as page_files
+from pyllama.server.page.files import page_file
 
-FOLDER = Path(page_files.__file__).parent / "page"
+FOLDER = Path(page_files.__file__).parent
 FILES = sorted(p for p in FOLDER.rglob("*") if p.suffix in (".js", ".css", ".html", ".svg"))
 OWN = [p for p in FILES if p.parent.name != "vendor"]
 

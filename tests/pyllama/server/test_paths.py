@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.server.paths import without_folders
+from pyllama.server.request.paths import without_folders
 
 from .conftest import Serve
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from pyllama.server.errors import ApiError
-from pyllama.server.preparing import CLIENT, Preparing, check_wanted
+from pyllama.server.request.errors import ApiError
+from pyllama.server.worker.preparing import CLIENT, Preparing, check_wanted
 
 from ...waiting import WAIT_S
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from pyllama.server import listener
+from pyllama.server.http import listener
 from pyllama_cli.commands import serve
 
 from ...waiting import until

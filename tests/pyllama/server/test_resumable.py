@@ -18,9 +18,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from pyllama import Model
-from pyllama.server import kept_streams
-from pyllama.server.errors import ApiError
-from pyllama.server.kept_streams import KeptStreams
+from pyllama.server.request.errors import ApiError
+from pyllama.server.worker import kept_streams
+from pyllama.server.worker.kept_streams import KeptStreams
 
 from ...waiting import WAIT_S, until
 from .conftest import Serve, held, listening, make_served

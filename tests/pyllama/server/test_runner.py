@@ -19,10 +19,10 @@ from pyllama import Model
 from pyllama.engine import Request
 from pyllama.errors import BatchError, EngineDead
 from pyllama.server.app import make_app
-from pyllama.server.errors import ApiError
-from pyllama.server.lifecycle import Lifecycle
-from pyllama.server.runner import EngineRunner
-from pyllama.server.text import Recorder, Text
+from pyllama.server.request.errors import ApiError
+from pyllama.server.worker.lifecycle import Lifecycle
+from pyllama.server.worker.runner import EngineRunner
+from pyllama.server.worker.text import Recorder, Text
 from pyllama.speculative import Draft, Speculation, View
 
 from ...waiting import WAIT_S, until

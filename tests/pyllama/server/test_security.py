@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyllama.errors import PyllamaError
-from pyllama.server.options import ServerOptions
+from pyllama.server.request.options import ServerOptions
 
 from .conftest import Serve
 

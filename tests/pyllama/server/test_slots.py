@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama import Model
-from pyllama.server.errors import ApiError
+from pyllama.server.request.errors import ApiError
 
 from ...waiting import WAIT_S, until
 from .conftest import Serve, held, listening, make_served

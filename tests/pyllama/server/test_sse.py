@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from pyllama.server import sse
-from pyllama.server.sse import JsonResponse, dump
+from pyllama.server.http import sse
+from pyllama.server.http.sse import JsonResponse, dump
 
 from .conftest import Serve
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from pyggml.compile_progress import CompileProgress
+from pyggml.compiler.progress import CompileProgress
 from pyllama import Model
-from pyllama.server import warm_up as module
 from pyllama.server.app import make_app
-from pyllama.server.lifecycle import Lifecycle
-from pyllama.server.options import ServerOptions
-from pyllama.server.served import Served
+from pyllama.server.request.options import ServerOptions
+from pyllama.server.worker import warm_up as module
+from pyllama.server.worker.lifecycle import Lifecycle
+from pyllama.server.worker.served import Served
 
 from ...waiting import WAIT_S
 from .conftest import make_served
@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[3]
 ORDINARY = """
 import sys
 from starlette.testclient import TestClient
-from pyggml import jit
-from pyggml.compile_progress import progress
+from pyggml.compiler import jit
+from pyggml.compiler.progress import progress
 from pyllama import Model
 from pyllama.server.app import make_app
-from pyllama.server.warm_up import compile_rest, warm_up
+from pyllama.server.worker.warm_up import compile_rest, warm_up
 from tests.pyllama.server.conftest import make_served
 
 served = make_served(Model.load(sys.argv[1]), n_slots=4, pooling="mean")

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from pyllama.server.workers import Workers
+from pyllama.server.worker.threads import Workers
 
 from ...waiting import WAIT_S, until
 
@@ -64,7 +64,7 @@ def test_an_idle_thread_keeps_nothing_alive() -> None:
 def test_the_process_ends_while_work_runs() -> None:
     code = """
 import threading
-from pyllama.server.workers import Workers
+from pyllama.server.worker.threads import Workers
 begun = threading.Event()
 Workers(1, "test").submit(lambda: (begun.set(), threading.Event().wait()))
 assert begun.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama.convert.torch_writer import write_torch
+from pyllama.convert.files.torch_writer import write_torch
 from pyllama.errors import ModelError
 from pyllama.sparsity.activation_files import read_activations, write_activations
 

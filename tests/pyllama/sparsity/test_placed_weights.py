@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
-from pyllama.core.devices import Offload
-from pyllama.core.offload import Planner
-from pyllama.core.params import ContextParams
 from pyllama.errors import ModelError
+from pyllama.graph.sparse.weights import normalize_powerinfer_metadata
+from pyllama.runtime.devices import Offload
+from pyllama.runtime.offload import Planner
+from pyllama.runtime.params import ContextParams
 from pyllama.sparsity.division import Placements
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
 from pyllama.sparsity.plan import Budget, Choice, IndexFile, plan_on_devices, read_needs
-from pyllama.sparsity.weights import normalize_powerinfer_metadata
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
 from ...tiers import only

@@ -14,8 +14,8 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyllama import Batch, Context, Model
 from pyllama.arch import arch_names
-from pyllama.core.overrides import Overrides
 from pyllama.errors import BatchError, ModelError
+from pyllama.runtime.overrides import Overrides
 
 from ..arch.checkpoints import recorded as dense_recording
 from ..arch.checkpoints import variants

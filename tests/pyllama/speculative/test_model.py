@@ -12,8 +12,8 @@ import pytest
 from pyggml.errors import Aborted, ComputeError
 from pyggml.sched import Schedule
 from pyllama import Batch, Context, Model
-from pyllama.core.overrides import Overrides
 from pyllama.errors import BatchError, DraftError, ModelError
+from pyllama.runtime.overrides import Overrides
 from pyllama.sampling import Chain, SamplingParams
 from pyllama.speculative.draft import Draft, Drafter
 from pyllama.speculative.model import LIKELIEST, ModelDrafter, draft_model, self_draft

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....jit import Kernel
+from ....compiler.jit import Kernel
 from ....quants.block import BLOCK_TYPES
 
 DECODED = tuple(int(type) for type in BLOCK_TYPES)

@@ -17,18 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cgraph import CGraph
+from ....compiler.jit import Kernel, inline_strict, kernel
 from ....context import Context
 from ....dtype import GGMLType, row_size
-from ....jit import Kernel, inline_strict, kernel
 from ....quants.block import BLOCK_TYPES, Bytes, Floats, row_weights
 from ....quants.reference import reference_quantize
 from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, params_of, set_error
 from ..atomics import call_address
 from ..backend import CpuBackend
-from ..lowering import Lowering
+from ..compile.lowering import Lowering
+from ..compile.work import WorkMemory, WorkStore
 from ..simd.lanes import bits, lanes_f32, mask_bits, sqrt, store
 from ..simd.math import ZERO
-from ..work import WorkMemory, WorkStore
 from . import ENCODED, row_encoder
 from .rows import decode_columns, encode_row, row_decoder
 

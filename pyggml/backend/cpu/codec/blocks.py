@@ -23,29 +23,11 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
+from ....compiler.jit import emitted
 from ....dtype import GGMLType
-from ....jit import emitted
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
-from ..layout import (
-    CODES_AT,
-    COLUMNS,
-    LINE,
-    QUANTIZED,
-    ROWS,
-    STEP,
-    STEPS,
-    STEPS_AT,
-    UNPACKED_BYTES,
-    LayoutK,
-    block_bytes,
-    is_folded,
-    layout_32,
-    layout_k,
-    padded_values,
-    pieces,
-)
 from ..simd.block_dot import byte_in_lines, moved, power_of_two
 from ..simd.transpose import gather_bits
 from ..simd.vector import (
@@ -73,6 +55,24 @@ from ..simd.vector import (
     vectors,
     widen,
     zeroed_stack,
+)
+from ..weights.layout import (
+    CODES_AT,
+    COLUMNS,
+    LINE,
+    QUANTIZED,
+    ROWS,
+    STEP,
+    STEPS,
+    STEPS_AT,
+    UNPACKED_BYTES,
+    LayoutK,
+    block_bytes,
+    is_folded,
+    layout_32,
+    layout_k,
+    padded_values,
+    pieces,
 )
 
 Value = Any

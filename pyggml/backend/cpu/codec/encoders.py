@@ -20,8 +20,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from ....compiler.jit import Kernel, inline_strict, named_kernel
 from ....dtype import GGMLType
-from ....jit import Kernel, inline_strict, named_kernel
 from ....quants.block import BLOCK_TYPES, BlockType
 from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
 from ....quants.iq4 import SMALLEST as SMALLEST_IQ4
@@ -38,7 +38,6 @@ from ....quants.mxfp4 import encode_exponents
 from ....quants.search import TINY, weighted_search
 from ....quants.ternary import encode_ternary
 from ..abi import bits_f32, f32_bits, f32_ptr, i32_ptr, u8_ptr
-from ..layout import COLUMNS
 from ..simd.element import F32, I8, I16, load_elem, store_elem, store_f16
 from ..simd.lanes import (
     absolute,
@@ -59,6 +58,7 @@ from ..simd.lanes import (
     truncate,
 )
 from ..simd.math import HALF, INF, ONE, SMALLEST, ZERO, abs_f32
+from ..weights.layout import COLUMNS
 from . import ENCODED
 from .blocks import get_scales, put_codes, put_steps, value_limits, values_of
 from .search import (

@@ -13,13 +13,13 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from ....compiler.jit import Kernel, inline, named_kernel
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, named_kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
-from ..layout import UNPACKED_BYTES
 from ..simd.element import F32, store_elem
 from ..simd.lanes import stack
+from ..weights.layout import UNPACKED_BYTES
 from .blocks import decode_block, unpack_block
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32

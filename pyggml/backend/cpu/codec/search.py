@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ....jit import inline_strict
+from ....compiler.jit import inline_strict
 from ....quants.search import TINY, AffineSearch
 from ..abi import f32_bits, f32_ptr, i32_ptr
-from ..layout import COLUMNS
 from ..simd.lanes import (
     absolute,
     bits,
@@ -33,6 +32,7 @@ from ..simd.lanes import (
     to_float,
 )
 from ..simd.math import MAGIC, ONE, ZERO, abs_f32
+from ..weights.layout import COLUMNS
 
 _LOW, _BIAS = np.int32(0x7FFFFF), np.int32(0x400000)
 _TENTH = np.float32(0.1)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numba as nb
 
-from ....jit import KERNEL_SIG, Kernel, compiled_once
+from ....compiler.jit import KERNEL_SIG, Kernel, compiled_once
 from ....ops.custom import is_kernel
 from ....tensor import Tensor
-from ..lowering import Lowering, lowers
+from ..compile.lowering import Lowering, lowers
 
 
 class UserKernel(Kernel):

@@ -35,12 +35,12 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from ....compiler.jit import Kernel, emitted, inline_strict, kernel
 from ....dtype import GGMLType
-from ....jit import Kernel, emitted, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
-from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
-from ..lowering import ALWAYS, Lowering
+from ..compile.lowering import ALWAYS, Lowering
+from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.vector import (
@@ -59,7 +59,7 @@ from ..simd.vector import (
     vec,
     vectors,
 )
-from ..work import WorkRange
+from ..weights.layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 
 BLOCK = 32
 _MAGIC = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits

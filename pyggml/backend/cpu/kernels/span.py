@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....jit import inline
+from ....compiler.jit import inline
 from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import data, nb, ne
-from ..lowering import Lowering, byte_range
+from ..compile.lowering import Lowering, byte_range
 
 BLOCK = 32  # columns of a quantized block, which is never cut
 

@@ -32,12 +32,12 @@ from typing import Any
 
 from llvmlite import ir
 
+from ....compiler.jit import emitted
 from ....dtype import GGMLType
-from ....jit import emitted
 from ....quants.block import BLOCK_TYPES
 from ....rounding import ceil_div
-from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from ..tuning import tuning
+from ..weights.layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from .block_dot import CODES_32, CODES_256, SCALE, SUM, GroupBlock, GroupKBlock, KDot, signed_codes
 from .vector import (
     LINE,

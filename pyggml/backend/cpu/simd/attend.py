@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....jit import emitted
+from ....compiler.jit import emitted
 from ....rounding import ceil_div
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
 from .vector import (

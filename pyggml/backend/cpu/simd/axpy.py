@@ -21,8 +21,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ....compiler.jit import emitted, inline
 from ....dtype import GGMLType
-from ....jit import emitted, inline
 from ....rounding import ceil_div
 from .kv_row import BLOCKS
 from .vector import (

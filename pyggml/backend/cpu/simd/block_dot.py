@@ -25,7 +25,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....quants.block import Bits
-from ..layout import COLUMNS, LINE, ROWS, STEP, STEPS, layout_32, layout_k, pieces
+from ..weights.layout import COLUMNS, LINE, ROWS, STEP, STEPS, layout_32, layout_k, pieces
 from .vector import (
     F16,
     Generic,

@@ -17,8 +17,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ....compiler.jit import emitted, inline
 from ....dtype import GGMLType
-from ....jit import emitted, inline
 from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store, vectors, widen
 
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))

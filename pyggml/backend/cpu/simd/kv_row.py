@@ -15,10 +15,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ....compiler.jit import emitted
 from ....dtype import GGMLType
-from ....jit import emitted
 from ....quants.block import BLOCK_TYPES, BlockType
-from ..layout import Layout32, is_bit_row, is_folded, layout_32
+from ..weights.layout import Layout32, is_bit_row, is_folded, layout_32
 from .vector import (
     BF16,
     F16,

@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin, models, register_model
 
-from ....jit import emitted
-from ....numba_internals import templates
+from ....compiler.jit import emitted
+from ....compiler.numba_internals import templates
 from .vector import broadcast, call, f32, i8, i32, i64, load, vec, with_element, zeroed_stack
 from .vector import store as store_at
 

@@ -18,7 +18,7 @@ import numba as nb
 import numpy as np
 from numba import types
 
-from ....jit import emitted
+from ....compiler.jit import emitted
 from ..abi import bits_f32, f32_bits
 from .vector import i64
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from llvmlite import ir
 
+from ....compiler.jit import emitted, inline
 from ....dtype import GGMLType
-from ....jit import emitted, inline
 from ....quants.block import Bits, Field, count, places
 from ....quants.ternary import Digits
 from ....rounding import ceil_div
 from ..abi import i64_ptr
-from ..layout import (
+from ..weights.layout import (
     ACTIVATION_BYTES,
     COLUMNS,
     K_TYPES,

@@ -13,10 +13,18 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+from ....compiler.jit import emitted
 from ....dtype import GGMLType
-from ....jit import emitted
 from ....rounding import ceil_div
-from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEP, STEPS, block_bytes, layout_k
+from ..weights.layout import (
+    ACTIVATION_BYTES,
+    K_TYPES,
+    QUANTIZED,
+    STEP,
+    STEPS,
+    block_bytes,
+    layout_k,
+)
 from .block_dot import BlockDot, GroupBlock, KDot
 from .vector import (
     LINE,

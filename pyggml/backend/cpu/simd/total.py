@@ -19,7 +19,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....jit import emitted
+from ....compiler.jit import emitted
 from .vector import (
     const,
     counted_loop,

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..layout import ROWS
+from ..weights.layout import ROWS
 from .vector import concat, i16, i32, lanes_of, like, load, vec, vectors
 
 Value = Any

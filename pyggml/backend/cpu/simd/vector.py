@@ -19,9 +19,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from ....compiler.jit import isa
+from ....compiler.numba_internals import cgutils
 from ....dtype import GGMLType
-from ....jit import isa
-from ....numba_internals import cgutils
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()

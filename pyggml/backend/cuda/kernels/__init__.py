@@ -1,19 +1,7 @@
 """Kernels, named after the CPU's files; importing this package registers their lowerings."""
 
-from . import attention as attention
-from . import binary as binary
-from . import cpy as cpy
-from . import experts as experts
-from . import fill as fill
-from . import glu as glu
-from . import matmul as matmul
-from . import norm as norm
-from . import quantize as quantize
-from . import reduce as reduce
-from . import repack as repack
-from . import rope as rope
-from . import rows as rows
-from . import softmax as softmax
-from . import sort as sort
-from . import sparse as sparse
-from . import unary as unary
+from importlib import import_module
+from pkgutil import walk_packages
+
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)

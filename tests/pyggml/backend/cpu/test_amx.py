@@ -19,8 +19,6 @@ import numpy.typing as npt
 import pytest
 from llvmlite import ir
 
-from pyggml import jit
-from pyggml.backend.cpu.layout import K_TYPES, QUANTIZED, interleave, layout_k
 from pyggml.backend.cpu.simd import amx, tile, x86
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
@@ -37,6 +35,8 @@ from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     vec,
 )
 from pyggml.backend.cpu.simd.x86 import Avx512Amx
+from pyggml.backend.cpu.weights.layout import K_TYPES, QUANTIZED, interleave, layout_k
+from pyggml.compiler import jit
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 from tests.pyggml.backend.cpu.test_isa import Target, assembly, python, tile_module
@@ -259,7 +259,7 @@ def chunks_with_tiles() -> int:
 def child() -> None:
     """In a process of its own: tokens in batches have the bits that they have alone."""
     install()
-    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.buffer import HOST
     from tests.pyggml.backend.cpu.test_matmul_bits import product
 
@@ -288,7 +288,7 @@ def same(got: Array, want: Array) -> bool:
 
 
 def experts() -> None:
-    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.buffer import HOST
     from tests.pyggml.backend.cpu.test_experts import IDS, N_TOKENS, product
 
@@ -309,7 +309,7 @@ def experts() -> None:
 def feed_forward() -> None:
     """Gate and up fused with the GLU, and down on the activations that kernel quantized."""
     from pyggml.alloc.tallocr import alloc_ctx_tensors
-    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.context import Context
 
     rng = np.random.default_rng(1)
@@ -332,9 +332,9 @@ def feed_forward() -> None:
 
 def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
     from pyggml import ops
-    from pyggml.backend.cpu.pool import get_pool
-    from pyggml.backend.cpu.program import compile_program
-    from pyggml.backend.cpu.work import WorkStore
+    from pyggml.backend.cpu.compile.program import compile_program
+    from pyggml.backend.cpu.compile.work import WorkStore
+    from pyggml.backend.cpu.run.pool import get_pool
     from pyggml.cgraph import CGraph
     from pyggml.context import Context
 

@@ -11,11 +11,11 @@ import pytest
 
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu.kernels import attention
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import compile_program
+from pyggml.backend.cpu.compile.program import compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.kernels.attention import attention
+from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.backend.cpu.simd.kv_row import KINDS
-from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

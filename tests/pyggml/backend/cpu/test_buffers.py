@@ -16,8 +16,8 @@ from pyggml import ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import repack as repack_module
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK, RepackBuffer, is_repacked
-from pyggml.backend.cpu.layout import (
+from pyggml.backend.cpu.weights.buffer import REPACK, RepackBuffer, is_repacked
+from pyggml.backend.cpu.weights.layout import (
     INTERLEAVED,
     K_TYPES,
     ROWS,

@@ -12,8 +12,8 @@ import pytest
 from pyggml.backend.cpu.codec import DECODED, ENCODED, row_encoder
 from pyggml.backend.cpu.codec.encoders import encoders
 from pyggml.backend.cpu.codec.rows import row_decoder
+from pyggml.compiler.jit import Kernel
 from pyggml.dtype import GGMLType, row_size
-from pyggml.jit import Kernel
 from pyggml.quants import BLOCK_TYPES, reference_quantize
 
 Array = npt.NDArray[Any]

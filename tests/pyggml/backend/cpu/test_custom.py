@@ -11,13 +11,13 @@ import pytest
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, SRC0, data, f32_ptr, first_row, ne
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import compile_program
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.compile.program import compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.cgraph import CGraph
+from pyggml.compiler.jit import KERNEL_SIG
 from pyggml.context import Context
 from pyggml.errors import ComputeError
-from pyggml.jit import KERNEL_SIG
 from pyggml.tensor import Tensor
 
 X = np.arange(100_000, dtype=np.float32)

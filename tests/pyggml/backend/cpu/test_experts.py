@@ -11,11 +11,11 @@ import pytest
 from pyggml import ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu.buffer import REPACK
-from pyggml.backend.cpu.layout import INTERLEAVED
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import compile_program
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.compile.program import compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
+from pyggml.backend.cpu.weights.buffer import REPACK
+from pyggml.backend.cpu.weights.layout import INTERLEAVED
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.backend.cpu.simd.element import F16, F32, load_elem, load_f16, store_elem, store_f16
-from pyggml.jit import Kernel, isa, kernel
+from pyggml.compiler.jit import Kernel, isa, kernel
 
 Array = npt.NDArray[Any]
 

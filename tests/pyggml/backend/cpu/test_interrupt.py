@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from pyggml import ops
-from pyggml.backend.cpu import interrupt
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.interrupt import Watcher
+from pyggml.backend.cpu.run import interrupt
+from pyggml.backend.cpu.run.interrupt import Watcher
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from tests.waiting import WAIT_S

@@ -22,14 +22,14 @@ from llvmlite import ir
 from llvmlite.binding.targets import FeatureMap
 from numba import types
 
-from pyggml import jit, numba_internals
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.layout import K_TYPES
 from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, plain_rows, tile, x86
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
-from pyggml.code_cache import CodeCache
+from pyggml.backend.cpu.weights.layout import K_TYPES
+from pyggml.compiler import jit, numba_internals
+from pyggml.compiler.code_cache import CodeCache
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 from tests.tiers import long, only
@@ -113,7 +113,7 @@ def test_a_simpler_instruction_set_gives_the_same_bits(isa: str, n_cases: int) -
 @pytest.mark.parametrize("isa", only(jit.host_isas()[1:], jit.host_isas()[-1:]))
 def test_loops_that_llvm_vectorises_use_a_simpler_instruction_set_too(isa: str) -> None:
     code = """if True:
-        from pyggml.backend.cpu.kernels.norm import rms_norm_f32
+        from pyggml.backend.cpu.kernels.rows.norm import rms_norm_f32
         text = rms_norm_f32.assembly()
         print([register for register in ("xmm", "ymm", "zmm") if register in text])
     """

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pytest
 from llvmlite import ir
 
-from pyggml import jit
-from pyggml.backend.cpu.layout import interleave
 from pyggml.backend.cpu.simd import aarch64, tile, x86
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic, HardwareFloats, call, i32, vec
 from pyggml.backend.cpu.simd.x86 import Avx512Vnni, AvxVnni
+from pyggml.backend.cpu.weights.layout import interleave
+from pyggml.compiler import jit
 from pyggml.dtype import GGMLType
 from tests.pyggml.backend.cpu.test_isa import tile_module
 from tests.pyggml.backend.cpu.test_quantize import super_twin, twin

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
-from pyggml import env, jit, numba_internals
-from pyggml.code_cache import CodeCache
+from pyggml import env
+from pyggml.compiler import jit, numba_internals
+from pyggml.compiler.code_cache import CodeCache
 
 ROOT = Path(__file__).parents[4]
 
@@ -61,9 +62,10 @@ def test_a_users_cached_function_keeps_its_own_cache(tmp_path: Path, base: Path)
 
 
 SCRIPT = """
-from pyggml import env, jit, numba_internals
-from pyggml.code_cache import CodeCache
-from pyggml.backend.cpu.kernels.unary import scale_f32
+from pyggml import env
+from pyggml.compiler import jit, numba_internals
+from pyggml.compiler.code_cache import CodeCache
+from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address
@@ -87,14 +89,14 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
 def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Path) -> None:
     helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
     caller.write_text(
-        "from numba import types; from pyggml.jit import compiled; from helper import f\n"
+        "from numba import types; from pyggml.compiler.jit import compiled; from helper import f\n"
         "@compiled(types.int64(types.int64))\n"
         "def g(x):\n    return f(x)\n"
         "print(g(1))\n"
     )
     for factor in (10, 200):
         helper.write_text(
-            "from pyggml.jit import inline_strict\n"
+            "from pyggml.compiler.jit import inline_strict\n"
             f"@inline_strict\ndef f(x):\n    return x * {factor}\n"
         )
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
@@ -112,7 +114,7 @@ def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_pat
     """Numba's pickle names the module '<dynamic>', which other processes cannot import."""
     file = tmp_path / "made.py"
     file.write_text(
-        "from numba import types; from pyggml.jit import compiled\n"
+        "from numba import types; from pyggml.compiler.jit import compiled\n"
         "@compiled(types.int64(types.int64))\n"
         "def g(x):\n    return 3 * x\n"
         "print(g(5))\n"
@@ -133,7 +135,7 @@ import numpy as np
 from numba import njit
 from numba.core import config
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.kernels.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
 
 @njit(fastmath=True)
 def total(x):
@@ -162,10 +164,11 @@ def test_a_users_functions_are_compiled_for_the_host() -> None:
 
 FORKED = """
 import os, threading
-from pyggml import env, jit, numba_internals
-from pyggml.code_cache import CodeCache
-from pyggml.backend.cpu.kernels.norm import rms_norm_f32
-from pyggml.backend.cpu.kernels.unary import scale_f32
+from pyggml import env
+from pyggml.compiler import jit, numba_internals
+from pyggml.compiler.code_cache import CodeCache
+from pyggml.backend.cpu.kernels.rows.norm import rms_norm_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
 begun = threading.Event()
 inside = jit.own_numbers
 
@@ -197,7 +200,7 @@ def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
 TWINS = """
 import ctypes, sys
 from pyggml.backend.cpu.abi import i64_ptr
-from pyggml.jit import inline_strict, kernel
+from pyggml.compiler.jit import inline_strict, kernel
 
 def adding(n):
     @inline_strict

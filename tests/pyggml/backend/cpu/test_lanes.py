@@ -28,7 +28,7 @@ from pyggml.backend.cpu.simd.lanes import (
     to_float,
     truncate,
 )
-from pyggml.jit import kernel
+from pyggml.compiler.jit import kernel
 
 ROW = 32  # bytes of a result
 TWO = np.float32(2)

@@ -14,7 +14,7 @@ import pytest
 
 from pyggml.backend.cpu.abi import f32_ptr
 from pyggml.backend.cpu.simd import math as simd
-from pyggml.jit import isa, kernel
+from pyggml.compiler.jit import isa, kernel
 
 Array = npt.NDArray[Any]
 

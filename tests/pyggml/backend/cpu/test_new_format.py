@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import jit
+from pyggml.compiler import jit
 from pyggml.dtype import GGMLType
 from tests.tiers import only
 
@@ -83,9 +83,9 @@ def child() -> None:
     from pyggml import ops
     from pyggml.alloc.tallocr import alloc_ctx_tensors
     from pyggml.backend.cpu.backend import CpuBackend
-    from pyggml.backend.cpu.buffer import REPACK
-    from pyggml.backend.cpu.layout import QUANTIZED
     from pyggml.backend.cpu.repack import repack
+    from pyggml.backend.cpu.weights.buffer import REPACK
+    from pyggml.backend.cpu.weights.layout import QUANTIZED
     from pyggml.buffer import HOST
     from pyggml.cgraph import CGraph
     from pyggml.context import Context

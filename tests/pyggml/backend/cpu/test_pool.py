@@ -18,13 +18,13 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu import loop
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK
-from pyggml.backend.cpu.loop import MAX_THREADS
-from pyggml.backend.cpu.pool import Pool, get_pool
-from pyggml.backend.cpu.program import Program, compile_program
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.compile import loop
+from pyggml.backend.cpu.compile.loop import MAX_THREADS
+from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import Pool, get_pool
+from pyggml.backend.cpu.weights.buffer import REPACK
 from pyggml.backend.interface import StopToken
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
@@ -61,7 +61,7 @@ def test_any_number_of_threads_completes(n_threads: int) -> None:
 
 
 def test_number_of_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
+    monkeypatch.setattr("pyggml.backend.cpu.compile.lowering.MAX_THREADS", 3)
     node = chain(Context(), 2)
     program = lower(node, MAX_THREADS + 1)
     assert program.n_threads == 3
@@ -81,7 +81,7 @@ def test_every_user_of_the_pool_limits_its_threads(
         run(pool, program, stop)
 
     monkeypatch.setattr(Pool, "run", count)
-    monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
+    monkeypatch.setattr("pyggml.backend.cpu.compile.lowering.MAX_THREADS", 3)
     monkeypatch.setenv("PYGGML_NUM_THREADS", "99999")
     rows = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
     blocks = quantize(rows, "Q4_0", n_threads=99999)
@@ -334,8 +334,8 @@ import numpy as np
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK
-from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.weights.buffer import REPACK
+from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.errors import ComputeError

@@ -21,16 +21,16 @@ from pyggml import ops
 from pyggml.alloc.gallocr import GraphAllocator
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu import lowering
-from pyggml.backend.cpu.buffer import REPACK
-from pyggml.backend.cpu.kernels import matmul
-from pyggml.backend.cpu.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
-from pyggml.backend.cpu.lowering import Lowering
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import Program, compile_program
-from pyggml.backend.cpu.trace import trace
+from pyggml.backend.cpu.compile import lowering
+from pyggml.backend.cpu.compile.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
+from pyggml.backend.cpu.compile.lowering import Lowering
+from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.work import WorkMemory, WorkRange, WorkStore
+from pyggml.backend.cpu.kernels.matrix import matmul
+from pyggml.backend.cpu.run.pool import get_pool
+from pyggml.backend.cpu.run.trace import trace
 from pyggml.backend.cpu.tuning import Tuning, using
-from pyggml.backend.cpu.work import WorkMemory, WorkRange, WorkStore
+from pyggml.backend.cpu.weights.buffer import REPACK
 from pyggml.buffer import HOST, zeroed
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
@@ -331,7 +331,7 @@ def test_any_number_of_chunks_and_phases(
 
     def result(**limits: int) -> tuple[Program, bytes]:
         for name, limit in limits.items():
-            monkeypatch.setattr(f"pyggml.backend.cpu.program.{name}", limit)
+            monkeypatch.setattr(f"pyggml.backend.cpu.compile.program.{name}", limit)
         made = lower(graph, 3)
         x.numpy().reshape(-1)[:] = data
         get_pool().run(made)

@@ -12,21 +12,21 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.abi import record
+from pyggml.backend.cpu.compile.lowering import Lowering
+from pyggml.backend.cpu.compile.program import Program
+from pyggml.backend.cpu.compile.work import WorkMemory, WorkStore
 from pyggml.backend.cpu.kernels.quantize import (
     Converted,
     add_quantize,
     quantize_kernel,
     quantize_row,
 )
-from pyggml.backend.cpu.layout import ACTIVATION_BYTES
-from pyggml.backend.cpu.lowering import Lowering
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import Program
-from pyggml.backend.cpu.work import WorkMemory, WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
+from pyggml.backend.cpu.weights.layout import ACTIVATION_BYTES
 from pyggml.cgraph import CGraph
+from pyggml.compiler.jit import isa, kernel
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.jit import isa, kernel
 from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 

@@ -14,10 +14,10 @@ from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, data, f32_ptr
 from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import Program, compile_program, shares
-from pyggml.backend.cpu.trace import trace
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.compile.program import Program, compile_program, shares
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
+from pyggml.backend.cpu.run.trace import trace
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

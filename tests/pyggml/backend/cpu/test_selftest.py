@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyggml import jit
 from pyggml.backend.cpu import selftest, tuning
+from pyggml.compiler import jit
 
 
 @pytest.fixture(autouse=True)

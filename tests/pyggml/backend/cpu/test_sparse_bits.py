@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu.layout import INTERLEAVED
-from pyggml.backend.cpu.pool import get_pool
-from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.backend.cpu.simd.vector import HardwareFloats, vectors
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.weights.layout import INTERLEAVED
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.simd.total import max_f32, total_f32
-from pyggml.jit import isa
+from pyggml.compiler.jit import isa
 
 assert isa()  # the instruction set must be chosen before compiling
 

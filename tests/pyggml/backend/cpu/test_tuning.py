@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import host, jit, ops
+from pyggml import host, ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import measure, selftest, tuning
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.tuning import DEFAULT, Choice, Record, Tuning, using
+from pyggml.backend.cpu.weights.buffer import REPACK
 from pyggml.cgraph import CGraph
-from pyggml.code_cache import CodeCache
+from pyggml.compiler import jit
+from pyggml.compiler.code_cache import CodeCache
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError

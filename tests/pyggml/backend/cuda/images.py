@@ -22,10 +22,10 @@ from pyggml.backend.cuda.kernel import Kernel, KernelImage
 from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
-from pyggml.code_cache import CodeCache
-from pyggml.op_table import case_node
+from pyggml.compiler.code_cache import CodeCache
 from pyggml.ops import OPS
 from pyggml.tensor import Tensor
+from tests.pyggml.ops.op_table import case_node
 
 CAPABILITIES = ((7, 5), (8, 0), (9, 0), (12, 0))
 CASES = [  # of the ops, those that have kernels

@@ -24,7 +24,7 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.backend import CudaBackend
-from pyggml.backend.cuda.kernels import repack
+from pyggml.backend.cuda.kernels.matrix import repack
 from pyggml.backend.cuda.planes import PlanesType, planes_of
 from pyggml.backend.cuda.stream import WORK_BYTES
 from pyggml.backend.interface import StopToken, WeightUse

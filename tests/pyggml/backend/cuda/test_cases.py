@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pyggml.op_table import case_node
 from pyggml.ops import Case, Op
+from tests.pyggml.ops.op_table import case_node
 
 from ...ops.harness import CaseRun
 

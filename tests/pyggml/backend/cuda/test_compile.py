@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from pyggml.code_cache import CodeCache
-from pyggml.op_table import case_node
+from pyggml.compiler.code_cache import CodeCache
 from pyggml.ops import Case, Op
+from tests.pyggml.ops.op_table import case_node
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
 
 from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS, Kernel
-from pyggml.backend.cuda.kernels.norm import norm_kernel
+from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
 from .images import CAPABILITIES, CASES, images, kernels_of

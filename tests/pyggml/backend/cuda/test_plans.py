@@ -16,12 +16,12 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile
 from pyllama import Context, Model
-from pyllama.core.devices import Offload
-from pyllama.core.offload import OffloadPlan, Planner
-from pyllama.core.params import ContextParams
+from pyllama.graph.sparse.weights import normalize_powerinfer_metadata
+from pyllama.runtime.devices import Offload
+from pyllama.runtime.offload import OffloadPlan, Planner
+from pyllama.runtime.params import ContextParams
 from pyllama.sparsity.division import Placements
 from pyllama.sparsity.plan import Choice, plan_on_devices
-from pyllama.sparsity.weights import normalize_powerinfer_metadata
 
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file

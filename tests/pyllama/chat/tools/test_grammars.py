@@ -17,7 +17,7 @@ from ...fake_context import EOS, TOKENIZER
 from .templates import TEMPLATES, TOOLS
 from .test_replies import ROWS, Row
 
-pytest.importorskip("pyllama.grammar.json_schema")
+pytest.importorskip("pyllama.grammar.schema.json_schema")
 USER = [{"role": "user", "content": "Hey there!"}]
 CALLS = [row for row in ROWS if row[4] and row[5] == {}]
 # forms that models without a grammar may write, and that it does not allow

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyllama.server.page_files import page_file
+from pyllama.server.page.files import page_file
 
 from ....waiting import WAIT_S, until
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama import Context, Model
-from pyllama.server.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
+from pyllama.server.page.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
 
 from ...models import Spec, random_weights, write_model
 

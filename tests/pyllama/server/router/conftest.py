@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pyllama.server.listener import Listening, open_sockets
-from pyllama.server.options import ServerOptions
+from pyllama.server.http.listener import Listening, open_sockets
+from pyllama.server.request.options import ServerOptions
 from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool

@@ -11,7 +11,7 @@ import pytest
 from pyggml.gguf import write_gguf
 from pyllama.errors import ModelError
 from pyllama.server.app import ROUTES
-from pyllama.server.options import ServerOptions
+from pyllama.server.request.options import ServerOptions
 from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry
 from pyllama.server.router.pool import Pool

@@ -6,7 +6,7 @@ import http.client
 import socket
 from typing import Any
 
-from pyllama.server.options import ServerOptions
+from pyllama.server.request.options import ServerOptions
 from pyllama.server.router import conversations
 from pyllama.server.router.app import make_router
 from pyllama.server.router.catalog import Entry

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyllama.server.options import ServerOptions
+from pyllama.server.request.options import ServerOptions
 from pyllama.server.router.app import make_router
 from pyllama.server.router.forward import target_of
 from pyllama.server.router.pool import Pool

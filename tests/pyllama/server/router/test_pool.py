@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama.errors import ModelError
-from pyllama.server.errors import ApiError
+from pyllama.server.request.errors import ApiError
 from pyllama.server.router import pool as pools
 from pyllama.server.router.pool import Instance, Pool
 

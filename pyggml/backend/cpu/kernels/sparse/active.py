@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .....jit import inline, kernel
+from .....compiler.jit import inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -33,9 +33,9 @@ from ...abi import (
     set_error,
     u8_ptr,
 )
-from ...lowering import GRAIN, Lowering
+from ...compile.lowering import GRAIN, Lowering
+from ...compile.work import WorkRange
 from ...simd.element import F32, I8, load_elem, store_elem
-from ...work import WorkRange
 
 SEGMENT = 1024  # rows: sums over rows are cut at its multiples, for any number of threads
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....jit import Kernel, inline, kernel
+from .....compiler.jit import Kernel, inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -45,7 +45,9 @@ from ...abi import (
 )
 from ...atomics import call_address
 from ...codec.rows import decode_columns
-from ...lowering import Lowering, lowers
+from ...compile.lowering import Lowering, lowers
+from ...compile.type_traits import trait
+from ...compile.work import WorkRange
 from ...simd.axpy import (
     TYPES,
     axpy_panel,
@@ -57,9 +59,7 @@ from ...simd.axpy import (
 from ...simd.element import F32, copy_bytes, load_elem, store_elem, zero_run
 from ...simd.plain_rows import prefetch_rows
 from ...simd.vector import LINE
-from ...type_traits import trait
-from ...work import WorkRange
-from ..weights import (
+from ..matrix.weights import (
     AXPY_BYTES,
     AXPY_COLUMNS,
     AXPY_DECODER,

@@ -10,10 +10,10 @@ Nothing is read or written for neurons that are not listed. The bits are those o
 from __future__ import annotations
 
 from .....dtype import GGMLType
-from .....ops.glu import ACTIVATIONS
+from .....ops.elementwise.glu import ACTIVATIONS
 from .....tensor import Tensor
-from ...lowering import Lowering, fuses
-from ..elementwise import FUNCTIONS
+from ...compile.lowering import Lowering, fuses
+from ..elementwise.elementwise import FUNCTIONS
 from .axpy import launch_axpy
 from .mul_mat import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....jit import Kernel, inline, kernel
+from .....compiler.jit import Kernel, inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -39,16 +39,15 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...buffer import is_repacked
-from ...layout import INTERLEAVED, QUANTIZED, ROWS
-from ...lowering import Lowering, lowers
+from ...compile.lowering import Lowering, lowers
+from ...compile.type_traits import trait
+from ...compile.work import WorkRange
 from ...simd.element import zero_run
 from ...simd.plain_rows import prefetch_rows
-from ...type_traits import trait
-from ...work import WorkRange
-from ..elementwise import IDS, function
-from ..quantize import add_quantize
-from ..weights import (
+from ...weights.buffer import is_repacked
+from ...weights.layout import INTERLEAVED, QUANTIZED, ROWS
+from ..elementwise.elementwise import IDS, function
+from ..matrix.weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
@@ -67,6 +66,7 @@ from ..weights import (
     times_rows,
     weight_traits,
 )
+from ..quantize import add_quantize
 from .active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 
 _BLOCK = 256  # rows that are listed in scratch at a time

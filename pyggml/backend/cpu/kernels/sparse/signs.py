@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .....jit import kernel
+from .....compiler.jit import kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
-from ...lowering import Lowering, lowers
+from ...compile.lowering import Lowering, lowers
 from ...simd.axpy import count_bits
 from ...simd.element import I32, load_elem
 

@@ -23,10 +23,9 @@ from ...driver import Grid
 from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
 from ...kernel import U8, Kernel, f32, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
-from ..matmul import MAX_TOKENS, eight_loader
-from ..quantize import is_aligned
-from ..warp import FULL
-from ..weights import (
+from ..matrix.matmul import MAX_TOKENS, eight_loader
+from ..matrix.quantize import is_aligned
+from ..matrix.weights import (
     group_reader,
     has_planes,
     known_planes,
@@ -34,6 +33,7 @@ from ..weights import (
     reads_weight,
     word_unpacker,
 )
+from ..warp import FULL
 from .active import neuron_of, placement_of, score_of
 
 WARPS = 8  # of a block

@@ -16,7 +16,7 @@ from ...driver import Grid
 from ...intrin import store_f32
 from ...kernel import U8, Kernel, f32, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
-from ..matmul import (
+from ..matrix.matmul import (
     WARPS,
     Shape,
     float_dots,
@@ -26,8 +26,8 @@ from ..matmul import (
     split_of,
     token_chunks,
 )
-from ..quantize import quantized
-from ..weights import has_planes, planes_in, reads_weight
+from ..matrix.quantize import quantized
+from ..matrix.weights import has_planes, planes_in, reads_weight
 from .active import BUCKET, neuron_of, placement_of, score_of
 
 ACTIVE = 8  # the launch is made for about one active row in so many

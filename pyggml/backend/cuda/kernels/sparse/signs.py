@@ -14,7 +14,7 @@ from ...driver import Grid
 from ...intrin import divide, float_to_bits, load_f32, load_u32, store_f32, store_u32, u32
 from ...kernel import U8, Kernel, i32, i64, kernel
 from ...lowering import Lowering, Work, blocks, lowers
-from ..matmul import WARPS, token_chunks
+from ..matrix.matmul import WARPS, token_chunks
 from ..warp import FULL
 
 

@@ -1,0 +1,1 @@
+"""The options of the tools, a group of them a file."""

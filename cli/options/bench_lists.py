@@ -1,0 +1,236 @@
+"""The options of pyllama-bench that take lists, and their product: the cases to run.
+
+    @list_options
+    def command(**options): cases = Lists.from_click(options).cases()
+
+A list is separated by commas, a repeated flag, or ``first-last+step``, as in llama-bench.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..help_pages import stack
+from ..output import note
+from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group
+
+if TYPE_CHECKING:
+    from pyllama.bench.bench import BenchCase
+
+MAX_VALUES = 10_000  # per list; a range such as 1-1000000 must be a typing error
+N_BATCH, N_UBATCH = 2048, 512
+F16 = "f16"
+
+
+class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A list of integers: ``1,2``, ``16-64``, ``16-64+16`` or ``16-64*2``."""
+
+    name = "list"
+
+    def __init__(self, minimum: int, maximum: int = INT32_MAX) -> None:
+        self.minimum, self.maximum = minimum, maximum
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """Return the integers, in order."""
+        if isinstance(value, list):
+            return value
+        numbers = [n for part in str(value).split(",") for n in self._expand(part, param, ctx)]
+        for number in numbers:
+            if not self.minimum <= number <= self.maximum:
+                self.fail(f"{number} is not in {self.minimum} to {self.maximum}.", param, ctx)
+        return numbers
+
+    def _expand(
+        self, part: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        match = re.fullmatch(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", part.strip())
+        if match is None:
+            self.fail(
+                f"{part!r} is not N, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.", param, ctx
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        operator, step = match[3] or "+", int(match[4] or 1)
+        if (
+            last < first
+            or step < 1
+            or (operator == "*" and last > first and (step < 2 or not first))
+        ):
+            self.fail(f"{part!r} never reaches its end.", param, ctx)
+        numbers = [first]
+        while (number := numbers[-1] + step if operator == "+" else numbers[-1] * step) <= last:
+            numbers.append(number)
+            if len(numbers) > MAX_VALUES:
+                self.fail(f"{part!r} has more than {MAX_VALUES} values.", param, ctx)
+        return numbers
+
+
+def _pairs(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> list[tuple[int, int]]:
+    pairs = []
+    for value in values:
+        match = re.fullmatch(r"(\d{1,9}),(\d{1,9})", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not PROMPT,GEN such as 512,128.")
+        pairs.append((int(match[1]), int(match[2])))
+    return pairs
+
+
+class TypeList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A list of KV cache types, such as ``f16,q8_0``."""
+
+    name = "types"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        """Return the names of the types, in order."""
+        names = value if isinstance(value, list) else str(value).lower().split(",")
+        for name in names:
+            if name not in CACHE_TYPES:
+                self.fail(f"{name!r} is none of {', '.join(CACHE_TYPES)}.", param, ctx)
+        return names
+
+
+def _flash_attn(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> bool:
+    """Return whether the flag was given; its values do not matter, flash attention is always on."""
+    given = [v for value in values for v in value.lower().split(",")]
+    for v in given:
+        if v not in ("on", "off", "auto", "1", "0", "-1"):
+            raise click.BadParameter(f"{v!r} is none of on, off, auto.")
+    if {"off", "0"} & {*given}:
+        note("-fa off is ignored: attention is always fused")
+    return bool(given)
+
+
+def _chained(ctx: click.Context, param: click.Parameter, values: tuple[list[Any], ...]) -> Any:
+    return list(itertools.chain.from_iterable(values))
+
+
+def _list_option(
+    *flags: str, default: int, minimum: int, maximum: int = INT32_MAX, help: str
+) -> Any:
+    return click.option(
+        *flags,
+        type=IntList(minimum, maximum),
+        multiple=True,
+        default=[str(default)],
+        callback=_chained,
+        help=help,
+    )
+
+
+def _type_option(*flags: str, help: str) -> Any:
+    return click.option(
+        *flags,
+        type=TypeList(),
+        multiple=True,
+        default=[F16],
+        callback=_chained,
+        help=f"{help}: {', '.join(CACHE_TYPES)}.",
+    )
+
+
+@dataclass(frozen=True)
+class Lists(Group):
+    """The lists; every combination of their values is run."""
+
+    n_prompt: list[int]
+    n_gen: list[int]
+    pg: list[tuple[int, int]]
+    n_depth: list[int]
+    batch_size: list[int]
+    ubatch_size: list[int]
+    threads: list[int]
+    cache_type_k: list[str]
+    cache_type_v: list[str]
+    no_kv_offload: list[int]
+    flash_attn: bool
+
+    def cases(self) -> Iterator[BenchCase]:
+        """Yield the cases in llama-bench's order: prompts, generations, then both."""
+        from pyggml.dtype import GGMLType
+        from pyllama.bench.bench import BenchCase
+
+        tests = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + self.pg
+        for n_batch, n_ubatch, k, v, on_host, threads, n_depth, test in itertools.product(
+            self.batch_size, self.ubatch_size, self.cache_type_k, self.cache_type_v,
+            self.no_kv_offload, self.threads, self.n_depth, tests,
+        ):  # fmt: skip
+            n_prompt, n_gen = test
+            if n_prompt or n_gen:
+                yield BenchCase(
+                    n_prompt=n_prompt,
+                    n_gen=n_gen,
+                    n_depth=n_depth,
+                    n_batch=n_batch,
+                    n_ubatch=n_ubatch,
+                    type_k=GGMLType[k.upper()],
+                    type_v=GGMLType[v.upper()],
+                    offload_kqv=not on_host,
+                    n_threads=threads if threads > 0 else None,
+                )
+
+    def extra_fields(self) -> list[str]:
+        """Return the fields that the Markdown table shows because they are not the default."""
+        shown = {
+            "n_batch": self.batch_size != [N_BATCH],
+            "n_ubatch": self.ubatch_size != [N_UBATCH],
+            "type_k": self.cache_type_k != [F16],
+            "type_v": self.cache_type_v != [F16],
+            "no_kv_offload": self.no_kv_offload != [0],
+            "flash_attn": self.flash_attn,
+        }
+        return [name for name, is_shown in shown.items() if is_shown]
+
+
+list_options = stack(
+    _list_option("-p", "--n-prompt", default=512, minimum=0, help="Prompt tokens. 0: no test."),
+    _list_option("-n", "--n-gen", default=128, minimum=0, help="Tokens to generate. 0: no test."),
+    click.option(
+        "-pg",
+        metavar="PROMPT,GEN",
+        multiple=True,
+        callback=_pairs,
+        help="Test prompt processing followed by generation.",
+    ),
+    _list_option(
+        "-d", "--n-depth", default=0, minimum=0, help="Tokens in the KV cache before the test."
+    ),
+    _list_option("-b", "--batch-size", default=N_BATCH, minimum=1, help="Logical batch size."),
+    _list_option("-ub", "--ubatch-size", default=N_UBATCH, minimum=1, help="Physical batch size."),
+    _list_option(
+        "-t",
+        "--threads",
+        default=-1,
+        minimum=-1,
+        maximum=MAX_THREADS,
+        help="Threads. -1: automatic.",
+    ),
+    _type_option("-ctk", "--cache-type-k", help="KV cache types for K"),
+    _type_option("-ctv", "--cache-type-v", help="KV cache types for V"),
+    _list_option(
+        "-nkvo",
+        "--no-kv-offload",
+        default=0,
+        minimum=0,
+        maximum=1,
+        help="1: keep the KV cache in host memory.",
+    ),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        multiple=True,
+        callback=_flash_attn,
+        metavar="on|off|auto",
+        help="Flash attention. It is always on.",
+    ),
+)

@@ -1,0 +1,107 @@
+"""The options that hold a generated text to a grammar or a JSON schema.
+
+@grammar_options
+def command(**options: Any) -> None:
+    grammar = GrammarOptions.from_click(options).parse()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..help_pages import stack
+from ..paths import read_text
+from .options import Group
+
+if TYPE_CHECKING:
+    from pyllama.grammar import Grammar
+
+
+@dataclass(frozen=True)
+class GrammarOptions(Group):
+    """A grammar or a JSON schema, as text or in a file."""
+
+    grammar: str | None
+    grammar_file: Path | None
+    json_schema: str | None
+    json_schema_file: Path | None
+
+    def parse(self) -> Grammar | None:
+        """Return the grammar, None without one; an empty text is none.
+
+        Raises:
+            GrammarError: a wrong grammar or schema, with the name of its option or file.
+            OSError: the file cannot be read.
+        """
+        from pyllama.grammar import Grammar
+
+        sources: list[tuple[str, str | Path | None, Callable[[str], Grammar]]] = [
+            ("--grammar", self.grammar, Grammar),
+            ("--grammar-file", self.grammar_file, Grammar),
+            ("--json-schema", self.json_schema, _from_schema),
+            ("--json-schema-file", self.json_schema_file, _from_schema),
+        ]
+        given = [source for source in sources if source[1]]
+        if len(given) > 1:
+            flags = " and ".join(flag for flag, _, _ in given)
+            raise click.UsageError(f"{flags} cannot be combined: use one of them")
+        for flag, value, make in given:
+            if isinstance(value, Path):
+                return _made(str(value), _read(value), make)
+            return _made(flag, str(value), make)
+        return None
+
+
+def _read(path: Path) -> str:
+    """The text of a file, without a byte order mark; U+FFFD would change what a grammar matches."""
+    from pyllama.errors import GrammarError
+
+    try:
+        return read_text(path, "strict")
+    except UnicodeDecodeError as error:
+        raise GrammarError(f"{path}: not UTF-8 text: {error}; save it as UTF-8") from None
+
+
+def _made(source: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
+    from pyllama.errors import GrammarError
+
+    try:
+        return make(text)
+    except GrammarError as error:
+        raise type(error)(f"{source}: {error}") from None
+
+
+def _from_schema(text: str) -> Grammar:
+    from pyllama.grammar import Grammar
+
+    return Grammar.from_json_schema(text)
+
+
+grammar_options = stack(
+    click.option(
+        "--grammar",
+        metavar="GBNF",
+        help='Grammar that the generated text must match, such as \'root ::= "yes" | "no"\'.',
+    ),
+    click.option(
+        "--grammar-file", type=click.Path(path_type=Path), help="File with a grammar in GBNF."
+    ),
+    click.option(
+        "-j",
+        "--json-schema",
+        metavar="SCHEMA",
+        help="JSON schema that the generated text must match. {}: any JSON value.",
+    ),
+    click.option(
+        "-jf",
+        "--json-schema-file",
+        type=click.Path(path_type=Path),
+        help="File with a JSON schema.",
+    ),
+    section="Grammar",
+)

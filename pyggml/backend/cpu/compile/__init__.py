@@ -1,0 +1,1 @@
+"""From an allocated graph to tables of addresses: launches, phases, work memory."""

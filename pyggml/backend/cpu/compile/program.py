@@ -1,0 +1,281 @@
+"""A program: an allocated graph as arrays of addresses that the pool walks without Python.
+
+    program = compile_program(graph, 2, get_pool().error_slot, WorkStore())
+    get_pool().run(program)
+
+A program is parts that run in order: Python callables, and compiled ones. In these, launches are
+grouped into phases. A launch runs in the first phase after those that it depends on,
+that is, with which its bytes conflict (read after write, write after read, write after write; work
+memory included). So independent nodes (Q, K and V; gate and up) share a phase, and the only barrier
+is the end of a phase. Small launches of one row are run by each thread for itself (``replicate``).
+All kernels are compiled or loaded when a program is made; it keeps its buffers and kernels alive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ....buffer import zeroed
+from ....cgraph import CGraph
+from ....rounding import ceil_div
+from . import loop
+from .lowering import Launch, Lowering, Range
+from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
+from .work import WorkMemory, WorkStore
+
+Longs = npt.NDArray[np.int64]
+_MAX_CHUNKS, _MAX_PHASES = loop.MAX_CHUNKS, loop.MAX_PHASES
+_GRANULES = 8192  # pieces, about, into which conflict tracking cuts each span of memory
+
+
+class _Hazards:
+    """The last phases that read and wrote each piece of memory."""
+
+    def __init__(self, launches: list[Launch]) -> None:
+        spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
+        self._starts = [start for start, _ in spans]
+        self._shift = [max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans]
+        sizes = [
+            ((end - start) >> shift) + 1
+            for (start, end), shift in zip(spans, self._shift, strict=True)
+        ]
+        self._wrote = [np.full(n, -1, np.int32) for n in sizes]
+        self._read = [np.full(n, -1, np.int32) for n in sizes]
+
+    def place(self, launch: Launch) -> int:
+        """The first phase in which the launch may run, after noting its accesses."""
+        reads = [self._locate(r) for r in launch.reads]
+        writes = [self._locate(r) for r in launch.writes]
+        phase = 0
+        for i, part in (*reads, *writes):
+            phase = max(phase, int(self._wrote[i][part].max()) + 1)
+        for i, part in writes:
+            phase = max(phase, int(self._read[i][part].max()) + 1)
+        for i, part in reads:
+            np.maximum(self._read[i][part], phase, out=self._read[i][part])
+        for i, part in writes:
+            self._wrote[i][part] = phase
+        return phase
+
+    def _locate(self, r: Range) -> tuple[int, slice]:
+        i = bisect_right(self._starts, r[0]) - 1
+        start, shift = self._starts[i], self._shift[i]
+        return i, slice((r[0] - start) >> shift, ((r[1] - 1 - start) >> shift) + 1)
+
+
+def _merge(ranges: list[Range]) -> list[Range]:
+    """Overlapping or touching ranges as one, in order of address."""
+    spans: list[Range] = []
+    for start, end in sorted(set(ranges)):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((start, end))
+    return spans
+
+
+@dataclass(eq=False)
+class Phase:
+    """Launches that may run at the same time, and replicas that each thread runs before them."""
+
+    launches: list[Launch]
+    replicas: list[Launch] = field(default_factory=list)
+
+    @property
+    def chunks(self) -> int:
+        return sum(launch.chunks for launch in self.launches)
+
+
+# A Python callable, or phases and the address of their header; the others are None, empty and 0.
+Part = tuple[Callable[[], None] | None, list[Phase], int]
+
+
+class Program:
+    """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
+
+    def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
+        lowering.compile()
+        self.scratch_bytes = lowering.scratch_bytes
+        self.n_threads = lowering.n_threads
+        self.seconds = float("inf")  # of the last run
+        self.interruptible = True
+        self.launches = lowering.launches
+        self._records: list[tuple[Longs, Launch]] = []
+        self._keep: list[object] = [lowering.graph, lowering.work.memory()]
+        python = any(launch.python is not None for launch in lowering.launches)
+        graph = lowering.graph if lowering.fusion and not (sequential or python) else None
+        self.parts: list[Part] = []
+        run: list[Launch] = []
+        for launch in lowering.launches:
+            if launch.python is None:
+                run.append(launch)
+                continue
+            self._add(run, error_slot, sequential, graph)
+            self.parts.append((launch.python, [], 0))
+            run = []
+        self._add(run, error_slot, sequential, graph)
+
+    @property
+    def phases(self) -> list[Phase]:
+        """All phases in order."""
+        return [phase for _, phases, _ in self.parts for phase in phases]
+
+    def _add(
+        self, launches: list[Launch], error_slot: int, sequential: bool, graph: CGraph | None
+    ) -> None:
+        if not launches:
+            return
+        uses: dict[Launch, ReplicaUse] = {}
+        if graph is not None:
+            launches, uses = replicate_small(launches, graph, self.n_threads)
+        hazards = _Hazards(launches)
+        phases: list[Phase] = []
+        for i, launch in enumerate(launches):
+            at = i if sequential else hazards.place(launch)
+            if at == len(phases):
+                phases.append(Phase([]))
+            phases[at].launches.append(launch)
+            if launch in uses and uses[launch].launch not in phases[at].replicas:
+                phases[at].replicas.append(uses[launch].launch)
+        phases = [made for phase in phases for made in _small_enough(phase, uses)]
+        for i in range(0, len(phases), _MAX_PHASES):
+            some = phases[i : i + _MAX_PHASES]
+            self.parts.append((None, some, self._encode(some, uses, error_slot)))
+
+    def launch_at(self, record: int) -> Launch | None:
+        """The launch that has a record at an address."""
+        for records, launch in self._records:
+            if 0 <= record - records.ctypes.data < records.nbytes:
+                return launch
+        return None
+
+    def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
+        launches = [launch for launch, _ in in_table(phases)]
+        sizes = np.array([len(phase.launches) for phase in phases])
+        chunks = np.array([phase.chunks for phase in phases])
+        first = np.cumsum(sizes) - sizes
+        made = {use.launch for use in uses.values()}
+        uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
+        number = {launch: i for i, launch in enumerate(launches)}
+        size = max(map(replica_bytes, made), default=0)
+        memory = [zeroed(size) for _ in range(self.n_threads)]
+        addresses = [int(m.ctypes.data) for m in memory]
+        table = np.zeros((len(launches), loop.LAUNCH_WORDS), np.int64)
+        for row, launch in zip(table, launches, strict=True):
+            assert launch.kernel is not None
+            use = uses.get(launch)
+            records = thread_records(launch, use, addresses, error_slot)
+            stride = records.strides[0] if len(records) > 1 else 0
+            replica = 0 if use is None else number[use.launch]
+            n_chunks = launch.whole or launch.chunks
+            row[:] = launch.kernel.address, records.ctypes.data, n_chunks, stride, replica
+            self._keep.append((launch.kernel, launch.node.buffer))
+            self._records.append((records, launch))
+        shared = launches[: sizes.sum()]
+        begins = shares(np.array([launch.chunks for launch in shared]), first, self.n_threads)
+        begins += np.array([launch.first for launch in shared])[:, None]
+        counts = np.add.reduceat(np.diff(begins, axis=1), first)
+        phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
+        header = np.zeros(loop.HEADER_WORDS, np.int64)
+        header[loop.H_N_PHASES] = len(phases)
+        arrays = {
+            loop.H_PHASES: phase_words,
+            loop.H_LAUNCHES: table,
+            loop.H_COUNTS: counts,
+            loop.H_BEGINS: begins,
+        }
+        for word, array in arrays.items():
+            header[word] = array.ctypes.data
+        self._keep.append((arrays, memory, header))
+        return int(header.ctypes.data)
+
+
+def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phase]:
+    """A phase as one or several, none of more chunks than the loop can count.
+
+    Args:
+        uses: gets the replicas of launches that are cut.
+    """
+    if phase.chunks <= _MAX_CHUNKS:
+        yield phase
+        return
+    made, left = Phase([]), _MAX_CHUNKS
+    for launch in phase.launches:
+        begin = 0
+        while begin < launch.chunks:
+            n = min(left, launch.chunks - begin)
+            piece = launch
+            if n < launch.chunks:
+                piece = replace(launch, chunks=n, first=begin, whole=launch.chunks)
+            made.launches.append(piece)
+            if launch in uses:
+                uses[piece] = uses[launch]
+                if uses[launch].launch not in made.replicas:
+                    made.replicas.append(uses[launch].launch)
+            begin, left = begin + n, left - n
+            if left == 0:
+                yield made
+                made, left = Phase([]), _MAX_CHUNKS
+    if made.launches:
+        yield made
+
+
+def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
+    """Launches with their phases, in the order of the table: replicas after all others."""
+    shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
+    replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]
+    return shared + list({launch: (launch, i) for launch, i in reversed(replicas)}.values())[::-1]
+
+
+def shares(chunks: Longs, first: Longs, n: int) -> Longs:
+    """The shares of threads in the chunks of each launch: thread t has chunks [t] up to [t + 1].
+
+    The shares of a launch are equal. Launches of a phase with fewer chunks than threads are shared
+    out together.
+
+    Args:
+        chunks: of each launch.
+        first: the first launch of each phase.
+        n: threads.
+
+    Returns:
+        int64[launches, n + 1].
+    """
+    threads = np.arange(n + 1)
+    begins: Longs = ceil_div(chunks[:, None] * threads, n)
+    few = np.where(chunks < n, chunks, 0)
+    before = np.cumsum(few) - few
+    sizes = np.diff(np.append(first, len(chunks)))
+    before -= np.repeat(before[first], sizes)
+    total = np.repeat(np.add.reduceat(few, first), sizes)[:, None]
+    dealt = np.where(total < n, threads, ceil_div(total * threads, n)) - before[:, None]
+    few_begins = np.clip(dealt, 0, chunks[:, None])
+    return np.where(chunks[:, None] < n, few_begins, begins)
+
+
+def compile_program(
+    graph: CGraph,
+    n_threads: int,
+    error_slot: int,
+    store: WorkStore,
+    *,
+    fusion: bool = True,
+    sequential: bool = False,
+) -> Program:
+    """Lower an allocated graph.
+
+    Args:
+        fusion: let kernels take several adjacent nodes at once.
+        sequential: one launch per phase, in the graph's order (for tests).
+
+    Raises:
+        UnsupportedOp: a node that no kernel takes.
+    """
+    lowering = Lowering(graph, n_threads, WorkMemory(store), fusion)
+    lowering.run()
+    return Program(lowering, error_slot, sequential=sequential)

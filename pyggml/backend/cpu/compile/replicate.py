@@ -1,0 +1,160 @@
+"""Replication of small launches: each thread runs them for itself, before it reads their result.
+
+    kept, uses = replicate_small(launches, graph, n_threads)
+    records = thread_records(launch, uses.get(launch), memory, error_slot)
+
+The norm of a single row takes less time than the barriers around it, during which no thread reads
+weights. So if its result is only read by launches, it is taken out of the phases: each thread runs
+it into memory of its own before its first chunk of a launch that reads it. The records of such
+launches exist once per thread, with the address of that thread's memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ....cgraph import CGraph
+from ....rounding import round_up
+from ....tensor import Tensor
+from ..abi import DST, SRC0, TENSOR_WORDS, integer_places, record
+from .lowering import Launch, Range, any_overlap, byte_range
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaUse:
+    """The replica that a launch reads.
+
+    Attributes:
+        launch: the replicated launch; its ``chunks`` is the number of threads.
+        ranges: byte ranges it writes that are still intact when the reader runs.
+    """
+
+    launch: Launch
+    ranges: list[Range]
+
+
+def replica_bytes(launch: Launch) -> int:
+    """Bytes that each thread needs for the result of a replicated launch."""
+    return sum(_aligned(r) for r in launch.writes)
+
+
+def _aligned(r: Range) -> int:
+    return round_up(r[1] - r[0], _ALIGN)
+
+
+def replicate_small(
+    launches: list[Launch], graph: CGraph, n_threads: int
+) -> tuple[list[Launch], dict[Launch, ReplicaUse]]:
+    """Take small launches that each thread can run for itself out of the list.
+
+    Returns:
+        The remaining launches, whose reads now include those of their replicas; and the replica of
+        each launch that reads one.
+    """
+    inside = Counter(s for node in graph.nodes for s in node.src if s is not None)
+    # eval callbacks may read the sources of a split's last node
+    looked_at = {s for node in graph.nodes[-1:] for s in node.src}
+    views: dict[Tensor, list[Tensor]] = {}
+    for node in graph.nodes:
+        if node.view_src is not None:
+            views.setdefault(node.view_src, []).append(node)
+
+    def only_read_here(tensor: Tensor) -> bool:
+        counted = graph.use_count(tensor) == inside[tensor] > 0
+        return counted and not tensor.flags and tensor not in looked_at
+
+    def only_for_launches(launch: Launch) -> bool:
+        node = launch.node
+        if not _writes_node(launch):
+            return True
+        return node.view_src is None and all(map(only_read_here, (node, *views.get(node, ()))))
+
+    uses: dict[Launch, ReplicaUse] = {}
+    taken: set[Launch] = set()
+    for i in range(len(launches) - 1, -1, -1):
+        launch = launches[i]
+        if launch.replicate == 0 or not only_for_launches(launch):
+            continue
+        readers = _readers(launches, i)
+        if not readers or not taken.isdisjoint(readers):
+            continue
+        if any(r in uses or r.chunks > launch.replicate for r in readers):
+            continue
+        made = replace(launch, chunks=n_threads)
+        for reader, ranges in readers.items():
+            uses[reader] = ReplicaUse(made, ranges)
+            reader.reads = [r for r in reader.reads if not any_overlap([r], ranges)] + launch.reads
+        taken.add(launch)
+    return [launch for launch in launches if launch not in taken], uses
+
+
+def _writes_node(launch: Launch) -> bool:
+    """Whether it writes its node, not only work memory."""
+    return byte_range(launch.node) in launch.writes
+
+
+def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
+    """The launches that read the result of launch ``i``, with the byte ranges that they read.
+
+    Empty if the launch cannot be moved to its readers.
+    """
+    launch = launches[i]
+    node = launch.node if _writes_node(launch) else None
+    readers: dict[Launch, list[Range]] = {}
+    alive = launch.writes
+    overwritten = False  # whether an earlier reader or other launch overwrites its sources
+    for later in launches[i + 1 :]:
+        overwritten = overwritten or any_overlap(launch.reads, later.writes)
+        if any_overlap(later.reads, alive):
+            if overwritten or not _may_move(later, alive):
+                return {}
+            readers[later] = [r for r in alive if any_overlap(later.reads, [r])]
+        if node is not None and (later.node is node or later.node.view_src is node):
+            return {}
+        if any_overlap(alive, later.writes):  # the memory is reused
+            alive = [r for r in alive if not any_overlap([r], later.writes)]
+            if not alive:
+                break
+    return readers
+
+
+def _may_move(reader: Launch, ranges: list[Range]) -> bool:
+    """Whether the addresses of all that a launch reads in some ranges can be replaced."""
+    sources = [byte_range(s) for s in reader.src if s is not None and s.nelements]
+    return all(
+        any(a <= start and end <= b for a, b in ranges)
+        for start, end in sources
+        if any_overlap([(start, end)], ranges)
+    )
+
+
+def thread_records(
+    launch: Launch, use: ReplicaUse | None, memory: list[int], error_slot: int
+) -> npt.NDArray[np.int64]:
+    """The records of a launch: one, or one per thread if it uses the threads' own memory.
+
+    Shape: int64[1 or threads, words].
+
+    Args:
+        use: the replica that it reads; for a replica itself, the ranges that it writes.
+        memory: the address of each thread's own memory.
+    """
+    words = record(error_slot, launch.params, launch.node, launch.src)
+    if use is None:
+        return words[None]
+    records = np.repeat(words[None], len(memory), axis=0)
+    at = integer_places(type(launch.params))
+    at = [*at, DST] if launch is use.launch else [*at, *range(SRC0, len(words), TENSOR_WORDS)]
+    found, mine = words.tolist(), np.array(memory)
+    for r in use.launch.writes:
+        for word in at:
+            if r in use.ranges and r[0] <= found[word] < r[1]:
+                records[:, word] += mine - r[0]
+        mine += _aligned(r)
+    return records

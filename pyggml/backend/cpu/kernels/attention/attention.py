@@ -1,0 +1,654 @@
+"""FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
+
+A group of query rows (a block of tokens of one sequence times the heads of one KV head) reads the
+same keys. Where its tokens are on several branches of a tree, that holds for the chunks before the
+cut; each later chunk is read once for each run of tokens of one branch. For many rows, keys and
+values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
+from the cache directly. For a few tokens, chunks (where there are few, parts of the tokens too) are
+computed by several threads and merged in a second launch. Each chunk gives a row's (max, sum,
+values[hdv]), float32 like the row's state, and chunks are always merged in order: a row's bits
+depend on its keys alone, on none of these choices.
+
+``check_lists`` runs before the first node that reads a set of lists, and ends the graph if an entry
+is no cell or a token's keys lie outside of its lists. All later reads rely on that.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from .....compiler.jit import inline, inline_strict, kernel
+from .....dtype import GGMLType
+from .....rounding import ceil_div, round_up
+from .....tensor import Tensor
+from ...abi import (
+    BAD_INDEX,
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    SRC5,
+    SRC6,
+    SRC7,
+    data,
+    f32_ptr,
+    i32_ptr,
+    load_f32,
+    nb,
+    ne,
+    params_of,
+    set_error,
+)
+from ...compile.lowering import ALWAYS, Lowering, lowers
+from ...compile.work import WorkRange
+from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
+from ...simd.element import load_f16
+from ...simd.kv_row import KINDS
+from ...simd.math import exp_f32, tanh_f32
+from ...simd.total import max_f32, total_f32
+from ...tuning import tuning
+from ...weights.layout import Q8_BLOCK
+from ..quantize import quantize_row
+from .attention_chunk import (
+    CELLS_BYTES,
+    CHUNK,
+    DIRECT,
+    KEY_BYTES,
+    PACKED,
+    S_STRIDE,
+    VALUE_BYTES,
+    cache_traits,
+    find_cells,
+    lines_of,
+    pack,
+    packed_column,
+    pv_direct,
+    pv_packed,
+    qk_direct,
+    qk_packed,
+)
+
+_ROWS = 126  # query rows of a block, at most (but always one token)
+_CHUNKS = 8  # per thread, if there are enough tokens
+_SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
+_SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed by several threads
+_DIRECT_ROWS = 24  # at most so many query rows read the cache directly
+NO_CUT = 1 << 40  # of tokens that are on no branch
+
+
+class Attention(NamedTuple):
+    """The values of ``flash_attn`` and ``flash_attn_merge``."""
+
+    scale: float
+    bias_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads; 0: no ALiBi
+    bias_1: float  # base of the slopes of the other heads
+    n_head_log2: int
+    softcap: float  # 0: none
+    tokens: int  # of a block
+    splits: int  # of the keys
+    partials: int  # address of the state of each chunk of keys, 0: chunks are merged as they come
+    quantize: int  # address of the quantized rows, or 0
+    f16_mask: int
+    direct_rows: int  # at most so many query rows read the cache directly
+    bias_scale: float
+    traits: int
+
+
+class Lists(NamedTuple):
+    """The value of ``check_lists``."""
+
+    n_cells: int
+
+
+@kernel
+def check_lists(node, chunk, n_chunks, scratch):
+    """A list in each chunk, first those of sequences, then those of branches.
+
+    Access: the rows of all tokens, then the entries of the list that a token attends to, and those
+    between them, once. Sources: cells, rows, branches.
+    """
+    n_cells, n_list, n_seq = params_of(node, Lists).n_cells, ne(node, SRC0, 1), ne(node, SRC0, 2)
+    branched = data(node, SRC2) != 0
+    n_entries = ne(node, SRC2, 1) if branched else 0
+    n_branches = ne(node, SRC2, 2) if branched else 0
+    begins, ends, cuts = n_list, 0, n_list  # the least begin and cut of the list's tokens
+    for t in range(ne(node, SRC1, 1)):
+        row = i32_ptr(data(node, SRC1) + t * nb(node, SRC1, 1))
+        sequence, begin, end = row[0], row[1], row[2]
+        if begin >= end:
+            continue
+        cut = row[4] if branched else 0
+        branch = row[5] if branched else 0
+        known = sequence >= 0 and sequence < n_seq and branch >= 0 and branch <= n_branches
+        if not known or begin < 0 or end > n_list:
+            set_error(node, BAD_INDEX)
+            return
+        if branch != 0 and (cut < 0 or cut > n_list or cut % CHUNK != 0):
+            set_error(node, BAD_INDEX)
+            return
+        if sequence == chunk:
+            begins = min(begins, begin)
+            ends = max(ends, end if branch == 0 else min(end, cut))
+        elif branch != 0 and branch + n_seq == chunk + 1:
+            cuts, ends = min(cuts, cut), max(ends, end)
+    entries = data(node, SRC0) + chunk * nb(node, SRC0, 2)
+    if chunk >= n_seq:
+        entries = data(node, SRC2) + (chunk - n_seq) * nb(node, SRC2, 2)
+        begins, ends = 0, max(ends - cuts, 0)
+        if ends > n_entries:
+            set_error(node, BAD_INDEX)
+            return
+    pairs, bad = i32_ptr(entries), 0
+    for i in range(begins, ends):
+        cell = pairs[2 * i]
+        if cell < 0 or cell >= n_cells:
+            bad += 1
+    if bad != 0:
+        set_error(node, BAD_INDEX)
+
+
+@inline
+def list_begin(node, t):
+    """The first key that token ``t`` attends to, as a place in its sequence's list; 0 for none."""
+    if data(node, SRC6) == 0:
+        return 0
+    row = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))
+    return row[1] if row[1] < row[2] else 0
+
+
+@inline
+def list_end(node, t):
+    """The place after the last key that token ``t`` attends to; 0 for none."""
+    if data(node, SRC6) == 0:
+        return ne(node, SRC1, 1)
+    row = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))
+    return row[2] if row[1] < row[2] else 0
+
+
+@inline
+def sequence_of(node, t):
+    """The sequence of token ``t``."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
+
+
+@inline
+def branch_of(node, t):
+    """The number of token ``t``'s branch, 0 where it has none."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[5] if data(node, SRC7) != 0 else 0
+
+
+@inline
+def branch_cut(node, t):
+    """How many entries of its sequence's list token ``t`` of a branch reads."""
+    return i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[4]
+
+
+@inline
+def list_entries(node, t, first):
+    """The address of token ``t``'s entry (cell, position) ``first``; 0: without lists."""
+    if data(node, SRC5) == 0:
+        return 0
+    branch = branch_of(node, t)
+    if branch != 0:
+        cut = branch_cut(node, t)
+        if first >= cut:
+            lists = data(node, SRC7) + (branch - 1) * nb(node, SRC7, 2)
+            return lists + (first - cut) * nb(node, SRC7, 1)
+    return data(node, SRC5) + sequence_of(node, t) * nb(node, SRC5, 2) + first * nb(node, SRC5, 1)
+
+
+@inline
+def same_list_end(node, t, after, first, shared):
+    """The token after the last one that reads chunk ``first`` from the same list as ``t``."""
+    if first < shared:
+        return after
+    end, branch = t + 1, branch_of(node, t)
+    while end < after and branch_of(node, end) == branch:
+        end += 1
+    return end
+
+
+@inline
+def keys_end(node, a, b, hi, first, shared):
+    """The place after the last key that tokens [a, b) read from the list of chunk ``first``."""
+    if first < shared:
+        return min(hi, shared)
+    end = list_end(node, a)
+    for t in range(a + 1, b):
+        end = max(end, list_end(node, t))
+    return end
+
+
+@inline
+def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
+    """Copy the query rows [r0, r1) of a group that begins at token ``t`` and this head."""
+    hd = ne(node, SRC0, 0)
+    hd8 = (hd + 7) // 8 * 8
+    for r in range(r0, r1):
+        x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+        x += (head + r % n_rep) * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+        y = f32_ptr(queries + r * 4 * hd8)
+        if direct:
+            for d in range(hd8):
+                y[d] = f32_ptr(x)[d] if d < hd else np.float32(0)
+        else:
+            for i in range(hd // 8):
+                for lane in range(8):  # unrolled: LLVM would make slow gathers
+                    y[packed_column(lane, hd8) + i] = f32_ptr(x)[8 * i + lane]
+            for d in range(hd // 8 * 8, hd8):
+                y[packed_column(d, hd8)] = f32_ptr(x)[d] if d < hd else np.float32(0)
+
+
+@inline
+def bias(node, s, t, head, entries, stream, first, n):
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place.
+
+    Args:
+        entries: from ``list_entries``, of the chunk that begins at key ``first``.
+    """
+    p = params_of(node, Attention)
+    scale, cap = p.scale, p.softcap
+    x = f32_ptr(s)
+    for j in range(n):
+        x[j] *= scale
+    if cap != 0:
+        for j in range(n):
+            x[j] = cap * tanh_f32(x[j] / cap)
+    slope = np.float32(1)
+    m0, n2 = p.bias_0, p.n_head_log2
+    if m0 != 0:
+        if head < n2:
+            slope = np.float32(m0 ** np.float32(head + 1))
+        else:
+            slope = np.float32(p.bias_1 ** np.float32(2 * (head - n2) + 1))
+        slope *= p.bias_scale
+        if data(node, SRC6) != 0:
+            position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+            pairs = i32_ptr(entries)
+            for j in range(n):
+                x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
+    if data(node, SRC3) != 0:
+        mask = data(node, SRC3) + t * nb(node, SRC3, 1)
+        mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
+        mask += (stream % ne(node, SRC3, 3)) * nb(node, SRC3, 3)
+        if p.f16_mask != 0:
+            for j in range(n):
+                x[j] += slope * load_f16(mask + 2 * (first + j))
+        else:
+            for j in range(n):
+                x[j] += slope * load_f32(mask + 4 * (first + j))
+
+
+@inline
+def softmax(s, lo, hi, n):
+    """Replace scores by exp(s - max) over [lo, hi) and 0 elsewhere up to ``n``; (max, sum)."""
+    x = f32_ptr(s)
+    for j in range(lo):
+        x[j] = np.float32(-np.inf)
+    for j in range(hi, n):
+        x[j] = np.float32(-np.inf)
+    top = max_f32(s, n)
+    if top == np.float32(-np.inf):
+        total = total_f32(s, n)
+        for j in range(n):
+            x[j] = np.float32(0)
+        return (total, total) if total != total else (top, np.float32(0))  # NaN must travel
+    for j in range(n):
+        x[j] = exp_f32(x[j] - top)
+    return top, total_f32(s, n)
+
+
+@inline_strict
+def clear(state, hdv):
+    """Set the state of a row before any key."""
+    y = f32_ptr(state)
+    y[0] = np.float32(-np.inf)
+    for d in range(1, hdv + 2):
+        y[d] = np.float32(0)
+
+
+@inline_strict
+def start(state, top, total, values, hdv):
+    """Set the state of a row after one chunk, with the bits of ``clear`` and then ``merge``."""
+    if top == np.float32(-np.inf):
+        clear(state, hdv)
+        return
+    y = f32_ptr(state)
+    y[0], y[1] = top, total
+    for d in range(hdv):
+        y[2 + d] = f32_ptr(values)[d]
+
+
+@inline_strict
+def merge(state, top, total, values, hdv):
+    """Merge a chunk's (max, sum, values) into a row's state, which is the same."""
+    if top == np.float32(-np.inf):
+        return
+    y = f32_ptr(state)
+    x = f32_ptr(values)
+    new = max(y[0], top)
+    before = exp_f32(y[0] - new)
+    now = exp_f32(top - new)
+    y[0] = new
+    y[1] = y[1] * before + total * now
+    for d in range(hdv):
+        y[2 + d] = y[2 + d] * before + x[d] * now
+
+
+@inline_strict
+def finish(node, state, t, head, stream, hdv):
+    """Write a row of the result: values / sum, where the sum includes the head's sink."""
+    x = f32_ptr(state)
+    scale, total = np.float32(1), x[1]
+    if data(node, SRC4) != 0:
+        sink = f32_ptr(data(node, SRC4))[head]
+        new = max(x[0], sink)
+        scale = exp_f32(x[0] - new)
+        total = total * scale + exp_f32(sink - new)
+    y = f32_ptr(
+        data(node, DST) + head * nb(node, DST, 1) + t * nb(node, DST, 2) + stream * nb(node, DST, 3)
+    )
+    factor = np.float32(0) if total == 0 else scale / total
+    for d in range(hdv):
+        y[d] = x[2 + d] * factor
+
+
+@inline
+def partial(node, stream, token, head, chunk, state_bytes):
+    """The address of a row's state for one chunk, where threads share the chunks."""
+    keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
+    row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
+    n_chunks = (keys + CHUNK - 1) // CHUNK
+    return params_of(node, Attention).partials + (row * n_chunks + chunk) * state_bytes
+
+
+@kernel
+def flash_attn(node, chunk, n_chunks, scratch):
+    """Blocks of query rows, times KV heads, streams and splits of the chunks.
+
+    Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
+    """
+    p = params_of(node, Attention)
+    traits = p.traits
+    n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
+    n_rep = ne(node, SRC0, 2) // n_kv_head
+    hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
+    hd8, padded = (hd + 7) // 8 * 8, (hdv + 15) // 16 * 16
+    block, splits, partials = p.tokens, p.splits, p.partials
+    blocks = (n_tokens + block - 1) // block
+    split, rest = chunk % splits, chunk // splits
+    kv_head, rest = rest % n_kv_head, rest // n_kv_head
+    stream = rest // blocks
+    kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
+    k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
+    next_head = kv_head + (chunk + 1) // splits - chunk // splits
+    next_k = k  # keys of the head that this thread most likely takes next
+    if next_head < n_kv_head:
+        next_k += (next_head - kv_head) * nb(node, SRC1, 2)
+    v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
+    nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
+    cells = scratch
+    later = cells + CELLS_BYTES  # cells of the next chunk of keys
+    scores = later + CELLS_BYTES
+    sums = scores + TILE_ROWS * S_STRIDE
+    tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
+    queries = sums + TILE_ROWS * 4 * padded + 64
+    states = queries + (block * n_rep + TILE_ROWS - 1) * 4 * hd8
+    state_bytes = 4 * (hdv + 2)
+    keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
+    values = keys + hd8 * S_STRIDE
+    t = rest % blocks * block
+    stop = min(n_tokens, t + block)
+    while t < stop:
+        sequence = sequence_of(node, t)
+        lo, hi, after = list_begin(node, t), list_end(node, t), t + 1
+        shared = branch_cut(node, t) if branch_of(node, t) != 0 else NO_CUT
+        while after < stop and sequence_of(node, after) == sequence:
+            if list_end(node, after) > list_begin(node, after):
+                lo = min(lo, list_begin(node, after)) if hi > lo else list_begin(node, after)
+                hi = max(hi, list_end(node, after))
+                if branch_of(node, after) != 0:
+                    shared = min(shared, branch_cut(node, after))
+            after += 1
+        n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
+        # Splits share the chunks; where these are fewer, also the tokens, a pass or more in each
+        group, group_end, key_parts = after - t, after, max(1, min(splits, n_met))
+        passes = (group * n_rep + TILE_ROWS - 1) // TILE_ROWS
+        token_parts = min(splits // key_parts, min(group, passes))
+        place = split - (splits - key_parts * token_parts)  # the first splits have nothing to do
+        if place < 0:
+            t = group_end
+            continue
+        part, of_keys = place // key_parts, place % key_parts
+        after = t + group * (part + 1) // token_parts
+        t += group * part // token_parts
+        n_rows, head_0 = (after - t) * n_rep, kv_head * n_rep
+        c = lo // CHUNK + n_met * of_keys // key_parts
+        end_chunk = lo // CHUNK + n_met * (of_keys + 1) // key_parts
+        a, b, hi_of = t, after, hi  # tokens that read the chunk from one list, and their last key
+        if c < end_chunk:
+            first = c * CHUNK
+            b = same_list_end(node, a, after, first, shared)
+            hi_of = keys_end(node, a, b, hi, first, shared)
+            if hi_of > first:
+                find_cells(list_entries(node, a, first), first, lo, hi_of, cells)
+            load_queries(
+                node, queries, t, head_0, n_rep, stream, 0, n_rows, n_rows <= p.direct_rows
+            )
+            y = f32_ptr(queries + n_rows * 4 * hd8)
+            for d in range((TILE_ROWS - 1) * hd8):  # the last tile reads TILE_ROWS rows
+                y[d] = 0
+        if partials == 0:
+            for r in range(n_rows):
+                clear(states + r * state_bytes, hdv)
+        while c < end_chunk:
+            first = c * CHUNK
+            r0, r1, n_keys = (a - t) * n_rep, (b - t) * n_rep, min(CHUNK, hi_of - first)
+            direct = r1 - r0 <= p.direct_rows
+            if r1 - r0 < n_rows:
+                load_queries(node, queries, t, head_0, n_rep, stream, r0, r1, direct)
+            next_c, next_a, next_b, next_hi = c, b, after, hi
+            if b == after:
+                next_c, next_a = c + 1, t
+            next_cells, keys_after, n_prefetched = later, k, 0
+            if next_c < end_chunk:
+                begin = next_c * CHUNK
+                next_b = same_list_end(node, next_a, after, begin, shared)
+                next_hi = keys_end(node, next_a, next_b, hi, begin, shared)
+                if next_hi > begin:
+                    find_cells(list_entries(node, next_a, begin), begin, lo, next_hi, later)
+                    n_prefetched = min(CHUNK, next_hi - begin)
+                else:
+                    next_cells = cells
+            elif group_end < stop and list_begin(node, group_end) < list_end(node, group_end):
+                low = list_begin(node, group_end)
+                begin, end = low // CHUNK * CHUNK, list_end(node, group_end)
+                find_cells(list_entries(node, group_end, begin), begin, low, end, later)
+            else:
+                next_cells, keys_after = cells, next_k
+            if n_keys > 0 and not direct:
+                pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+            lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
+            step = TILE_ROWS
+            if direct:  # as few passes as possible, about equal
+                passes = (r1 - r0 + step - 1) // step
+                step = (r1 - r0 + passes - 1) // passes
+            entries = list_entries(node, a, first)
+            for r in range(r0, r1, step):
+                rows = min(step, r1 - r)
+                n = min(n_keys, list_end(node, t + r // n_rep) - first)
+                for i in range(1, rows):
+                    n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
+                query = queries + r * 4 * hd8
+                n64 = (n + 63) // 64 * 64
+                if n > 0 and direct:
+                    lines = lines_v if r == r0 else 0
+                    qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+                elif n > 0:
+                    j = n_prefetched * (r - r0) // (r1 - r0)  # prefetch a share of the next chunk
+                    share = n_prefetched * (min(r + step, r1) - r0) // (r1 - r0) - j
+                    prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
+                    prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
+                    qk_packed(traits, query, hd8, keys, n, scores)
+                for i in range(rows if n > 0 else 0):
+                    token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
+                    s = scores + i * S_STRIDE
+                    begin = min(max(list_begin(node, token) - first, 0), n)
+                    end = min(list_end(node, token) - first, n)
+                    bias(node, s, token, head, entries, stream, first, n)
+                    tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
+                if n > 0 and direct:
+                    pv_direct(
+                        traits, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                        next_cells, keys_after, nb_k,
+                    )  # fmt: skip
+                elif n > 0:
+                    pv_packed(traits, scores, values, n, sums, padded)
+                for i in range(rows):
+                    token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
+                    state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
+                    if partials != 0:
+                        state = partial(node, stream, token, head, c, state_bytes)
+                        if n > 0:
+                            start(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+                        else:
+                            clear(state, hdv)
+                    elif n > 0:
+                        merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+            cells, later = later, cells
+            c, a, b, hi_of = next_c, next_a, next_b, next_hi
+        if partials == 0:
+            for r in range(n_rows):
+                head = head_0 + r % n_rep
+                finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
+        t = group_end
+
+
+@kernel
+def flash_attn_merge(node, chunk, n_chunks, scratch):
+    """One token: merge its chunks in order; then quantize the row if a matmul reads it."""
+    n_tokens, n_head, hdv = ne(node, SRC0, 1), ne(node, SRC0, 2), ne(node, SRC2, 0)
+    token, stream = chunk % n_tokens, chunk // n_tokens
+    state_bytes = 4 * (hdv + 2)
+    lo, hi = list_begin(node, token), list_end(node, token)
+    first = lo // CHUNK
+    end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
+    for head in range(n_head):
+        state = partial(node, stream, token, head, first, state_bytes)  # of the only chunk
+        if end != first + 1:
+            state = scratch
+            clear(state, hdv)
+            for c in range(first, end):
+                part = partial(node, stream, token, head, c, state_bytes)
+                x = f32_ptr(part)
+                merge(state, x[0], x[1], part + 8, hdv)
+        finish(node, state, token, head, stream, hdv)
+    quantize = params_of(node, Attention).quantize
+    if quantize != 0:
+        n = n_head * hdv
+        row = data(node, DST) + token * nb(node, DST, 2) + stream * nb(node, DST, 3)
+        quantize_row(row, quantize + chunk * (n // 32) * Q8_BLOCK, n)
+
+
+def _supports(node: Tensor) -> bool:
+    q, k, v, mask = node.src[:4]
+    return (
+        q.type is GGMLType.F32
+        and k.type in KINDS
+        and v.type in KINDS
+        and all(t.is_contiguous_rows() for t in (q, k, v))
+        and k.ne[2] == v.ne[2]
+        and (mask is None or mask.type in (GGMLType.F16, GGMLType.F32))
+    )
+
+
+def _checked(low: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
+    """What tells that the lists were checked for a cache of this size: nothing is in it."""
+    n_cells = node.src[1].ne[1]
+    key = ("lists", *lists, n_cells)
+    known = low.known(key, *lists)
+    if known is not None:
+        return known
+    made = low.take(1)
+    made.keep()
+    cells, _, branches = lists
+    n_lists = cells.ne[2] + (0 if branches is None else branches.ne[2])
+    low.launch(check_lists, node, Lists(n_cells), n_lists, src=lists, writes=made)
+    return low.remember(key, made)
+
+
+@lowers("FLASH_ATTN_EXT", _supports)
+def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
+    q, k, v, mask, _, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
+    n_tokens, n_head, n_streams = q.ne[1:]
+    n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
+    n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)
+    n_chunks = ceil_div(cells.ne[1] if cells is not None else k.ne[1], CHUNK)
+    max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
+    tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
+    in_place = hd >= 8 and hdv >= tail_v  # whether the direct form can read the cache
+    tails = (tail_k, tail_v) if in_place else (0, 0)
+    alone = in_place and n_tokens == 1  # always direct
+    partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
+    split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
+    share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * low.n_threads)
+    block = (
+        ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+    )
+    blocks = ceil_div(n_tokens, block)
+    splits, n_tasks = 1, n_kv_head * blocks * n_streams
+    if split:
+        even = low.n_threads // gcd(low.n_threads, n_tasks)  # so that threads get equally many
+        splits = min(round_up(ceil_div(_SPLITS * low.n_threads, n_tasks), even), n_chunks)
+    checked = [] if cells is None else [_checked(low, node, cells, rows, branches)]
+    parts = low.take(partial_bytes) if split else None
+    direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
+    packed = PACKED if direct_rows < block * n_rep else ()
+    traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
+    params = Attention(
+        scale=node.op_params["scale"],
+        bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,
+        bias_1=2.0 ** (-max_bias / 2 / n2) if max_bias else 0.0,
+        n_head_log2=n2,
+        softcap=node.op_params["logit_softcap"],
+        tokens=block,
+        splits=splits,
+        partials=parts.address if parts else 0,
+        quantize=0,
+        f16_mask=mask is not None and mask.type is GGMLType.F16,
+        direct_rows=direct_rows,
+        bias_scale=node.op_params["bias_scale"],
+        traits=low.traits(traits, *DIRECT, *packed),
+    )
+    scratch = 2 * CELLS_BYTES + 4 * (
+        TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
+        + (0 if alone else CHUNK * (hd8 + padded))
+    )  # fmt: skip
+    low.launch(
+        flash_attn,
+        node,
+        params,
+        splits * n_tasks,
+        work=checked,
+        writes=parts,
+        scratch=scratch,
+        variant="_".join(x.type.name.lower() for x in (k, v)),
+    )
+    if parts:
+        low.launch(
+            flash_attn_merge,
+            node,
+            params,
+            n_tokens * n_streams,
+            work=[parts],
+            scratch=scratch,
+            quantizes=n_head * hdv % 32 == 0,
+            replicate=ALWAYS,
+        )

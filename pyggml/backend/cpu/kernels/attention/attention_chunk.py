@@ -1,0 +1,253 @@
+"""QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
+
+    traits = low.traits(cache_traits(F16, F16, 32, 0, 0), *DIRECT)  # in a lowering
+    find_cells(entries, first, begin, end, cells)           # in the kernel
+    qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+
+Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
+are padded with zeros to a multiple of 8. A pass serves up to 6 query rows. Functions that depend on
+the types of the cache are called by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+
+from .....compiler.jit import Kernel, inline, inline_strict, kernel, named_kernel
+from .....dtype import GGMLType
+from ...abi import f32_ptr, i32_ptr, i64_ptr
+from ...atomics import call_address
+from ...compile.type_traits import TypeTraits, trait
+from ...simd import attend
+from ...simd.attend import MAX_AHEAD, attn_pv, attn_qk
+from ...simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
+from ...tuning import Tuning
+
+CHUNK = 256  # keys
+S_STRIDE = 4 * CHUNK  # bytes of a row of scores
+CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
+
+
+@inline
+def find_cells(entries, first, begin, end, out):
+    """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
+
+    The chunk begins at key ``first``. Before key ``begin`` its cell stands in place of theirs, and
+    after key ``end`` - 1 that of the last one: nobody attends to these.
+
+    Args:
+        entries: see ``list_entries``; 0 if key i is in cell i.
+    """
+    rows = i64_ptr(out)
+    n = min(CHUNK + MAX_AHEAD, end - first)
+    if entries == 0:
+        for j in range(n):
+            rows[j] = first + j
+    else:
+        pairs = i32_ptr(entries)
+        low = max(begin - first, 0)
+        for j in range(low, n):
+            rows[j] = pairs[2 * j]
+        for j in range(low):
+            rows[j] = rows[low]
+    for j in range(n, CHUNK + MAX_AHEAD):
+        rows[j] = rows[n - 1]
+
+
+@inline
+def packed_column(d, hd8):
+    """The place of column ``d`` of ``hd8`` in packed keys and queries.
+
+    Columns s, s + 8, ... of partial sum s lie side by side, the sums in the order of the final
+    additions.
+    """
+    lane = d % 8
+    return (lane % 2 * 4 + lane // 2 % 2 * 2 + lane // 4) * (hd8 // 8) + d // 8
+
+
+@cache
+def _pack_keys(kind: int) -> Kernel:
+    def pack_keys(k, nb_k, cells, n, hd, keys):
+        rows = i64_ptr(cells)
+        whole, hd8 = hd // 8 * 8, (hd + 7) // 8 * 8
+        for j in range(0, n, 8):
+            a0, a1, a2, a3 = (
+                k + rows[j] * nb_k, k + rows[j + 1] * nb_k,
+                k + rows[j + 2] * nb_k, k + rows[j + 3] * nb_k,
+            )  # fmt: skip
+            a4, a5, a6, a7 = (
+                k + rows[j + 4] * nb_k, k + rows[j + 5] * nb_k,
+                k + rows[j + 6] * nb_k, k + rows[j + 7] * nb_k,
+            )  # fmt: skip
+            out = keys + j // 16 * 64 * hd8 + j % 16 * 4
+            for d in range(0, whole, 8):
+                place = out + 8 * d  # 64 bytes for each step of 8
+                transpose_8x8(kind, a0, a1, a2, a3, a4, a5, a6, a7, d, place, 8 * hd8)
+            for d in range(whole, hd8):
+                for i in range(8):
+                    x = element(kind, k + rows[j + i] * nb_k, d) if d < hd else np.float32(0)
+                    f32_ptr(out + 64 * packed_column(d, hd8))[i] = x
+
+    return named_kernel(pack_keys, GGMLType(kind).name)
+
+
+@cache
+def _pack_values(kind: int) -> Kernel:
+    def pack_values(v, nb_v, cells, n, hdv, values):
+        rows = i64_ptr(cells)
+        for j in range(n):
+            source, out = v + rows[j] * nb_v, values + 64 * j
+            whole = hdv // 8 * 8
+            for d in range(0, whole, 8):
+                widen_8(kind, source, d, out + d // 16 * 64 * CHUNK + d % 16 * 4)
+            for d in range(whole, (hdv + 15) // 16 * 16):
+                x = element(kind, source, d) if d < hdv else np.float32(0)
+                f32_ptr(out + d // 16 * 64 * CHUNK)[d % 16] = x
+
+    return named_kernel(pack_values, GGMLType(kind).name)
+
+
+@kernel
+def _qk_packed(q, d, keys, n, scores):
+    attend.attn_qk_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
+
+
+@kernel
+def _pv_packed(p, values, n, sums, padded):
+    attend.attn_pv_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+
+
+@cache
+def _qk_direct(kind: int, tail: int, hint: int) -> Kernel:
+    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
+        q_row = 4 * ((d + 7) // 8 * 8)
+        if rows == 6:
+            _qk(kind, 6, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 5:
+            _qk(kind, 5, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 4:
+            _qk(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 3:
+            _qk(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        elif rows == 2:
+            _qk(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+        else:
+            _qk(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+
+    return named_kernel(qk, GGMLType(kind).name, tail)
+
+
+@inline_strict
+def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
+    attn_qk(
+        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
+    )
+
+
+@cache
+def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
+    block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
+
+    def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
+        for d in range(0, hdv // columns * columns, columns):
+            x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
+            _pv(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+        if tail != 0:
+            d = hdv - tail
+            x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
+            _pv(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+
+    return named_kernel(pv, GGMLType(kind).name, columns, tail)
+
+
+@inline_strict
+def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
+    s_row, o_row = S_STRIDE, 4 * padded
+    if rows == 6:
+        attn_pv(kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 5:
+        attn_pv(kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 4:
+        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 3:
+        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 2:
+        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    else:
+        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+
+
+# Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
+# prefetch; functions.
+VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
+PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED = range(3, 9)
+DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
+
+
+@cache
+def cache_traits(
+    kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, tuned: Tuning
+) -> TypeTraits:
+    """The traits for the types of a cache.
+
+    Args:
+        columns: of values that the direct form sums at a time.
+        tail_k: elements of a key after its last whole vector of 8.
+        tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
+            may be summed twice). Both tails are 0 for most models; then no code is made for them.
+    """
+    functions: dict[int, Callable[[], Kernel]] = {
+        PACK_KEYS: partial(_pack_keys, kind_k),
+        PACK_VALUES: partial(_pack_values, kind_v),
+        QK: partial(_qk_direct, kind_k, tail_k, tuned.kv_hint),
+        PV: partial(_pv_direct, kind_v, columns, tail_v, tuned.kv_hint),
+        QK_PACKED: lambda: _qk_packed,
+        PV_PACKED: lambda: _pv_packed,
+    }
+    numbers = {
+        place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
+        for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
+    }
+    return TypeTraits(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
+
+
+@inline
+def lines_of(traits, place, d):
+    """The number of cache lines of a row of ``d`` elements of keys (``KEY_BYTES``) or values."""
+    return (d * trait(traits, place) // 32 + 63) // 64
+
+
+@inline
+def pack(traits, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
+    """Pack keys as ``keys[n/16][d][16]`` and values as ``values[d/16][256][16]``, float32."""
+    call_address(trait(traits, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
+    call_address(trait(traits, PACK_VALUES), (v, nb_v, cells, n, hdv, values))
+
+
+@inline
+def qk_packed(traits, q, d, keys, n, scores):
+    """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
+    call_address(trait(traits, QK_PACKED), (q, d, keys, n, scores))
+
+
+@inline
+def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
+    """Scores of up to 6 query rows against ``n`` keys in the cache; prefetches their values."""
+    ahead = trait(traits, KEYS_AHEAD)
+    call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+
+
+@inline
+def pv_packed(traits, p, values, n, sums, padded):
+    """Sums of packed values, weighted by ``TILE_ROWS`` rows of probabilities."""
+    call_address(trait(traits, PV_PACKED), (p, values, n, sums, padded))
+
+
+@inline
+def pv_direct(traits, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
+    """Weighted sums of values in the cache; prefetches the keys in the cells ``later``."""
+    pv = trait(traits, PV)
+    call_address(pv, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))

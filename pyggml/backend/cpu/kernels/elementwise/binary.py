@@ -1,0 +1,80 @@
+"""ADD, SUB, MUL, DIV, ADD1: element by element, the second source repeating over the first.
+
+Access: rows front to back. Tuned for rows of equal length (bias, residual, gate) and for one number
+a row; a second source with shorter or strided rows takes a scalar loop.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .....compiler.jit import Kernel, inline_strict, kernel
+from .....dtype import GGMLType
+from .....ops.op import ALL_FLOATS
+from .....tensor import Tensor
+from ...abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
+from ...compile.lowering import GRAIN, Lowering, lowers
+from ...simd.element import load_elem, store_elem
+from ..span import Parts, columns, repeated_row, split
+
+ADD, SUB, MUL, DIV = range(4)
+_OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
+
+
+@inline_strict
+def combine(op, a, b):
+    """``a op b``; ``op`` is a constant where this is inlined."""
+    if op == ADD:
+        return a + b
+    if op == SUB:
+        return a - b
+    if op == MUL:
+        return a * b
+    return a / b
+
+
+@cache
+def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
+    """The kernel of an op for the types of the sources and of the result."""
+    size = GGMLType(b).type_size
+
+    def binary(node, chunk, n_chunks, scratch):
+        n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Parts).parts
+        stride = nb(node, SRC1, 0)
+        units = nrows(node, DST) * parts
+        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            row = u // parts
+            begin, end = columns(n, u - row * parts, parts)
+            x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+            z = repeated_row(node, DST, SRC1, row)
+            if period == 1:
+                v = load_elem(b, z, 0)
+                for i in range(begin, end):
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
+            elif period == n and stride == size:
+                for i in range(begin, end):
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), load_elem(b, z, i)))
+            else:
+                j = begin % period
+                for i in range(begin, end):
+                    v = load_elem(b, z + j * stride, 0)
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
+                    j = j + 1 if j + 1 < period else 0
+
+    names = "_".join(GGMLType(t).name.lower() for t in (a, b))
+    return kernel(binary, f"{[*_OPS][op].lower()}_{names}")
+
+
+def _supports(node: Tensor) -> bool:
+    a, b = node.src
+    return a.type in ALL_FLOATS and b.type in ALL_FLOATS and a.is_contiguous_rows()
+
+
+def _lower(low: Lowering, node: Tensor) -> None:
+    parts, chunks = split(low, node, GRAIN)
+    types = (int(t.type) for t in (node.src[0], node.src[1], node))
+    low.launch(binary_kernel(_OPS[node.op.name], *types), node, Parts(parts), chunks)
+
+
+for _op in _OPS:
+    lowers(_op, _supports)(_lower)

@@ -1,0 +1,80 @@
+"""POOL_1D and POOL_2D: the largest element or the mean of a window.
+
+Access: result rows front to back; each window is read row by row.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from .....compiler.jit import Kernel, kernel
+from .....dtype import GGMLType
+from .....ops.images.pool import LOWEST
+from .....tensor import Tensor
+from ...abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
+from ...compile.lowering import Lowering, lowers
+from ...simd.element import F32, load_elem, store_elem
+
+_LOWEST = np.float32(LOWEST)
+_ZERO = np.float32(0)
+
+
+class Pool(NamedTuple):
+    """The values of a pooling op by axis: sizes of the window, steps, padding."""
+
+    k0: int
+    k1: int
+    s0: int
+    s1: int
+    p0: int
+    p1: int
+    size: int  # divisor of a mean; 0: the number of elements inside
+
+
+@cache
+def pool_kernel(kind: int, largest: bool) -> Kernel:
+    """The kernel of a source type, for the largest element or the mean."""
+
+    def pool(node, chunk, n_chunks, scratch):
+        p, w, h = params_of(node, Pool), ne(node, SRC0, 0), ne(node, SRC0, 1)
+        oh, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
+        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = r // oh
+            i3 = rest // n2
+            plane = data(node, SRC0) + (rest - i3 * n2) * nb(node, SRC0, 2)
+            plane += i3 * nb(node, SRC0, 3)
+            y0 = (r - rest * oh) * p.s1 - p.p1
+            out = row_address(node, DST, r)
+            for ox in range(ne(node, DST, 0)):
+                x0 = ox * p.s0 - p.p0
+                x_first, x_end = max(x0, 0), min(x0 + p.k0, w)
+                v, count = _LOWEST if largest else _ZERO, 0
+                for y in range(max(y0, 0), min(y0 + p.k1, h)):
+                    row = plane + y * nb(node, SRC0, 1)
+                    for x in range(x_first, x_end):
+                        e = load_elem(kind, row, x)
+                        if largest:
+                            v = e if e > v else v
+                        else:
+                            v += e
+                        count += 1
+                if not largest:
+                    size = p.size if p.size != 0 else count
+                    v = v / np.float32(size) if size > 0 else _ZERO
+                store_elem(F32, out, ox, v)
+
+    return kernel(pool, f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}")
+
+
+@lowers("POOL_1D")
+@lowers("POOL_2D")
+def _lower_pool(low: Lowering, node: Tensor) -> None:
+    x, v = node.src[0], node.op_params
+    one = {"k1": 1, "s1": 1, "p1": 0, "size": 0}
+    two = {"size": v["k0"] * v["k1"]} if "k1" in v else {}
+    params = Pool(**{k: x for k, x in (one | v | two).items() if k in Pool._fields})
+    made = pool_kernel(int(x.type), v["pool"] == "max")
+    low.launch(made, node, params, low.row_chunks(node))

@@ -1,0 +1,258 @@
+"""MUL_MAT_ID and ADD_ID: a matmul with the expert that each token chose, and the bias after it.
+
+A *use* is a pair of token and expert. A chunk of MUL_MAT_ID is a range of 16-row groups times one
+use. Where there are more uses than experts, it is such a range times all uses of one expert, which
+an earlier launch has listed; up to 16 of their rows at a time (64 with a matrix unit) are gathered
+into thread scratch and multiplied by MUL_MAT's tiles while the weights stay in cache. An id that
+names no expert writes nothing and reports an error.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .....compiler.jit import inline, kernel
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import (
+    BAD_INDEX,
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    data,
+    first_row,
+    i32_ptr,
+    i64_ptr,
+    nb,
+    ne,
+    nrows,
+    params_of,
+    row_address,
+    set_error,
+)
+from ...compile.lowering import Lowering, by_rows, lowers
+from ...compile.type_traits import trait
+from ...compile.work import WorkRange
+from ...simd.element import F32, copy_run, load_elem, store_elem
+from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
+from ...weights.buffer import is_repacked
+from ...weights.layout import QUANTIZED, ROWS, activation_bytes, group_bytes
+from ..quantize import add_quantize
+from .matmul import supports_mul_mat
+from .weights import (
+    BLOCK_BYTES,
+    COLUMNS,
+    MAX_TOKENS,
+    PACK,
+    RESULTS_BYTES,
+    TILE_1,
+    TILE_4,
+    TILE_TOKENS,
+    decode_rows,
+    layout_name,
+    multiply_tiles,
+    pack,
+    packed_bytes,
+    prefetch_ahead,
+    room_for_tiles,
+    tile,
+    use_tiles,
+    weight_traits,
+)
+
+_GATHER = 16  # rows that are gathered at a time
+_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 for all tokens of an expert
+
+
+class Uses(NamedTuple):
+    """The values of ``list_uses``."""
+
+    lists: int  # address of the result
+
+
+class MulMatId(NamedTuple):
+    """The values of ``mul_mat_id``."""
+
+    row_chunks: int
+    lists: int  # address of the uses by expert, 0: a chunk is one use
+    activations: int  # address of the quantized activations, 0: SRC1 is read
+    row_bytes: int  # of a token's activations
+    traits: int
+    plain: int  # whether the weights have ggml's layout
+    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+
+
+@inline
+def _id(node, use):
+    """The expert of a use (counted over tokens); -1 if the id names no expert."""
+    n_used = ne(node, DST, 1)
+    token = use // n_used
+    ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
+    expert = i32_ptr(ids)[0] + 0
+    return expert if 0 <= expert < ne(node, SRC0, 2) else -1
+
+
+@kernel
+def list_uses(node, chunk, n_chunks, scratch):
+    """List the uses by expert: where each expert's begin, the end, then the uses in order."""
+    lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
+    starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
+    uses = nrows(node, DST)
+    for e in range(n_expert + 1):
+        starts[e] = 0
+    for use in range(uses):
+        e = _id(node, use)
+        if e < 0:
+            set_error(node, BAD_INDEX)
+        elif e + 2 <= n_expert:
+            starts[e + 2] += 1  # incremented while the uses are listed
+    for e in range(2, n_expert + 1):
+        starts[e] += starts[e - 1]
+    for use in range(uses):
+        e = _id(node, use)
+        if e >= 0:
+            order[starts[e + 1]] = use
+            starts[e + 1] += 1
+
+
+@kernel
+def mul_mat_id(node, chunk, n_chunks, scratch):
+    """Weights of any format, in the plain or the interleaved layout.
+
+    Scratch: a tile, numbers and rows of the gathered uses, a packed group and its row pointers.
+    """
+    p = params_of(node, MulMatId)
+    traits, plain, acts = p.traits, p.plain, p.activations
+    row_chunks, row_bytes = p.row_chunks, p.row_bytes
+    m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group, lists = blocks * trait(traits, BLOCK_BYTES), p.lists
+    unit = chunk // row_chunks
+    g0 = first_row(groups, chunk % row_chunks, row_chunks)
+    g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
+    order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
+    if lists == 0:
+        first, end, expert = unit, unit + 1, _id(node, unit)
+        if expert < 0:
+            set_error(node, BAD_INDEX)
+            return
+    else:
+        first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
+    gather = _GATHER if p.panel == 0 else MAX_TOKENS
+    listed = i64_ptr(scratch + RESULTS_BYTES)
+    gathered = scratch + RESULTS_BYTES + 8 * gather
+    packed = gathered + gather * row_bytes
+    panel = scratch + p.panel
+    tiled = p.panel != 0 and end - first >= TILE_TOKENS
+    if tiled:
+        use_tiles(traits, 1)
+    if plain != 0:
+        weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
+    else:
+        weights = data(node, SRC0) + expert * groups * group
+    while first < end:
+        n = min(gather, end - first)
+        t_tiles = n // TILE_TOKENS * TILE_TOKENS if tiled else 0
+        for i in range(n):
+            use = first if lists == 0 else order[first + i]
+            token = use // n_used
+            row = (use - token * n_used) % n_b
+            if acts != 0:
+                x = acts + (token * n_b + row) * row_bytes
+            else:
+                x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
+            copy_run(x, gathered + i * row_bytes, row_bytes // 4)
+            listed[i] = use
+        first += n
+        for g in range(g0, g1):
+            row = g * ROWS
+            rows = min(ROWS, m - row)
+            if plain != 0:
+                w = packed + TABLE_BYTES
+                set_row_pointers(packed, weights, nb(node, SRC0, 1), row, m)
+                decode_rows(traits, packed, rows, k, w + group)
+                pack(traits, packed, k, w)
+            else:
+                w = weights + g * group
+            t = 0
+            while t < n:
+                tokens, which = (4, TILE_4) if t + 4 <= n else (1, TILE_1)
+                x = gathered + t * row_bytes
+                if t < t_tiles:
+                    tokens = t_tiles - t
+                    n_tiles = tokens // TILE_TOKENS
+                    multiply_tiles(traits, w, x, row_bytes, scratch, blocks, n_tiles, panel)
+                else:
+                    ahead = prefetch_ahead(traits, t, n - t, blocks)
+                    tile(traits, which, w, x, row_bytes, scratch, blocks, ahead)
+                for i in range(tokens):
+                    y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
+                    copy_run(scratch + 4 * ROWS * i, y, rows)
+                t += tokens
+    if tiled:
+        use_tiles(traits, 0)
+
+
+def _listed(low: Lowering, node: Tensor) -> WorkRange:
+    """Add the launch that lists the uses by expert; the list in work memory."""
+    w, _, ids = node.src
+    out = low.take(8 * (w.ne[2] + 1 + node.nrows))
+    low.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
+    return out
+
+
+@lowers("MUL_MAT_ID", supports_mul_mat)
+def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
+    w, x = node.src[0], node.src[1]
+    plain, quantized = not is_repacked(w), w.type in QUANTIZED
+    by_use = node.nrows <= w.ne[2]
+    act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []
+    lists = [] if by_use else [_listed(low, node)]
+    row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
+    one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
+    groups = ceil_div(w.ne[1], ROWS)
+    row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
+    functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
+    n = node.nrows // w.ne[2]  # tokens of an expert, about
+    gather = MAX_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
+    scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
+    more, panel, scratch = room_for_tiles(w, n, scratch)
+    params = MulMatId(
+        row_chunks=row_chunks,
+        lists=lists[0].address if lists else 0,
+        activations=act[0].address if act else 0,
+        row_bytes=row_bytes,
+        traits=weight_traits(low, w, *functions, *more),
+        plain=plain,
+        panel=panel,
+    )
+    low.launch(
+        mul_mat_id,
+        node,
+        params,
+        row_chunks * (node.nrows if by_use else w.ne[2]),
+        work=act + lists,
+        scratch=scratch,
+        variant=layout_name(w),
+    )
+
+
+@kernel
+def add_id_f32(node, chunk, n_chunks, scratch):
+    """Rows of the result, front to back."""
+    n, n_used, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
+    for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+        token = r // n_used
+        ids = data(node, SRC2) + token * nb(node, SRC2, 1)
+        expert = i32_ptr(ids + (r - token * n_used) * nb(node, SRC2, 0))[0] + 0
+        if expert < 0 or expert >= ne(node, SRC1, 1):
+            set_error(node, BAD_INDEX)
+            continue
+        x, y = row_address(node, SRC0, r), row_address(node, DST, r)
+        z = data(node, SRC1) + expert * nb(node, SRC1, 1)
+        for i in range(n):
+            store_elem(F32, y, i, load_elem(F32, x, i) + load_elem(F32, z, i))
+
+
+lowers("ADD_ID")(by_rows(add_id_f32))

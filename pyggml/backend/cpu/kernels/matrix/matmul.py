@@ -1,0 +1,384 @@
+"""MUL_MAT: weights times one or many tokens, with the residual or GLU after it.
+
+A chunk is a range of 16-row groups times a range of up to 64 tokens; the weights of a group stay in
+L1 for all tokens of the chunk. Quantized weights are multiplied by int8 activations, made once per
+source tensor; F16, BF16 and F32 weights by float32, to which half-float activations are converted
+first.
+
+Weights in ggml's plain layout are transposed in registers for one token; for several tokens, a
+group at a time is packed into thread scratch and multiplied by the same tile as interleaved
+weights. With a matrix unit (``simd/amx``), the largest multiple of 16 tokens of a chunk uses its
+tiles, and chunks begin at such multiples. All of these give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+from .....compiler.jit import Kernel, inline, kernel, named_kernel
+from .....dtype import GGMLType
+from .....ops.elementwise.glu import ACTIVATIONS as GLU_ACTIVATIONS
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
+from ...compile.lowering import Lowering, fuses, lowers
+from ...compile.type_traits import trait
+from ...simd.element import F32, load_elem, store_elem
+from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
+from ...tuning import tuning
+from ...weights.buffer import is_repacked
+from ...weights.layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
+from ..elementwise.binary import ADD as SUM
+from ..elementwise.binary import combine
+from ..elementwise.elementwise import IDS, function
+from ..quantize import add_quantize, quantize_blocks, widened
+from ..span import overlap
+from .weights import (
+    ACT_BYTES,
+    BLOCK_BYTES,
+    COLUMNS,
+    MAX_TOKENS,
+    PACK,
+    RESULTS_BYTES,
+    ROW_TILES,
+    TILE_TOKENS,
+    decode_rows,
+    is_decoded,
+    layout_name,
+    multiply_tiles,
+    pack,
+    packed_bytes,
+    prefetch_ahead,
+    room_for_tiles,
+    tile,
+    tile_size,
+    tiles_for,
+    times_rows,
+    use_tiles,
+    weight_traits,
+)
+
+_CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
+_LEAST_MACS = 1 << 17  # work of a thread's only chunk for a few tokens, at least
+_FEW_MACS = 1 << 20  # work of a chunk if a thread has several: some microseconds
+_ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+class MulMat(NamedTuple):
+    """The values of ``mul_mat`` and ``mul_mat_glu``."""
+
+    row_chunks: int
+    token_chunks: int
+    activations: int  # address of the quantized or float32 activations, 0: SRC1 is read
+    add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
+    quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
+    traits: int
+    plain: int  # whether the weights have ggml's layout
+    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+
+
+@inline
+def first_token(n, chunk, n_chunks, panel):
+    """First token of a chunk; a multiple of the matrix unit's tile if there is a ``panel``."""
+    unit = 1 if panel == 0 else TILE_TOKENS
+    return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
+
+
+@inline
+def emit_tile(node, tile, tokens, t, row, rows, out, stride):
+    """Copy a tile to the result, adding bias and residual if there are any."""
+    p = params_of(node, MulMat)
+    for k in range(tokens):
+        y = f32_ptr(out + (t + k) * stride + 4 * row)
+        x = f32_ptr(tile + 4 * ROWS * k)
+        if p.add != 0:
+            broadcast = 0 if ne(node, SRC2, 1) == 1 else nb(node, SRC2, 1)
+            z = f32_ptr(data(node, SRC2) + (t + k) * broadcast + 4 * row)
+            if p.add == 2:
+                u = f32_ptr(data(node, SRC3) + (t + k) * nb(node, SRC3, 1) + 4 * row)
+                for r in range(rows):
+                    y[r] = combine(SUM, combine(SUM, x[r], z[r]), u[r])
+            else:
+                for r in range(rows):
+                    y[r] = x[r] + z[r]
+        else:
+            for r in range(rows):
+                y[r] = x[r]
+
+
+@kernel
+def mul_mat(node, chunk, n_chunks, scratch):
+    """Weights of any format, in the plain or the interleaved layout."""
+    p = params_of(node, MulMat)
+    row_chunks, token_chunks, traits, plain = p.row_chunks, p.token_chunks, p.traits, p.plain
+    m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
+    place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
+    if n_chunks != row_chunks:  # one token takes no divisions: memory would idle during each
+        place, rest = chunk % row_chunks, chunk // row_chunks
+        batch = rest // token_chunks
+        i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
+        w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
+        w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
+        t0 = first_token(n, rest % token_chunks, token_chunks, p.panel)
+        t1 = first_token(n, rest % token_chunks + 1, token_chunks, p.panel)
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group = blocks * trait(traits, BLOCK_BYTES)
+    if plain != 0:
+        weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
+    else:
+        weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
+    if p.activations != 0:
+        stride = blocks * trait(traits, ACT_BYTES)
+        x = p.activations + batch * n * stride
+    else:
+        stride = nb(node, SRC1, 1)
+        x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
+    out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+    out_stride = nb(node, DST, 1)
+    g0 = first_row(groups, place, row_chunks)
+    g1 = first_row(groups, place + 1, row_chunks)
+    table = scratch + RESULTS_BYTES
+    packed = table + TABLE_BYTES
+    panel, t_tiles = scratch + p.panel, t0
+    if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
+        t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
+        use_tiles(traits, 1)
+    for g in range(g0, g1):
+        row, w = g * ROWS, weights + g * group
+        rows = min(ROWS, m - row)
+        if plain != 0:
+            w = packed
+            set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
+            decode_rows(traits, table, rows, k, packed + group)
+            if t1 - t0 == 1:
+                times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
+                emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
+                continue
+            pack(traits, table, k, packed)
+        t = t0
+        while t < t1:
+            y = x + t * stride
+            if t < t_tiles:
+                tokens = t_tiles - t
+                n_tiles = tokens // TILE_TOKENS
+                multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
+            else:
+                tokens, which = tile_size(traits, t1 - t)
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
+                tile(traits, which, w, y, stride, scratch, blocks, ahead)
+            emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
+            t += tokens
+    if t_tiles > t0:
+        use_tiles(traits, 0)
+
+
+@cache
+def mul_mat_glu_kernel(activation: int) -> Kernel:
+    """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
+
+    Chunks are multiples of 32 rows: a block of the quantized result, which is written if
+    ``MulMat.quantize`` has an address.
+    """
+
+    def mul_mat_glu(node, chunk, n_chunks, scratch):
+        p = params_of(node, MulMat)
+        row_chunks, token_chunks, traits, n = (
+            p.row_chunks,
+            p.token_chunks,
+            p.traits,
+            ne(node, DST, 1),
+        )
+        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // trait(traits, COLUMNS)
+        group = blocks * trait(traits, BLOCK_BYTES)
+        stride, out_stride = blocks * trait(traits, ACT_BYTES), nb(node, DST, 1)
+        acts, quantized = p.activations, p.quantize
+        place, t0, t1 = chunk, 0, n
+        if token_chunks != 1:
+            place = chunk % row_chunks
+            t0 = first_token(n, chunk // row_chunks, token_chunks, p.panel)
+            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, p.panel)
+        u0 = first_row(units, place, row_chunks)
+        u1 = first_row(units, place + 1, row_chunks)
+        rows = min(ROWS, ne(node, DST, 0))  # 16; a constant would make LLVM unroll to scalars
+        panel, t_tiles = scratch + p.panel, t0
+        up = scratch + RESULTS_BYTES
+        if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
+            t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
+            use_tiles(traits, 1)
+        for u in range(u0, u1):
+            t = t0
+            while t < t1:
+                tokens, which = tile_size(traits, t1 - t)
+                if t < t_tiles:
+                    tokens = t_tiles - t
+                x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
+                for g in range(2 * u, 2 * u + 2):
+                    gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
+                    if t < t_tiles:
+                        multiply_tiles(traits, gate_w, x, stride, scratch, blocks, n_tiles, panel)
+                        multiply_tiles(traits, up_w, x, stride, up, blocks, n_tiles, panel)
+                    else:
+                        tile(traits, which, gate_w, x, stride, scratch, blocks, ahead)
+                        tile(traits, which, up_w, x, stride, up, blocks, ahead)
+                    for i in range(tokens):
+                        a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
+                        y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
+                        for r in range(rows):
+                            v = function(activation, load_elem(F32, a, r)) * load_elem(F32, b, r)
+                            store_elem(F32, y, r, v)
+                if quantized != 0:
+                    y = data(node, DST) + t * out_stride + 128 * u
+                    row = quantized + (t * units + u) * Q8_BLOCK
+                    quantize_blocks(y, out_stride, row, units * Q8_BLOCK, tokens)
+                t += tokens
+        if t_tiles > t0:
+            use_tiles(traits, 0)
+
+    return named_kernel(mul_mat_glu, [*IDS][activation])
+
+
+def supports_mul_mat(node: Tensor) -> bool:
+    """Weights of a known format with gap-free rows, float activations."""
+    w, x = node.src[0], node.src[1]
+    return (
+        (w.type in INTERLEAVED or is_decoded(w.type))
+        and (w.is_contiguous_rows() or is_repacked(w))
+        and x.type in _ACTIVATIONS
+        and x.is_contiguous_rows()
+        and node.type is GGMLType.F32
+    )
+
+
+def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
+    """Row chunks and token chunks of one matmul."""
+    groups = ceil_div(w.ne[1], rows)
+    if n == 1:
+        n_bytes = group_bytes(w.type, w.ne[0]) * groups
+        rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
+        wanted = rounds * low.n_threads
+        return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
+    token_chunks = math.ceil(n / MAX_TOKENS)
+    macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
+    few = 0
+    if token_chunks * batch == 1:
+        each = min(8, macs // _FEW_MACS // low.n_threads)  # the same number for all threads
+        few = max(each * low.n_threads, min(low.n_threads, macs // _LEAST_MACS))
+    return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
+
+
+def _launch(
+    low: Lowering, node: Tensor, dst: Tensor, *add: Tensor, glu: Kernel | None = None
+) -> None:
+    """Launch a MUL_MAT with the nodes after it.
+
+    Args:
+        dst: the last of these.
+        add: what is added; of GLU, the weights of ``up``.
+        glu: the kernel of MUL_MAT, MUL_MAT and GLU.
+    """
+    w, x = node.src[0], node.src[1]
+    plain = not is_repacked(w)
+    act = []
+    if w.type in QUANTIZED:
+        act = [low.quantized(x, w.type.block_size, add_quantize)]
+    elif x.type is not GGMLType.F32:
+        act = [widened(low, x)]
+    batch = node.ne[2] * node.ne[3]
+    row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
+    functions = tiles_for(w, node.ne[1])
+    one_pass = len(functions) == 1
+    if plain:
+        functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES + 1,)
+    scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
+    more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
+    params = MulMat(
+        row_chunks=row_chunks,
+        token_chunks=token_chunks,
+        activations=act[0].address if act else 0,
+        add=0 if glu else len(add),
+        quantize=0,
+        traits=weight_traits(low, w, *functions, *more, one_pass=one_pass),
+        plain=plain,
+        panel=panel,
+    )
+    low.launch(
+        glu or mul_mat,
+        dst,
+        params,
+        row_chunks * token_chunks * batch,
+        src=(w, x, *add),
+        work=act,
+        scratch=scratch,
+        quantizes=glu is not None,
+        streams=w,
+        variant=layout_name(w),
+    )
+
+
+@lowers("MUL_MAT", supports_mul_mat)
+def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
+    _launch(low, node, node)
+
+
+def _added(node: Tensor, total: Tensor) -> Tensor | None:
+    """The tensor that ``total`` adds to ``node`` if MUL_MAT can add it: one row or all rows."""
+    other = total.src[1] if total.src[0] is node else total.src[0]
+    if other is None or other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
+        return None
+    bias = other.ne == (node.ne[0], 1, 1, 1) and total.src[1] is other
+    return other if bias or other.ne == node.ne else None
+
+
+def _may_add(node: Tensor, total: Tensor) -> bool:
+    """Whether ``total`` may be written while other chunks read weights and activations."""
+    w, x = node.src[0], node.src[1]
+    if w is None or x is None or not supports_mul_mat(node) or node.ne[2] * node.ne[3] != 1:
+        return False
+    return not any(overlap(total, t) for t in ([w] if w.type in QUANTIZED else [w, x]))
+
+
+@fuses("MUL_MAT", "ADD", "ADD")
+def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
+    """MUL_MAT that also adds a bias row and then a residual."""
+    bias, residual = _added(node, biased), _added(biased, total)
+    if bias is None or residual is None or not _may_add(node, total):
+        return False
+    if bias.nrows != 1 or residual.ne != node.ne or overlap(bias, total):
+        return False
+    _launch(low, node, total, bias, residual)
+    return True
+
+
+@fuses("MUL_MAT", "ADD")
+def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
+    """MUL_MAT that also adds a residual or a bias row."""
+    other = _added(node, total)
+    if other is None or not _may_add(node, total):
+        return False
+    _launch(low, node, total, other)
+    return True
+
+
+@fuses("MUL_MAT", "MUL_MAT", "GLU")
+def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+    """Gate and up matmuls in one launch, which stores only the GLU of both."""
+    gate_w, x = gate.src[0], gate.src[1]
+    up_w = up.src[0]
+    if gate_w is None or up_w is None or x is None or up.src[1] is not x:
+        return False
+    if glu.src[0] is not gate or glu.src[1] is not up or glu.op_params["swapped"]:
+        return False
+    if glu.op_params["kind"] not in GLU_ACTIVATIONS:
+        return False
+    if gate_w.type not in QUANTIZED or up_w.type is not gate_w.type:
+        return False
+    if not (is_repacked(gate_w) and is_repacked(up_w) and supports_mul_mat(gate)):
+        return False
+    if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
+        return False
+    kernel = mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]])
+    _launch(low, gate, glu, up_w, glu=kernel)
+    return True

@@ -1,0 +1,188 @@
+"""RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
+L2_NORM and GROUP_NORM.
+
+A row (a group) is computed by one thread with a fixed order of sums: its bits depend on it alone.
+Access: a row is read two or three times (after the first time from L1) and written once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .....compiler.jit import inline, kernel
+from .....dtype import GGMLType
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
+from ...compile.lowering import ALWAYS, Lowering, all_f32, fuses, lowers
+from ...simd.element import F32, load_elem, store_elem
+from ...simd.total import squares_f32
+from ...weights.layout import Q8_BLOCK
+from ..elementwise.binary import ADD, MUL, combine
+from ..quantize import BLOCK, quantize_row
+from ..span import may_write_over, overlap, repeated_row
+from .reduce import sum_f32
+
+_GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
+
+
+class Norm(NamedTuple):
+    """The values of a norm of rows."""
+
+    eps: float
+    quantize: int = 0  # address of the quantized rows, or 0
+
+
+class GroupNorm(NamedTuple):
+    """The values of GROUP_NORM."""
+
+    eps: float
+    channels: int  # of a group
+    groups: int
+
+
+@kernel
+def rms_norm_f32(node, chunk, n_chunks, scratch):
+    """SRC1: the weight, or nothing."""
+    p = params_of(node, Norm)
+    n, eps, out = ne(node, DST, 0), p.eps, p.quantize
+    rows, weighted = nrows(node, DST), data(node, SRC1) != 0
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        s = np.float32(1) / math.sqrt(squares_f32(x, n) / np.float32(n) + eps)
+        if weighted:
+            w = repeated_row(node, DST, SRC1, row)
+            for i in range(n):
+                store_elem(F32, y, i, load_elem(F32, x, i) * s * load_elem(F32, w, i))
+        else:
+            for i in range(n):
+                store_elem(F32, y, i, load_elem(F32, x, i) * s)
+        if out != 0:
+            quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
+
+
+@inline
+def centred_squares(x, n, mean):
+    """The float64 sum of squared distances from ``mean``, in one order for each ``n``."""
+    total = 0.0
+    for i in range(n):
+        v = np.float64(load_elem(F32, x, i)) - mean
+        total += v * v
+    return total
+
+
+@kernel
+def norm_f32(node, chunk, n_chunks, scratch):
+    """SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
+    p = params_of(node, Norm)
+    n, eps, out = ne(node, DST, 0), np.float64(p.eps), p.quantize
+    rows, weighted, biased = nrows(node, DST), data(node, SRC1) != 0, data(node, SRC2) != 0
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        mean = sum_f32(x, n) / n
+        s = 1 / math.sqrt(centred_squares(x, n, mean) / n + eps)
+        if weighted:
+            w = repeated_row(node, DST, SRC1, row)
+            if biased:
+                b = repeated_row(node, DST, SRC2, row)
+                for i in range(n):
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    v = combine(MUL, v, load_elem(F32, w, i))
+                    store_elem(F32, y, i, combine(ADD, v, load_elem(F32, b, i)))
+            else:
+                for i in range(n):
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    store_elem(F32, y, i, combine(MUL, v, load_elem(F32, w, i)))
+        else:
+            for i in range(n):
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
+        if out != 0:
+            quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
+
+
+@kernel
+def l2_norm_f32(node, chunk, n_chunks, scratch):
+    """Rows divided by their lengths."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        length = math.sqrt(centred_squares(x, n, 0.0))
+        s = 1 / (eps if length < eps else length)
+        for i in range(n):
+            store_elem(F32, y, i, np.float32(np.float64(load_elem(F32, x, i)) * s))
+
+
+@kernel
+def group_norm_f32(node, chunk, n_chunks, scratch):
+    """A range of groups."""
+    p = params_of(node, GroupNorm)
+    n, height, channels = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
+    eps, step, groups = np.float64(p.eps), p.channels, p.groups
+    units = groups * ne(node, DST, 3)
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        i3 = u // groups
+        first = (u - i3 * groups) * step
+        rows = height * (min(channels, first + step) - first)  # <= 0: no channels are left
+        start = (i3 * channels + first) * height
+        mean = 0.0
+        for r in range(rows):
+            mean += sum_f32(row_address(node, SRC0, start + r), n)
+        mean /= n * rows
+        variance = 0.0
+        for r in range(rows):
+            variance += centred_squares(row_address(node, SRC0, start + r), n, mean)
+        s = 1 / math.sqrt(variance / (n * rows) + eps)
+        for r in range(rows):
+            x, y = row_address(node, SRC0, start + r), row_address(node, DST, start + r)
+            for i in range(n):
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
+
+
+_OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
+
+
+def _launch(low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
+    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
+    made, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
+    low.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
+
+
+@lowers("RMS_NORM", all_f32)
+@lowers("NORM", all_f32)
+def _lower_norm(low: Lowering, node: Tensor) -> None:
+    _launch(low, node, node)
+
+
+@fuses("RMS_NORM", "MUL")
+@fuses("NORM", "MUL")
+@fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
+def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
+    """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
+    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
+    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
+    if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
+        return False
+    for w in rows:
+        if w is None or w in (norm, *more) or w.type is not GGMLType.F32:
+            return False
+        if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
+            return False
+    _launch(low, norm, dst, *rows)
+    return True
+
+
+@lowers("L2_NORM", all_f32)
+def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
+    low.launch(l2_norm_f32, node, Norm(node.op_params["eps"]), low.row_chunks(node))
+
+
+@lowers("GROUP_NORM", all_f32)
+def _lower_group_norm(low: Lowering, node: Tensor) -> None:
+    groups = int(node.op_params["n_groups"])
+    step = ceil_div(node.ne[2], groups)
+    params = GroupNorm(node.op_params["eps"], step, groups)
+    low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))

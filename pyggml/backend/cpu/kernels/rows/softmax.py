@@ -1,0 +1,120 @@
+"""SOFT_MAX with mask, ALiBi slopes and sinks.
+
+Access: a row is read once with its mask row, then updated in place in the result (L1 or L2). A row
+is computed by one thread with a fixed order of sums.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from .....compiler.jit import Kernel, inline, kernel
+from .....dtype import GGMLType
+from .....tensor import Tensor
+from ...abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    data,
+    f32_ptr,
+    first_row,
+    nb,
+    ne,
+    nrows,
+    params_of,
+    row_address,
+)
+from ...compile.lowering import Lowering, lowers
+from ...simd.element import F32, load_elem, store_elem
+from ...simd.math import INF, ZERO, abs_f32, exp_f32
+from ...simd.total import max_f32, total_f32
+
+_TYPES = (GGMLType.F32, GGMLType.F16)
+
+
+class SoftMax(NamedTuple):
+    """The values of SOFT_MAX."""
+
+    scale: float
+    base_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads
+    base_1: float  # base of the slopes of the other heads
+    n_head_log2: int
+
+
+@inline
+def alibi_slope(node, head):
+    """The factor on the mask of a head (1 without ALiBi)."""
+    p = params_of(node, SoftMax)
+    n2 = p.n_head_log2
+    if head < n2:
+        return np.float32(math.pow(np.float64(p.base_0), np.float64(head + 1)))
+    exponent = np.float64(2 * (head - n2) + 1)
+    return np.float32(math.pow(np.float64(p.base_1), exponent))
+
+
+@cache
+def soft_max_kernel(mask_type: int) -> Kernel:
+    """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
+
+    def soft_max(node, chunk, n_chunks, scratch):
+        n, rows, scale = ne(node, DST, 0), nrows(node, DST), params_of(node, SoftMax).scale
+        mask, sinks = data(node, SRC1), data(node, SRC2)
+        ne1, ne2 = ne(node, DST, 1), ne(node, DST, 2)
+        for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+            x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+            i1, rest = row % ne1, row // ne1
+            i2, i3 = rest % ne2, rest // ne2
+            if mask != 0:
+                m = mask + i1 * nb(node, SRC1, 1)
+                m += i2 % ne(node, SRC1, 2) * nb(node, SRC1, 2)
+                m += i3 % ne(node, SRC1, 3) * nb(node, SRC1, 3)
+                slope = alibi_slope(node, i2)
+                for i in range(n):
+                    store_elem(
+                        F32, y, i, load_elem(F32, x, i) * scale + slope * load_elem(mask_type, m, i)
+                    )
+            else:
+                for i in range(n):
+                    store_elem(F32, y, i, load_elem(F32, x, i) * scale)
+            top = max_f32(y, n)
+            if sinks != 0:
+                sink = f32_ptr(sinks)[i2]
+                top = sink if sink > top else top
+            top = top if abs_f32(top) < INF else ZERO
+            ys = f32_ptr(y)
+            for i in range(n):
+                ys[i] = exp_f32(ys[i] - top)
+            total = total_f32(y, n)
+            if sinks != 0:
+                total += exp_f32(f32_ptr(sinks)[i2] - top)
+            inverse = np.float32(1) / total if total != ZERO else ZERO
+            for i in range(n):
+                ys[i] = ys[i] * inverse
+
+    return kernel(soft_max, f"soft_max_{GGMLType(mask_type).name.lower()}")
+
+
+def _supports(node: Tensor) -> bool:
+    x, mask, _ = node.src
+    plain = x.is_contiguous_rows() and node.is_contiguous_rows()
+    return plain and (mask is None or (mask.type in _TYPES and mask.is_contiguous_rows()))
+
+
+@lowers("SOFT_MAX", _supports)
+def _lower_soft_max(low: Lowering, node: Tensor) -> None:
+    mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
+    n2 = 1 << (n_head.bit_length() - 1)
+    params = SoftMax(
+        scale=node.op_params["scale"],
+        base_0=2.0 ** (-max_bias / n2),
+        base_1=2.0 ** (-max_bias / 2 / n2),
+        n_head_log2=n2,
+    )
+    made = soft_max_kernel(F32 if mask is None else int(mask.type))
+    chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * low.n_threads))
+    low.launch(made, node, params, chunks)

@@ -1,0 +1,1 @@
+"""Running compiled graphs: threads, Ctrl-C, times of chunks."""

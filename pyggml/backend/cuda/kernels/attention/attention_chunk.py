@@ -1,0 +1,215 @@
+"""What the attention kernels share: their compile-time constants, and loads of keys and values."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import float32, int32, int64, uint32
+
+from .....dtype import GGMLType
+from .....rounding import ceil_div
+from ...codec import element_loader
+from ...intrin import (
+    bits_to_float,
+    device,
+    half_to_float,
+    halves_to_floats,
+    load_f32x4,
+    load_u16,
+    load_u32x4,
+    u32,
+)
+
+LOG2E = 1.4426950408889634  # scores are in powers of two
+LOG2E_F32 = np.float32(LOG2E)
+ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+THREADS = 128  # of a block
+
+
+class Shape(NamedTuple):
+    """Compile-time constants of the attention kernels.
+
+    Attributes:
+        heads: query heads of a block.
+        listed: keys are given by lists of cells.
+        branched: some tokens are on branches.
+        mask: its type, None without one.
+        aligned: rows of keys and values begin at multiples of 16 bytes and have whole chunks of 8.
+    """
+
+    k: GGMLType
+    v: GGMLType
+    hd: int
+    hdv: int
+    heads: int
+    listed: bool
+    branched: bool
+    mask: GGMLType | None
+    softcap: bool
+    alibi: bool
+    aligned: bool
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a key's row, 8 elements each; a power of two."""
+        return max(4, 1 << (ceil_div(max(self.hd, self.hdv), 8) - 1).bit_length())
+
+    @property
+    def unroll(self) -> int:
+        """Keys of a group of lanes at a time, as registers allow."""
+        return 4 if self.mask is None and not self.alibi else 2
+
+    @property
+    def n_groups(self) -> int:
+        """Keys that a block reads at once."""
+        return THREADS // self.lanes
+
+    @property
+    def name(self) -> str:
+        """What the kernel's name ends with."""
+        flags = {
+            "branches": self.branched,
+            "cells": self.listed and not self.branched,
+            "softcap": self.softcap,
+            "alibi": self.alibi,
+            "any": not self.aligned,
+        }
+        mask = () if self.mask is None else ("mask", self.mask.name.lower())
+        sizes = (f"{self.hd}", *((f"{self.hdv}",) if self.hdv != self.hd else ()))
+        on = (flag for flag, value in flags.items() if value)
+        parts = (self.k.name, self.v.name, *sizes, f"h{self.heads}", *mask, *on)
+        return "_".join(parts).lower()
+
+
+@cache
+def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
+    """A device function: (pointer, byte offset of a row, j) -> elements j .. j + 7 as float32.
+
+    Args:
+        n: the row's length; elements after it are 0.
+        aligned: j is a multiple of 8, rows begin at multiples of 16 bytes and n is a multiple of 8.
+    """
+    if aligned and type is GGMLType.F32:
+
+        @device
+        def load_8_f32(p, row, j):
+            a0, a1, a2, a3 = load_f32x4(p, row + int64(4) * j)
+            b0, b1, b2, b3 = load_f32x4(p, row + int64(4) * j + 16)
+            return a0, a1, a2, a3, b0, b1, b2, b3
+
+        return load_8_f32
+    if aligned and type is GGMLType.F16:
+
+        @device
+        def load_8_f16(p, row, j):
+            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
+            a0, a1 = halves_to_floats(w0)
+            a2, a3 = halves_to_floats(w1)
+            b0, b1 = halves_to_floats(w2)
+            b2, b3 = halves_to_floats(w3)
+            return a0, a1, a2, a3, b0, b1, b2, b3
+
+        return load_8_f16
+    if aligned and type is GGMLType.BF16:
+
+        @device
+        def halves(w):
+            high = u32(w & uint32(0xFFFF0000))
+            return bits_to_float(u32(w << uint32(16))), bits_to_float(high)
+
+        @device
+        def load_8_bf16(p, row, j):
+            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
+            a0, a1 = halves(w0)
+            a2, a3 = halves(w1)
+            b0, b1 = halves(w2)
+            b2, b3 = halves(w3)
+            return a0, a1, a2, a3, b0, b1, b2, b3
+
+        return load_8_bf16
+    if type is GGMLType.Q8_0:
+        block_bytes = type.type_size
+
+        @device
+        def codes(w):
+            low, high = int32(w) & 255, int32(w) >> 8
+            return float32(int32((low ^ 128) - 128)), float32(int32((high ^ 128) - 128))
+
+        @device
+        def load_8_q8_0(p, row, j):
+            block = row + int64(j >> 5) * block_bytes
+            d = half_to_float(load_u16(p, block))
+            at = block + 2 + (j & 31)
+            a0, a1 = codes(load_u16(p, at))
+            a2, a3 = codes(load_u16(p, at + 2))
+            b0, b1 = codes(load_u16(p, at + 4))
+            b2, b3 = codes(load_u16(p, at + 6))
+            return d * a0, d * a1, d * a2, d * a3, d * b0, d * b1, d * b2, d * b3
+
+        return load_8_q8_0
+    if type is GGMLType.Q4_0:
+        block_bytes = type.type_size
+
+        @device
+        def nibbles(w, shift):
+            low, high = int32(w) >> shift, int32(w) >> (shift + 8)
+            return float32(int32((low & 15) - 8)), float32(int32((high & 15) - 8))
+
+        @device
+        def load_8_q4_0(p, row, j):
+            block = row + int64(j >> 5) * block_bytes
+            d = half_to_float(load_u16(p, block))
+            at, shift = block + 2 + (j & 15), (j & 16) >> 2
+            a0, a1 = nibbles(load_u16(p, at), shift)
+            a2, a3 = nibbles(load_u16(p, at + 2), shift)
+            b0, b1 = nibbles(load_u16(p, at + 4), shift)
+            b2, b3 = nibbles(load_u16(p, at + 6), shift)
+            return d * a0, d * a1, d * a2, d * a3, d * b0, d * b1, d * b2, d * b3
+
+        return load_8_q4_0
+    load = element_loader(type)
+    whole = n % 8 == 0
+
+    @device
+    def guarded(p, row, j):
+        return load(p, row, j) if whole or j < n else ZERO
+
+    @device
+    def load_8(p, row, j):
+        return (
+            guarded(p, row, j),
+            guarded(p, row, j + 1),
+            guarded(p, row, j + 2),
+            guarded(p, row, j + 3),
+            guarded(p, row, j + 4),
+            guarded(p, row, j + 5),
+            guarded(p, row, j + 6),
+            guarded(p, row, j + 7),
+        )
+
+    return load_8
+
+
+@device
+def in_lists(sequence, begin, end, cut, branch, n_seq, n_list, n_entries, n_branches):
+    """Whether a token's keys lie inside of the lists that it names; they are not read yet."""
+    if sequence < 0 or sequence >= n_seq or begin < 0 or end > n_list:
+        return False
+    if branch == 0:
+        return True
+    known = branch > 0 and branch <= n_branches and cut >= 0 and cut <= n_list
+    return known and (cut & 255) == 0 and int32(end - cut) <= n_entries
+
+
+def list_sizes(cells: Any, branches: Any) -> dict[str, int]:
+    """The sizes of lists, as the kernels' parameters have them."""
+    seq, branch = ((0,) * 4 if lists is None else lists.ne for lists in (cells, branches))
+    return {
+        "n_seq": seq[2], "n_list": seq[1], "n_entries": branch[1], "n_branches": branch[2]
+    }  # fmt: skip
+
+
+@device
+def finite(top):
+    """A maximum that may be subtracted: 0 where all scores are -inf."""
+    return top if top > LOWEST else ZERO

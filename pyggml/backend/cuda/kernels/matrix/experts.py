@@ -1,0 +1,120 @@
+"""MUL_MAT_ID: rows times the matrices of the experts that a token chose.
+
+Access: as MUL_MAT of one token (``matmul``), for each use of an expert; the kernel reads which. An
+id that is out of range sets the queue's error.
+"""
+
+from functools import cache
+
+from numba import cuda, float32, int32, int64
+
+from .....dtype import GGMLType
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...driver import Grid
+from ...intrin import divide, load_i32, store_f32, store_i32
+from ...kernel import U8, Kernel, i32, i64, kernel
+from ...lowering import Lowering, lowers
+from .matmul import (
+    WARPS,
+    Shape,
+    float_dots,
+    plane_dots,
+    reads_vectors,
+    row_sums,
+    shape_of,
+    split_of,
+)
+from .quantize import quantized
+from .weights import has_planes, planes_in, reads_weight
+
+
+@cache
+def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: Shape) -> Kernel:
+    """The kernel of a format: of planes, or of elements."""
+    dots = plane_dots(type, shape) if planes else float_dots(type, GGMLType.F32, vector, shape)
+    sum_up = row_sums(shape)
+    split, block_rows = shape.split, shape.block_rows
+    name = f"mul_mat_id_{type.name.lower()}{'_x8' * vector}{'_elements' * (not planes)}"
+
+    @kernel(f"{name}_{shape.name}", threads=32 * WARPS, max_registers=shape.max_registers)
+    def mul_mat_id(
+        w: U8, x: U8, ids: U8, y: U8, n: i32, rows: i32, n_experts: i32, n_used: i32, n_b: i32,
+        high: i64, steps: i64, scales: i64, x_high: i64, d: i64, sums: i64, w1: i64, w2: i64,
+        x1: i64, x2: i64, s0: i64, s1: i64, y1: i64, y2: i64, row_blocks: i32, error: U8,
+        code: i32,
+    ):  # fmt: skip
+        """``row_blocks`` blocks for each use of all tokens; ``n``: groups, or columns, of a row.
+
+        ``w1``, ``w2``, ``x1``, ``x2``: rows, or bytes, between rows and matrices (tokens).
+        """
+        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
+        use = divide(cuda.blockIdx.x, row_blocks)
+        row = int32(int32(cuda.blockIdx.x) - use * row_blocks) * block_rows + warp // split
+        token = divide(use, n_used)
+        use = int32(use - token * n_used)
+        expert = load_i32(ids, use * s0 + token * s1)
+        if expert < 0 or expert >= n_experts:
+            if lane == 0:
+                store_i32(error, 0, code)
+            return
+        if split == 1 and row >= rows:
+            return
+        acc = cuda.local.array(1, float32)
+        starts = cuda.local.array(1, int64)
+        acc[0] = float32(0)
+        starts[0] = expert * w2 + min(row, rows - 1) * w1
+        x_start = (use % n_b) * x1 + token * x2
+        first = (warp % split) * 32 + lane
+        if planes:
+            starts[0] *= n
+            x_groups = cuda.local.array(1, int32)
+            x_groups[0] = int32(x_start * n)
+            dots(w, starts, x, x_groups, first, n, high, steps, scales, x_high, d, sums, acc)
+        else:
+            x_starts = cuda.local.array(1, int64)
+            x_starts[0] = x_start
+            dots(w, starts, x, x_starts, first, n, acc)
+        sum_up(acc, warp)
+        if lane == 0 and warp % split == 0 and row < rows:
+            store_f32(y, use * y1 + token * y2 + int64(row) * 4, acc[0])
+
+    return mul_mat_id
+
+
+def _supports(node: Tensor) -> bool:
+    a, b, ids = node.src[:3]
+    n_blocks = a.ne[1] * ids.nelements  # at most
+    return reads_weight(a) and b.is_contiguous_rows() and n_blocks < 1 << 31
+
+
+@lowers("MUL_MAT_ID", _supports)
+def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
+    a, b, ids = node.src[:3]
+    planes, vector = has_planes(a), False
+    common = {
+        "ids": ids, "y": node, "rows": a.ne[1], "n_experts": a.ne[2], "n_used": ids.ne[0],
+        "n_b": b.ne[1], "s0": ids.nb[0], "s1": ids.nb[1], "y1": node.nb[1], "y2": node.nb[2],
+        "error": low.error, "code": low.error_code(node),
+    }  # fmt: skip
+    if planes:
+        w, at = planes_in(low, a)
+        x, q8 = quantized(low, b)
+        common |= {
+            "w": w, "x": x, "n": a.ne[0] // 32, "high": at.high, "steps": at.steps,
+            "scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
+            "w1": 1, "w2": a.ne[1], "x1": 1, "x2": b.ne[1],
+        }  # fmt: skip
+        turns = a.ne[0] // 1024
+    else:
+        vector = reads_vectors(a, b)
+        common |= {
+            "w": a, "x": b, "n": a.ne[0], "high": 0, "steps": 0, "scales": 0, "x_high": 0, "d": 0,
+            "sums": 0, "w1": a.nb[1], "w2": a.nb[2], "x1": b.nb[1], "x2": b.nb[2],
+        }  # fmt: skip
+        turns = a.ne[0] // (256 if vector else 32)
+    split = split_of(low, a.ne[1] * ids.ne[0], turns)
+    shape = shape_of(1, split, a.type, planes=planes)
+    row_blocks = ceil_div(a.ne[1], shape.block_rows)
+    call = mat_vec_id(a.type, planes, vector, shape)(**common, row_blocks=row_blocks)
+    low.launch(call, Grid(row_blocks * ids.nelements))

@@ -1,0 +1,228 @@
+"""CPY, CONT, DUP, REPEAT and CONCAT: copies that convert type and layout.
+
+Access: one thread an element (or a block of 32) of the result, in the result's order, so writes are
+coalesced and reads as far as the source's strides allow.
+"""
+
+from functools import cache
+
+from numba import cuda, float32, int32, int64
+
+from .....dtype import GGMLType
+from .....tensor import Tensor
+from ...codec import (
+    FLOAT_TYPES,
+    block_encoder,
+    decodable,
+    element_loader,
+    element_storer,
+    encodable,
+)
+from ...intrin import (
+    device,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    store_i32,
+    store_i64,
+    store_u8,
+    store_u16,
+    store_u32,
+)
+from ...kernel import U8, Kernel, i64, kernel
+from ...lowering import Lowering, blocks, lowers
+
+I32 = GGMLType.I32
+_LOADS = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_i64}
+_STORES = {1: store_u8, 2: store_u16, 4: store_u32, 8: store_i64}
+
+
+@device
+def offset_of(i, ne0, ne1, ne2, nb0, nb1, nb2, nb3):
+    """The byte offset of element ``i``, counted in order, of a tensor with these strides."""
+    row = i // ne0
+    i0 = i - row * ne0
+    plane = row // ne1
+    i1 = row - plane * ne1
+    i3 = plane // ne2
+    i2 = plane - i3 * ne2
+    return i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
+
+
+@cache
+def _move(source: GGMLType, target: GGMLType):
+    """A device function: (x, offset, column, y, offset, column) copies one element."""
+    if source is target:
+        size = source.type_size
+        load, store = _LOADS[size], _STORES[size]
+
+        @device
+        def move_bits(x, at, y, to):
+            store(y, to, load(x, at))
+
+        return move_bits
+    if source is I32:
+        store_float = element_storer(target)
+
+        @device
+        def move_integer(x, at, y, to):
+            store_float(y, to, 0, float32(load_i32(x, at)))
+
+        return move_integer
+    load_float = element_loader(source)
+    if target is I32:
+
+        @device
+        def move_to_integer(x, at, y, to):
+            store_i32(y, to, int32(load_float(x, at, 0)))
+
+        return move_to_integer
+    store_float = element_storer(target)
+
+    @device
+    def move_float(x, at, y, to):
+        store_float(y, to, 0, load_float(x, at, 0))
+
+    return move_float
+
+
+@cache
+def copy_elements(source: GGMLType, target: GGMLType) -> Kernel:
+    """The kernel of ``n`` elements in order, from and to any sizes and strides."""
+    move = _move(source, target)
+
+    @kernel(f"cpy_{source.name.lower()}_{target.name.lower()}")
+    def copy(
+        x: U8, y: U8, n: i64, a0: i64, a1: i64, a2: i64, as0: i64, as1: i64, as2: i64, as3: i64,
+        b0: i64, b1: i64, b2: i64, bs0: i64, bs1: i64, bs2: i64, bs3: i64,
+    ):  # fmt: skip
+        i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        if i < n:
+            at = offset_of(i, a0, a1, a2, as0, as1, as2, as3)
+            move(x, at, y, offset_of(i, b0, b1, b2, bs0, bs1, bs2, bs3))
+
+    return copy
+
+
+@cache
+def decode_elements(source: GGMLType, target: GGMLType) -> Kernel:
+    """The kernel of rows of blocks; strides of rows as of ``copy_elements``."""
+    load, store = element_loader(source), element_storer(target)
+
+    @kernel(f"cpy_{source.name.lower()}_{target.name.lower()}")
+    def decode(
+        x: U8, y: U8, n: i64, a0: i64, a1: i64, a2: i64, as1: i64, as2: i64, as3: i64,
+        b0: i64, b1: i64, b2: i64, bs0: i64, bs1: i64, bs2: i64, bs3: i64,
+    ):  # fmt: skip
+        i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        if i < n:
+            row = offset_of(i, a0, a1, a2, 0, as1, as2, as3)
+            value = load(x, row, int32(i % a0))
+            store(y, offset_of(i, b0, b1, b2, bs0, bs1, bs2, bs3), 0, value)
+
+    return decode
+
+
+@cache
+def encode_blocks(source: GGMLType, target: GGMLType) -> Kernel:
+    """The kernel of ``n`` blocks of 32 elements, which lie in a row of the source."""
+    encode, n_bytes = block_encoder(target, source), target.type_size
+
+    @kernel(f"cpy_{source.name.lower()}_{target.name.lower()}")
+    def encode_all(
+        x: U8, y: U8, n: i64, a0: i64, a1: i64, a2: i64, as0: i64, as1: i64, as2: i64, as3: i64,
+        b0: i64, b1: i64, b2: i64, bs1: i64, bs2: i64, bs3: i64,
+    ):  # fmt: skip
+        i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        if i < n:
+            at = offset_of(i * 32, a0, a1, a2, as0, as1, as2, as3)
+            to = offset_of(i, b0 // 32, b1, b2, n_bytes, bs1, bs2, bs3)
+            encode(x, at, as0, y, to)
+
+    return encode_all
+
+
+def _supports(node: Tensor) -> bool:
+    a = node.src[0]
+    if node.type.is_quantized:
+        return a.type in FLOAT_TYPES and encodable(node.type) and a.ne[0] % 32 == 0
+    if a.type.is_quantized:
+        return node.type in FLOAT_TYPES and decodable(a.type)
+    if a.type is node.type:
+        return a.type.type_size in _LOADS
+    return a.type in (*FLOAT_TYPES, I32) and node.type in (*FLOAT_TYPES, I32)
+
+
+def copy(low: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> None:
+    """Launch a copy of all elements of ``a`` into ``b``, or into memory with its sizes."""
+    sizes = {
+        "x": a, "y": b if y is None else y, "n": n or a.nelements,
+        "a0": a.ne[0], "a1": a.ne[1], "a2": a.ne[2], "as1": a.nb[1], "as2": a.nb[2],
+        "as3": a.nb[3], "b0": b.ne[0], "b1": b.ne[1], "b2": b.ne[2], "bs1": b.nb[1],
+        "bs2": b.nb[2], "bs3": b.nb[3],
+    }  # fmt: skip
+    if b.type.is_quantized:
+        sizes["n"] //= 32
+        call = encode_blocks(a.type, b.type)(**sizes, as0=a.nb[0])
+    elif a.type.is_quantized:
+        call = decode_elements(a.type, b.type)(**sizes, bs0=b.nb[0])
+    else:
+        call = copy_elements(a.type, b.type)(**sizes, as0=a.nb[0], bs0=b.nb[0])
+    low.launch(call, blocks(sizes["n"]))
+
+
+@lowers("CPY", _supports)
+@lowers("CONT", _supports)
+@lowers("DUP", _supports)
+def _lower_copy(low: Lowering, node: Tensor) -> None:
+    copy(low, node.src[0], node)
+
+
+@cache
+def repeat_kernel(size: int) -> Kernel:
+    """The kernel of elements of ``size`` bytes; the result has no gaps."""
+    load, store = _LOADS[size], _STORES[size]
+
+    @kernel(f"repeat_{size}")
+    def repeat(
+        x: U8, y: U8, n: i64, b0: i64, b1: i64, b2: i64, a0: i64, a1: i64, a2: i64, a3: i64,
+        as0: i64, as1: i64, as2: i64, as3: i64,
+    ):  # fmt: skip
+        i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        if i < n:
+            row = i // b0
+            plane = row // b1
+            i3 = plane // b2
+            at = (i - row * b0) % a0 * as0 + (row - plane * b1) % a1 * as1
+            at += (plane - i3 * b2) % a2 * as2 + i3 % a3 * as3
+            store(y, i * size, load(x, at))
+
+    return repeat
+
+
+def _same_size(node: Tensor) -> bool:
+    a = node.src[0]
+    return not a.type.is_quantized and a.type.type_size in _LOADS and node.is_contiguous()
+
+
+@lowers("REPEAT", _same_size)
+def _lower_repeat(low: Lowering, node: Tensor) -> None:
+    a = node.src[0]
+    call = repeat_kernel(a.type.type_size)(
+        x=a, y=node, n=node.nelements, b0=node.ne[0], b1=node.ne[1], b2=node.ne[2],
+        a0=a.ne[0], a1=a.ne[1], a2=a.ne[2], a3=a.ne[3],
+        as0=a.nb[0], as1=a.nb[1], as2=a.nb[2], as3=a.nb[3],
+    )  # fmt: skip
+    low.launch(call, blocks(node.nelements))
+
+
+@lowers("CONCAT", _same_size)
+def _lower_concat(low: Lowering, node: Tensor) -> None:
+    dim, start = node.op_params["dim"], node.data
+    for part in node.src[:2]:
+        if part.nelements:
+            window = Tensor(node.type, part.ne, node.nb)
+            copy(low, part, window, start)
+        start += part.ne[dim] * node.nb[dim]

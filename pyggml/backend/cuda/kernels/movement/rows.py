@@ -1,0 +1,134 @@
+"""GET_ROWS and SET_ROWS: rows by index, converted on the way.
+
+Access: one block a row, one thread an element (or a block of 32) at a time. An index after the last
+row sets the queue's error; for SET_ROWS a negative index is legal and writes nothing.
+"""
+
+from functools import cache
+
+from numba import cuda, int32, int64
+
+from .....dtype import GGMLType
+from .....tensor import Tensor
+from ...codec import (
+    FLOAT_TYPES,
+    block_encoder,
+    decodable,
+    element_loader,
+    element_storer,
+    encodable,
+)
+from ...driver import Grid
+from ...intrin import load_i32, load_i64, load_u32, store_i32, store_u32
+from ...kernel import U8, Kernel, i32, i64, kernel
+from ...lowering import Lowering, lowers
+
+_WIDE = 256  # threads of a block: rows of models have hundreds of columns
+
+
+@cache
+def get_rows_kernel(type: GGMLType) -> Kernel:
+    """The kernel of a source type; the result is F32, or I32 for I32."""
+    integers = type is GGMLType.I32
+    load = None if integers else element_loader(type)
+    store = None if integers else element_storer(GGMLType.F32)
+
+    @kernel(f"get_rows_{type.name.lower()}")
+    def get_rows(
+        x: U8, ids: U8, y: U8, n: i32, n_rows: i32, y1: i64, y2: i64, y3: i64, ne1: i32, ne2: i32,
+        a1: i64, a2: i64, a3: i64, s0: i64, s1: i64, s2: i64, error: U8, code: i32,
+    ):  # fmt: skip
+        r = int32(cuda.blockIdx.x)
+        rest = int32(r // ne1)
+        i3 = int32(rest // ne2)
+        i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
+        row = load_i32(ids, i1 * s0 + i2 * s1 + i3 * s2)
+        if row < 0 or row >= n_rows:
+            if cuda.threadIdx.x == 0:
+                store_i32(error, 0, code)
+            return
+        at, to = row * a1 + i2 * a2 + i3 * a3, i1 * y1 + i2 * y2 + i3 * y3
+        j = int32(cuda.threadIdx.x)
+        while j < n:
+            if integers:
+                store_u32(y, to + int64(4) * j, load_u32(x, at + int64(4) * j))
+            else:
+                store(y, to, j, load(x, at, j))
+            j = int32(j + cuda.blockDim.x)
+
+    return get_rows
+
+
+def _supports_get_rows(node: Tensor) -> bool:
+    a = node.src[0]
+    return a.is_contiguous_rows() and (a.type is GGMLType.I32 or decodable(a.type))
+
+
+@lowers("GET_ROWS", _supports_get_rows)
+def _lower_get_rows(low: Lowering, node: Tensor) -> None:
+    a, ids = node.src[:2]
+    call = get_rows_kernel(a.type)(
+        x=a, ids=ids, y=node, n=node.ne[0], n_rows=a.ne[1],
+        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], ne1=node.ne[1], ne2=node.ne[2],
+        a1=a.nb[1], a2=a.nb[2], a3=a.nb[3], s0=ids.nb[0], s1=ids.nb[1], s2=ids.nb[2],
+        error=low.error, code=low.error_code(node),
+    )  # fmt: skip
+    low.launch(call, Grid(node.nrows), threads=_WIDE)
+
+
+@cache
+def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> Kernel:
+    """The kernel of a source and a target type, and of I32 or I64 indices."""
+    encodes, block_bytes = target.is_quantized, target.type_size
+    load = element_loader(source)
+    encode = block_encoder(target, source) if encodes else load
+    store = load if encodes else element_storer(target)
+    wide, step = index_bytes == 8, source.type_size
+
+    @kernel(f"set_rows_{source.name.lower()}_{target.name.lower()}_{index_bytes}")
+    def set_rows(
+        x: U8, ids: U8, y: U8, n: i32, n_rows: i64, x1: i64, x2: i64, x3: i64, ne1: i32, ne2: i32,
+        y1: i64, y2: i64, y3: i64, s0: i64, s1: i64, s2: i64, id1: i32, id2: i32,
+        error: U8, code: i32,
+    ):  # fmt: skip
+        r = int32(cuda.blockIdx.x)
+        rest = int32(r // ne1)
+        i3 = int32(rest // ne2)
+        i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
+        where = i1 * s0 + (i2 % id1) * s1 + (i3 % id2) * s2
+        row = load_i64(ids, where) if wide else int64(load_i32(ids, where))
+        if row < 0:
+            return
+        if row >= n_rows:
+            if cuda.threadIdx.x == 0:
+                store_i32(error, 0, code)
+            return
+        at, to = i1 * x1 + i2 * x2 + i3 * x3, row * y1 + i2 * y2 + i3 * y3
+        j = int32(cuda.threadIdx.x)
+        if encodes:
+            while j < n // 32:
+                encode(x, at + int64(j) * (32 * step), step, y, to + int64(j) * block_bytes)
+                j = int32(j + cuda.blockDim.x)
+        else:
+            while j < n:
+                store(y, to, j, load(x, at, j))
+                j = int32(j + cuda.blockDim.x)
+
+    return set_rows
+
+
+def _supports_set_rows(node: Tensor) -> bool:
+    b = node.src[0]
+    return b.type in FLOAT_TYPES and (node.type in FLOAT_TYPES or encodable(node.type))
+
+
+@lowers("SET_ROWS", _supports_set_rows)
+def _lower_set_rows(low: Lowering, node: Tensor) -> None:
+    b, idx = node.src[:2]
+    call = set_rows_kernel(b.type, node.type, idx.type.type_size)(
+        x=b, ids=idx, y=node, n=node.ne[0], n_rows=node.ne[1],
+        x1=b.nb[1], x2=b.nb[2], x3=b.nb[3], ne1=b.ne[1], ne2=b.ne[2],
+        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], s0=idx.nb[0], s1=idx.nb[1], s2=idx.nb[2],
+        id1=idx.ne[1], id2=idx.ne[2], error=low.error, code=low.error_code(node),
+    )  # fmt: skip
+    low.launch(call, Grid(b.nrows), threads=32 if node.type.is_quantized else _WIDE)

@@ -1,0 +1,456 @@
+"""Attention in one op: FLASH_ATTN_EXT, with a dense mask or with lists of cells.
+
+    kqv = flash_attn_ext(ctx, q, k, v, mask, scale)                      # dense, as in ggml
+    kqv = flash_attn_cells(ctx, q, k, v, cells, rows, scale)             # indexed (ours)
+
+*Dense* mode is ggml's: every query is multiplied by all ``n_kv`` keys, and a mask of 0 and -inf (or
+ALiBi distances) is added to the scores.
+
+*Indexed* mode has no mask. ``cells`` I32 [2, n_list, n_seq] lists for each sequence the cells that
+hold its keys, as (cell, position) ordered by position; entries after the end are not read. ``rows``
+I32 [4, n_tokens] is (seq, begin, end, pos) for each token: it attends to the entries ``begin <= i <
+end`` of list ``seq``. So begin and end express causality and sliding windows, and the cost grows
+with the keys attended to, not with the cache. ``begin == end`` gives zeros (padded tokens). ALiBi's
+bias is ``-slope * |pos - position of the key|``. All of this is data, so one program serves every
+state of the cache.
+
+With ``branches`` I32 [2, n_entries, n_branches], ``rows`` is I32 [6, n_tokens] of (seq, begin, end,
+pos, cut, branch), and branch 0 is a token as above. Branch b > 0 continues list ``seq`` after its
+first ``cut`` entries, a multiple of 256, by list b - 1 of ``branches``: entry i >= cut is
+``branches[b - 1][i - cut]``. So the branches of a tree share what is before the cut. No token's end
+exceeds n_list.
+
+Backends check this, and that entries are cells: of each sequence those from the least begin to the
+greatest end of its tokens, of each branch those up to the greatest end. A token with ``begin >=
+end`` may have any numbers.
+
+Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...context import Context
+from ...dtype import GGMLType
+from ...tensor import Tensor
+from ..op import (
+    F16,
+    F32,
+    I32,
+    Arg,
+    Array,
+    Case,
+    Cost,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    require_rows,
+    require_type,
+)
+from ..rows.softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
+
+_OP = "FLASH_ATTN_EXT"
+BF16, Q8_0, Q4_0, Q5_1 = (GGMLType[name] for name in ("BF16", "Q8_0", "Q4_0", "Q5_1"))
+KV_TYPES = (  # of keys and of values, which may differ
+    F16, F32, BF16, Q8_0, Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, Q5_1, GGMLType.IQ4_NL,
+)  # fmt: skip
+_MOST = KV_TYPES[:5]  # those with cases of every size
+
+
+def _infer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    cells: Tensor | None,
+    rows: Tensor | None,
+    branches: Tensor | None,
+    **params: float,
+) -> Out:
+    require_type(_OP, "q", q, (F32,))
+    for name, x in (("k", k), ("v", v)):
+        require_type(_OP, name, x, KV_TYPES)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_rows(_OP, name, x)
+    require(
+        k.ne[0] == q.ne[0] and k.ne[1:] == v.ne[1:],
+        _OP,
+        f"q {q.ne}, k {k.ne}, v {v.ne}: rows of q and k must be as long, and k and v agree "
+        "in ne[1:]",
+    )
+    require(
+        min(k.ne) > 0 and q.ne[2] % k.ne[2] == 0 and q.ne[3] % k.ne[3] == 0,
+        _OP,
+        f"ne[2:] of q {q.ne[2:]} (heads, batch) must be multiples of k's {k.ne[2:]}",
+    )
+    if mask is not None:
+        check_mask(_OP, mask, (k.ne[1], *q.ne[1:]))
+    if sinks is not None:
+        check_sinks(_OP, sinks, q.ne[2])
+    if not (cells is rows is branches is None):
+        _check_cells(q, k, mask, cells, rows, branches)
+    require(
+        params["max_bias"] == 0
+        or (params["max_bias"] > 0 and not (mask is None and cells is None)),
+        _OP,
+        f"max_bias is {params['max_bias']}, want 0, or more than 0 with a mask or cells",
+    )
+    return Out(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
+
+
+def _check_cells(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    cells: Tensor | None,
+    rows: Tensor | None,
+    branches: Tensor | None,
+) -> None:
+    require(
+        cells is not None and rows is not None and mask is None,
+        _OP,
+        "cells and rows come together and without a mask",
+    )
+    assert cells is not None and rows is not None
+    require_type(_OP, "rows", rows, (I32,))
+    for name, lists in (("cells", cells), ("branches", branches)):
+        if lists is not None:
+            require_type(_OP, name, lists, (I32,))
+            require(
+                lists.ne[0] == 2 and lists.ne[3] == 1 and lists.is_contiguous(),
+                _OP,
+                f"{name} {lists.ne} must be [2, entries, lists] without gaps",
+            )
+    n = 4 if branches is None else 6
+    require(
+        rows.ne == (n, q.ne[1], 1, 1) and rows.is_contiguous(),
+        _OP,
+        f"rows {rows.ne} must be [{n}, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
+    )
+    require(q.ne[3] == k.ne[3] == 1, _OP, f"cells need ne[3] == 1, got q {q.ne}, k {k.ne}")
+
+
+def _scores(q: Array, k: Array, scale: float, logit_softcap: float) -> Array:
+    scores: Array = np.matmul(q, k.swapaxes(-1, -2)) * scale
+    return logit_softcap * np.tanh(scores / logit_softcap) if logit_softcap else scores
+
+
+def _flash_attn(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    sinks: Array | None,
+    cells: Array | None,
+    rows: Array | None,
+    branches: Array | None,
+    scale: float,
+    max_bias: float,
+    logit_softcap: float,
+    bias_scale: float,
+) -> Array:
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    batch, heads = q.shape[0] // k.shape[0], q.shape[1] // k.shape[1]
+    k, v = (x.repeat(batch, axis=0).repeat(heads, axis=1) for x in (k, v))
+    slopes = alibi_slopes(q.shape[1], max_bias) * bias_scale
+    if cells is None or rows is None:
+        p = softmax(masked(_scores(q, k, scale, logit_softcap), mask, slopes), sinks)
+        attended: Array = np.matmul(p, v)
+        return attended.swapaxes(1, 2)  # [S, T, nh, hdv]
+    _check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
+    out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
+    for t, (seq, begin, end, pos, *cut_branch) in enumerate(rows[0, 0]):
+        if begin >= end:
+            continue
+        entries = cells[0, seq]
+        if branches is not None and cut_branch[1]:
+            cut, branch = cut_branch
+            entries = np.concatenate([entries[:cut], branches[0, branch - 1]])
+        cell, key_pos = entries[begin:end].T
+        scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
+        if max_bias:
+            scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
+        out[:, t] = np.matmul(softmax(scores, sinks), v[:, :, cell])[:, :, 0]
+    return out
+
+
+def _check_lists(n_cells: int, cells: Array, rows: Array, branches: Array | None) -> None:
+    """Raise IndexError for lists that break a promise of the module."""
+    n_seq, n_list, _ = cells.shape
+    n_branches, n_entries = (0, 0) if branches is None else branches.shape[:2]
+    for t, (seq, begin, end, _, *rest) in enumerate(rows):
+        if begin >= end:
+            continue
+        cut, branch = rest if rest and rest[1] else (n_list, 0)
+        known = 0 <= seq < n_seq and 0 <= branch <= n_branches
+        if not known or begin < 0 or end > n_list:
+            raise IndexError(
+                f"token {t}: keys {begin}..{end - 1} of list {seq}, branch {branch}; there are "
+                f"{n_seq} lists of {n_list} entries and {n_branches} branches"
+            )
+        if branch and not (0 <= cut <= n_list and cut % 256 == 0 and end - cut <= n_entries):
+            raise IndexError(
+                f"token {t}: cut {cut} and end {end} of a branch of {n_entries} entries; a cut is "
+                f"a multiple of 256 up to {n_list}"
+            )
+        found = cells[seq, begin : min(end, cut), 0]
+        if branches is not None and branch:
+            after = slice(max(begin - cut, 0), max(end - cut, 0))
+            found = np.concatenate([found, branches[branch - 1, after, 0]])
+        if found.min() < 0 or found.max() >= n_cells:
+            raise IndexError(f"token {t}: cell {found.min()}..{found.max()} of {n_cells}")
+
+
+def _cost(node: Tensor) -> Cost:
+    q, k, v, *_ = node.src
+    assert q is not None and k is not None and v is not None
+    macs = q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1] * (q.ne[0] + v.ne[0])  # indexed: at most
+    return Cost(node.nbytes + q.nbytes + k.nbytes + v.nbytes, macs)
+
+
+def _cells(n_list: int, n_cells: int, n_seq: int) -> Arg:
+    """Random cells for each sequence at positions 0, 1, 2..."""
+
+    def values(rng: np.random.Generator) -> Array:
+        cells = [rng.permutation(n_cells)[:n_list] for _ in range(n_seq)]
+        return np.stack([np.stack([c, np.arange(n_list)], -1) for c in cells])
+
+    return Arg((2, n_list, n_seq), I32, values=values)
+
+
+def _rows(n_tokens: int, n_list: int, n_seq: int, window: int = 1 << 30) -> Arg:
+    """Tokens at the ends of the lists, one sequence after the other; the last one is padding."""
+
+    def values(rng: np.random.Generator) -> Array:
+        end = np.maximum(n_list - np.arange(n_tokens) // n_seq, 1)
+        rows = np.stack(
+            [np.arange(n_tokens) % n_seq, np.maximum(end - window, 0), end, end - 1], -1
+        )
+        if n_tokens > 2:
+            rows[-1] = (0, 0, 0, 0)
+        return rows
+
+    return Arg((4, n_tokens), I32, values=values)
+
+
+def _dense(hd: int, T: int, nh: int, nkv: int, n_kv: int, **kw: Any) -> Case:
+    S, type, perf = kw.pop("S", 1), kw.pop("type", F16), kw.pop("perf", False)
+    mask, sinks = kw.pop("mask", None), kw.pop("sinks", None)
+    k = arg(hd, nkv, n_kv, S, type=type, permute=(0, 2, 1, 3))
+    v = replace(k, type=kw.pop("type_v", type))
+    q = arg(hd, nh, T, S, permute=(0, 2, 1, 3))
+    return case(q, k, v, mask, sinks, scale=hd**-0.5, perf=perf, **kw)
+
+
+def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: Any) -> Case:
+    """``n`` = entries of a list, cells of the cache, sequences."""
+    n_list, n_cells, n_seq = n
+    type, perf, sinks = kw.pop("type", F16), kw.pop("perf", False), kw.pop("sinks", None)
+    k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    v = replace(k, type=kw.pop("type_v", type))
+    q = arg(hd, nh, T, permute=(0, 2, 1, 3))
+    lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
+    return case(q, k, v, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
+
+
+def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> Case:
+    """T tokens: a chain of T / 3, branches of it, one of another sequence, and padding.
+
+    ``n`` = entries of the prefix, cells of the cache. Odd branches begin after the chain's end,
+    the others after its first token.
+    """
+    prefix, n_cells = n
+    cut, chain, window = prefix // 256 * 256, T // 3, kw.pop("window", 1 << 30)
+    depths = [*range(1, chain + 1), *(chain + 1 if i % 2 else 2 for i in range(chain, T - 2))]
+
+    def listed(cells: Array) -> Array:
+        return np.stack([cells, np.arange(len(cells))], -1)
+
+    def lists(rng: np.random.Generator) -> Array:
+        cells = rng.permutation(n_cells)[: prefix + chain + 1]
+        return np.stack([listed(cells), listed(cells[::-1])])
+
+    def branches(rng: np.random.Generator) -> Array:
+        size, after_cut = prefix - cut + chain + 1, np.array([0, cut])
+        return np.stack([listed(rng.permutation(n_cells)[:size]) + after_cut for _ in range(T)])
+
+    rows = np.zeros((T, 6))
+    for i, depth in enumerate(depths):
+        end = prefix + depth
+        branch = (cut, i + 1) if i >= chain else (0, 0)
+        rows[i] = (0, max(0, end - window), end, end - 1, *branch)
+    rows[T - 2] = (1, 0, prefix, prefix - 1, 0, 0)
+    type = kw.pop("type", F16)
+    k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    tables = (
+        Arg((2, prefix + chain + 1, 2), I32, values=lists),
+        Arg((6, T), I32, values=lambda rng: rows),
+        Arg((2, prefix - cut + chain + 1, T), I32, values=branches),
+    )
+    q = arg(hd, nh, T, permute=(0, 2, 1, 3))
+    return case(q, k, k, None, None, *tables, scale=hd**-0.5, **kw)
+
+
+_ALIBI = arg(33, 5, low=-8, high=0)
+_CASES: list[Case] = [
+    case(arg(1), arg(1), arg(1), scale=1.0),
+    case(arg(64, 3, 4), arg(64, 17, 2), arg(48, 17, 2), scale=0.125),
+    case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
+    *(
+        _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
+        for type in _MOST
+        for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
+    ),
+    _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
+    _dense(80, 5, 4, 2, 33, mask=arg(33, 5, 2, 2), S=2),
+    _dense(128, 5, 4, 1, 33, mask=causal_mask(33, 8, type=F16)),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True)),
+    _dense(64, 5, 12, 3, 33, mask=_ALIBI, max_bias=8.0),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5), logit_softcap=2.0),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
+    *(
+        _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
+        for type in _MOST
+        for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
+    ),
+    *(
+        _indexed(64, T, 9, 3, (n, 600, 1), type=t)
+        for t in KV_TYPES[len(_MOST) :]
+        for T, n in ((1, 300), (9, 65))
+    ),
+    *(_indexed(64, 65, 9, 3, (300, 600, 1), type=t) for t in KV_TYPES),
+    _indexed(64, 7, 4, 4, (40, 130, 3)),
+    _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
+    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
+    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0, bias_scale=0.125),
+    _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
+    _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
+    _indexed(80, 40, 12, 3, (140, 300, 2), max_bias=8.0, sinks=arg(12), window=70),
+    _indexed(128, 20, 4, 2, (140, 300, 1), logit_softcap=2.0, type_v=BF16),
+    _dense(96, 20, 8, 2, 70, mask=causal_mask(70, 20, hidden_row=True), max_bias=8.0, type=Q8_0),
+    *(
+        _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
+        for type, type_v in (
+            (Q8_0, F16),
+            (BF16, Q8_0),
+            (F32, BF16),
+            (Q4_0, F16),
+            (Q8_0, Q4_0),
+            (Q5_1, Q4_0),
+        )
+        for T in (1, 12)
+    ),
+    *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
+    *(_indexed(100, T, 4, 2, (40, 130, 2), type=type) for T in (1, 7) for type in (F16, F32, BF16)),
+    _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
+    _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
+    _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
+    *(
+        _tree(64, T, 9, 3, (prefix, 900), type=type)
+        for type in (F16, Q8_0)
+        for T, prefix in ((5, 100), (8, 300), (17, 254), (40, 512))
+    ),
+    _tree(64, 9, 12, 3, (260, 400), max_bias=8.0, window=30),
+    _tree(33, 9, 4, 2, (300, 400), type=F32),
+    _tree(64, 16, 9, 3, (2000, 2048), perf=True),
+    _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
+    *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
+    _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
+    _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
+    _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
+]
+
+FLASH_ATTN_EXT = define_op(
+    _OP,
+    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?", "branches?"),
+    params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0, "bias_scale": 1.0},
+    infer=_infer,
+    reference=_flash_attn,
+    cases=_CASES,
+    max_nmse=lambda node: 1e-5 if node.src[1].type == GGMLType.F16 else 1e-6,
+    cost=_cost,
+    doc="`softmax(scale * q k + mask) v` for each head, with a mask or with lists of cells.",
+)
+
+
+def flash_attn_ext(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention with a dense mask.
+
+    Args:
+        mask: added to the scaled scores (times the head's slope), None attends to all keys.
+        max_bias: ALiBi's largest bias; 0 makes every head's slope 1.
+        logit_softcap: scores become ``c * tanh(score / c)`` before the mask; 0 is off.
+        sinks: a score for each head that takes part in the sum but has no value.
+
+    Shape:
+        q F32 [hd, T, nh, S], k [hd, n_kv, nkv, S'] and v [hdv, n_kv, nkv, S'] of ``KV_TYPES``
+        (not transposed; any strides with rows without gaps), mask as in ``soft_max_ext``,
+        sinks F32 [nh] -> F32 [hdv, nh, T, S]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return FLASH_ATTN_EXT.build(
+        ctx, q, k, v, mask, sinks, **_params(scale, max_bias, logit_softcap)
+    )
+
+
+def flash_attn_cells(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    rows: Tensor,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+    branches: Tensor | None = None,
+    bias_scale: float = 1.0,
+) -> Tensor:
+    """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
+
+    Args:
+        branches: lists of the tokens that follow a branch of a tree; ``rows`` then is I32 [6, T].
+        bias_scale: a factor of ALiBi's bias, where a model scales it as it scales scores.
+
+    Shape:
+        q F32 [hd, T, nh], k [hd, n_cells, nkv] and v [hdv, n_cells, nkv] of ``KV_TYPES``,
+        cells I32 [2, n_list, n_seq], rows I32 [4, T], branches I32 [2, n_entries, n_branches]
+        -> F32 [hdv, nh, T]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return FLASH_ATTN_EXT.build(
+        ctx, q, k, v, None, sinks, cells, rows, branches,
+        **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
+    )  # fmt: skip
+
+
+def _params(scale: float, max_bias: float, logit_softcap: float) -> dict[str, float]:
+    return {
+        "scale": float(scale),
+        "max_bias": float(max_bias),
+        "logit_softcap": float(logit_softcap),
+    }

@@ -1,0 +1,165 @@
+"""Element-wise functions that are ops of their own: SQR, SQRT, LOG, SIN, COS, LEAKY_RELU, CLAMP.
+
+    y = clamp(ctx, x, -1.0, 1.0)
+
+NaN propagates through all of them (in ggml's CPU backend, CLAMP makes it ``max``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import numpy as np
+
+from ...context import Context
+from ...dtype import GGMLType
+from ...tensor import Tensor
+from ..op import (
+    ALL_FLOATS,
+    BF16,
+    F16,
+    FLOATS,
+    Arg,
+    Array,
+    Op,
+    Out,
+    arg,
+    case,
+    define_op,
+    half_nmse,
+    require_rows,
+    require_type,
+    same,
+)
+
+
+def _infer(name: str, types: Collection[GGMLType], x: Tensor, **params: float) -> Out:
+    require_type(name, "x", x, types)
+    require_rows(name, "x", x)
+    return same(x)
+
+
+def _float64(function: Callable[[Array], Array], x: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return function(x.astype(np.float64))
+
+
+def _edges(*values: float) -> Arg:
+    """A row that repeats ``values``, so that vectorised and scalar code gets each of them."""
+    row = np.resize(np.array(values, np.float32), 67)
+    return Arg((67,), values=lambda rng: row.reshape(1, 1, 1, -1))
+
+
+def _define(
+    name: str, function: Callable[[Array], Array], low: float, high: float, inplace_ok: bool
+) -> Op:
+    x = partial(arg, low=low, high=high)
+    edges = {
+        "SQR": (0.0, -0.0, 1e-30, -1e18, np.inf, -np.inf),
+        "SQRT": (0.0, 1e-45, 1e-38, 3e38, np.inf),
+        "LOG": (0.0, -0.0, 1e-45, 1e-38, 0.70710677, 0.7071068, 1.0, 1.0000001, 3e38, np.inf),
+    }.get(name, (0.0, -0.0, 1e-30, 1.5707964, -3.1415927, 1e4, -1e4))
+    return define_op(
+        name,
+        src=("x",),
+        infer=partial(_infer, name, ALL_FLOATS),
+        reference=partial(_float64, function),
+        cases=[
+            case(x(1)),
+            case(x(65, 17, 3, 2)),
+            case(x(17, 3, 5, permute=(0, 2, 1, 3))),
+            case(x(17, 0)),
+            case(x(65, 3, type=F16)),
+            case(x(65, 3, type=BF16)),
+            case(_edges(*edges)),
+            case(x(1536, 512), perf=True),
+        ],
+        inplace_ok=inplace_ok,
+        max_nmse=half_nmse,
+        doc=f"`{function.__name__}` of every element.",
+    )
+
+
+SQR = _define("SQR", np.square, -8, 8, True)
+SQRT = _define("SQRT", np.sqrt, 0, 100, True)
+LOG = _define("LOG", np.log, 1e-3, 100, True)
+SIN = _define("SIN", np.sin, -20, 20, False)
+COS = _define("COS", np.cos, -20, 20, False)
+
+LEAKY_RELU = define_op(
+    "LEAKY_RELU",
+    src=("x",),
+    params={"negative_slope": 0.0},
+    infer=partial(_infer, "LEAKY_RELU", FLOATS),
+    reference=lambda x, negative_slope: np.where(x > 0, x, np.float32(negative_slope) * x),
+    cases=[
+        case(arg(1), negative_slope=0.1),
+        case(arg(65, 17, 3, 2), negative_slope=0.1),
+        case(arg(17, 3, 5, permute=(0, 2, 1, 3)), negative_slope=-2.0),
+        case(arg(65, 3, type=F16), negative_slope=0.25),
+        case(arg(1536, 512), negative_slope=0.1, perf=True),
+    ],
+    max_nmse=half_nmse,
+    doc="`x` where it is positive, `negative_slope * x` elsewhere.",
+)
+
+CLAMP = define_op(
+    "CLAMP",
+    src=("x",),
+    params={"min": 0.0, "max": 0.0},
+    infer=partial(_infer, "CLAMP", FLOATS),
+    reference=lambda x, min, max: np.maximum(
+        np.minimum(x, np.float32(max)), np.float32(min), dtype=np.float32
+    ),
+    cases=[
+        case(arg(1), min=-0.5, max=0.5),
+        case(arg(65, 17, 3, 2), min=-0.5, max=0.25),
+        case(arg(17, 3, 5, permute=(0, 2, 1, 3)), min=0.0, max=float("inf")),
+        case(arg(17, 3), min=0.5, max=-0.5),
+        case(arg(65, 3, type=F16), min=-0.3, max=0.3),
+        case(_edges(-np.inf, np.inf, 0.0, -2.0, 2.0), min=-1.0, max=1.0),
+        case(arg(1536, 512), min=-0.5, max=0.5, perf=True),
+    ],
+    exact=True,
+    inplace_ok=True,
+    doc="`x`, but at most `max` and then at least `min`.",
+)
+
+
+def sqr(ctx: Context, x: Tensor) -> Tensor:
+    """``x * x``; F32, F16 or BF16 of any shape, rows without gaps."""
+    return SQR.build(ctx, x)
+
+
+def sqrt(ctx: Context, x: Tensor) -> Tensor:
+    """The square root, NaN of negative numbers; sources as ``sqr``."""
+    return SQRT.build(ctx, x)
+
+
+def log(ctx: Context, x: Tensor) -> Tensor:
+    """The natural logarithm, NaN of negative numbers; sources as ``sqr``."""
+    return LOG.build(ctx, x)
+
+
+def sin(ctx: Context, x: Tensor) -> Tensor:
+    """The sine of an angle in radians, to 1e-7 up to a million turns; sources as ``sqr``."""
+    return SIN.build(ctx, x)
+
+
+def cos(ctx: Context, x: Tensor) -> Tensor:
+    """The cosine of an angle in radians, to 1e-7 up to a million turns; sources as ``sqr``."""
+    return COS.build(ctx, x)
+
+
+def leaky_relu(ctx: Context, x: Tensor, negative_slope: float) -> Tensor:
+    """``x`` where positive, else ``negative_slope * x``; F32 or F16."""
+    return LEAKY_RELU.build(ctx, x, negative_slope=float(negative_slope))
+
+
+def clamp(ctx: Context, x: Tensor, min: float, max: float) -> Tensor:
+    """``x`` limited to ``min`` .. ``max`` (``min`` wins where they cross); F32 or F16.
+
+    A new tensor, as in ggml since its ``clamp_inplace``; older versions wrote over ``x``.
+    """
+    return CLAMP.build(ctx, x, min=float(min), max=float(max))

@@ -1,0 +1,183 @@
+"""Element-wise functions of one tensor: UNARY with a ``kind``.
+
+    y = silu(ctx, x)                               # or unary(ctx, x, "silu")
+
+Every kind has a builder of its name. GELU is the exact tanh form in float32 (ggml's CPU looks it up
+in an F16 table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import erf, pi, sqrt
+from typing import Any
+
+import numpy as np
+
+from ...context import Context
+from ...tensor import Tensor
+from ..op import (
+    ALL_FLOATS,
+    BF16,
+    F16,
+    Array,
+    Case,
+    Out,
+    arg,
+    case,
+    define_op,
+    half_nmse,
+    require,
+    require_rows,
+    require_type,
+    same,
+)
+
+_erf = np.vectorize(erf, otypes=[np.float64])
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    out: Array = np.where(x >= 0, 1, e) / (1 + e)
+    return out
+
+
+def _hardsigmoid(x: Array) -> Array:
+    return np.minimum(np.maximum((x + 3) / 6, 0), 1)
+
+
+# kind: float64 -> float64
+KINDS: dict[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "sgn": np.sign,
+    "neg": np.negative,
+    "step": lambda x: np.where(x > 0, 1.0, 0.0),
+    "tanh": np.tanh,
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * x * (1 + 0.044715 * x * x))),
+    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
+    "silu": lambda x: x * _sigmoid(x),
+    "hardswish": lambda x: x * _hardsigmoid(x),
+    "hardsigmoid": _hardsigmoid,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / sqrt(2))),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": lambda x: np.trunc(x + np.copysign(0.5, x)),  # half away from zero
+    "trunc": np.trunc,
+}
+XIELU = "xielu"  # the one kind with parameters
+_XIELU_PARAMS = {"alpha_n": 0.0, "alpha_p": 0.0, "beta": 0.0, "eps": 0.0}
+
+
+def _infer(x: Tensor, kind: str, **params: float) -> Out:
+    require(kind in KINDS or kind == XIELU, "UNARY", f"no kind {kind!r}; there are {[*KINDS]}")
+    require_type("UNARY", "x", x, ALL_FLOATS)
+    require_rows("UNARY", "x", x)
+    return same(x)
+
+
+def _unary(x: Array, kind: str, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Array:
+    x = x.astype(np.float64)
+    if kind != XIELU:
+        with np.errstate(over="ignore"):
+            return KINDS[kind](x)
+    negative = (np.expm1(np.minimum(x, eps)) - x) * alpha_n + beta * x
+    return np.where(x > 0, alpha_p * x * x + beta * x, negative)
+
+
+def _cases() -> list[Case]:
+    cases = [case(arg(65, 17, low=-8, high=8), kind=kind) for kind in KINDS]
+    xielu: dict[str, Any] = {"alpha_n": 0.8, "alpha_p": 0.7, "beta": 0.5, "eps": -1e-6}
+    cases.append(case(arg(65, 17, low=-8, high=8), kind=XIELU, **xielu))
+    for kind in ("silu", "gelu", "relu", "tanh"):
+        cases += [
+            case(arg(1), kind=kind),
+            case(arg(17, 3, 5, 2, low=-100, high=100), kind=kind),
+            case(arg(64, 3, 5, permute=(0, 2, 1, 3)), kind=kind),
+            case(arg(65, 3, type=F16, low=-4, high=4), kind=kind),
+            case(arg(65, 3, type=BF16, low=-4, high=4), kind=kind),
+            case(arg(1536, 1), kind=kind, perf=True),
+            case(arg(1536, 512), kind=kind, perf=True),
+        ]
+    return cases
+
+
+UNARY = define_op(
+    "UNARY",
+    src=("x",),
+    params={"kind": "", **_XIELU_PARAMS},
+    infer=_infer,
+    reference=_unary,
+    cases=_cases(),
+    inplace_ok=True,
+    max_nmse=half_nmse,
+    doc="An element-wise function; `kind` says which.",
+)
+
+
+def unary(ctx: Context, x: Tensor, kind: str) -> Tensor:
+    """An element-wise function of ``x`` (F32, F16 or BF16, any shape with rows without gaps).
+
+    Args:
+        kind: a key of ``KINDS``.
+
+    Raises:
+        ShapeError, TypeMismatch: an unknown kind, or a source that does not fit.
+    """
+    return UNARY.build(ctx, x, kind=kind)
+
+
+def xielu(
+    ctx: Context, x: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float
+) -> Tensor:
+    """xIELU; ``alpha_n`` and ``alpha_p`` are the raw weights, as in ggml.
+
+    Source: Huang and Schlag, "Deriving Activation Functions Using Integration".
+    """
+    positive_n, positive_p = KINDS["softplus"](np.array([alpha_n, alpha_p]))
+    return UNARY.build(
+        ctx,
+        x,
+        kind=XIELU,
+        alpha_n=beta + float(positive_n),
+        alpha_p=float(positive_p),
+        beta=float(beta),
+        eps=float(eps),
+    )
+
+
+def _builder(kind: str) -> Callable[[Context, Tensor], Tensor]:
+    def build(ctx: Context, x: Tensor) -> Tensor:
+        return unary(ctx, x, kind)
+
+    build.__name__ = build.__qualname__ = kind
+    build.__doc__ = f"``{kind}`` of every element; see ``unary``."
+    return build
+
+
+abs = _builder("abs")
+sgn = _builder("sgn")
+neg = _builder("neg")
+step = _builder("step")
+tanh = _builder("tanh")
+elu = _builder("elu")
+relu = _builder("relu")
+sigmoid = _builder("sigmoid")
+gelu = _builder("gelu")
+gelu_quick = _builder("gelu_quick")
+gelu_erf = _builder("gelu_erf")
+silu = _builder("silu")
+hardswish = _builder("hardswish")
+hardsigmoid = _builder("hardsigmoid")
+exp = _builder("exp")
+expm1 = _builder("expm1")
+softplus = _builder("softplus")
+floor = _builder("floor")
+ceil = _builder("ceil")
+round = _builder("round")
+trunc = _builder("trunc")

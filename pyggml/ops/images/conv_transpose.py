@@ -1,0 +1,136 @@
+"""Transposed convolutions: CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D, without padding.
+
+y = conv_transpose_2d_p0(ctx, kernel, image, 2)     # about twice the image's width and height
+
+Each element of the image adds a copy of the kernel to the result, ``s0`` elements apart. Note the
+kernel's order of channels: out before in, the other way round than in a convolution.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...context import Context
+from ...tensor import Tensor
+from ..op import (
+    F16,
+    F32,
+    FLOATS,
+    Array,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    require_rows,
+    require_type,
+)
+from .conv import conv_cost, conv_nmse
+
+
+def _check(op: str, a: Tensor, b: Tensor, s0: int) -> None:
+    require_type(op, "a", a, FLOATS)
+    require_type(op, "b", b, (F32,))
+    require_rows(op, "a", a)
+    require_rows(op, "b", b)
+    require(s0 > 0, op, f"stride {s0} must be positive")
+    require(min(*a.ne, *b.ne) > 0, op, f"kernel {a.ne} or image {b.ne} is empty")
+
+
+def _infer_1d(a: Tensor, b: Tensor, s0: int) -> Out:
+    op = "CONV_TRANSPOSE_1D"
+    _check(op, a, b, s0)
+    require(
+        a.ne[2] == b.ne[1] and a.ne[3] == b.ne[2] == b.ne[3] == 1,
+        op,
+        f"kernel {a.ne} must be [k, oc, c] and image {b.ne} [length, c]",
+    )
+    return Out(F32, ((b.ne[0] - 1) * s0 + a.ne[0], a.ne[1], 1, 1))
+
+
+def _spread(a: Array, b: Array, s1: int, s0: int) -> Array:
+    """Kernels [c, oc, kh, kw] and images [n, c, h, w]: [n, oc, oh, ow]."""
+    kh, kw = a.shape[2:]
+    h, w = b.shape[2:]
+    out = np.zeros((b.shape[0], a.shape[1], (h - 1) * s1 + kh, (w - 1) * s0 + kw))
+    for ky in range(kh):
+        for kx in range(kw):
+            part = np.einsum("co,ncyx->noyx", a[:, :, ky, kx], b, dtype=np.float64)
+            out[:, :, ky : ky + (h - 1) * s1 + 1 : s1, kx : kx + (w - 1) * s0 + 1 : s0] += part
+    return out
+
+
+def _conv_transpose_1d(a: Array, b: Array, s0: int) -> Array:
+    out = _spread(a[0][:, :, None], b[0][:, :, None], 1, s0)  # [1, oc, 1, ow]
+    return out.swapaxes(1, 2)
+
+
+CONV_TRANSPOSE_1D = define_op(
+    "CONV_TRANSPOSE_1D",
+    src=("a", "b"),
+    params={"s0": 1},
+    infer=_infer_1d,
+    reference=_conv_transpose_1d,
+    cases=[
+        case(arg(1, 1, 1), arg(1, 1)),
+        case(arg(2, 3, 2), arg(3, 2), s0=3),
+        case(arg(3, 17, 5), arg(65, 5), s0=2),
+        case(arg(16, 9, 4, type=F16), arg(33, 4), s0=5),
+        case(arg(16, 32, 32), arg(197, 32), perf=True),
+    ],
+    max_nmse=conv_nmse,
+    cost=conv_cost,
+    doc="Adds the kernels `a`, weighted by the elements of `b`, at steps of `s0`, along one axis.",
+)
+
+
+def conv_transpose_1d(ctx: Context, a: Tensor, b: Tensor, s0: int) -> Tensor:
+    """Transposed convolution along ``ne[0]``.
+
+    Shape:
+        a F32 or F16 [k, oc, c], b F32 [length, c] -> F32 [(length - 1) * s0 + k, oc]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return CONV_TRANSPOSE_1D.build(ctx, a, b, s0=s0)
+
+
+def _infer_2d(a: Tensor, b: Tensor, s0: int) -> Out:
+    op = "CONV_TRANSPOSE_2D"
+    _check(op, a, b, s0)
+    require(a.ne[3] == b.ne[2], op, f"kernel {a.ne} has {a.ne[3]} channels, image {b.ne} another")
+    ow, oh = ((b.ne[i] - 1) * s0 + a.ne[i] for i in range(2))
+    return Out(F32, (ow, oh, a.ne[2], b.ne[3]))
+
+
+CONV_TRANSPOSE_2D = define_op(
+    "CONV_TRANSPOSE_2D",
+    src=("a", "b"),
+    params={"s0": 1},
+    infer=_infer_2d,
+    reference=lambda a, b, s0: _spread(a, b, s0, s0),
+    cases=[
+        case(arg(1, 1, 1, 1), arg(1, 1, 1)),
+        case(arg(2, 2, 1, 2), arg(3, 2, 2), s0=1),
+        case(arg(3, 2, 5, 4), arg(17, 9, 4, 2), s0=2),
+        case(arg(2, 5, 3, 4, type=F16), arg(9, 3, 4), s0=3),
+        case(arg(3, 3, 16, 16), arg(64, 64, 16), s0=2, perf=True),
+    ],
+    max_nmse=conv_nmse,
+    cost=conv_cost,
+    doc="Adds the kernels `a`, weighted by the elements of the images `b`, at steps of `s0`.",
+)
+
+
+def conv_transpose_2d_p0(ctx: Context, a: Tensor, b: Tensor, stride: int) -> Tensor:
+    """Transposed convolution without padding.
+
+    Shape:
+        a F32 or F16 [kw, kh, oc, c], b F32 [w, h, c, n]
+        -> F32 [(w - 1) * stride + kw, (h - 1) * stride + kh, oc, n]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return CONV_TRANSPOSE_2D.build(ctx, a, b, s0=stride)

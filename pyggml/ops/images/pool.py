@@ -1,0 +1,145 @@
+"""Pooling: POOL_1D and POOL_2D, the maximum or the mean of each window.
+
+    y = pool_2d(ctx, image, "max", 2, 2)                  # half the width and height
+    y = pool_1d(ctx, x, "avg", 3, s0=1, p0=1)
+
+As in ggml, a mean at the border differs: POOL_2D divides by the window's size, POOL_1D by the
+elements that are inside. The maximum ignores NaN, and is at least -3.4e38.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from ...context import Context
+from ...tensor import Tensor
+from ..op import (
+    F16,
+    F32,
+    FLOATS,
+    Array,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    require_rows,
+    require_type,
+)
+from .conv import conv_size, patches
+
+Pool = Literal["max", "avg"]
+POOLS: tuple[Pool, ...] = ("max", "avg")
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def _check(op: str, x: Tensor, pool: str) -> None:
+    require_type(op, "x", x, FLOATS)
+    require_rows(op, "x", x)
+    require(pool in POOLS, op, f"pool '{pool}' must be one of {', '.join(POOLS)}")
+
+
+def _infer_1d(x: Tensor, pool: str, k0: int, s0: int, p0: int) -> Out:
+    _check("POOL_1D", x, pool)
+    return Out(F32, (conv_size("POOL_1D", x.ne[0], k0, s0, p0, 1), *x.ne[1:]))
+
+
+def _infer_2d(x: Tensor, pool: str, k0: int, k1: int, s0: int, s1: int, p0: int, p1: int) -> Out:
+    _check("POOL_2D", x, pool)
+    ow = conv_size("POOL_2D", x.ne[0], k0, s0, p0, 1)
+    return Out(F32, (ow, conv_size("POOL_2D", x.ne[1], k1, s1, p1, 1), *x.ne[2:]))
+
+
+def _pool_2d(x: Array, pool: str, k0: int, k1: int, **v: int) -> Array:
+    steps = {**v, "d0": 1, "d1": 1}
+    if pool == "max":
+        seen = patches(x, k1, k0, steps, LOWEST)
+        out: Array = np.fmax.reduce(seen, axis=(2, 3), initial=np.float32(LOWEST))
+        return out
+    out = patches(x.astype(np.float64), k1, k0, steps).sum(axis=(2, 3)) / (k0 * k1)
+    return out
+
+
+def _pool_1d(x: Array, pool: str, k0: int, s0: int, p0: int) -> Array:
+    steps = {"s0": s0, "s1": 1, "p0": p0, "p1": 0}
+    out = _pool_2d(x, pool, k0, 1, **steps)
+    if pool == "max":
+        return out
+    inside = _pool_2d(np.ones_like(x), "avg", k0, 1, **steps)
+    return np.divide(out, inside, out=np.zeros_like(out), where=inside > 0)
+
+
+_DEFAULTS = {"k0": 2, "s0": 2, "p0": 0}
+
+POOL_1D = define_op(
+    "POOL_1D",
+    src=("x",),
+    params={"pool": "max", **_DEFAULTS},
+    infer=_infer_1d,
+    reference=_pool_1d,
+    cases=[
+        case(c, pool=pool, k0=k0, s0=s0, p0=p0)
+        for pool in POOLS
+        for c, k0, s0, p0 in (
+            (arg(1), 1, 1, 0), (arg(10, 3, 2), 1, 3, 0), (arg(65, 17), 3, 2, 1),
+            (arg(9, 5, 3, permute=(0, 2, 1, 3)), 3, 1, 2), (arg(17, 5, type=F16), 2, 2, 0),
+            (arg(5, 2), 2, 1, 3),
+        )
+    ],
+    doc="The largest element or the mean of the elements in windows along each row.",
+)  # fmt: skip
+
+
+def pool_1d(
+    ctx: Context, x: Tensor, pool: Pool, k0: int, s0: int | None = None, p0: int = 0
+) -> Tensor:
+    """Windows of ``k0`` elements of each row, ``s0`` (``k0`` if None) apart.
+
+    Shape:
+        x F32 or F16 [n, ...] -> F32 [(n + 2 p0 - k0) // s0 + 1, ...]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return POOL_1D.build(ctx, x, pool=pool, k0=k0, s0=k0 if s0 is None else s0, p0=p0)
+
+
+POOL_2D = define_op(
+    "POOL_2D",
+    src=("x",),
+    params={"pool": "max", "k0": 2, "k1": 2, "s0": 2, "s1": 2, "p0": 0, "p1": 0},
+    infer=_infer_2d,
+    reference=_pool_2d,
+    cases=[
+        *(
+            case(c, pool=pool, k0=k0, k1=k1, s0=s0, s1=s1, p0=p0, p1=p1)
+            for pool in POOLS
+            for c, k0, k1, s0, s1, p0, p1 in (
+                (arg(1, 1), 1, 1, 1, 1, 0, 0), (arg(10, 9, 3, 2), 1, 3, 2, 1, 0, 1),
+                (arg(33, 17, 5), 3, 2, 2, 2, 1, 0), (arg(33, 17, 5, type=F16), 2, 2, 2, 2, 0, 0),
+                (arg(9, 3, 5, permute=(0, 2, 1, 3)), 3, 3, 1, 1, 2, 1),
+                (arg(4, 4, 2), 2, 2, 1, 2, 3, 3),
+            )
+        ),
+        case(arg(224, 224, 16), perf=True),
+    ],
+    doc="The largest element or the mean of the elements in windows of each image.",
+)  # fmt: skip
+
+
+def pool_2d(
+    ctx: Context, x: Tensor, pool: Pool, k0: int, k1: int, s0: int | None = None,
+    s1: int | None = None, p0: int = 0, p1: int = 0,
+) -> Tensor:  # fmt: skip
+    """Windows of ``k0`` by ``k1`` elements of each image, ``s0``, ``s1`` (their size) apart.
+
+    Shape:
+        x F32 or F16 [w, h, ...] -> F32 [(w + 2 p0 - k0) // s0 + 1, (h + 2 p1 - k1) // s1 + 1, ...]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    steps = {"s0": k0 if s0 is None else s0, "s1": k1 if s1 is None else s1}
+    return POOL_2D.build(ctx, x, pool=pool, k0=k0, k1=k1, p0=p0, p1=p1, **steps)

@@ -1,0 +1,1 @@
+"""Ops that move elements or change how they are addressed."""

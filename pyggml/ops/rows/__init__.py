@@ -1,0 +1,1 @@
+"""Ops that combine the elements of a row: norms, softmax, sums, sorting."""

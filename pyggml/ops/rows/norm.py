@@ -1,0 +1,173 @@
+"""Normalisation of rows (RMS_NORM, NORM, L2_NORM) and of groups of channels (GROUP_NORM).
+
+y = mul(ctx, rms_norm(ctx, x, 1e-5), weight)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ...context import Context
+from ...rounding import ceil_div
+from ...tensor import Tensor
+from ..op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type, same
+
+
+def _infer(name: str, x: Tensor, eps: float) -> Out:
+    require_type(name, "x", x, (F32,))
+    require_rows(name, "x", x)
+    require(eps >= 0, name, f"eps is {eps}, want 0 or more")
+    return same(x)
+
+
+def _rms_norm(x: Array, eps: float) -> Array:
+    mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float64)
+    return x / np.sqrt(mean + eps)
+
+
+RMS_NORM = define_op(
+    "RMS_NORM",
+    src=("x",),
+    params={"eps": 1e-5},
+    infer=partial(_infer, "RMS_NORM"),
+    reference=_rms_norm,
+    cases=[
+        case(arg(1), eps=1e-6),
+        case(arg(3, 5), eps=1e-6),
+        case(arg(17, 3), eps=0.1),
+        case(arg(65, 5, 4, 3), eps=1e-6),
+        case(arg(64, 3, 5, permute=(0, 2, 1, 3)), eps=1e-5),
+        case(arg(65, 2, low=-1e-4, high=1e-4), eps=1e-5),
+        case(arg(576, 1), eps=1e-5, perf=True),
+        case(arg(576, 512), eps=1e-5, perf=True),
+        case(arg(4096, 7), eps=1e-5, perf=True),
+    ],
+    inplace_ok=True,
+    doc="Rows divided by the root of their mean square.",
+)
+
+
+def rms_norm(ctx: Context, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """``x / sqrt(mean(x * x) + eps)`` for each row.
+
+    Shape:
+        x F32 [n, ne1, ne2, ne3] -> the same
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", equation 4.
+    """
+    return RMS_NORM.build(ctx, x, eps=float(eps))
+
+
+def _norm(x: Array, eps: float) -> Array:
+    x = x.astype(np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    out: Array = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + eps)
+    return out
+
+
+NORM = define_op(
+    "NORM",
+    src=("x",),
+    params={"eps": 1e-5},
+    infer=partial(_infer, "NORM"),
+    reference=_norm,
+    cases=[
+        case(arg(1), eps=1e-6),
+        case(arg(3, 5), eps=1e-6),
+        case(arg(17, 3), eps=0.1),
+        case(arg(65, 5, 4, 3), eps=1e-6),
+        case(arg(64, 3, 5, permute=(0, 2, 1, 3)), eps=1e-5),
+        case(arg(65, 2, low=-1e-4, high=1e-4), eps=1e-5),
+        case(arg(65, 2, low=1000, high=1001), eps=1e-5),
+        case(arg(576, 1), eps=1e-5, perf=True),
+        case(arg(576, 512), eps=1e-5, perf=True),
+    ],
+    doc="Rows without their mean, divided by the root of their variance.",
+)
+
+
+def norm(ctx: Context, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` for each row.
+
+    Shape:
+        x F32 [n, ne1, ne2, ne3] -> the same
+
+    Source: Ba et al., "Layer Normalization", equation 4, without gain and bias.
+    """
+    return NORM.build(ctx, x, eps=float(eps))
+
+
+def _l2_norm(x: Array, eps: float) -> Array:
+    length = np.sqrt(np.sum(x * x, axis=-1, keepdims=True, dtype=np.float64))
+    return x / np.maximum(length, eps)
+
+
+L2_NORM = define_op(
+    "L2_NORM",
+    src=("x",),
+    params={"eps": 1e-5},
+    infer=partial(_infer, "L2_NORM"),
+    reference=_l2_norm,
+    cases=[
+        case(arg(1), eps=1e-6),
+        case(arg(65, 5, 4, 3), eps=1e-6),
+        case(arg(17, 3), eps=10.0),  # shorter rows than eps
+        case(arg(64, 3, 5, permute=(0, 2, 1, 3)), eps=1e-5),
+        case(arg(576, 512), eps=1e-5, perf=True),
+    ],
+    doc="Rows divided by their length, but by `eps` at least.",
+)
+
+
+def l2_norm(ctx: Context, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """``x / max(sqrt(sum(x * x)), eps)`` for each row; F32 of any shape."""
+    return L2_NORM.build(ctx, x, eps=float(eps))
+
+
+def _infer_group_norm(x: Tensor, n_groups: int, eps: float) -> Out:
+    require(n_groups > 0, "GROUP_NORM", f"n_groups is {n_groups}, want 1 or more")
+    return _infer("GROUP_NORM", x, eps)
+
+
+def _group_norm(x: Array, n_groups: int, eps: float) -> Array:
+    out = np.empty(x.shape)
+    n = ceil_div(x.shape[1], n_groups)  # channels of a group; the last ones may have fewer
+    for first in range(0, x.shape[1], n):
+        group = x[:, first : first + n]
+        flat = group.reshape(len(x), -1)
+        out[:, first : first + n] = _norm(flat, eps).reshape(group.shape)
+    return out
+
+
+GROUP_NORM = define_op(
+    "GROUP_NORM",
+    src=("x",),
+    params={"n_groups": 1, "eps": 1e-6},
+    infer=_infer_group_norm,
+    reference=_group_norm,
+    cases=[
+        case(arg(1), n_groups=1),
+        case(arg(17, 3, 8, 2), n_groups=4),
+        case(arg(5, 3, 7), n_groups=3),  # 3, 3 and 1 channels
+        case(arg(5, 3, 4), n_groups=3),  # 2, 2 and none
+        case(arg(5, 4, 6, permute=(0, 2, 1, 3)), n_groups=2, eps=0.1),
+        case(arg(17, 3, 4, low=1000, high=1001), n_groups=2, eps=1e-5),
+        case(arg(64, 64, 32), n_groups=32, perf=True),
+    ],
+    doc="Groups of channels (`ne[2]`) without their mean, divided by the root of their variance.",
+)
+
+
+def group_norm(ctx: Context, x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` over each of ``n_groups`` groups of channels.
+
+    Where ``n_groups`` does not divide the channels, the last groups are smaller.
+
+    Shape:
+        x F32 [width, height, channels, batch] -> the same
+
+    Source: Wu and He, "Group Normalization", without gain and bias.
+    """
+    return GROUP_NORM.build(ctx, x, n_groups=int(n_groups), eps=float(eps))

@@ -1,0 +1,34 @@
+"""Activations of the feed-forward part, with and without a gate.
+
+    y = activate(ctx, up, "relu_sqr")              # relu(up) ** 2
+    y = gated(ctx, gate, up, "silu")               # silu(gate) * up
+
+``ACTS`` are activations of UNARY, and ``relu_sqr``, which is two nodes.
+Source: So et al. 2021, "Primer", for squared ReLU; llama.cpp, ``LLM_FFN_RELU_SQR``.
+"""
+
+from __future__ import annotations
+
+from pyggml import ops
+from pyggml.context import Context
+from pyggml.ops.elementwise.glu import ACTIVATIONS
+from pyggml.tensor import Tensor
+
+GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
+RELU_SQR = "relu_sqr"
+ACTS = (*GLU_OF, RELU_SQR)
+RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
+
+
+def activate(ctx: Context, x: Tensor, act: str) -> Tensor:
+    """``act(x)``."""
+    if act == RELU_SQR:
+        return ops.sqr(ctx, ops.relu(ctx, x))
+    return ops.unary(ctx, x, act)
+
+
+def gated(ctx: Context, gate: Tensor, up: Tensor, act: str) -> Tensor:
+    """``act(gate) * up``."""
+    if act in GLU_OF:
+        return ops.glu_split(ctx, gate, up, GLU_OF[act])
+    return ops.mul(ctx, activate(ctx, gate, act), up)

@@ -1,0 +1,1 @@
+"""The files of a checkpoint: safetensors, PyTorch's, and small texts."""

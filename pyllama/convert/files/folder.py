@@ -1,0 +1,168 @@
+"""Reads the small files of a Hugging Face folder; a damaged file gives a one-line error.
+
+folder = Folder(Path("Llama-3.2-1B"))
+config = read_config(folder)
+folder.json("tokenizer_config.json")                    # {} if the file does not exist
+
+Each file is read and parsed once. All files, and the tables of the checkpoint, share one budget.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from pyggml.files import open_regular, read_regular
+
+from ...errors import ModelError
+from ...inputs.bounded_json import count_values, parse_json
+from ...inputs.budget import LIMITS, MAX_JSON_BYTES, Budget, shown
+
+
+class Folder:
+    """A Hugging Face folder and its cache of parsed files.
+
+    Attributes:
+        path: the folder.
+        budget: limits everything that is read from it.
+    """
+
+    def __init__(self, path: Path, budget: Budget | None = None) -> None:
+        self.path, self.budget = path, budget or Budget()
+        self._parsed: dict[str, dict[str, Any]] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether the name exists; it may be something other than a file."""
+        return os.path.exists(self.path / name)
+
+    def read(self, name: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+        """Return the content of a small file. Raises: ModelError."""
+        return read_small(self.path / name, self.budget, max_bytes)
+
+    def head(self, name: str, n_bytes: int) -> bytes:
+        """Return the first bytes of a file. Raises: ModelError."""
+        path = self.path / name
+        self.budget.take("bytes", n_bytes, path)
+        try:
+            with open_regular(path) as file:
+                return file.read(n_bytes)
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file, {} without the file; it must not be modified.
+
+        Raises:
+            ModelError: the file cannot be read, or is not a JSON object.
+        """
+        if name not in self._parsed:
+            path = self.path / name
+            exists = self.has(name)
+            self._parsed[name] = read_json(path, self.budget) if exists else {}
+        return self._parsed[name]
+
+    def json_objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects in a JSON array, [] without the file.
+
+        Raises:
+            ModelError: the file cannot be read, or is not JSON.
+        """
+        path = self.path / name
+        if not self.has(name):
+            return []
+        return objects(_json_value(path, read_small(path, self.budget), self.budget))
+
+
+def unreadable(path: Path, error: OSError) -> ModelError:
+    """Return the error for a file that cannot be opened or read."""
+    return ModelError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def read_small(path: Path, budget: Budget, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return the content of a file. Raises: ModelError: it cannot be read, or is too large."""
+    try:
+        data = read_regular(path, min(max_bytes, max(budget.left["bytes"], 0)))
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ModelError(
+                f"{path}: {error.strerror}: no checkpoint needs as many, download the file again"
+            ) from None
+        raise unreadable(path, error) from None
+    budget.take("bytes", len(data), path)
+    return data
+
+
+def parse_object(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
+    """Return the JSON object in ``data``; ``path`` is for messages.
+
+    Raises:
+        ModelError: it is not JSON, not an object, has a duplicate key, or too many values or
+            levels.
+    """
+    value = _json_value(path, data, budget)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _json_value(path: Path, data: bytes, budget: Budget) -> Any:
+    """Return the value of JSON ``data``. Raises: ModelError."""
+    budget.take("values", count_values(data), path)
+    try:
+        return parse_json(data, LIMITS["values"], make_object=_unique)
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
+        raise ModelError(f"{path}: not JSON ({error}): download the file again") from None
+
+
+def read_json(path: Path, budget: Budget) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises: ModelError."""
+    return parse_object(path, read_small(path, budget), budget)
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a JSON array, or ``[value]`` if it is an object; else an empty list."""
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, dict)]
+
+
+def read_config(folder: Folder) -> dict[str, Any]:
+    """Return config.json; ``text_config`` of a multimodal model is merged into it.
+
+    Raises:
+        ModelError: the folder is not a checkpoint, or its weights are quantized.
+    """
+    path = folder.path
+    if not path.exists():
+        raise ModelError(f"{path}: no such folder")
+    if not path.is_dir():
+        raise ModelError(f"{path}: is a file: give the folder of a Hugging Face checkpoint")
+    if not folder.has("config.json"):
+        other = folder.has("params.json")
+        own = " (params.json is of Mistral's or Meta's own form)" if other else ""
+        raise ModelError(
+            f"{path}: there is no config.json{own}: give the folder of a Hugging Face checkpoint"
+        )
+    config = dict(folder.json("config.json"))
+    if isinstance(config.get("quantization_config"), dict):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        name = method if isinstance(method, str) and len(method) < 80 else shown(method)
+        raise ModelError(
+            f"{path}: the weights are quantized already ({name}): convert the original "
+            "checkpoint, in 16 or 32 bits"
+        )
+    if isinstance(config.get("text_config"), dict):
+        config |= {k: v for k, v in config["text_config"].items() if v is not None}
+    return config
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {shown(name)} occurs twice")
+            seen.add(name)
+    return found

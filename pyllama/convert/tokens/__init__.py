@@ -1,0 +1,1 @@
+"""Vocabularies of checkpoints: their tokens, special tokens, and how they cut text."""

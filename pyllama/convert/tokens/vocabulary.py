@@ -1,0 +1,142 @@
+"""Converts the vocabulary of a Hugging Face folder to GGUF's ``tokenizer.*`` keys.
+
+    keys = read_vocabulary(Folder(Path("folder")), config)
+    keys["tokenizer.ggml.tokens"]
+
+The vocabulary is read from the first of: a SentencePiece model, tokenizer.json, vocab.json with
+merges.txt. Added and special tokens are read from the other JSON files.
+Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import TokenizerError
+from ...inputs.budget import shown
+from ...mapping.rules import Config
+from ...tokenizer.special import CONTROL, NORMAL, UNUSED, USER_DEFINED
+from ..files.folder import Folder, objects
+from .bpe import read_tokenizer_json, read_vocab_json
+from .special_tokens import special_keys
+from .spm import is_sentencepiece, read_sentencepiece
+from .tokens import MAX_TOKENS, Token, Vocabulary
+
+log = logging.getLogger(__name__)
+
+_LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+# vocabularies of other forms: Mistral's, SentencePiece's other names, WordPiece, tiktoken
+_OTHERS = (
+    "tekken.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tokenizer.model",
+    "tiktoken.model", "qwen.tiktoken",
+)  # fmt: skip
+_BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
+
+
+def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None) -> dict[str, Any]:
+    """Return the ``tokenizer.*`` keys.
+
+    Args:
+        add_bos: whether to add BOS if the files do not say.
+
+    Raises:
+        TokenizerError: there is no vocabulary, or it is damaged or of an unsupported kind.
+        ModelError: a file cannot be read.
+    """
+    vocabulary = _read_base(folder)
+    n_vocab = config.get("vocab_size", max(vocabulary.tokens, default=0) + 1)
+    if type(n_vocab) is not int or not 0 < n_vocab <= MAX_TOKENS:
+        raise TokenizerError(f"{folder.path / 'config.json'}: vocab_size is {shown(n_vocab)}")
+    if max(vocabulary.tokens, default=0) >= n_vocab:
+        raise TokenizerError(
+            f"{folder.path}: the vocabulary has the token {max(vocabulary.tokens)}, but vocab_size "
+            f"in config.json is {n_vocab}: they belong to different models"
+        )
+    _add_tokens(folder, vocabulary, n_vocab)
+    tokens = [
+        vocabulary.tokens.get(i, Token(f"[PAD{i}]", UNUSED, -10000.0)) for i in range(n_vocab)
+    ]
+    special, roles = special_keys(folder, config, vocabulary, [token.text for token in tokens])
+    if not vocabulary.added:  # no file marks special tokens: those with a role are
+        for i in roles:
+            if tokens[i].type == NORMAL:
+                tokens[i] = tokens[i]._replace(type=CONTROL)
+    keys: dict[str, Any] = {"model": vocabulary.model}
+    if vocabulary.pre is not None:
+        keys["pre"] = vocabulary.pre
+    keys["tokens"] = [token.text for token in tokens]
+    if vocabulary.model == "llama":
+        keys["scores"] = [float(token.score) for token in tokens]
+    keys["token_type"] = [token.type for token in tokens]
+    if vocabulary.merges:
+        keys["merges"] = vocabulary.merges
+    if vocabulary.add_space_prefix is not None:
+        keys["add_space_prefix"] = vocabulary.add_space_prefix
+    if add_bos is not None:
+        keys["add_bos_token"] = add_bos
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | special
+
+
+def _read_base(folder: Folder) -> Vocabulary:
+    """Return the vocabulary without added tokens."""
+    if is_sentencepiece(folder):
+        return read_sentencepiece(folder)
+    if folder.has("tokenizer.json"):
+        return read_tokenizer_json(folder)
+    if folder.has("vocab.json") and folder.has("merges.txt"):
+        return read_vocab_json(folder)
+    others = [name for name in _OTHERS if folder.has(name)]
+    own = f"; {', '.join(others)} has another form, which cannot be converted" if others else ""
+    raise TokenizerError(
+        f"{folder.path}: there is no vocabulary: no tokenizer.model (SentencePiece), "
+        f"tokenizer.json, or vocab.json with merges.txt{own}"
+    )
+
+
+def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
+    """Insert the added tokens into the vocabulary."""
+    skipped: list[tuple[int, str]] = []
+    for i, text, special in _added(folder):
+        if not 0 <= i < n_vocab:
+            skipped.append((i, text))
+            continue
+        vocabulary.added.add(i)
+        if special or _looks_special(text):
+            kind = CONTROL
+        else:
+            kind, text = USER_DEFINED, text.replace("\u2581", " ")
+        vocabulary.tokens[i] = Token(text, kind, -1000.0)
+    if skipped:
+        (i, text), n = skipped[0], len(skipped) - 1
+        log.warning(
+            "%s: the added token %s %s has no weights: skipped%s",
+            folder.path, shown(i), shown(text), f", and {n} more" if n else "",
+        )  # fmt: skip
+
+
+def _added(folder: Folder) -> Iterator[tuple[int, str, bool]]:
+    """Yield (id, text, is special) of all added tokens; later ones replace earlier ones."""
+    for text, i in folder.json("added_tokens.json").items():
+        if type(i) is int:
+            yield i, text, False
+    listed = objects(folder.json("tokenizer.json").get("added_tokens"))
+    for decoder in objects(folder.json("tokenizer_config.json").get("added_tokens_decoder")):
+        listed += [
+            {**entry, "id": int(i)}
+            for i, value in decoder.items()
+            if i.isdecimal() and len(i) < 10
+            for entry in objects(value)
+        ]
+    for entry in listed:
+        match entry:
+            case {"id": int(i), "content": str(text)}:
+                yield i, text, entry.get("special") is True
+
+
+def _looks_special(text: str) -> bool:
+    """Return whether a token's text marks it as a control token."""
+    return text in _LOOK_SPECIAL or any(
+        text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS
+    )

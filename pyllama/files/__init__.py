@@ -1,1 +1,0 @@
-"""Model files: the demo model, the Hugging Face hub, limits for untrusted files."""

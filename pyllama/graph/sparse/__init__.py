@@ -1,0 +1,1 @@
+"""Sparse inference of ReLU models: sources of active neurons, weights, the FFN."""

@@ -1,0 +1,171 @@
+"""The weights of sparse layers: their names in files, and tensors computed at load.
+
+    patterns = sparse_patterns(arch.TENSORS, file.tensors)
+    plan = plan_weights(infos, hparams)            # plan.by_rows, plan.unread, plan.made
+
+A sparse layer has a transposed down matrix (``ffn_down_t``): row j belongs to neuron j, as in
+``ffn_gate`` and ``ffn_up``. Matrices read by rows keep the file's layout; others may be repacked.
+The down matrix of a dense file is transposed at load: float types are kept, quantized types become
+F16, which rounds the dequantized values.
+Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for names and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.ops.matrix.sparse import pack_signs
+from pyggml.quants import dequantize, quantize
+from pyggml.rounding import ceil_div
+
+from ...hparams import HParams
+from ..variants import ANY, Bytes, Made, WeightPlan
+from .svd import low_rank
+
+_PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
+_FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors are listed before these
+_STEP_ROWS = 256  # rows of a matrix read at once: a few megabytes
+
+
+# --- tensors and metadata of files ----------------------------------------------------------------
+
+
+def is_sparse(names: Collection[str]) -> bool:
+    """Return whether the tensors are those of a sparse model."""
+    return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
+
+
+def sparse_patterns(
+    patterns: Mapping[str, tuple[str, ...]], names: Collection[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """Return an architecture's tensors adapted to a file's tensor names, in the order of use."""
+    if not is_sparse(names):
+        return patterns
+    renamed = [
+        part for part in ("weight", "bias") if any(n.endswith(f".ffn_down_t.{part}") for n in names)
+    ]
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, ne in patterns.items():
+        if pattern in _FIRST:
+            found |= _PREDICTOR
+        part = pattern.rstrip("?").removeprefix("blk.{i}.ffn_down.")
+        if part in renamed:
+            pattern, ne = pattern.replace("ffn_down.", "ffn_down_t."), ("n_embd", "n_ff")[: len(ne)]
+        found[pattern] = ne
+    return found
+
+
+def predictor_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
+    """Return the faults of predictors: a missing matrix, or ranks that differ."""
+    faults = []
+    for i in range(n_layer):
+        first, second = (f"blk.{i}.fc{n}.weight" for n in (1, 2))
+        if (first in infos) != (second in infos):
+            missing, present = (first, second) if second in infos else (second, first)
+            faults.append(f"tensor '{missing}' is missing, which belongs to '{present}'")
+        elif first in infos and infos[first].ne[1] != infos[second].ne[0]:
+            faults.append(
+                f"tensor '{second}' has sizes {list(infos[second].ne)}, must have rows of "
+                f"{infos[first].ne[1]}, the rank of '{first}' {list(infos[first].ne)}"
+            )
+    return faults
+
+
+def normalize_powerinfer_metadata(file: GGUFFile) -> None:
+    """Add metadata that PowerInfer's converters omit, in memory.
+
+    - Sparse models: the activation is ReLU.
+    - OPT (recognised by the missing epsilon): add BOS; drop the two unused rows at the start of the
+      position embedding, and do not count them in the context length.
+    """
+    arch, known = file.get_str("general.architecture", ""), file.metadata
+    if is_sparse(file.tensors) and f"{arch}.hidden_act" not in known:
+        file.override({f"{arch}.hidden_act": "relu"})
+    if arch != "opt" or "opt.attention.layer_norm_epsilon" in known:
+        return
+    if "tokenizer.ggml.add_bos_token" not in known:
+        file.override({"tokenizer.ggml.add_bos_token": True})
+    table = file.tensors.get("position_embd.weight")
+    if table is not None and table.ne[1] > 2:
+        n, skipped = table.ne[1] - 2, 2 * (table.nbytes // table.ne[1])
+        file.tensors[table.name] = replace(
+            table, ne=(table.ne[0], n, 1, 1), offset=table.offset + skipped,
+            nbytes=table.nbytes - skipped,
+        )  # fmt: skip
+        file.override({"opt.context_length": n})
+
+
+# --- tensors computed at load ---------------------------------------------------------------------
+
+
+def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
+    """Return the tensors to skip and to compute at load, for the sources in ``hparams.sparse``."""
+    unread: set[str] = set()
+    made: list[Made] = []
+    for i in range(hparams.n_layer):
+        source, gate, up, down, down_t, fc1, fc2 = (
+            hparams.source(i),
+            *(f"blk.{i}.{part}.weight"
+              for part in ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")),
+        )  # fmt: skip
+        if source != "predictor":
+            unread |= {fc1, fc2} & infos.keys()
+        if source != "off" and down in infos:
+            unread.add(down)
+            made.append(_transposed(infos[down], down_t))
+        first = infos.get(gate) or infos.get(up)
+        if source == "signs" and first is not None:
+            made.append(_signs(first))
+        if source == "svd" and first is not None:
+            made.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
+    return WeightPlan(frozenset(unread), tuple(made))
+
+
+def _transposed(info: TensorInfo, name: str) -> Made:
+    type = GGMLType.F16 if info.type.is_quantized else info.type
+    n_ff, n_embd = info.ne[:2]
+
+    def make(data: Bytes) -> list[Bytes]:
+        unit = np.dtype(f"u{type.type_size}")
+        out = np.empty((n_ff, n_embd), unit)
+        rows = data.reshape(n_embd, -1)
+        for start in range(0, n_embd, _STEP_ROWS):
+            piece = rows[start : start + _STEP_ROWS]
+            if info.type.is_quantized:
+                piece = quantize(dequantize(piece, info.type), type)
+            out[:, start : start + len(piece)] = piece.view(unit).T
+        return [out.view(np.uint8).reshape(-1)]
+
+    return Made(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
+
+
+def _signs(info: TensorInfo) -> Made:
+    n, n_rows = info.ne[:2]
+
+    def make(data: Bytes) -> list[Bytes]:
+        rows = data.reshape(n_rows, -1)
+        pieces = [
+            pack_signs(dequantize(rows[start : start + _STEP_ROWS], info.type))
+            for start in range(0, n_rows, _STEP_ROWS)
+        ]
+        return [np.concatenate(pieces).view(np.uint8).reshape(-1)]
+
+    name = info.name.replace(".weight", "_signs")
+    return Made(info, ((name, GGMLType.I32, (ceil_div(n, 32), n_rows, 1, 1)),), make)
+
+
+def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
+    type = GGMLType.F32 if info.type is GGMLType.F32 else GGMLType.F16
+    n, n_rows = info.ne[:2]
+    first, second = (info.name.replace(".weight", f"_svd_{k}.weight") for k in (1, 2))
+
+    def make(data: Bytes) -> list[Bytes]:
+        w = dequantize(data.reshape(n_rows, -1), info.type)
+        return [quantize(x, type).reshape(-1) for x in low_rank(w, rank, seed)]
+
+    return Made(info, ((first, type, (n, rank, 1, 1)), (second, type, (rank, n_rows, 1, 1))), make)

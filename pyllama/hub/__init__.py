@@ -1,0 +1,1 @@
+"""Downloads of models: the Hugging Face hub and the demo model."""

@@ -1,0 +1,1 @@
+"""Reading what users and strangers give, in bounded memory."""

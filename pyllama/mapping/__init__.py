@@ -1,0 +1,1 @@
+"""How checkpoints of architectures map to GGUF: tensor names, keys, RoPE."""

@@ -1,0 +1,191 @@
+"""Declarations of how an architecture's checkpoints map to GGUF: tensor names, keys, changes.
+
+    CONVERT = Convert(
+        models=("GPT2LMHeadModel",),
+        tensors={"transformer.wte.weight": "token_embd.weight", ...},
+        keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
+    )
+
+Contains only declarations and pure functions of arrays; ``conversion`` reads and writes files.
+Key names are llama.cpp's, without ``{arch}.``.
+Source: llama.cpp, ``convert_hf_to_gguf.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ModelError
+from ..inputs.budget import shown
+from .rope import Config as Config
+from .rope import rope_factors, rope_keys
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, Array]
+
+
+def _unchanged(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x}
+
+
+@dataclass(frozen=True)
+class Convert:
+    """How to convert the checkpoints of an architecture.
+
+    Attributes:
+        models: class names accepted in ``architectures`` of config.json.
+        tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{e}`` an expert, whose
+            matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
+        keys: computes metadata from config.json, without ``{arch}.``.
+        change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
+            stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
+            must not depend on the layer.
+        extra: computes additional tensors from config.json.
+        defaults: values of keys that config.json may omit.
+        ignored: patterns of tensors that are not needed (``fnmatch``).
+        other_media: patterns of vision and audio tensors.
+        prefix: prefix of tensor names that some checkpoints omit.
+        add_bos: whether to add BOS if the tokenizer's files do not say.
+        relu: whether the FFN's activation is ReLU if ``keys`` do not say.
+    """
+
+    models: tuple[str, ...]
+    tensors: Mapping[str, str]
+    keys: Callable[[Config], dict[str, Any]]
+    change: Callable[[str, Array, Config], Tensors] = _unchanged
+    extra: Callable[[Config], Tensors] = rope_factors
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    other_media: tuple[str, ...] = ()
+    prefix: str = ""
+    add_bos: bool | None = None
+    relu: bool = False
+
+
+# GGUF key -> names of the same value in config.json
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "vocab_size": ("vocab_size",),
+}
+
+
+def base_keys(config: Config) -> dict[str, Any]:
+    """Return the keys that most architectures need, as far as config.json has them."""
+    keys: dict[str, Any] = {}
+    for key, names in _SYNONYMS.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            keys[key] = float32(value) if key.endswith("epsilon") else int(value)
+    if "attention.key_length" in keys:
+        keys["attention.value_length"] = keys["attention.key_length"]
+    return keys | rope_keys(config)
+
+
+def float32(value: Any) -> np.float32:
+    """Return a number as float32. Raises: ValueError: not a number, or out of float32's range."""
+    number = float(value)
+    if not abs(number) <= float(np.finfo(np.float32).max):  # also true for NaN
+        raise ValueError(f"{shown(value)} is not a number in the range of float32")
+    return np.float32(number)
+
+
+def kv_heads(config: Config) -> int:
+    """Return the number of KV heads."""
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def interleave_rope(x: Array, n_head: int) -> Array:
+    """Reorder the rows of a Q or K matrix (or bias) for RoPE on adjacent pairs.
+
+    Checkpoints rotate pairs (i, i + d/2) of a head; ``llama`` in GGUF rotates pairs (2i, 2i + 1).
+
+    Shape:
+        NumPy order, x [n_head * head_dim, ...] -> the same
+    """
+    if n_head < 1 or x.shape[0] % (2 * n_head):
+        raise ModelError(f"{x.shape[0]} rows are not {n_head} heads of an even size")
+    halves = x.reshape(n_head, 2, -1, *x.shape[1:])  # [n_head, 2, head_dim / 2, ...]
+    return halves.swapaxes(1, 2).reshape(x.shape)
+
+
+_ACTS = {  # Hugging Face's names of activations -> kinds of ``UNARY``
+    "gelu": "gelu_erf",
+    "gelu_fast": "gelu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "relu2": "relu_sqr",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def hidden_act(config: Config, usual: str) -> dict[str, str]:
+    """Return the key of the FFN's activation, {} if it is the architecture's usual one.
+
+    Args:
+        usual: the architecture's default, a kind of ``UNARY``.
+
+    Raises:
+        ModelError: the activation is unknown.
+    """
+    names = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    given = next((config[name] for name in names if config.get(name) is not None), None)
+    if given is not None and given not in _ACTS:
+        raise ModelError(
+            f"config.json: activation {shown(given)} is not supported; supported are "
+            f"{', '.join(_ACTS)}"
+        )
+    act = usual if given is None else _ACTS[given]
+    return {} if act == usual else {"hidden_act": act}
+
+
+def check_config(config: Config, **required: Any) -> None:
+    """Check that values of config.json are as required or missing.
+
+    Raises:
+        ModelError: a value differs, so this variant is not supported.
+    """
+    for name, value in required.items():
+        got = config.get(name)
+        if got is not None and got != value:
+            raise ModelError(
+                f"config.json: {name} is {shown(got)}, must be {value!r}; this variant is not "
+                "supported"
+            )
+
+
+def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
+    """Reorder the rows of a fused QKV matrix (or bias): all of Q first, then K, then V.
+
+    In the checkpoint they are grouped by KV head: its Q heads, its K head, its V head.
+
+    Shape:
+        NumPy order, x [(n_head + 2 * n_head_kv) * head_dim, ...] -> the same
+    """
+    heads = n_head + 2 * n_head_kv
+    if min(n_head, n_head_kv) < 1 or n_head % n_head_kv or x.shape[0] % heads:
+        raise ModelError(
+            f"{x.shape[0]} rows cannot be divided into {n_head} Q heads and {n_head_kv} K and V "
+            "heads"
+        )
+    groups = x.reshape(n_head_kv, heads // n_head_kv, -1, *x.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *x.shape[1:]) for part in parts])

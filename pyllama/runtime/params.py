@@ -1,0 +1,86 @@
+"""Sizes of a context: how many tokens and sequences, and where and in which types their cache is.
+
+    params = ContextParams(n_ctx=4096, n_seq_max=4).resolve(model.hparams)
+    params.n_ctx, params.n_ubatch                  # as the context will have them
+    memory = params.memory(hparams, layer_buft)
+
+`Context` takes the same values as arguments. `core.offload` plans with them before any weight is
+loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from pyggml.buffer import BufferType
+from pyggml.dtype import GGMLType
+from pyggml.ops.attention.attention import KV_TYPES
+
+from ..errors import BatchError
+from ..hparams import HParams
+from ..kv.memory import Memory
+from ..kv.table import MAX_POSITION
+from .overrides import Overrides
+
+_MAX_SEQ = 256
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """Arguments of `Context` that decide its memory; see there."""
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    type_k: GGMLType = GGMLType.F16
+    type_v: GGMLType = GGMLType.F16
+    unified: bool = True
+    swa_full: bool = False
+    offload_kqv: bool = True
+    overrides: Overrides = field(default_factory=Overrides)
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Cells that one sequence may use."""
+        return self.n_ctx if self.unified else self.n_ctx // self.n_seq_max
+
+    def resolve(self, hparams: HParams) -> ContextParams:
+        """The sizes that a context of a model gets. Raises: BatchError: a value is illegal."""
+        for name in ("n_batch", "n_ubatch", "n_seq_max"):
+            if getattr(self, name) < 1:
+                raise BatchError(f"{name} is {getattr(self, name)}, want at least 1")
+        if self.n_seq_max > _MAX_SEQ:
+            raise BatchError(f"n_seq_max is {self.n_seq_max}, want at most {_MAX_SEQ}")
+        if self.n_ctx < 0:
+            raise BatchError(f"n_ctx is {self.n_ctx}, want 0 (as trained) or more")
+        for name, type in (("type_k", self.type_k), ("type_v", self.type_v)):
+            if type not in KV_TYPES:
+                want = ", ".join(t.name for t in KV_TYPES)
+                raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
+        n_ctx = self.n_ctx or hparams.n_ctx_train
+        if hparams.learned_positions:
+            n_ctx = min(n_ctx, hparams.n_ctx_train * self.n_seq_max)
+        n_batch = min(self.n_batch, n_ctx)
+        n_ubatch = min(self.n_ubatch, n_batch)
+        resolved = replace(self, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch)
+        if not resolved.n_ctx_seq:
+            raise BatchError(
+                f"n_ctx is {self.n_ctx}, want {self.n_seq_max} or more: each sequence has its own "
+                "cells"
+            )
+        return resolved
+
+    def memory(self, hparams: HParams, layer_buft: Callable[[int], BufferType]) -> Memory:
+        """The caches for these sizes, after ``resolve``. Raises: as `Memory`."""
+        return Memory(
+            hparams, self.n_ctx, self.n_seq_max, self.type_k, self.type_v,
+            n_ubatch=self.n_ubatch, swa_full=self.swa_full, unified=self.unified,
+            layer_buft=layer_buft,
+        )  # fmt: skip
+
+
+def last_position(hparams: HParams) -> int:
+    """The largest position of a token."""
+    return hparams.n_ctx_train - 1 if hparams.learned_positions else MAX_POSITION

@@ -1,0 +1,293 @@
+"""Saves the KV cache of a context, or of one of its sequences, and restores it.
+
+    save_state(context, "x.state", tokens)         # to a temporary file, then renamed
+    tokens = load_state(context, "x.state")        # the context continues where it was
+
+    save_state(context, "a.seq", seq=0); load_state(other, "a.seq", seq=3)
+
+A file holds magic and version, a JSON header, and the keys and values of the used cells. It can be
+loaded into any context of the same model and cache types that has enough cells and sequences.
+Everything is checked before the context changes. A restored sequence continues with the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.files import open_regular, replacing
+
+from ..errors import StateError
+from ..inputs.bounded_json import parse_json
+from ..kv.cache import KVCache
+
+if TYPE_CHECKING:
+    from .context import Context
+
+MAGIC, VERSION = b"PYLS", 2
+_HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of the rest
+_ALIGN = 64
+_MAX_CHARS = 100  # of a string in the header
+_MAX_VALUES = 1 << 22  # in the header: tokens, and two per sequence
+Bytes = npt.NDArray[np.uint8]
+
+
+def dump_state(
+    context: Context, tokens: Sequence[int] = (), *, seq: int | None = None
+) -> list[Bytes]:
+    """The KV cache of a context, or of one of its sequences, as pieces of a file.
+
+    Args:
+        tokens: stored too, and returned by ``restore_state``.
+        seq: the sequence; None for all.
+
+    Raises:
+        BatchError: the context has no such sequence.
+    """
+    context.apply_pending()
+    seqs = range(context.kv.n_seq_max) if seq is None else [seq]
+    caches, blobs = [], []
+    for cache in context.kv.caches:
+        cells, lists = cache.export_lists(seqs)
+        part = [cache.read_cells(t, cells) for t in (*cache.k.values(), *cache.v.values())]
+        blobs += [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (*lists, *part)]
+        caches.append(
+            {
+                "window": cache.window,
+                "layers": len(cache.layers),
+                "cells": len(cells),
+                "lengths": [len(entries) for entries in lists],
+                "lost": [cache.evicted(s) for s in seqs],
+            }
+        )
+    header = {
+        "model": _fingerprint(context),
+        "type": context.kv.types,
+        "tokens": [int(t) for t in tokens],
+        "caches": caches,
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-(_HEAD.size + len(text)) % _ALIGN)
+    head = _HEAD.pack(MAGIC, VERSION, len(text), _crc(text, *blobs))
+    return [np.frombuffer(head + text, np.uint8), *blobs]
+
+
+def save_state(
+    context: Context,
+    path: str | os.PathLike[str],
+    tokens: Sequence[int] = (),
+    *,
+    seq: int | None = None,
+) -> None:
+    """Write ``dump_state`` to a file.
+
+    Raises:
+        BatchError: the context has no such sequence.
+        OSError: the file cannot be written; an existing file is left unchanged.
+    """
+    parts = dump_state(context, tokens, seq=seq)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        for part in parts:
+            file.write(part.data)
+
+
+def load_state(
+    context: Context, path: str | os.PathLike[str], *, seq: int | None = None
+) -> list[int]:
+    """``restore_state`` from a file. Raises: StateError, BatchError, OSError."""
+    with open_regular(path) as file:
+        if file.read(len(MAGIC)) != MAGIC:  # do not read a large file of another kind
+            raise StateError(f"{os.fspath(path)}: not a saved state")
+        file.seek(0)
+        return restore_state(context, file.read(), seq=seq, name=os.fspath(path))
+
+
+def restore_state(
+    context: Context, data: bytes, *, seq: int | None = None, name: str = "state"
+) -> list[int]:
+    """Replace the KV cache of a context, or of one sequence, by a saved one.
+
+    Args:
+        seq: sequence to replace by the one in the state; None to replace all by the state of a
+            whole context.
+        name: the state's name in error messages.
+
+    Returns:
+        The tokens given to ``dump_state``.
+
+    Raises:
+        StateError: not a state, damaged, too large for the context, or of another version, model
+            or cache type. The context is unchanged.
+        BatchError: the context has no such sequence.
+    """
+    header, rest = _read(data, name)
+    _check_fits(context, header, name)
+    seqs = range(context.kv.n_seq_max) if seq is None else [seq]
+    parts = []
+    for cache, info in zip(context.kv.caches, header["caches"], strict=True):
+        part = _CacheState(cache, info, rest, len(seqs), name)
+        parts.append(part)
+        rest = rest[part.n_bytes :]
+    if len(rest):
+        raise StateError(f"{name}: {len(rest)} bytes too many; the file is damaged")
+    for part in parts:
+        part.check_room(seq)
+    if seq is None:
+        context.kv.clear()
+    else:
+        context.apply_pending()
+        context.kv.seq_rm(seq)
+    for part in parts:
+        part.write(seqs)
+    return [int(t) for t in header["tokens"]]
+
+
+class _CacheState:
+    """The validated part of a saved state that belongs to one cache."""
+
+    def __init__(
+        self, cache: KVCache, info: dict[str, Any], data: Bytes, n_seq: int, path: str
+    ) -> None:
+        lengths, n = info["lengths"], info["cells"]
+        if len(lengths) > n_seq and any(lengths[n_seq:]):
+            raise StateError(f"{path}: {len(lengths)} sequences, this context has {n_seq}")
+        self._cache, self._n, self._path = cache, n, path
+        self._evicted = info["lost"]
+        tensors = [*cache.k.values(), *cache.v.values()]
+        shapes = [(t.ne[2], n, t.nb[1]) for t in tensors]
+        sizes = [8 * length for length in lengths] + [int(np.prod(s)) for s in shapes]
+        self.n_bytes = sum(sizes)
+        if self.n_bytes > len(data):
+            raise StateError(f"{path}: {self.n_bytes - len(data)} bytes are missing; damaged")
+        pieces = np.split(data[: self.n_bytes], np.cumsum(sizes)[:-1])
+        self._lists = [p.view(np.int32).reshape(-1, 2) for p in pieces[: len(lengths)]]
+        self._values = [
+            (t, p.reshape(s))
+            for t, p, s in zip(tensors, pieces[len(lengths) :], shapes, strict=True)
+        ]
+        for entries in self._lists:
+            index, position = entries[:, 0], entries[:, 1]
+            if len(entries) and not (
+                index.min() >= 0
+                and index.max() < n
+                and position[0] >= 0
+                and (np.diff(position) >= 0).all()
+                and len(np.unique(index)) == len(index)
+            ):
+                raise StateError(f"{path}: cells or positions out of order; the file is damaged")
+
+    def check_room(self, seq: int | None) -> None:
+        """Raise StateError unless the cells fit; drops cells outside of the window if needed."""
+        if not self._cache.room_for(self._lists, self._n, seq):
+            self._drop_outside_window()
+        if not self._cache.room_for(self._lists, self._n, seq):
+            raise StateError(
+                f"{self._path}: the saved {self._n} tokens do not fit into the free cells of this "
+                f"context of {self._cache.n_cells}; use a larger `n_ctx`"
+            )
+
+    def _drop_outside_window(self) -> None:
+        for i, entries in enumerate(self._lists):
+            start = int(entries[-1, 1]) + 1 if len(entries) else 0
+            n = self._cache.n_outside_window(entries, start)
+            if n:
+                self._evicted[i], self._lists[i] = int(entries[n - 1, 1]), entries[n:]
+        kept = np.unique(np.concatenate([entries[:, 0] for entries in self._lists]))
+        self._n = len(kept)
+        self._values = [(t, values[:, kept]) for t, values in self._values]
+        for i, entries in enumerate(self._lists):
+            self._lists[i] = np.stack([np.searchsorted(kept, entries[:, 0]), entries[:, 1]], 1)
+
+    def write(self, seqs: Sequence[int]) -> None:
+        cells = self._cache.import_lists(seqs, self._lists, self._evicted, self._n)
+        for tensor, values in self._values:
+            self._cache.write_cells(tensor, cells, values)
+
+
+def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
+    """Header and data of a state. Raises: StateError, also for a wrong checksum."""
+    if len(data) < _HEAD.size or data[:4] != MAGIC:
+        raise StateError(f"{name}: not a saved state (it begins with {data[:4]!r})")
+    _, version, size, crc = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise StateError(f"{name}: a state of version {version}, want {VERSION}; save it again")
+    body = memoryview(data)[_HEAD.size :]
+    if size > len(body) or zlib.crc32(body) != crc:
+        raise StateError(f"{name}: the checksum differs; the file is damaged, save it again")
+    try:
+        header = parse_json(bytes(body[:size]), _MAX_VALUES)
+        ok = isinstance(header, dict) and _is_header(header)
+    except ValueError:
+        ok = False
+    if not ok:
+        raise StateError(f"{name}: its header is not that of a saved state; save it again")
+    return header, np.frombuffer(body[size:], np.uint8)
+
+
+def _is_header(header: dict[str, Any]) -> bool:
+    """Whether all fields are present and have their types."""
+
+    def natural(x: object) -> bool:
+        return type(x) is int and -1 <= x < 1 << 31
+
+    def short(x: object) -> bool:
+        return isinstance(x, str) and len(x) <= _MAX_CHARS
+
+    return (
+        short(header.get("model"))
+        and short(header.get("type"))
+        and isinstance(header.get("tokens"), list)
+        and all(natural(t) for t in header["tokens"])
+        and isinstance(header.get("caches"), list)
+        and all(
+            isinstance(c, dict)
+            and all(natural(c.get(k)) and c[k] >= 0 for k in ("window", "layers", "cells"))
+            and all(
+                isinstance(c.get(k), list) and all(natural(x) for x in c[k])
+                for k in ("lengths", "lost")
+            )
+            and len(c["lengths"]) == len(c["lost"])
+            and all(x >= 0 for x in c["lengths"])
+            for c in header["caches"]
+        )
+    )
+
+
+def _fingerprint(context: Context) -> str:
+    """A digest of all that keys and values depend on: the model and overridden hyperparameters."""
+    model = context.model
+    if context.hparams == model.hparams:
+        return model.fingerprint
+    return sha256(f"{model.fingerprint} {context.hparams!r}".encode()).hexdigest()
+
+
+def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
+    kv = context.kv
+    if header["model"] != _fingerprint(context):
+        raise StateError(
+            f"{path}: saved with another model, or with other rope, activation, layers or `sparse` "
+            "options"
+        )
+    if header["type"] != kv.types:
+        raise StateError(
+            f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "
+            "use the same `type_k` and `type_v`"
+        )
+    mine = [(cache.window, len(cache.layers)) for cache in kv.caches]
+    if [(c["window"], c["layers"]) for c in header["caches"]] != mine:
+        raise StateError(f"{path}: saved from caches other than those of this context, {mine}")
+
+
+def _crc(*parts: bytes | Bytes) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part if isinstance(part, bytes) else part.data, crc)
+    return crc

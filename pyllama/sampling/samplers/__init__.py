@@ -1,0 +1,1 @@
+"""The samplers, one or a family of them a file."""

@@ -1,0 +1,105 @@
+"""``/health``, ``/props``, ``/models``, ``/metrics``, ``/lora-adapters``, and what no model can do.
+
+The first four answer while the model sleeps, and do not wake it.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...http.sse import JsonResponse, read_body, read_json
+from ...request.errors import ApiError
+from ...worker.lifecycle import Lifecycle
+from ...worker.served import Served
+from ...worker.warm_up import progress_fields
+
+
+async def health(request: Request, life: Lifecycle) -> Response:
+    """``GET /health``."""
+    _ = life.description  # raises before the model is loaded
+    if life.served is not None:
+        life.served.runner.check()
+    return JsonResponse({"status": "ok", **progress_fields()})
+
+
+async def props(request: Request, life: Lifecycle) -> Response:
+    """``GET /props``."""
+    return JsonResponse({**life.description.props, "is_sleeping": life.is_sleeping})
+
+
+async def change_props(request: Request, served: Served) -> Response:
+    """``POST /props``: nothing can be changed yet, as in llama.cpp."""
+    if not served.options.endpoint_props:
+        raise ApiError.not_supported(
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+    await read_json(request, served.options)
+    return JsonResponse({"success": True})
+
+
+async def models(request: Request, life: Lifecycle) -> Response:
+    """``GET /models`` and ``/v1/models``."""
+    return JsonResponse(life.description.models)
+
+
+async def model(request: Request, life: Lifecycle) -> Response:
+    """``GET /v1/models/{id}``: one model, by its name or an alias."""
+    (own,) = life.description.models["data"]
+    name = request.path_params["id"]
+    if name != own["id"] and name not in own["aliases"]:
+        raise no_model(name)
+    return JsonResponse(own)
+
+
+def no_model(name: str) -> ApiError:
+    """The error (404) for a name that no model has."""
+    return ApiError(404, f"The model '{name:.200}' does not exist")
+
+
+async def metrics(request: Request, life: Lifecycle) -> Response:
+    """``GET /metrics``, in Prometheus' text format."""
+    _ = life.description
+    if not life.options.endpoint_metrics:
+        raise ApiError.not_supported(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
+    counts, served = life.counts, life.served
+    if served is None:
+        text = counts.write(0, 0)
+    else:
+        runner, speculation = served.runner, served.engine.speculation
+        drafts = None if speculation is None else speculation.stats
+        text = counts.write(runner.n_processing, runner.n_deferred, drafts)
+    return Response(
+        text,
+        headers={
+            "Process-Start-Time-Unix": str(counts.started_s),
+            "Content-Type": "text/plain; version=0.0.4",
+        },
+    )
+
+
+async def lora_adapters(request: Request, served: Served) -> Response:
+    """``GET /lora-adapters``: none are loaded."""
+    return JsonResponse([])
+
+
+async def change_lora_adapters(request: Request, served: Served) -> Response:
+    """``POST /lora-adapters``: there are none to change."""
+    data = await read_body(request, served.options)
+    if data.strip() not in (b"", b"[]"):
+        raise ApiError.invalid("LoRA adapters are not supported: none are loaded")
+    return JsonResponse({"success": True})
+
+
+async def transcriptions(request: Request, life: Lifecycle) -> Response:
+    """``POST /v1/audio/transcriptions``."""
+    _ = life.description
+    raise ApiError.not_supported("The current model does not support audio input.")
+
+
+async def decisions(request: Request, life: Lifecycle) -> Response:
+    """``POST /v1/systemone``."""
+    _ = life.description
+    raise ApiError.not_supported("This model is not a decision model")

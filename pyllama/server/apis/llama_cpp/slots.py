@@ -1,0 +1,166 @@
+"""``/slots``: what the sequences do, and files of their tokens and cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....engine import Engine
+from ....engine.sequence import UNKNOWN, Sequence
+from ....errors import StateError
+from ....runtime.state import load_state, save_state
+from ...http.sse import JsonResponse, read_json
+from ...request.errors import ApiError
+from ...request.fields import Fields
+from ...request.paths import without_folders
+from ...worker.preparing import while_connected
+from ...worker.runner import Slot
+from ...worker.served import Served
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. +@=,()\[\]-]{0,199}")
+
+
+async def slots(request: Request, served: Served) -> Response:
+    """``GET /slots``. Source: llama.cpp, ``server_slot::to_json``."""
+    if not served.options.endpoint_slots:
+        raise ApiError.not_supported(
+            "This server does not support slots endpoint. Start it with `--slots`"
+        )
+    found = served.runner.slots
+    if request.query_params.get("fail_on_no_slot") and all(s.is_processing for s in found):
+        raise ApiError(503, "no slot available")
+    return JsonResponse([_slot_json(served, slot) for slot in found])
+
+
+def _slot_json(served: Served, slot: Slot) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": served.n_ctx,
+        "speculative": served.engine.speculation is not None,
+        "is_processing": slot.is_processing,
+    }
+    text = slot.text
+    if text is None:
+        return found
+    running, limit = slot.is_processing, text.options.n_predict
+    found |= {
+        "id_task": slot.task_id,
+        "n_prompt_tokens": text.n_held,
+        "n_prompt_tokens_processed": text.n_prompt_evaluated if running else 0,
+        "n_prompt_tokens_cache": text.n_cached if running else 0,
+        "params": text.options.settings(whole=False),
+        "next_token": [
+            {
+                "has_next_token": running,
+                "has_new_line": text.has_new_line,
+                "n_remain": max(0, limit - text.n_generated) if running and limit >= 0 else -1,
+                "n_decoded": text.n_generated if running else 0,
+            }
+        ],
+    }
+    return found
+
+
+async def change_slot(request: Request, served: Served) -> Response:
+    """``POST /slots/{id}?action=save|restore|erase``; waits for a text that runs in the slot."""
+    folder = served.options.slot_save_path
+    if folder is None:
+        raise ApiError.not_supported(
+            "This server does not support slots action. Start it with `--slot-save-path`"
+        )
+    number = request.path_params["id_slot"]
+    if not (number.isdecimal() and len(number) < 10 and int(number) < len(served.runner.slots)):
+        raise ApiError.invalid("Invalid slot ID")
+    id, action = int(number), request.query_params.get("action")
+    if action == "erase":
+        n, _ = await _when_idle(request, served, id, _erase)
+        return JsonResponse({"id_slot": id, "n_erased": n})
+    if action not in ("save", "restore"):
+        raise ApiError.invalid("Invalid action")
+    name = Fields(await read_json(request, served.options)).get("filename", "", str)
+    path = _file(folder, name)
+    if action == "save":
+        n, ms = await _when_idle(request, served, id, _save, path)
+        kinds = ("n_saved", "n_written", "save_ms")
+    else:
+        n, ms = await _when_idle(request, served, id, _restore, path)
+        kinds = ("n_restored", "n_read", "restore_ms")
+    return JsonResponse(
+        {
+            "id_slot": id,
+            "filename": name,
+            kinds[0]: n,
+            kinds[1]: path.stat().st_size,
+            "timings": {kinds[2]: ms},
+        }
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    """A file of the folder. Raises: ApiError, for a name that might lead elsewhere."""
+    path = folder / name
+    if not _NAME.fullmatch(name) or ".." in name or path.parent != folder or path.is_symlink():
+        raise ApiError.invalid("Invalid filename")
+    return path
+
+
+async def _when_idle(
+    request: Request, served: Served, id: int, change: Callable[..., int], *args: Any
+) -> tuple[int, float]:
+    """Call ``change(engine, sequence, *args)`` as soon as no text runs in a slot.
+
+    Nothing changes if the client goes away before that. Returns the result of ``change``, and the
+    milliseconds that it took.
+    """
+    sequence = next(s for s in served.engine.sequences if s.seq_id == id)
+
+    def job(engine: Engine) -> tuple[int, float]:
+        begin = time.perf_counter()
+        n = change(engine, sequence, *args)
+        return n, 1e3 * (time.perf_counter() - begin)
+
+    def is_idle(engine: Engine) -> bool:
+        return sequence.owner is None and not sequence.leased
+
+    return await while_connected(request, served.runner.call(job, is_idle))
+
+
+def _erase(engine: Engine, sequence: Sequence) -> int:
+    n = sequence.n_tokens
+    sequence.clear()
+    return n
+
+
+def _save(engine: Engine, sequence: Sequence, path: Path) -> int:
+    tokens, id = sequence.tokens(), sequence.seq_id
+    if sequence.n_exact < sequence.n_tokens or (tokens == UNKNOWN).any():
+        raise ApiError.invalid(f"slot {id} cannot be saved: its context was shifted")
+    save_state(engine.context, path, tokens.tolist(), seq=id)
+    return len(tokens)
+
+
+def _restore(engine: Engine, sequence: Sequence, path: Path) -> int:
+    id = sequence.seq_id
+    try:
+        if not os.path.exists(path):
+            raise ApiError.invalid(f"Unable to restore slot: there is no file {path.name}")
+        tokens = load_state(engine.context, path, seq=id)
+    except StateError as error:
+        message = without_folders(str(error), path.parent)
+        raise ApiError.invalid(f"Unable to restore slot: {message}") from None
+    except OSError as error:
+        raise ApiError.invalid(f"Unable to restore slot: {error.strerror}") from None
+    if len(tokens) != engine.context.kv.seq_pos_max(id) + 1:
+        sequence.adopt(())
+        sequence.truncate(0)
+        raise ApiError.invalid("Unable to restore slot: the file has no tokens")
+    sequence.adopt(tokens)
+    sequence.n_forgotten = 0
+    return len(tokens)

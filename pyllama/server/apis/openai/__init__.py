@@ -1,0 +1,1 @@
+"""OpenAI's API, and llama-server's completions, which it extends."""

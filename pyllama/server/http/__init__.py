@@ -1,0 +1,1 @@
+"""Connections and responses: listening, streams of events, security, logs."""

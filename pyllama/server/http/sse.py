@@ -1,0 +1,345 @@
+"""Responses: JSON bodies, and streams of server-sent events.
+
+    body = await read_json(request, options)
+    return await respond(request, stream, writer)  # streamed or whole, as the request says
+
+A client that goes away closes its stream, so its slot is free after the running step, unless the
+request has an ``X-Conversation-Id``. All pieces that have arrived are one write. Long JSON is read
+and written in a thread, so that the event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ...inputs.bounded_json import parse_json
+from ..request.errors import ApiError
+from ..request.fields import Body
+from ..request.limits import check_sizes
+from ..request.options import ServerOptions
+from ..worker.kept_streams import KeptStreams, conversation_of, streams_of
+from ..worker.preparing import CLIENT, disconnected
+from ..worker.runner import Pieces, Stream
+from ..worker.text import Piece, Text
+from ..worker.threads import Workers
+from .logs import BODY, TEXTS
+
+T = TypeVar("T")
+_MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
+_SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
+_NESTED = (dict, list, tuple, Iterator)
+_PART = 2048  # numbers that are written in a millisecond
+_JSON = "application/json; charset=utf-8"
+PREFIX = "pyllama.api_prefix"
+"""Key of the path before all routes in a request's ASGI scope, if the server has one."""
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+# one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
+# would be ahead of the event loop one after the other
+_json_thread = Workers(1, "json")
+
+
+class Writer(Protocol):
+    """The format of an API's responses."""
+
+    media_type: str
+
+    def piece(self, text: Text, piece: Piece) -> str:
+        """What is sent for a piece of a text; may be empty."""
+        ...
+
+    def done(self) -> str:
+        """The end of the stream."""
+        ...
+
+    def error(self, error: ApiError) -> str:
+        """An error within the stream."""
+        ...
+
+    def whole(self, texts: Sequence[Text]) -> Any:
+        """The body of a response that is not streamed."""
+        ...
+
+
+def dump(value: Any) -> str:
+    """Compact JSON."""
+    return _encode(value)
+
+
+def data_line(value: Any) -> str:
+    """A server-sent event with data alone."""
+    return f"data: {_encode(value)}\n\n"
+
+
+def event_lines(event: str, value: Any) -> str:
+    """A server-sent event with a name."""
+    return f"event: {event}\ndata: {_encode(value)}\n\n"
+
+
+class JsonResponse(Response):
+    """A JSON body; lone surrogates, which UTF-8 cannot have, become question marks."""
+
+    media_type = _JSON
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        return "".join(_parts(content)).encode("utf-8", "replace")
+
+
+async def long_response(make: Callable[[], Any]) -> Response:
+    """The response with a JSON body that takes long to make and to write: in a thread."""
+    return await _in_json_thread(lambda: JsonResponse(make()))
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """The JSON of a value in parts, each of about a millisecond.
+
+    `json` holds the GIL until it has encoded a whole value; between parts other threads run. An
+    iterator is a list whose elements are made one after the other: thousands of objects that live
+    at the same time make Python's garbage collections long, which stop all threads.
+    """
+    if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
+        sign = "{"
+        for key, item in value.items():
+            yield sign + _encode({key: 0})[1:-2]  # "key":
+            yield from _parts(item)
+            sign = ","
+        yield "}"
+    elif isinstance(value, Iterator) or (
+        isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
+    ):
+        sign = "["
+        for item in value:
+            yield sign
+            yield from _parts(item)
+            sign = ","
+        yield "]" if sign == "," else "[]"
+    elif isinstance(value, (list, tuple)) and len(value) > _PART:
+        sign = "["
+        for i in range(0, len(value), _PART):
+            yield sign + _encode(value[i : i + _PART])[1:-1]
+            sign = ","
+        yield "]"
+    else:
+        yield _encode(value)
+
+
+async def _in_json_thread(work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(_json_thread.submit(work))
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The response for an error, in the form of the API that was asked."""
+    path = scope["path"].removeprefix(scope.get(PREFIX, ""))
+    return JsonResponse(error.body(path), error.status, headers=error.headers)
+
+
+def stream_error(error: ApiError, path: str, media_type: str) -> bytes:
+    """An error in the format of a stream of an API; empty for a response that is no stream."""
+    if media_type.startswith("application/x-ndjson"):
+        text = dump(error.body("/api/")) + "\n"
+    elif not media_type.startswith("text/event-stream"):
+        text = ""
+    elif path.endswith("/messages"):
+        text = event_lines("error", error.body("/v1/messages"))
+    elif path.endswith("/responses"):
+        text = event_lines("error", {"type": "error", **error.body(), **error.fields})
+    else:
+        text = data_line(error.body())
+    return text.encode("utf-8", "replace")
+
+
+async def read_body(request: Request, options: ServerOptions) -> bytes:
+    """The body of a request.
+
+    Raises:
+        ApiError: it is too large (413). One that is too slow ends the connection, see `listener`.
+    """
+    limit = options.max_body_bytes
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise ApiError(413, f"the body has {length:.20} bytes, at most {limit} are allowed")
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body has more than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_json(request: Request, options: ServerOptions) -> Body:
+    """The JSON object in the body of a request. Raises: ApiError."""
+    body = Body(await parse_body(await read_body(request, options)))
+    request.scope[BODY] = body
+    CLIENT.set(request)
+    return body
+
+
+async def parse_body(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body that has been read. Raises: ApiError."""
+
+    def parse() -> Any:
+        found = parse_json(data, _MAX_VALUES, finite=True)
+        check_sizes(found)
+        return found
+
+    try:
+        body = parse() if len(data) <= _SHORT else await _in_json_thread(parse)
+    except (ValueError, MemoryError) as error:
+        raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
+    if not isinstance(body, dict):
+        raise ApiError.invalid("the body must be a JSON object")
+    return body
+
+
+async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
+    """The response with the texts of a stream, whole or streamed as its options say.
+
+    Raises:
+        ApiError: a text failed before anything was sent.
+    """
+    request.scope[TEXTS] = stream.texts
+    options = stream.texts[0].options
+    if not options.stream:
+        gone = await finished(request, stream)
+        if gone is not None:
+            return gone
+        return await long_response(lambda: writer.whole(stream.texts))
+    ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
+    id = conversation_of(request)
+    if id:
+        return await _respond_kept(streams_of(request), id, _Body(stream, writer, ping_s))
+    watch = asyncio.ensure_future(disconnected(request))
+    watch.add_done_callback(lambda _: stream.close())
+    try:
+        parts = _Body(stream, writer, ping_s)
+        await parts.begin()
+        response = _StreamResponse(parts, watch)
+        watch = None  # type: ignore[assignment]
+        return response
+    finally:
+        if watch is not None:
+            watch.cancel()
+            stream.close()
+
+
+async def _respond_kept(streams: KeptStreams, id: str, parts: _Body) -> Response:
+    """The response of a stream that goes on when the client goes away."""
+    try:
+        kept = streams.open(id, parts.writer.media_type, parts.stream.close)
+    except ApiError:
+        parts.stream.close()
+        raise
+    try:
+        await parts.begin()
+    except BaseException:
+        streams.drop(id)
+        raise
+    kept.feed(aiter(parts))
+    headers = {"Cache-Control": "no-cache"}
+    return StreamingResponse(kept.read(0), media_type=kept.media_type, headers=headers)
+
+
+async def finished(request: Request, stream: Stream) -> Response | None:
+    """Wait for all texts of a stream; a response that nobody reads if the client goes away.
+
+    Raises:
+        ApiError: a text failed.
+    """
+    request.scope[TEXTS] = stream.texts
+    watch = asyncio.ensure_future(disconnected(request))
+    watch.add_done_callback(lambda _: stream.close())
+    try:
+        await stream.wait()
+        return Response(status_code=499) if stream.is_closed else None
+    finally:
+        watch.cancel()
+        stream.close()
+
+
+class _Body:
+    """The parts of a streamed response, as bytes.
+
+    Args:
+        ping_s: seconds of silence after which a comment keeps the connection open; None for never.
+
+    Attributes:
+        is_whole: whether the last part has been made; False after the client went away.
+    """
+
+    def __init__(self, stream: Stream, writer: Writer, ping_s: float | None) -> None:
+        self.stream, self.writer, self._ping_s = stream, writer, ping_s
+        self.is_whole = False
+        self._first: Pieces = []
+
+    async def begin(self) -> None:
+        """Wait for the first pieces, but not longer than for a comment.
+
+        Raises:
+            ApiError: a text failed.
+        """
+        try:
+            async with asyncio.timeout(self._ping_s):
+                self._first = await anext(self.stream, [])
+        except TimeoutError:
+            pass
+        for text, _ in self._first:
+            if text.error is not None:
+                raise text.error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        stream, writer = self.stream, self.writer
+        pieces = self._first
+        while True:
+            parts: list[str] = []
+            for text, piece in pieces:
+                if text.error is not None:
+                    parts.append(writer.error(text.error))
+                else:
+                    parts.append(writer.piece(text, piece))
+            self.is_whole = stream.n_open == 0 and not stream.has_ready
+            if self.is_whole:
+                parts.append(writer.done())
+            data = "".join(parts)
+            if data:
+                yield data.encode("utf-8", "replace")
+            if self.is_whole or stream.is_closed:
+                return
+            while True:
+                try:
+                    async with asyncio.timeout(self._ping_s):
+                        pieces = await anext(stream, [])
+                    break
+                except TimeoutError:
+                    yield b":\n\n"
+
+
+class _StreamResponse(Response):
+    """Sends the texts of a stream as they arrive, and closes it at the end."""
+
+    def __init__(self, parts: _Body, watch: asyncio.Future[None]) -> None:
+        media_type = parts.writer.media_type
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._parts, self._watch = parts, watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            more = True
+            async for data in self._parts:
+                more = not self._parts.is_whole
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            if more and self._parts.is_whole:  # the last part was empty
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._watch.cancel()
+            self._parts.stream.close()

@@ -1,0 +1,1 @@
+"""The thread that steps the engine, and the threads that prepare requests."""

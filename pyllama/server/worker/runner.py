@@ -1,0 +1,570 @@
+"""The thread that steps an engine, and the streams by which the event loop gets its texts.
+
+    runner = EngineRunner(engine)
+    runner.start(loop)
+    stream = runner.submit(requests, texts)        # from any thread
+    async for pieces in stream: ...                # [(text, piece), ...]; all that has arrived
+    stream.close()                                 # aborts what still runs
+    n = await runner.call(lambda engine: ...)      # a job between two steps
+    await runner.close(timeout_s)
+
+All events of a step reach the event loop by one wake-up. Only the thread that steps touches the
+context; everything else about a context, such as saving a slot, is a job for that thread.
+
+A request is admitted or refused as a whole, by the number of requests that wait before it. The
+engine gets a few of its texts at a time and further ones as those end, so the states of samplers
+and grammars are bounded, and requests of few texts get a slot in the meantime. So that memory is
+bounded too, a request of more texts than that is refused while many texts wait.
+
+If a step fails, only the requests whose own steps fail end; if its drafter fails, texts go on
+without drafts. If the thread cannot go on, all streams
+and jobs end with an error, and further ones are refused (`EngineDead`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...engine import Engine, Event, Request, TokenLogprob
+from ...errors import EngineDead, PyllamaError, QueueFull
+from ..request.errors import ApiError, error_of, shutting_down
+from .metrics import Counts
+from .text import Piece, Text
+from .threads import Workers
+
+T = TypeVar("T")
+Pieces = list[tuple[Text, Piece]]
+_log = logging.getLogger("pyllama.server")
+_IDLE_S = 60.0  # the longest wait for work; jobs and requests end it
+_MAX_FAILED_STEPS = 3  # in a row, after which the requests that make them fail are ended
+_FED_PER_SLOT = 2  # texts of one request that the engine has at a time, for each slot
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """An event on its way to the event loop."""
+
+    stream: Stream
+    text: Text
+    event: Event
+    time_s: float
+    prob: TokenLogprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job for the thread that steps, and its result."""
+
+    work: Callable[[Engine], Any]
+    may_run: Callable[[Engine], bool]
+    done: Future[Any]
+
+    def run(self, engine: Engine) -> bool:
+        """Run the job if it may run now. Returns False if it must be tried again later."""
+        if self.done.cancelled():
+            return True
+        try:
+            if not self.may_run(engine):
+                return False
+        except Exception as error:
+            self.fail(error)
+            return True
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.work(engine))
+            except BaseException as error:
+                self.done.set_exception(error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """End the job with an error, unless nobody waits for it."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+@dataclass
+class Slot:
+    """What ``/slots`` tells about a sequence.
+
+    Attributes:
+        text: the text that runs in it, or ran last; None before the first.
+        task_id: number of that text, of those that slots began; -1 before the first.
+    """
+
+    id: int
+    text: Text | None = None
+    task_id: int = -1
+
+    @property
+    def is_processing(self) -> bool:
+        """Whether a text runs in it."""
+        return self.text is not None and not self.text.is_done
+
+
+@dataclass(eq=False)
+class Stream:
+    """The texts of one request.
+
+    Attributes:
+        texts: all of them, in order of their index.
+        id: of the response, by which other requests can find it; empty for none.
+        numbers: of the engine's requests so far.
+        n_open: number of texts that have not ended.
+        n_fed: number of those that the engine has.
+        waiting: the engine's requests that it does not have yet, and their texts.
+    """
+
+    runner: EngineRunner
+    texts: Sequence[Text]
+    id: str = ""
+    numbers: list[int] = field(default_factory=list)
+    n_open: int = 0
+    n_fed: int = 0
+    waiting: deque[tuple[Request, Sequence[Text]]] = field(default_factory=deque)
+    is_closed: bool = False
+    _ready: deque[tuple[Text, Piece]] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Pieces:
+        """All pieces that have arrived, at least one."""
+        while not self._ready:
+            if not self.n_open or self.is_closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pieces = list(self._ready)
+        self._ready.clear()
+        return pieces
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether pieces have arrived."""
+        return bool(self._ready)
+
+    def put(self, text: Text, piece: Piece) -> None:
+        """Add a piece; the waiting reader is woken by `wake`."""
+        self._ready.append((text, piece))
+        if piece.is_last:
+            self.n_open -= 1
+            self.n_fed -= 1
+
+    def wake(self) -> None:
+        """Let the reader go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Abort the texts that have not ended; their slots are free after the running step."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.runner.forget(self)
+        self.wake()
+
+    async def wait(self) -> None:
+        """Wait for the end of all texts. Raises: ApiError, of the first text that failed."""
+        async for _ in self:
+            for text in self.texts:
+                if text.error is not None:
+                    raise text.error
+
+
+class EngineRunner:
+    """Owns the thread that steps an engine.
+
+    Args:
+        engine: the engine; only this runner may step it.
+        max_waiting: number of requests that may wait for a slot; while there are as many, others
+            are refused. None for no limit.
+
+    Attributes:
+        slots: one for each sequence.
+        counts: totals for ``/metrics``.
+        refusal: why new requests are refused, None while they are not.
+        on_dead: called in the event loop with the error if the thread has ended by itself.
+    """
+
+    def __init__(self, engine: Engine, max_waiting: int | None = None) -> None:
+        self.engine, self.counts = engine, Counts()
+        self.slots = [Slot(sequence.seq_id) for sequence in engine.sequences]
+        self.refusal: ApiError | None = None
+        self.on_dead: Callable[[EngineDead], object] = lambda error: None
+        self.last_active_s = time.monotonic()
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()  # of what other threads than the event loop's use
+        self._streams: dict[Stream, None] = {}  # in the order of their arrival
+        self._jobs: deque[_Job] = deque()
+        self._ended: ApiError | None = None  # why no job runs any more
+        self._outbox: list[_Outgoing] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = threading.Event()
+        self._n_tasks = 0
+        self._feeder = Workers(1, "feed")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to step; the streams belong to this event loop."""
+        self._loop = loop
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the streams."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, or was not started yet."""
+        return self._ended is None and (self._loop is None or self._thread.is_alive())
+
+    def check(self) -> None:
+        """Raise ApiError (503) if the thread has ended."""
+        if self._ended is not None:
+            raise self._ended
+
+    @property
+    def n_processing(self) -> int:
+        """Number of slots with a running text."""
+        return sum(slot.is_processing for slot in self.slots)
+
+    @property
+    def n_deferred(self) -> int:
+        """Number of texts that wait for a slot."""
+        return max(0, self._n_open - self.n_processing)
+
+    @property
+    def _n_open(self) -> int:
+        with self._lock:
+            return sum(stream.n_open for stream in self._streams)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._streams
+
+    def submit(self, requests: Sequence[Request], texts: Sequence[Text]) -> Stream:
+        """Queue requests, whose texts follow each other in ``texts``; from any thread.
+
+        Raises:
+            ApiError: the server is shutting down, or its engine has ended.
+            QueueFull: too many other requests wait already.
+            PyllamaError: as ``Engine.submit``.
+        """
+        for request in requests:
+            self.engine.check(request)
+        stream, first = Stream(self, texts, n_open=len(texts)), 0
+        for request in requests:
+            n = request.sampling.n
+            stream.waiting.append((request, texts[first : first + n]))
+            first += n
+        now = time.perf_counter()
+        for text in texts:
+            text.queued_s = now
+        with self._lock:
+            if self.refusal is not None:
+                raise self.refusal
+            self._check_queue(len(texts))
+            self._streams[stream] = None
+        try:
+            self._feed(stream)
+        except BaseException:
+            self.loop.call_soon_threadsafe(stream.close)
+            raise
+        return stream
+
+    def _check_queue(self, n_texts: int) -> None:
+        """Raise QueueFull if a request of so many texts must not wait; with the lock."""
+        if self._max_waiting is None:
+            return
+        n_free, n_requests, n_waiting = len(self.slots), 0, 0
+        for stream in self._streams:
+            n_late = max(0, stream.n_open - n_free)
+            n_free = max(0, n_free - stream.n_open)
+            n_requests, n_waiting = n_requests + (n_late > 0), n_waiting + n_late
+        is_large = n_texts > self._n_fed_at_once
+        if (n_waiting if is_large else n_requests) >= self._max_waiting:
+            what = f"{n_waiting} texts" if is_large else f"{n_requests} requests"
+            raise QueueFull(f"{what} are waiting already; try again later")
+
+    @property
+    def _n_fed_at_once(self) -> int:
+        """Texts of one request that the engine has at a time."""
+        return _FED_PER_SLOT * len(self.slots)
+
+    def _feed(self, stream: Stream) -> None:
+        """Give the engine the next requests of a stream, up to a number of texts; in any thread.
+
+        Raises: as ``Engine.submit``.
+        """
+        limit = self._n_fed_at_once
+        while True:
+            with self._lock:
+                if stream not in self._streams or not stream.waiting or stream.n_fed >= limit:
+                    return
+                request, texts = stream.waiting.popleft()
+                stream.n_fed += len(texts)
+            if request.deadline_s is not None:  # counts from the arrival of the whole request
+                gone_s = time.perf_counter() - texts[0].queued_s
+                request = replace(request, deadline_s=request.deadline_s - gone_s)
+            jobs = self.engine.make_jobs(request, self._sink(stream, texts))
+            with self._lock:
+                if stream in self._streams:  # else it has ended in the meantime
+                    stream.numbers.append(jobs[0].number)
+                    self.engine.enqueue(jobs)
+
+    def _feed_later(self, stream: Stream) -> None:
+        """Give the engine further requests of a stream, by a thread for this."""
+
+        def feed() -> None:
+            try:
+                self._feed(stream)
+            except Exception as error:
+                _log.exception("a text cannot be queued")
+                self._in_loop(self._fail, stream, error_of(error))
+
+        self._feeder.submit(feed)
+
+    def call(
+        self,
+        job: Callable[[Engine], T],
+        may_run: Callable[[Engine], bool] = lambda engine: True,
+    ) -> asyncio.Future[T]:
+        """Run a job in the thread that steps, between two steps.
+
+        Args:
+            may_run: asked between steps, in that thread; the job waits until it returns true.
+
+        Cancelling the result removes a job that has not begun.
+
+        Raises:
+            ApiError: the server shuts down, or its engine ends, before the job has run (503).
+        """
+        done: Future[T] = Future()
+        with self._lock:
+            self.check()
+            self._jobs.append(_Job(job, may_run, done))
+        self.engine.wake()
+        return asyncio.wrap_future(done)
+
+    def stream(self, id: str) -> Stream | None:
+        """The open stream with an id, None if there is none."""
+        return next((stream for stream in self._open_streams() if stream.id == id), None)
+
+    def forget(self, stream: Stream) -> None:
+        """Abort a stream's texts that have not ended."""
+        if self._remove(stream):
+            for text in stream.texts:
+                if not text.is_done:
+                    text.is_done, text.stop_type = True, "none"
+                    self.counts.n_aborted += 1
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the running ones go on for a time, and then end them."""
+        with self._lock:
+            self.refusal = self.refusal or shutting_down()
+        end = time.monotonic() + timeout_s
+        while self._streams and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        self._fail_all(shutting_down())
+
+    async def close(self, timeout_s: float, abort_s: float | None = None) -> bool:
+        """Drain, and stop the thread; returns whether it has ended.
+
+        Args:
+            abort_s: seconds that the running step or job gets to end; None for as long as it takes.
+        """
+        await self.drain(timeout_s)
+        self._stopped.set()
+        self._feeder.close()
+        self.engine.wake()
+        end = None if abort_s is None else time.monotonic() + abort_s
+        while self._thread.is_alive() and (end is None or time.monotonic() < end):
+            if end is not None:
+                self.engine.context.abort()
+            await asyncio.sleep(0.01)
+        return not self._thread.is_alive()
+
+    # --- the thread that steps ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error, waiting = shutting_down(), deque[_Job]()
+        try:
+            self._step_until_stopped(waiting)
+        except BaseException as found:
+            _log.critical("the engine's thread has ended", exc_info=found)
+            dead = found if isinstance(found, EngineDead) else _dead(found)
+            error = error_of(dead)
+            self._in_loop(self._die, dead, self._outbox)
+        with self._lock:
+            self._ended = error
+            waiting.extend(self._jobs)
+            self._jobs.clear()
+        for job in waiting:
+            job.fail(error)
+
+    def _step_until_stopped(self, waiting: deque[_Job]) -> None:
+        """Step, and run jobs, of which those that must wait are kept in ``waiting``."""
+        engine, n_failed, n_useless = self.engine, 0, 0
+        while not self._stopped.is_set():
+            while self._jobs:
+                waiting.append(self._jobs.popleft())
+            for _ in range(len(waiting)):
+                if not waiting[0].run(engine):
+                    waiting.append(waiting[0])
+                waiting.popleft()
+            try:
+                if not engine.wait(_IDLE_S) or self._jobs or self._stopped.is_set():
+                    continue
+                engine.step()
+                n_failed = n_useless = 0
+            except Exception as error:  # the requests stay, and the next step tries again
+                if self._stopped.is_set():
+                    return
+                if engine.speculation is not None and engine.speculation.stop_if_failed(error):
+                    continue
+                n_failed += 1
+                _log.exception("a step failed")
+                if n_failed >= _MAX_FAILED_STEPS or not isinstance(error, PyllamaError):
+                    engine.step_apart()
+                    n_useless, n_failed = 0 if self._outbox else n_useless + 1, 0
+                    if n_useless >= _MAX_FAILED_STEPS:
+                        raise
+            if self._outbox:
+                outbox, self._outbox = self._outbox, []
+                self._in_loop(self._deliver, outbox)
+
+    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the event loop has ended
+            self._stopped.set()
+
+    def _sink(self, stream: Stream, texts: Sequence[Text]) -> Callable[[Event], None]:
+        """Takes the events of one request, in the thread that steps."""
+        clock = time.perf_counter
+
+        def take(event: Event) -> None:
+            text = texts[event.choice]
+            # an error of `stamp` ends the text by an "error", which must arrive
+            prob = text.stamp(event) if event.kind == "tokens" else None
+            # `self._outbox` is replaced after each step
+            self._outbox.append(_Outgoing(stream, text, event, clock(), prob))
+
+        return take
+
+    # --- the event loop -------------------------------------------------------------------------
+
+    def _deliver(self, outbox: list[_Outgoing]) -> None:
+        """Take the events of a step."""
+        self.counts.n_decode += 1
+        self.counts.n_busy_slots += self.n_processing
+        self.last_active_s = time.monotonic()
+        touched: dict[Stream, None] = {}
+        for out in outbox:
+            stream = out.stream
+            if stream.is_closed or out.text.is_done:
+                continue
+            try:
+                if self._take(out):
+                    touched[stream] = None
+            except Exception as error:  # of this request alone
+                _log.exception("an event cannot be delivered")
+                self._fail(stream, error_of(error), out.text)
+        for stream in touched:
+            if not stream.n_open:
+                self._discard(stream)
+            elif stream.waiting:
+                self._feed_later(stream)
+            stream.wake()
+
+    def _take(self, out: _Outgoing) -> bool:
+        """Take an event; returns whether its stream has got a piece."""
+        stream, text = out.stream, out.text
+        slot = text.slot
+        pieces = text.take(out.event, out.time_s, out.prob)
+        if text.slot != slot and text.slot >= 0:
+            self._enter(self.slots[text.slot], text)
+        for piece in pieces:
+            if piece.is_last:
+                self.counts.add(text)
+            stream.put(text, piece)
+        if text.is_over and not text.is_done:
+            self._cut(stream, text)
+        return bool(pieces)
+
+    def _enter(self, slot: Slot, text: Text) -> None:
+        slot.text, slot.task_id = text, self._n_tasks
+        self._n_tasks += 1
+
+    def _cut(self, stream: Stream, text: Text) -> None:
+        """End a text, as if its maximum length were reached."""
+        request, choice = divmod(text.index, text.options.params.n)
+        self.engine.abort(stream.numbers[request], choice)
+        text.is_done, text.stop_type = True, "limit"
+        self.counts.add(text)
+        stream.put(text, Piece(is_last=True, n_generated=text.n_generated))
+
+    def _open_streams(self) -> list[Stream]:
+        with self._lock:
+            return list(self._streams)
+
+    def _discard(self, stream: Stream) -> bool:
+        """Let no more texts of a stream begin; returns whether it was open."""
+        with self._lock:
+            if stream not in self._streams:
+                return False
+            del self._streams[stream]
+            stream.waiting.clear()
+            return True
+
+    def _remove(self, stream: Stream) -> bool:
+        """Abort the texts of an open stream; returns whether it was open."""
+        was_open = self._discard(stream)
+        if was_open:
+            for number in stream.numbers:
+                self.engine.abort(number)
+        return was_open
+
+    def _fail(self, stream: Stream, error: ApiError, cause: Text | None = None) -> None:
+        """End an open stream's texts with an error, also the one that is its cause."""
+        if not self._remove(stream):
+            return
+        for text in stream.texts:
+            if text is cause or not text.is_done:
+                text.is_done, text.error = True, error
+                stream.put(text, Piece(is_last=True))
+        stream.wake()
+
+    def _fail_all(self, error: ApiError) -> None:
+        for stream in self._open_streams():
+            self._fail(stream, error)
+
+    def _die(self, error: EngineDead, outbox: list[_Outgoing]) -> None:
+        """End all streams after the thread that steps, and its last events."""
+        with self._lock:
+            self.refusal = error_of(error)
+        try:
+            self._deliver(outbox)
+        finally:
+            self._fail_all(error_of(error))
+            self.on_dead(error)
+
+
+def _dead(error: BaseException) -> EngineDead:
+    made = EngineDead(f"the engine has ended by an internal error: {type(error).__name__}")
+    made.__cause__ = error
+    return made
