@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -31,7 +31,6 @@ from ..worker.text import Piece, Text
 from ..worker.threads import Workers
 from .logs import BODY, TEXTS
 
-T = TypeVar("T")
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
 _NESTED = (dict, list, tuple, Iterator)
@@ -94,7 +93,7 @@ class JsonResponse(Response):
 
 async def long_response(make: Callable[[], Any]) -> Response:
     """The response with a JSON body that takes long to make and to write: in a thread."""
-    return await _in_json_thread(lambda: JsonResponse(make()))
+    return await _json_thread.run(lambda: JsonResponse(make()))
 
 
 def _parts(value: Any) -> Iterator[str]:
@@ -128,10 +127,6 @@ def _parts(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield _encode(value)
-
-
-async def _in_json_thread(work: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(_json_thread.submit(work))
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -192,7 +187,7 @@ async def parse_body(data: bytes) -> dict[str, Any]:
         return found
 
     try:
-        body = parse() if len(data) <= _SHORT else await _in_json_thread(parse)
+        body = parse() if len(data) <= _SHORT else await _json_thread.run(parse)
     except (ValueError, MemoryError) as error:
         raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
     if not isinstance(body, dict):
