@@ -176,7 +176,7 @@ network_options = stack(
                  "read something of its response."),
     _seconds("--header-timeout", 20, "Seconds within which the headers must arrive."),
     _seconds("--shutdown-timeout", 10, "Seconds after SIGTERM until the process has ended; running "
-             "responses get all but the last half second."),
+             "responses get all but the last 0.75."),
     click.option("--max-body-size", type=Number(1, 1 << 20), default=16, show_default=True,
                  metavar="MIB", help="Largest body of a request."),
     click.option("--api-key", multiple=True, help="Key that requests must have; several are "

@@ -28,7 +28,7 @@ from .catalog import Entry, checked
 from .process import Child, Report
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
-_CHILD_S = 0.5  # that a process needs to end its responses by an error
+_CHILD_S = 0.25  # that a process needs to end its responses by an error
 _EXIT_S = 5.0  # between the order to exit and SIGKILL
 _LOST_S = 2.0  # after a broken connection, within which the process has ended or runs on
 _MAX_EVENTS = 1000  # that a subscriber may leave unread
