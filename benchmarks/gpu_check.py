@@ -42,7 +42,7 @@ from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.cubins import compiled
 from pyggml.backend.cuda.discovery import devices, factory, why_none
 from pyggml.backend.cuda.driver import DeviceInfo
-from pyggml.backend.cuda.kernel import Kernel
+from pyggml.backend.cuda.kernel import GpuKernel
 from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
 from pyggml.backend.interface import WeightUse
 from pyggml.cgraph import CGraph
@@ -303,7 +303,7 @@ def op_cases(sizes: Sizes) -> Iterator[tuple[Op, Case]]:
 def compile_kernels(share: int, n_shares: int, cc: tuple[int, int], sizes: Sizes) -> None:
     """Compile a part of the kernels of all cases, so that they are on disk when they are needed."""
     device = DeviceInfo("none", cc, n_sm=132, shared_bytes=227 << 10, l2_bytes=50 << 20)
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, GpuKernel] = {}
     for op, case in op_cases(sizes):
         node = case_node(op, case)
         if op.name in SUPPORTS and SUPPORTS[op.name](node):

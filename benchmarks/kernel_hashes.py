@@ -46,9 +46,9 @@ def normalized(assembly: str) -> str:
 
 def assembly_of(made: Any) -> str:
     """The assembly of a kernel or of a compiled function; compiles it."""
-    from pyggml.compiler.jit import Kernel
+    from pyggml.compiler.jit import CpuKernel
 
-    if isinstance(made, Kernel):
+    if isinstance(made, CpuKernel):
         return str(made.compiled._library.get_asm_str())
     (text,) = made._compiled.inspect_asm().values()
     return str(text)
@@ -81,17 +81,17 @@ def kernels() -> list[Any]:
             address(one)
 
     backend = CpuBackend(2)
-    real = jit.Kernel.__dict__["address"], lowering.compile_all
-    jit.Kernel.address, lowering.compile_all = property(address), note
+    real = jit.CpuKernel.__dict__["address"], lowering.compile_all
+    jit.CpuKernel.address, lowering.compile_all = property(address), note
     try:
         for node in _nodes():
             with contextlib.suppress(PyggmlError):  # a case that the backend refuses
                 _lower(backend, node)
         _row_coders()
     finally:
-        jit.Kernel.address, lowering.compile_all = real
+        jit.CpuKernel.address, lowering.compile_all = real
     for found in gc.get_objects():
-        if isinstance(found, (jit.Kernel, jit.Compiled)):
+        if isinstance(found, (jit.CpuKernel, jit.Compiled)):
             asked.setdefault(id(found), found)
     return [made for made in asked.values() if name_of(made) and _is_ours(made)]
 

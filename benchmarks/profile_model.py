@@ -23,7 +23,7 @@ from benchmarks.bench_model import token_bytes
 from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.backend import CpuProgram
-from pyggml.backend.cpu.compile.program import Program
+from pyggml.backend.cpu.compile.program import PhaseTable
 from pyggml.backend.cpu.run.trace import PhaseTime, profile
 from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType
@@ -92,7 +92,7 @@ def outside(model: Model, params: SamplingParams, n: int = 200) -> tuple[float, 
     return 1 - inside / total, 1e6 * (total - inside) / n
 
 
-def cpu_program(schedule: Schedule) -> Program:
+def cpu_program(schedule: Schedule) -> PhaseTable:
     """The one program of a schedule on the CPU alone."""
     (made,) = schedule.programs
     assert isinstance(made, CpuProgram)

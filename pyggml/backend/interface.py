@@ -61,7 +61,7 @@ class WeightUse:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """A kind of memory that a backend reads a weight from, and the bytes that it takes there."""
 
     buft: BufferType
@@ -185,11 +185,11 @@ class Backend(Protocol):
         """
         return HOST
 
-    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+    def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         """The kinds of memory that a weight may be in, the fastest first; none: not supported."""
         tensor = Tensor(use.type, use.ne)
         buft = self.buffer_type()
-        return (Layout(buft, buft.alloc_size(tensor)),)
+        return (WeightLayout(buft, buft.alloc_size(tensor)),)
 
     def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
         """Write weights, in ggml's layout, into the buffers of ``layouts`` that they are in.

@@ -346,7 +346,7 @@ def compile_all(functions: Iterable[Code]) -> None:
                 raise
 
 
-class Kernel(Code):
+class CpuKernel(Code):
     """A kernel that compiles (or loads from the cache) on first use."""
 
     def __init__(
@@ -377,19 +377,21 @@ class Kernel(Code):
         return assembly(compile_cfunc(self.function, self._signature, self._options, NO_CACHE))
 
 
-def kernel(function: Callable[..., None], name: str = "") -> Kernel:
+def kernel(function: Callable[..., None], name: str = "") -> CpuKernel:
     """Declare a kernel with strict floating point; its name in profiles is the function's."""
-    return Kernel(function, name=name)
+    return CpuKernel(function, name=name)
 
 
-def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
+def named_kernel(function: Callable[..., None], *variant: object) -> CpuKernel:
     """Declare one variant of a kernel, named after the function and the variant."""
-    return Kernel(function, name="_".join([function.__name__, *(str(v).lower() for v in variant)]))
+    return CpuKernel(
+        function, name="_".join([function.__name__, *(str(v).lower() for v in variant)])
+    )
 
 
-def fast_kernel(function: Callable[..., None], name: str = "") -> Kernel:
+def fast_kernel(function: Callable[..., None], name: str = "") -> CpuKernel:
     """Declare a kernel in which LLVM may reorder sums and use FMA (NaN and inf propagate)."""
-    return Kernel(function, FAST, name)
+    return CpuKernel(function, FAST, name)
 
 
 def inline(function: Callable[..., Any]) -> Any:

@@ -35,7 +35,7 @@ from ..context import place_view
 from ..errors import BackendError, PyggmlError
 from ..tensor import Tensor
 from .assign import assign, buffer_types, runs
-from .split import Copy, Cut, Split, cut, in_order
+from .split import Cut, DeviceCopy, Split, cut, in_order
 from .stages import by_stage
 from .steps import Step, make_steps
 from .values import to_numpy
@@ -462,12 +462,12 @@ class Schedule:
         for i in step.after:
             queue.wait(self._events[i])
 
-    def _do(self, work: Split | Copy | None, backend: int, stop: StopToken) -> bool:
+    def _do(self, work: Split | DeviceCopy | None, backend: int, stop: StopToken) -> bool:
         """Run a split or make a copy; False if a callback stops the compute."""
         sched = self._sched
         if work is None:
             return True
-        if isinstance(work, Copy):
+        if isinstance(work, DeviceCopy):
             if backend in sched._queueing:
                 sched._busy.add(backend)
             sched.backends[backend].queue.copy(work.src, work.dst)

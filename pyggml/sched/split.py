@@ -28,7 +28,7 @@ from .assign import Assignment, runs
 
 
 @dataclass(eq=False)
-class Copy:
+class DeviceCopy:
     """A copy of ``src``, in other memory, to ``dst``, which a split reads.
 
     Attributes:
@@ -53,7 +53,7 @@ class Split:
     """
 
     backend: int
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[DeviceCopy] = field(default_factory=list)
     nodes: list[Tensor] = field(default_factory=list)
 
 
@@ -72,7 +72,7 @@ class Cut:
     """
 
     splits: list[Split]
-    work: list[Split | Copy]
+    work: list[Split | DeviceCopy]
     twin: dict[Tensor, Tensor]
     whole: CGraph
     homes: dict[BufferType, set[Tensor]]
@@ -94,7 +94,7 @@ def cut(graph: CGraph, assignment: Assignment, splits: list[Split]) -> Cut:
     work = _with_copies(splits)
     nodes: list[Tensor] = []
     for item in work:
-        nodes += [item.dst] if isinstance(item, Copy) else map(cutter.twin_of, item.nodes)
+        nodes += [item.dst] if isinstance(item, DeviceCopy) else map(cutter.twin_of, item.nodes)
     whole = CGraph.in_order(nodes, leafs)
     return Cut(splits, work, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
 
@@ -114,17 +114,17 @@ def in_order(graph: CGraph, assignment: Assignment) -> list[Split]:
     return splits
 
 
-def _with_copies(splits: list[Split]) -> list[Split | Copy]:
+def _with_copies(splits: list[Split]) -> list[Split | DeviceCopy]:
     """Splits and copies in the order of execution.
 
     Inputs are copied first: the host may write the next ones while a split waits for other copies.
     """
-    after: dict[Split, list[Copy]] = {split: [] for split in splits}
+    after: dict[Split, list[DeviceCopy]] = {split: [] for split in splits}
     for split in splits:
         for copy in split.copies:
             if copy.after is not None:
                 after[copy.after].append(copy)
-    work: list[Split | Copy] = []
+    work: list[Split | DeviceCopy] = []
     for split in splits:
         before = [copy for copy in split.copies if copy.after is None]
         before.sort(key=lambda copy: copy.src.op is not None)
@@ -142,7 +142,7 @@ class _Cutter:
         self.windows: list[Tensor] = []
         self._writes: Counter[Tensor] = Counter()  # number of writes so far, by root
         self._writer: dict[Tensor, Split] = {}  # the split that wrote a root last
-        self._copies: dict[tuple[Tensor, int, BufferType], list[Copy]] = {}
+        self._copies: dict[tuple[Tensor, int, BufferType], list[DeviceCopy]] = {}
         self._names: Counter[str] = Counter()
 
     def twin_of(self, tensor: Tensor) -> Tensor:
@@ -200,7 +200,9 @@ class _Cutter:
         dst.set_name(f"{name}#{self._names[name]}")
         self._names[name] += 1
         dst.src = (copied,)
-        copies.append(Copy(copied, dst, *self._copied_by(split, source, self._writer.get(root))))
+        copies.append(
+            DeviceCopy(copied, dst, *self._copied_by(split, source, self._writer.get(root)))
+        )
         split.copies.append(copies[-1])
         return self._window(dst, twin, twin.view_offs) if staged else dst
 

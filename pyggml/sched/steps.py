@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..buffer import Buffer
 from ..tensor import Tensor
 from .assign import runs
-from .split import Copy, Cut, Split
+from .split import Cut, DeviceCopy, Split
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Step:
     """
 
     backend: int
-    work: Split | Copy | None
+    work: Split | DeviceCopy | None
     after: tuple[int, ...] = ()
     after_last: tuple[int, ...] = ()
     marked: bool = False
@@ -115,7 +115,7 @@ class _Waits:
                 self._open[buffer] = [o for o in found if o.step > last.get(o.backend, -1)]
 
 
-def _uses(made: Cut, work: Split | Copy | None) -> Iterator[_Use]:
+def _uses(made: Cut, work: Split | DeviceCopy | None) -> Iterator[_Use]:
     """The memory that a step uses: whole tensors, not only the views of them that it looks at."""
     written: set[Tensor] = set()
     read: set[Tensor] = set()
@@ -123,7 +123,7 @@ def _uses(made: Cut, work: Split | Copy | None) -> Iterator[_Use]:
         leafs = (made.twin[leaf].root for leaf in made.twin if leaf.op is None)
         own = {tensor for homes in made.homes.values() for tensor in homes}
         written = {root for root in leafs if root in own}
-    elif isinstance(work, Copy):
+    elif isinstance(work, DeviceCopy):
         written, read = {work.dst.root}, {work.src.root}
     else:
         for node in filter(runs, work.nodes):

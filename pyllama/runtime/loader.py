@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.interface import Backend, Layout, WeightUse
+from pyggml.backend.interface import Backend, WeightLayout, WeightUse
 from pyggml.buffer import HOST, AddressBuffer, AddressBufferType, BufferType, HostBuffer
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
@@ -62,7 +62,7 @@ class Weight:
     n_bytes: int
     part: int
     backend: Backend
-    layouts: Sequence[Layout]
+    layouts: Sequence[WeightLayout]
     data: Bytes | None = None
     dropped_bytes: int = 0
 

@@ -8,7 +8,7 @@
         n, s = ne(node, DST, 0), params_of(node, Scale).s
         x, y = f32_ptr(data(node, SRC0)), f32_ptr(data(node, DST))
 
-    low.launch(scale_f32, node, Scale(s=2.0))      # in a lowering
+    lowering.launch(scale_f32, node, Scale(s=2.0))      # in a lowering
 
 Words: 0 the address of the error slot, 1..15 op parameters in the order of the fields (integers,
 addresses, or the bits of a float64), then nine words for the result and for each source: data,

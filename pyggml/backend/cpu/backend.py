@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from ... import env, host
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
-from ...compiler.jit import Kernel
+from ...compiler.jit import CpuKernel
 from ...errors import ComputeError
 from ...tensor import Tensor
-from ..interface import Backend, Bytes, Device, HostQueue, Layout, StopToken, WeightUse
+from ..interface import Backend, Bytes, Device, HostQueue, StopToken, WeightLayout, WeightUse
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
 from . import (
@@ -28,7 +28,7 @@ from . import (
 )
 from .codec import DECODED
 from .compile.lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
-from .compile.program import Program, compile_program
+from .compile.program import PhaseTable, compile_program
 from .compile.work import WorkMemory, WorkStore
 from .run.pool import get_pool
 from .tuning import report
@@ -43,7 +43,7 @@ class CpuProgram:
         program: its phases and launches.
     """
 
-    def __init__(self, program: Program, inside: set[int]) -> None:
+    def __init__(self, program: PhaseTable, inside: set[int]) -> None:
         self.program, self._inside = program, inside
 
     def enqueue(self, stop: StopToken | None = None) -> None:
@@ -97,16 +97,16 @@ class CpuBackend(Backend):
     def buffer_type(self) -> BufferType:
         return HOST
 
-    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+    def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         """The interleaved layout, if all ops that read the weight support it, then ggml's."""
         known = use.type in INTERLEAVED or int(use.type) in DECODED
         if use.type.is_quantized and not known:
             return ()
         tensor = Tensor(use.type, use.ne)
-        plain = Layout(HOST, tensor.nbytes)
+        plain = WeightLayout(HOST, tensor.nbytes)
         if not REPACK.accepts(tensor) or not use.ops or not use.ops <= READS_INTERLEAVED:
             return (plain,)
-        return Layout(REPACK, REPACK.alloc_size(tensor)), plain
+        return WeightLayout(REPACK, REPACK.alloc_size(tensor)), plain
 
     def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
         """Write weights, interleaving on all threads. Yields the bytes done so far."""
@@ -147,15 +147,15 @@ class CpuBackend(Backend):
         made.interruptible = interruptible
         return CpuProgram(made, self._inside)
 
-    def kernels(self, graph: CGraph) -> list[Kernel]:
+    def kernels(self, graph: CGraph) -> list[CpuKernel]:
         """The kernels that an allocated graph needs; compiles none. Raises: UnsupportedOp."""
-        low = Lowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
-        low.run()
-        return low.kernels()
+        lowering = Lowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
+        lowering.run()
+        return lowering.kernels()
 
-    def run_launches(self, low: Lowering) -> None:
+    def run_launches(self, lowering: Lowering) -> None:
         """Run launches that belong to no graph. Raises: Aborted, ComputeError."""
-        CpuProgram(Program(low, get_pool().error_slot), self._inside).enqueue()
+        CpuProgram(PhaseTable(lowering, get_pool().error_slot), self._inside).enqueue()
 
     def report(self) -> str:
         return report()

@@ -24,7 +24,7 @@ from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, params_of
 from .compile.lowering import Lowering
 from .compile.work import WorkMemory, WorkStore
-from .kernels.matrix.weights import PACK, decode_rows, pack, packed_bytes, weight_traits
+from .kernels.matrix.weights import PACK, decode_to_scratch, pack_group, packed_bytes, weight_traits
 from .simd.element import zero_run
 from .simd.plain_rows import TABLE_BYTES, set_row_pointers
 from .weights.layout import ROWS, group_bytes
@@ -60,8 +60,8 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
         for r in range(n_rows - row, ROWS):
             i64_ptr(scratch)[r] = padding
         traits, n = p.traits, p.n_columns
-        decode_rows(traits, scratch, ROWS, n, padding + row_bytes + 4)
-        pack(traits, scratch, n, data(node, DST) + g * p.group_bytes)
+        decode_to_scratch(traits, scratch, ROWS, n, padding + row_bytes + 4)
+        pack_group(traits, scratch, n, data(node, DST) + g * p.group_bytes)
 
 
 def repack(
@@ -97,16 +97,16 @@ def _run(
     step: list[tuple[Tensor, npt.NDArray[np.uint8]]],
     n_threads: int,
 ) -> None:
-    low = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
+    lowering = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
     for tensor, source in step:
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]
         row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
-        start, traits = int(source.ctypes.data), weight_traits(low, tensor, PACK)
+        start, traits = int(source.ctypes.data), weight_traits(lowering, tensor, PACK)
         params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
         groups = ceil_div(tensor.ne[1], ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
-        low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
-    run(low)
+        lowering.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
+    run(lowering)
     for _, source in step:
         host.drop_pages(source)

@@ -17,12 +17,12 @@ from ... import env
 from ...buffer import BufferType
 from ...cgraph import CGraph
 from ...tensor import Tensor
-from ..interface import Backend, Bytes, Device, Layout, WeightUse
+from ..interface import Backend, Bytes, Device, WeightLayout, WeightUse
 from . import kernels as kernels  # it registers the lowerings
 from .buffer import CudaType, PinnedType
 from .cubins import compiled
 from .driver import Driver
-from .kernel import Kernel, KernelImage
+from .kernel import GpuKernel, KernelImage
 from .kernels.matrix.repack import write_planes
 from .lowering import LOWER, SUPPORTS, Lowering
 from .planes import PlanesType, is_planes, planes_of
@@ -32,7 +32,7 @@ from .stream import StreamQueue, work_size
 READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_SPARSE", "AXPY"))
 """Ops whose first source may be stored as planes."""
 
-Compile = Callable[[Kernel, tuple[int, int]], KernelImage]
+Compile = Callable[[GpuKernel, tuple[int, int]], KernelImage]
 
 
 class CudaBackend(Backend):
@@ -80,13 +80,13 @@ class CudaBackend(Backend):
     def staging_type(self) -> BufferType:
         return self._pinned
 
-    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+    def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         """Planes, if all ops that read the weight support them, then ggml's layout."""
         tensor = Tensor(use.type, use.ne)
-        plain = Layout(self._plain, tensor.nbytes)
+        plain = WeightLayout(self._plain, tensor.nbytes)
         if planes_of(use.type) is None or not use.ops or not use.ops <= READS_PLANES:
             return (plain,)
-        return Layout(self._planes, self._planes.alloc_size(tensor)), plain
+        return WeightLayout(self._planes, self._planes.alloc_size(tensor)), plain
 
     def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
         """Write weights, those in planes by a kernel. Yields the bytes done so far."""

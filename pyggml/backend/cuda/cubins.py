@@ -17,7 +17,7 @@ from typing import Any
 from ... import env
 from ...compiler.code_cache import CodeCache
 from ...compiler.sources import Sources, digest
-from .kernel import Kernel, KernelImage
+from .kernel import GpuKernel, KernelImage
 
 _PACKAGES = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")
 
@@ -44,7 +44,7 @@ def _versions() -> str:
     return " ".join(found)
 
 
-def entry(kernel: Kernel, cc: tuple[int, int]) -> str:
+def entry(kernel: GpuKernel, cc: tuple[int, int]) -> str:
     """The name under which what is compiled of a kernel for a capability is kept."""
     module = kernel.function.__module__
     formats = json.dumps(_sources().formats())
@@ -53,7 +53,7 @@ def entry(kernel: Kernel, cc: tuple[int, int]) -> str:
     return f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}"
 
 
-def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def compiled(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's cubin for a compute capability, from disk if it is there.
 
     Raises:

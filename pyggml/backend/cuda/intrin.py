@@ -39,7 +39,7 @@ def device(function: Callable[..., Any]) -> Any:
     return jit(device=True, forceinline=True)(function)
 
 
-def twin(of: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def python_stand_in(of: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register what the simulator runs in place of ``of``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
 
     made = intrinsic(load)
 
-    @twin(made)
+    @python_stand_in(made)
     def load_here(pointer: Any, offset: Any) -> Any:
         values = pointer.load(_DTYPE[type], int(offset), n)
         return values[0] if n == 1 else tuple(values)
@@ -133,7 +133,7 @@ def _store(type: Any, n: int = 1) -> Any:
 
     made = intrinsic(store)
 
-    @twin(made)
+    @python_stand_in(made)
     def store_here(pointer: Any, offset: Any, *values: Any) -> None:
         pointer.store(_DTYPE[type], int(offset), values)
 
@@ -460,73 +460,73 @@ def _bits(value: Any, dtype: Any) -> Any:
     return np.array([int(value) & 0xFFFFFFFF], np.uint32).view(dtype)
 
 
-@twin(u32)
+@python_stand_in(u32)
 def _u32(x: Any) -> Any:
     return np.uint32(int(x) & 0xFFFFFFFF)
 
 
-@twin(divide)
+@python_stand_in(divide)
 def _divide(a: Any, b: Any) -> Any:
     return np.int32(int(a) // int(b))
 
 
-@twin(fma)
+@python_stand_in(fma)
 def _fma(a: Any, b: Any, c: Any) -> Any:
     return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
-@twin(mul_rounded)
+@python_stand_in(mul_rounded)
 def _mul_rounded(a: Any, b: Any) -> Any:
     return np.float32(a) * np.float32(b)
 
 
-@twin(half_to_float)
+@python_stand_in(half_to_float)
 def _half_to_float(bits: Any) -> Any:
     return np.float32(np.uint16(bits).view(np.float16))
 
 
-@twin(float_to_half)
+@python_stand_in(float_to_half)
 def _float_to_half(x: Any) -> Any:
     with np.errstate(over="ignore"):
         return np.float16(np.float32(x)).view(np.uint16)
 
 
-@twin(halves_to_floats)
+@python_stand_in(halves_to_floats)
 def _halves_to_floats(bits: Any) -> Any:
     low, high = _bits(bits, np.float16)
     return np.float32(low), np.float32(high)
 
 
-@twin(floats_to_halves)
+@python_stand_in(floats_to_halves)
 def _floats_to_halves(low: Any, high: Any) -> Any:
     return np.array([low, high], np.float32).astype(np.float16).view(np.uint32)[0]
 
 
-@twin(dot4_us)
+@python_stand_in(dot4_us)
 def _dot4_us(a: Any, b: Any, c: Any) -> Any:
     return np.int32(c + int(_bits(a, np.uint8).astype(int) @ _bits(b, np.int8).astype(int)))
 
 
-@twin(dot4_ss)
+@python_stand_in(dot4_ss)
 def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
     return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
 
 
-@twin(rsqrt)
+@python_stand_in(rsqrt)
 def _rsqrt(x: Any) -> Any:
     return np.float32(1 / np.sqrt(np.float64(x)))
 
 
-@twin(exp2)
+@python_stand_in(exp2)
 def _exp2(x: Any) -> Any:
     return np.float32(np.exp2(np.float64(x)))
 
 
-@twin(bits_to_float)
+@python_stand_in(bits_to_float)
 def _bits_to_float(bits: Any) -> Any:
     return _bits(bits, np.float32)[0]
 
 
-@twin(float_to_bits)
+@python_stand_in(float_to_bits)
 def _float_to_bits(x: Any) -> Any:
     return np.float32(x).view(np.uint32)

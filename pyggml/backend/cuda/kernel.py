@@ -32,7 +32,7 @@ U8 = types.CPointer(types.uint8)  # any bytes, read with the loads of ``intrin``
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class GpuKernel:
     """A kernel's source.
 
     Attributes:
@@ -68,7 +68,7 @@ class Kernel:
 class Call:
     """A kernel and the values of its parameters, in order."""
 
-    kernel: Kernel
+    kernel: GpuKernel
     values: tuple[Any, ...]
 
 
@@ -93,20 +93,20 @@ class KernelImage:
     local_bytes: int = 0
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, GpuKernel] = {}
 
 
 def kernel(
     name: str = "", *, threads: int = 256, max_registers: int = 128, unroll: bool = False
-) -> Callable[[Callable[..., None]], Kernel]:
+) -> Callable[[Callable[..., None]], GpuKernel]:
     """Register a kernel; ``name`` is the function's by default.
 
     Raises:
         ValueError: the name is taken.
     """
 
-    def register(function: Callable[..., None]) -> Kernel:
-        made = Kernel(
+    def register(function: Callable[..., None]) -> GpuKernel:
+        made = GpuKernel(
             name or function.__name__,
             function,
             tuple((p, t) for p, t in function.__annotations__.items() if p != "return"),

@@ -1,14 +1,14 @@
 """Turn an allocated graph into launches: which kernel runs for which node, on how many blocks.
 
     @lowers("SCALE", supports=all_f32)
-    def _lower_scale(low, node):
+    def _lower_scale(lowering, node):
         n = node.nelements
-        low.launch(scale_f32(x=node.src[0], y=node, n=n, s=node.op_params["s"]), blocks(n))
+        lowering.launch(scale_f32(x=node.src[0], y=node, n=n, s=node.op_params["s"]), blocks(n))
 
 Kernel files register a lowering for each op and for each fused pattern. Launches run in order, each
-after the one before, so a node may use memory that an earlier one is done with: ``low.take`` gives
-work memory until the node is lowered, and ``low.shared`` keeps one value, such as the int8 form of
-a matmul's input, for the nodes that follow.
+after the one before, so a node may use memory that an earlier one is done with: ``lowering.take``
+gives work memory until the node is lowered, and ``lowering.shared`` keeps one value, such as the
+int8 form of a matmul's input, for the nodes that follow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...dtype import GGMLType
 from ...errors import UnsupportedOp
 from ...tensor import Tensor
 from .driver import DeviceInfo, Grid
-from .kernel import Call, Kernel, i32
+from .kernel import Call, GpuKernel, i32
 
 _ALIGN = 256  # bytes, of work memory
 
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
 
 @dataclass(eq=False)
-class Launch:
+class GpuLaunch:
     """One launch, and what it computes.
 
     Attributes:
@@ -46,7 +46,7 @@ class Launch:
         nodes: the nodes that it computes or helps to compute.
     """
 
-    kernel: Kernel
+    kernel: GpuKernel
     grid: Grid
     threads: int
     values: tuple[Any, ...]
@@ -86,7 +86,7 @@ def lowers(
 
 
 def fuses(*ops: str, stored: int = 0) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, which may return False.
+    """Register the lowering of adjacent nodes: ``lower(lowering, *nodes)``, which may return False.
 
     Each node but the last is read by a later node of the pattern, and by no other; nor is it an
     output. That does not hold for the first ``stored`` nodes, whose results the lowering stores.
@@ -127,7 +127,7 @@ class Lowering:
     error: int
     first_code: int = 1
     fusion: bool = True
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[GpuLaunch] = field(default_factory=list)
     work_bytes: list[int] = field(default_factory=lambda: [0, 0])
     _taken: int = 0
     _shared: tuple[Hashable, Tensor, Work] | None = None
@@ -148,7 +148,7 @@ class Lowering:
         if grid.x >= 1 << 31 or max(grid.y, grid.z) >= 1 << 16:
             raise OverflowError(f"kernel {call.kernel.name} would have {tuple(grid)} blocks")
         threads = threads or call.kernel.threads
-        self.launches.append(Launch(call.kernel, grid, threads, call.values, shared_bytes))
+        self.launches.append(GpuLaunch(call.kernel, grid, threads, call.values, shared_bytes))
 
     def reserve(self, n_bytes: int) -> None:
         """Let the current node have this much work memory, which it does not take itself.

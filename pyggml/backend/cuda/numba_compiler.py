@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .kernel import Kernel, KernelImage
+from .kernel import GpuKernel, KernelImage
 
 _ANY = (7, 5)  # a capability for parts of the compiler that want one
 _REGISTER_FILE = 65536  # registers of a multiprocessor
@@ -66,13 +66,13 @@ def _for_this_thread(others: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @cache
-def _blocks(kernel: Kernel) -> int:
+def _blocks(kernel: GpuKernel) -> int:
     """Blocks that a multiprocessor has registers for: it makes the compiler keep to the ceiling."""
     return max(1, _REGISTER_FILE // (kernel.threads * kernel.max_registers))
 
 
 @lru_cache(maxsize=1)
-def _compile(kernel: Kernel) -> Any:
+def _compile(kernel: GpuKernel) -> Any:
     """The library of a kernel, for all capabilities: they differ from NVVM on."""
     from numba.cuda import compiler
 
@@ -110,19 +110,19 @@ def _unrolled(text: str) -> str:
     return "\n".join(lines)
 
 
-def _image(kernel: Kernel, library: Any, code: bytes, **numbers: int) -> KernelImage:
+def _image(kernel: GpuKernel, library: Any, code: bytes, **numbers: int) -> KernelImage:
     parameters = tuple(_NAMES.get(str(t), "ptr") for _, t in kernel.parameters)
     return KernelImage(code, library._entry_name, parameters, **numbers)
 
 
 @prepared()
-def compile_ptx(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def compile_ptx(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """The PTX that NVVM makes of a kernel, for emulators."""
     return _ptx(kernel, cc, _compile(kernel))
 
 
 @prepared()
-def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def compile_cubin(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's machine code for a compute capability.
 
     PTX of the next lower one, which the driver translates, if the compiler is older than the GPU.
@@ -136,17 +136,17 @@ def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
 
 
 @prepared()
-def compile_both(kernel: Kernel, cc: tuple[int, int]) -> tuple[KernelImage, KernelImage]:
+def compile_both(kernel: GpuKernel, cc: tuple[int, int]) -> tuple[KernelImage, KernelImage]:
     """A kernel's PTX and its machine code."""
     library = _compile(kernel)
     return _ptx(kernel, cc, library), _cubin(kernel, cc, library)
 
 
-def _ptx(kernel: Kernel, cc: tuple[int, int], library: Any) -> KernelImage:
+def _ptx(kernel: GpuKernel, cc: tuple[int, int], library: Any) -> KernelImage:
     return _image(kernel, library, "\n".join(library.get_asm_strs(cc=cc)).encode())
 
 
-def _cubin(kernel: Kernel, cc: tuple[int, int], library: Any) -> KernelImage:
+def _cubin(kernel: GpuKernel, cc: tuple[int, int], library: Any) -> KernelImage:
     code = bytes(library.get_cubin(cc=cc).code)
     return _image(kernel, library, code, **cubin_numbers(code, library._entry_name))
 

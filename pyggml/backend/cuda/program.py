@@ -20,7 +20,7 @@ from ...errors import ComputeError
 from ...tensor import Tensor
 from ..interface import StopToken
 from ..trace import RunTrace, TracedLaunch
-from .lowering import Launch, Lowering, Work
+from .lowering import GpuLaunch, Lowering, Work
 from .stream import StreamQueue
 
 
@@ -93,7 +93,7 @@ class CudaProgram:
         self._captured = None
         self._packed = [self._pack_one(launch, regions) for launch in self.launches]
 
-    def _pack_one(self, launch: Launch, regions: tuple[int, ...]) -> Any:
+    def _pack_one(self, launch: GpuLaunch, regions: tuple[int, ...]) -> Any:
         queue = self._queue
         values = [_value(value, regions) for value in launch.values]
         try:

@@ -21,7 +21,7 @@ from ...tensor import Tensor
 from ..interface import DeviceEvent, copy_bytes, flat
 from .buffer import CudaBuffer, CudaType, PinnedBuffer, PinnedType
 from .driver import Driver
-from .kernel import Kernel, KernelImage
+from .kernel import GpuKernel, KernelImage
 
 _MAX_CODE = (1 << 31) - 1
 WORK_BYTES = 4 << 20, 1 << 16  # of the regions of work memory, at least
@@ -56,12 +56,12 @@ class StreamQueue:
         self,
         driver: Driver,
         buft: CudaType,
-        compile: Callable[[Kernel, tuple[int, int]], KernelImage],
+        compile: Callable[[GpuKernel, tuple[int, int]], KernelImage],
     ) -> None:
         self.driver = driver
         self.stream = driver.create_stream()
         self._compile, self._buft = compile, buft
-        self._functions: dict[Kernel, Any] = {}
+        self._functions: dict[GpuKernel, Any] = {}
         weakref.finalize(self, _end, driver, self.stream, self._functions).atexit = False
         self._work: list[CudaBuffer | None] = [None, None]
         self.n_moves = 0
@@ -76,7 +76,7 @@ class StreamQueue:
         """Where kernels write the number of a node that has an index out of range."""
         return self._mark.base
 
-    def function(self, kernel: Kernel) -> Any:
+    def function(self, kernel: GpuKernel) -> Any:
         """A kernel, compiled for this device and loaded."""
         if kernel not in self._functions:
             image = self._compile(kernel, self.driver.info.cc)
@@ -169,7 +169,7 @@ class StreamQueue:
         return "a node of a graph that is gone"
 
 
-def _end(driver: Driver, stream: Any, functions: dict[Kernel, Any]) -> None:
+def _end(driver: Driver, stream: Any, functions: dict[GpuKernel, Any]) -> None:
     """Wait until no kernel of a queue runs, then let its code be unloaded."""
     with contextlib.suppress(PyggmlError):
         driver.synchronize(stream)

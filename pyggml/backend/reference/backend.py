@@ -21,7 +21,7 @@ from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
 from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
 from ...tensor import Tensor
-from ..interface import Backend, Device, HostQueue, Layout, StopToken, WeightUse
+from ..interface import Backend, Device, HostQueue, StopToken, WeightLayout, WeightUse
 from ..trace import RunTrace, TracedLaunch
 
 
@@ -85,7 +85,7 @@ class ReferenceBackend(Backend):
     def buffer_type(self) -> BufferType:
         return HOST
 
-    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+    def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         """ggml's, for all formats that ``pyggml.quants`` knows."""
         known = not use.type.is_quantized or use.type in BLOCK_TYPES
         return super().layouts(use) if known else ()

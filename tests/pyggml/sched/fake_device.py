@@ -21,10 +21,10 @@ from pyggml.backend.interface import (
     Device,
     DeviceEvent,
     HostQueue,
-    Layout,
     Program,
     Queue,
     StopToken,
+    WeightLayout,
     WeightUse,
     copy_bytes,
 )
@@ -157,7 +157,7 @@ class HostOnly(_Checked):
     def buffer_type(self) -> BufferType:
         return self.cpu.buffer_type()
 
-    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+    def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         return self.cpu.layouts(use)
 
     def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:

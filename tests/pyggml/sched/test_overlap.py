@@ -10,7 +10,7 @@ from pyggml import ops
 from pyggml.backend.interface import Backend
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
-from pyggml.sched import Copy, Sched, Split
+from pyggml.sched import DeviceCopy, Sched, Split
 from pyggml.tensor import Tensor
 
 from .fake_device import DeferredDevice, HostOnly, Log
@@ -139,7 +139,7 @@ def test_a_result_for_the_cpu_is_copied_right_after_it_is_computed() -> None:
     graph, _, pins = layers(device, device, host)
     schedule = Sched([device, host]).compile(graph, pins=pins)
     for i, step in enumerate(schedule.steps):
-        if isinstance(step.work, Copy) and step.work.dst.name.startswith("cpu#"):
+        if isinstance(step.work, DeviceCopy) and step.work.dst.name.startswith("cpu#"):
             before = schedule.steps[i - 1].work
             assert isinstance(before, Split) and step.backend == before.backend == 0
             assert step.work.src.name == before.nodes[-1].name

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....compiler.jit import Kernel
+from ....compiler.jit import CpuKernel
 from ....quants.block import BLOCK_TYPES
 
 DECODED = tuple(int(type) for type in BLOCK_TYPES)
 # Of each format with an encoder: the function that makes it, without or with importance weights.
-ENCODED: dict[int, Callable[[bool], Kernel | None]] = {}
+ENCODED: dict[int, Callable[[bool], CpuKernel | None]] = {}
 
 
 def row_encoder(kind: int, weighted: bool = False) -> Any:

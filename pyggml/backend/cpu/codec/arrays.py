@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cgraph import CGraph
-from ....compiler.jit import Kernel, inline_strict, kernel
+from ....compiler.jit import CpuKernel, inline_strict, kernel
 from ....context import Context
 from ....dtype import GGMLType, row_size
 from ....quants.block import BLOCK_TYPES, Bytes, Floats, row_weights
@@ -96,7 +96,7 @@ def encode_weighted_rows(node, chunk, n_chunks, scratch):
 
 
 @kernel
-def decode_rows(node, chunk, n_chunks, scratch):
+def decode_to_array(node, chunk, n_chunks, scratch):
     """Decode rows."""
     p = params_of(node, Rows)
     rows, n, row_bytes = p.count, p.row, p.row_bytes
@@ -128,7 +128,7 @@ class CpuArrays:
         """Blocks as values, flat. Raises: Aborted."""
         n = blocks.size // type.type_size * type.block_size
         out = np.empty(n, np.float32)
-        _Rows(blocks, out, n, type).run(decode_rows, row_decoder(int(type)), n_threads)
+        _Rows(blocks, out, n, type).run(decode_to_array, row_decoder(int(type)), n_threads)
         return out
 
 
@@ -143,7 +143,7 @@ class _Rows:
     length: int = 0
 
     def run(
-        self, made: Kernel, codec: Kernel, n_threads: int | None, extra: tuple[int, ...] = ()
+        self, made: CpuKernel, codec: CpuKernel, n_threads: int | None, extra: tuple[int, ...] = ()
     ) -> None:
         """Compute on the pool."""
         backend = CpuBackend(n_threads)
@@ -152,8 +152,8 @@ class _Rows:
         result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
         result.data = int(self.out.ctypes.data)
         chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
-        low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
+        lowering = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
         source, row_bytes = int(self.source.ctypes.data), row_size(self.type, length)
         params = Rows(source, rows, length, row_bytes, codec.address, *extra)
-        low.launch(made, result, params, chunks, src=(), scratch=4 * length)
-        backend.run_launches(low)
+        lowering.launch(made, result, params, chunks, src=(), scratch=4 * length)
+        backend.run_launches(lowering)

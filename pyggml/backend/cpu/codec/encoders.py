@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from ....compiler.jit import Kernel, inline_strict, named_kernel
+from ....compiler.jit import CpuKernel, inline_strict, named_kernel
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES, BlockType
 from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
@@ -690,7 +690,7 @@ def encode_block_weighted(typingctx: Any, kind: Any, x: Any, weights: Any, out: 
 
 
 @cache
-def _row_encoder(kind: int, weighted: bool) -> Kernel | None:
+def _row_encoder(kind: int, weighted: bool) -> CpuKernel | None:
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
     def encode(x, row, n, unused):

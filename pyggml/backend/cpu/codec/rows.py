@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from ....compiler.jit import Kernel, inline, named_kernel
+from ....compiler.jit import CpuKernel, inline, named_kernel
 from ....dtype import GGMLType
 from ..abi import f32_ptr
 from ..atomics import call_address
@@ -26,7 +26,7 @@ BLOCK_BYTES = 4 * 256  # of the largest block as float32
 
 
 @cache
-def row_decoder(kind: int) -> Kernel:
+def row_decoder(kind: int) -> CpuKernel:
     """The decoder of a format: (row, y, n, first), see ``decode_columns``."""
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
@@ -48,7 +48,7 @@ def row_decoder(kind: int) -> Kernel:
 
 
 @cache
-def row_unpacker(kind: int) -> Kernel:
+def row_unpacker(kind: int) -> CpuKernel:
     """Unpacks the blocks of a row of a format with a codebook: (row, blocks, n, 0)."""
     size = GGMLType(kind).type_size
 

@@ -39,7 +39,7 @@ PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
 
 @inline
-def pack(epoch, phase, left):
+def claim_word(epoch, phase, left):
     """The claim word."""
     return (epoch << 36) | (phase << 20) | left
 
@@ -53,7 +53,7 @@ def _open_phase(ctl, me, epoch, phase):
         i64_ptr(times)[phase] = cycles()
     stop = atomic_load(atomic_load(ctl + STOP)) | atomic_load(ctl + ERROR)
     if stop != 0 or phase >= header[H_N_PHASES]:
-        atomic_store(ctl + STATE, pack(epoch, END, 0))
+        atomic_store(ctl + STATE, claim_word(epoch, END, 0))
         return
     chunks = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * phase)[P_CHUNKS]
     atomic_store(ctl + TODO, chunks)
@@ -68,7 +68,7 @@ def _open_phase(ctl, me, epoch, phase):
             queue = ctl + QUEUES + 64 * thread
             i64_ptr(queue)[1] = role
             i64_ptr(queue)[2] = counts[role]
-            atomic_store(queue, pack(epoch, phase, counts[role]))
+            atomic_store(queue, claim_word(epoch, phase, counts[role]))
 
 
 @inline
@@ -129,7 +129,7 @@ def work(ctl, me, epoch, sched_yield, usleep):
     the run in here, so that a Python exception cannot leave a run open.
     """
     if me == 0:
-        atomic_store(ctl + STATE, pack(epoch, 0, 0))
+        atomic_store(ctl + STATE, claim_word(epoch, 0, 0))
         _open_phase(ctl, me, epoch, 0)
     idle, spins, look = 0, atomic_load(ctl + SPINS), atomic_load(ctl + LOOK)
     next_look = 0  # idle round in which to look at others' queues next
@@ -157,7 +157,7 @@ def work(ctl, me, epoch, sched_yield, usleep):
             continue
         state = atomic_load(ctl + STATE)
         if me == 0:
-            if state == pack(epoch, END, 0):
+            if state == claim_word(epoch, END, 0):
                 return 0
             idle = min(idle, spins + YIELDS)  # the caller never parks
         elif atomic_load(ctl + QUIT) != 0:

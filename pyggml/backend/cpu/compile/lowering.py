@@ -1,14 +1,14 @@
 """Turn an allocated graph into launches: which kernel runs on which node, in how many chunks.
 
     @lowers("SCALE")
-    def lower_scale(low, node):
+    def lower_scale(lowering, node):
         params = Scale(s=node.op_params["s"])      # what the kernel reads: ``abi.params_of``
-        low.launch(scale_f32, node, params, low.row_chunks(node))
+        lowering.launch(scale_f32, node, params, lowering.row_chunks(node))
 
 Kernel files register a lowering for each op and for each fused pattern. A lowering may take work
-memory (``low.take``), which is its own until it returns. It may also take the quantized form of a
-source (``low.quantized``), which is made once for all matmuls that read it, if possible by the
-kernel that computes the source.
+memory (``lowering.take``), which is its own until it returns. It may also take the quantized form
+of a source (``lowering.quantized``), which is made once for all matmuls that read it, if possible
+by the kernel that computes the source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ....cgraph import CGraph
-from ....compiler.jit import Kernel, compile_all
+from ....compiler.jit import CpuKernel, compile_all
 from ....dtype import GGMLType
 from ....errors import UnsupportedOp
 from ....tensor import Tensor
@@ -33,7 +33,7 @@ Range = tuple[int, int]  # first byte, byte after the last
 # Ops whose first source may be interleaved.
 READS_INTERLEAVED = frozenset(("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"))
 
-ALWAYS = 1 << 30  # for ``replicate``: with any number of chunks of the readers
+ANY_CHUNKS = 1 << 30  # for ``replicate``: with any number of chunks of the readers
 GRAIN = 8192  # elements of an element-wise chunk, at least: claiming a smaller one costs more
 
 
@@ -45,7 +45,7 @@ NONE = NoParams()
 
 
 @dataclass(eq=False)
-class Launch:
+class CpuLaunch:
     """One kernel of a program with its node and values (or a Python callable, which cuts it).
 
     Attributes:
@@ -55,7 +55,7 @@ class Launch:
         The others are the arguments of ``Lowering.launch``.
     """
 
-    kernel: Kernel | None
+    kernel: CpuKernel | None
     node: Tensor
     params: NamedTuple
     chunks: int
@@ -98,7 +98,7 @@ def lowers(
 
 
 def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, which may return False.
+    """Register the lowering of adjacent nodes: ``lower(lowering, *nodes)``, which may return False.
 
     Each node but the last is read only once, by a later node of the pattern, and is not an output.
     """
@@ -110,9 +110,9 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     return register
 
 
-def by_rows(kernel: Kernel) -> Lower:
+def by_rows(kernel: CpuKernel) -> Lower:
     """The lowering of a kernel without values that is split by rows of the result."""
-    return lambda low, node: low.launch(kernel, node, chunks=low.row_chunks(node))
+    return lambda lowering, node: lowering.launch(kernel, node, chunks=lowering.row_chunks(node))
 
 
 def _same_rows(x: Tensor) -> Tensor:
@@ -170,10 +170,10 @@ class Lowering:
     n_threads: int
     work: WorkMemory
     fusion: bool = True
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[CpuLaunch] = field(default_factory=list)
     scratch_bytes: int = 64
     _first: int = 0  # number of the first launch of the current node
-    _functions: dict[tuple[TypeTraits, int], Kernel] = field(default_factory=dict)
+    _functions: dict[tuple[TypeTraits, int], CpuKernel] = field(default_factory=dict)
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Lowering:
 
     def launch(
         self,
-        kernel: Kernel,
+        kernel: CpuKernel,
         node: Tensor,
         params: NamedTuple = NONE,
         chunks: int = 1,
@@ -212,7 +212,7 @@ class Lowering:
             quantizes: it can also write the result as int8 blocks, to ``params.quantize``.
             streams: weights that it reads once, from memory.
             replicate: each thread may run it for itself, if it has one chunk and its readers have
-                at most so many (``ALWAYS``: any number).
+                at most so many (``ANY_CHUNKS``: any number).
             variant: types and layouts, for profiles.
 
         Raises:
@@ -229,7 +229,7 @@ class Lowering:
             self._producer[writes or node] = number
         chunks = max(1, chunks)
         self.launches.append(
-            Launch(
+            CpuLaunch(
                 kernel, node, params, chunks, src, read, [written], None, quantizes, streams,
                 replicate if chunks == 1 else 0, variant,
             )
@@ -239,7 +239,7 @@ class Lowering:
     def python(self, node: Tensor, call: Callable[[], None]) -> None:
         """Add a call of a Python function between two compiled parts of the program."""
         self.launches.append(
-            Launch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
+            CpuLaunch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
         )
 
     def traits(self, traits: TypeTraits, *functions: int) -> int:
@@ -250,7 +250,7 @@ class Lowering:
                 self._functions[traits, place] = function
         return traits.address
 
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[CpuKernel]:
         """The kernels of the launches, and the functions that they call by address."""
         kernels = [launch.kernel for launch in self.launches if launch.kernel is not None]
         return list(dict.fromkeys((*self._functions.values(), *kernels)))

@@ -24,7 +24,7 @@ from ....buffer import zeroed
 from ....cgraph import CGraph
 from ....rounding import ceil_div
 from . import loop
-from .lowering import Launch, Lowering, Range
+from .lowering import CpuLaunch, Lowering, Range
 from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
 
@@ -36,7 +36,7 @@ _GRANULES = 8192  # pieces, about, into which conflict tracking cuts each span o
 class _Hazards:
     """The last phases that read and wrote each piece of memory."""
 
-    def __init__(self, launches: list[Launch]) -> None:
+    def __init__(self, launches: list[CpuLaunch]) -> None:
         spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
         self._starts = [start for start, _ in spans]
         self._shift = [max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans]
@@ -47,7 +47,7 @@ class _Hazards:
         self._wrote = [np.full(n, -1, np.int32) for n in sizes]
         self._read = [np.full(n, -1, np.int32) for n in sizes]
 
-    def place(self, launch: Launch) -> int:
+    def place(self, launch: CpuLaunch) -> int:
         """The first phase in which the launch may run, after noting its accesses."""
         reads = [self._locate(r) for r in launch.reads]
         writes = [self._locate(r) for r in launch.writes]
@@ -83,8 +83,8 @@ def _merge(ranges: list[Range]) -> list[Range]:
 class Phase:
     """Launches that may run at the same time, and replicas that each thread runs before them."""
 
-    launches: list[Launch]
-    replicas: list[Launch] = field(default_factory=list)
+    launches: list[CpuLaunch]
+    replicas: list[CpuLaunch] = field(default_factory=list)
 
     @property
     def chunks(self) -> int:
@@ -95,7 +95,7 @@ class Phase:
 Part = tuple[Callable[[], None] | None, list[Phase], int]
 
 
-class Program:
+class PhaseTable:
     """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
 
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
@@ -105,12 +105,12 @@ class Program:
         self.seconds = float("inf")  # of the last run
         self.interruptible = True
         self.launches = lowering.launches
-        self._records: list[tuple[Longs, Launch]] = []
+        self._records: list[tuple[Longs, CpuLaunch]] = []
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None
         self.parts: list[Part] = []
-        run: list[Launch] = []
+        run: list[CpuLaunch] = []
         for launch in lowering.launches:
             if launch.python is None:
                 run.append(launch)
@@ -126,11 +126,11 @@ class Program:
         return [phase for _, phases, _ in self.parts for phase in phases]
 
     def _add(
-        self, launches: list[Launch], error_slot: int, sequential: bool, graph: CGraph | None
+        self, launches: list[CpuLaunch], error_slot: int, sequential: bool, graph: CGraph | None
     ) -> None:
         if not launches:
             return
-        uses: dict[Launch, ReplicaUse] = {}
+        uses: dict[CpuLaunch, ReplicaUse] = {}
         if graph is not None:
             launches, uses = replicate_small(launches, graph, self.n_threads)
         hazards = _Hazards(launches)
@@ -147,14 +147,16 @@ class Program:
             some = phases[i : i + _MAX_PHASES]
             self.parts.append((None, some, self._encode(some, uses, error_slot)))
 
-    def launch_at(self, record: int) -> Launch | None:
+    def launch_at(self, record: int) -> CpuLaunch | None:
         """The launch that has a record at an address."""
         for records, launch in self._records:
             if 0 <= record - records.ctypes.data < records.nbytes:
                 return launch
         return None
 
-    def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
+    def _encode(
+        self, phases: list[Phase], uses: dict[CpuLaunch, ReplicaUse], error_slot: int
+    ) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
@@ -195,7 +197,7 @@ class Program:
         return int(header.ctypes.data)
 
 
-def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phase]:
+def _small_enough(phase: Phase, uses: dict[CpuLaunch, ReplicaUse]) -> Iterator[Phase]:
     """A phase as one or several, none of more chunks than the loop can count.
 
     Args:
@@ -225,7 +227,7 @@ def _small_enough(phase: Phase, uses: dict[Launch, ReplicaUse]) -> Iterator[Phas
         yield made
 
 
-def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
+def in_table(phases: list[Phase]) -> list[tuple[CpuLaunch, int]]:
     """Launches with their phases, in the order of the table: replicas after all others."""
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
     replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]
@@ -266,7 +268,7 @@ def compile_program(
     *,
     fusion: bool = True,
     sequential: bool = False,
-) -> Program:
+) -> PhaseTable:
     """Lower an allocated graph.
 
     Args:
@@ -278,4 +280,4 @@ def compile_program(
     """
     lowering = Lowering(graph, n_threads, WorkMemory(store), fusion)
     lowering.run()
-    return Program(lowering, error_slot, sequential=sequential)
+    return PhaseTable(lowering, error_slot, sequential=sequential)

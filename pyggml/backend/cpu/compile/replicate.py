@@ -21,7 +21,7 @@ from ....cgraph import CGraph
 from ....rounding import round_up
 from ....tensor import Tensor
 from ..abi import DST, SRC0, TENSOR_WORDS, integer_places, record
-from .lowering import Launch, Range, any_overlap, byte_range
+from .lowering import CpuLaunch, Range, any_overlap, byte_range
 
 _ALIGN = 64
 
@@ -35,11 +35,11 @@ class ReplicaUse:
         ranges: byte ranges it writes that are still intact when the reader runs.
     """
 
-    launch: Launch
+    launch: CpuLaunch
     ranges: list[Range]
 
 
-def replica_bytes(launch: Launch) -> int:
+def replica_bytes(launch: CpuLaunch) -> int:
     """Bytes that each thread needs for the result of a replicated launch."""
     return sum(_aligned(r) for r in launch.writes)
 
@@ -49,8 +49,8 @@ def _aligned(r: Range) -> int:
 
 
 def replicate_small(
-    launches: list[Launch], graph: CGraph, n_threads: int
-) -> tuple[list[Launch], dict[Launch, ReplicaUse]]:
+    launches: list[CpuLaunch], graph: CGraph, n_threads: int
+) -> tuple[list[CpuLaunch], dict[CpuLaunch, ReplicaUse]]:
     """Take small launches that each thread can run for itself out of the list.
 
     Returns:
@@ -69,14 +69,14 @@ def replicate_small(
         counted = graph.use_count(tensor) == inside[tensor] > 0
         return counted and not tensor.flags and tensor not in looked_at
 
-    def only_for_launches(launch: Launch) -> bool:
+    def only_for_launches(launch: CpuLaunch) -> bool:
         node = launch.node
         if not _writes_node(launch):
             return True
         return node.view_src is None and all(map(only_read_here, (node, *views.get(node, ()))))
 
-    uses: dict[Launch, ReplicaUse] = {}
-    taken: set[Launch] = set()
+    uses: dict[CpuLaunch, ReplicaUse] = {}
+    taken: set[CpuLaunch] = set()
     for i in range(len(launches) - 1, -1, -1):
         launch = launches[i]
         if launch.replicate == 0 or not only_for_launches(launch):
@@ -94,19 +94,19 @@ def replicate_small(
     return [launch for launch in launches if launch not in taken], uses
 
 
-def _writes_node(launch: Launch) -> bool:
+def _writes_node(launch: CpuLaunch) -> bool:
     """Whether it writes its node, not only work memory."""
     return byte_range(launch.node) in launch.writes
 
 
-def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
+def _readers(launches: list[CpuLaunch], i: int) -> dict[CpuLaunch, list[Range]]:
     """The launches that read the result of launch ``i``, with the byte ranges that they read.
 
     Empty if the launch cannot be moved to its readers.
     """
     launch = launches[i]
     node = launch.node if _writes_node(launch) else None
-    readers: dict[Launch, list[Range]] = {}
+    readers: dict[CpuLaunch, list[Range]] = {}
     alive = launch.writes
     overwritten = False  # whether an earlier reader or other launch overwrites its sources
     for later in launches[i + 1 :]:
@@ -124,7 +124,7 @@ def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
     return readers
 
 
-def _may_move(reader: Launch, ranges: list[Range]) -> bool:
+def _may_move(reader: CpuLaunch, ranges: list[Range]) -> bool:
     """Whether the addresses of all that a launch reads in some ranges can be replaced."""
     sources = [byte_range(s) for s in reader.src if s is not None and s.nelements]
     return all(
@@ -135,7 +135,7 @@ def _may_move(reader: Launch, ranges: list[Range]) -> bool:
 
 
 def thread_records(
-    launch: Launch, use: ReplicaUse | None, memory: list[int], error_slot: int
+    launch: CpuLaunch, use: ReplicaUse | None, memory: list[int], error_slot: int
 ) -> npt.NDArray[np.int64]:
     """The records of a launch: one, or one per thread if it uses the threads' own memory.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ....compiler.jit import Kernel
+from ....compiler.jit import CpuKernel
 from ..abi import word_reader
 
 
@@ -31,7 +31,7 @@ class TypeTraits:
     """
 
     def __init__(
-        self, numbers: Mapping[int, int], functions: Mapping[int, Callable[[], Kernel]]
+        self, numbers: Mapping[int, int], functions: Mapping[int, Callable[[], CpuKernel]]
     ) -> None:
         self._functions = functions
         self._words = np.zeros(1 + max(*numbers, *functions), np.int64)
@@ -39,13 +39,13 @@ class TypeTraits:
             self._words[place] = number
         self.address = int(self._words.ctypes.data)
 
-    def missing(self, place: int) -> Kernel | None:
+    def missing(self, place: int) -> CpuKernel | None:
         """The function of a place that is still 0; None if it is filled, or has a number."""
         if self._words[place] or place not in self._functions:
             return None
         return self._functions[place]()
 
-    def fill(self, place: int, function: Kernel) -> None:
+    def fill(self, place: int, function: CpuKernel) -> None:
         """Put a function into its place; compiles it if that is not done."""
         self._words[place] = function.address
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numba as nb
 
-from ....compiler.jit import KERNEL_SIG, Kernel, compiled_once
+from ....compiler.jit import KERNEL_SIG, CpuKernel, compiled_once
 from ....ops.custom import is_kernel
 from ....tensor import Tensor
 from ..compile.lowering import Lowering, lowers
 
 
-class UserKernel(Kernel):
+class UserKernel(CpuKernel):
     """A user's jitted function or C callback as a kernel."""
 
     def load(self) -> bool:
@@ -42,15 +42,15 @@ class UserKernel(Kernel):
 
 
 @lru_cache(maxsize=256)
-def _user_kernel(fun: Callable[..., Any]) -> Kernel:
-    return fun if isinstance(fun, Kernel) else UserKernel(fun)
+def _user_kernel(fun: Callable[..., Any]) -> CpuKernel:
+    return fun if isinstance(fun, CpuKernel) else UserKernel(fun)
 
 
 @lowers("MAP_CUSTOM")
-def _lower_map_custom(low: Lowering, node: Tensor) -> None:
+def _lower_map_custom(lowering: Lowering, node: Tensor) -> None:
     fun = node.op_params["fun"]
     if is_kernel(fun):
-        low.launch(_user_kernel(fun), node, chunks=low.row_chunks(node))
+        lowering.launch(_user_kernel(fun), node, chunks=lowering.row_chunks(node))
         return
     arrays = [t.numpy(squeeze=False) for t in (node, *node.src) if t is not None]
-    low.python(node, lambda: fun(*arrays))
+    lowering.python(node, lambda: fun(*arrays))

@@ -3,7 +3,7 @@
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
-    widened(low, x)                                # F16 or BF16 as float32, for float weights
+    widened(lowering, x)                                # F16 or BF16 as float32, for float weights
 
 A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
 ties to even. A NaN or inf in a block makes d NaN or inf.
@@ -35,11 +35,11 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from ....compiler.jit import Kernel, emitted, inline_strict, kernel
+from ....compiler.jit import CpuKernel, emitted, inline_strict, kernel
 from ....dtype import GGMLType
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
-from ..compile.lowering import ALWAYS, Lowering
+from ..compile.lowering import ANY_CHUNKS, Lowering
 from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
@@ -201,7 +201,7 @@ class Converted(NamedTuple):
 
 
 @cache
-def quantize_kernel(kind: int, columns: int) -> Kernel:
+def quantize_kernel(kind: int, columns: int) -> CpuKernel:
     """Rows of floats; a chunk is a range of blocks, counted over all rows.
 
     Half floats are widened a block at a time in scratch.
@@ -234,22 +234,22 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     return kernel(quantize, f"quantize_{columns}_{GGMLType(kind).name.lower()}")
 
 
-def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
+def add_quantize(lowering: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
     """Launch the quantization of ``x`` (F32, F16 or BF16, rows without gaps) into ``out``."""
-    low.launch(
+    lowering.launch(
         quantize_kernel(int(x.type), columns),
         x,
         Converted(out.address),
-        min(x.nelements // _GRAIN, 8 * low.n_threads),
+        min(x.nelements // _GRAIN, 8 * lowering.n_threads),
         src=(x,),
         writes=out,
         scratch=4 * columns,
-        replicate=ALWAYS,
+        replicate=ANY_CHUNKS,
     )
 
 
 @cache
-def widen_kernel(kind: int) -> Kernel:
+def widen_kernel(kind: int) -> CpuKernel:
     """The kernel of a half-float type."""
 
     def widen(node, chunk, n_chunks, scratch):
@@ -262,12 +262,12 @@ def widen_kernel(kind: int) -> Kernel:
     return kernel(widen, f"widen_{GGMLType(kind).name.lower()}")
 
 
-def widened(low: Lowering, x: Tensor) -> WorkRange:
+def widened(lowering: Lowering, x: Tensor) -> WorkRange:
     """``x`` (F16 or BF16, rows without gaps) as float32 without gaps, made once."""
     key = ("widened", x)
-    known = low.known(key, x)
+    known = lowering.known(key, x)
     if known is not None:
         return known
-    out, made = low.take(4 * x.nelements), widen_kernel(int(x.type))
-    low.launch(made, x, Converted(out.address), low.row_chunks(x), src=(x,), writes=out)
-    return low.remember(key, out)
+    out, made = lowering.take(4 * x.nelements), widen_kernel(int(x.type))
+    lowering.launch(made, x, Converted(out.address), lowering.row_chunks(x), src=(x,), writes=out)
+    return lowering.remember(key, out)

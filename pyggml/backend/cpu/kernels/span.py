@@ -1,6 +1,6 @@
 """How element-wise kernels are split into chunks: by rows, and inside rows every 32 elements.
 
-    parts, chunks = split(low, node, 1024)         # in a lowering
+    parts, chunks = split(lowering, node, 1024)         # in a lowering
     for u in range(first_row(nrows(node, DST) * parts, chunk, n_chunks), ...):
         row = u // parts
         begin, end = columns(ne(node, DST, 0), u - row * parts, parts)
@@ -27,9 +27,9 @@ class Parts(NamedTuple):
     parts: int  # of each row
 
 
-def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
+def split(lowering: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
     """(parts of each row, chunks) for chunks of about ``grain`` elements or more."""
-    chunks = max(1, min(node.nelements // grain, 8 * low.n_threads))
+    chunks = max(1, min(node.nelements // grain, 8 * lowering.n_threads))
     parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))
     return parts, min(chunks, node.nrows * parts)
 

@@ -33,8 +33,8 @@ from ..tuning import Tuning, tuning
 from .interrupt import Watcher
 
 if TYPE_CHECKING:
-    from ..compile.lowering import Launch
-    from ..compile.program import Part, Program
+    from ..compile.lowering import CpuLaunch
+    from ..compile.program import Part, PhaseTable
 
 
 _UNWATCHED = nullcontext()
@@ -50,7 +50,7 @@ class Runnable(Protocol):
     interruptible: bool
     parts: list[Part]
 
-    def launch_at(self, record: int) -> Launch | None:
+    def launch_at(self, record: int) -> CpuLaunch | None:
         """The launch that has a record at an address."""
         ...
 
@@ -79,7 +79,7 @@ class Pool:
         self._control[:] = 0  # also the claims of a run during the fork
         self._epoch = 1
         self.open = 0  # threads of the current run, which do not park
-        self._set(loop.STATE, loop.pack.py_func(self._epoch, loop.END, 0))
+        self._set(loop.STATE, loop.claim_word.py_func(self._epoch, loop.END, 0))
         self._tuning: Tuning | None = None
         self._options: host.ThreadOptions | None = None
 
@@ -107,7 +107,7 @@ class Pool:
                 self._run_part(program, part, stop, watch)
             program.seconds = time.perf_counter() - start
 
-    def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
+    def profile(self, program: PhaseTable) -> list[npt.NDArray[np.float64]]:
         """The nanoseconds of each phase of a run, by the cycle counter, for each compiled part."""
         times = []
         with self._lock:
@@ -191,7 +191,7 @@ class Pool:
         self._workers = []
 
 
-def _message(launch: Launch | None, error: int) -> str:
+def _message(launch: CpuLaunch | None, error: int) -> str:
     """What went wrong, and in which node: several, if they are fused; none outside of graphs."""
     what = ERRORS[error & ((1 << CODE_BITS) - 1)]
     if launch is None or not launch.nodes:

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from ....errors import ComputeError
 from ...trace import RunTrace, TracedLaunch
 from ..compile import loop
-from ..compile.lowering import Launch
-from ..compile.program import Part, Phase, Program, in_table
+from ..compile.lowering import CpuLaunch
+from ..compile.program import Part, Phase, PhaseTable, in_table
 from .pool import get_pool
 
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
@@ -36,7 +36,7 @@ Longs = npt.NDArray[np.int64]
 class _TracedProgram:
     """A program with stamps; what ``Pool.run`` needs of one."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: PhaseTable) -> None:
         self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
         self.seconds, self.interruptible = float("inf"), True
         self.launches: list[TracedLaunch] = []
@@ -63,11 +63,11 @@ class _TracedProgram:
         }
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
 
-    def launch_at(self, record: int) -> Launch | None:
+    def launch_at(self, record: int) -> CpuLaunch | None:
         """The program's launch: its records are those of the program."""
         return self._program.launch_at(record)
 
-    def _call(self, launch: Launch, at: int) -> Callable[[], None]:
+    def _call(self, launch: CpuLaunch, at: int) -> Callable[[], None]:
         def call() -> None:
             assert launch.python is not None
             begin = loop.read_cycles()
@@ -76,7 +76,7 @@ class _TracedProgram:
 
         return call
 
-    def _encode(self, header: int, launches: list[Launch], first: int) -> int:
+    def _encode(self, header: int, launches: list[CpuLaunch], first: int) -> int:
         """A header like ``header`` whose launches go through ``traced_chunk``."""
         words = _words(header, loop.HEADER_WORDS).copy()
         n_phases = int(words[loop.H_N_PHASES])
@@ -99,7 +99,7 @@ class _TracedProgram:
         return int(words.ctypes.data)
 
 
-def trace(program: Program, repeats: int = 1) -> list[RunTrace]:
+def trace(program: PhaseTable, repeats: int = 1) -> list[RunTrace]:
     """Run a program some times, on the inputs of its last run.
 
     Raises:
@@ -135,7 +135,7 @@ def _run_trace(
     )
 
 
-def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
+def _launches(program: PhaseTable) -> list[tuple[list[tuple[CpuLaunch, int]], int]]:
     """Launches and their phases, of each part, and the part's header (0: a Python callable)."""
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
@@ -185,7 +185,7 @@ class PhaseTime:
         return self.macs / self.ns
 
 
-def profile(program: Program, repeats: int = 20) -> list[PhaseTime]:
+def profile(program: PhaseTable, repeats: int = 20) -> list[PhaseTime]:
     """Run the program some times; the median time of each phase of its compiled parts."""
     pool = get_pool()
     runs = [np.concatenate(pool.profile(program)) for _ in range(repeats)]

@@ -1,7 +1,7 @@
 """How element-wise kernels are laid over tensors: a thread takes one element, or four at once.
 
     span = span_of(node, node.src[0])
-    low.launch(k(units=span.units, per_row=span.per_row, ...), span.grid)
+    lowering.launch(k(units=span.units, per_row=span.per_row, ...), span.grid)
 
 Tensors of equal sizes without gaps count as one row (``flat``), so that no thread divides. Four
 elements are one load of 16 bytes (8 of half precision); that needs rows whose starts and lengths

@@ -12,7 +12,7 @@ import pytest
 from pyggml.backend.cpu.codec import DECODED, ENCODED, row_encoder
 from pyggml.backend.cpu.codec.encoders import encoders
 from pyggml.backend.cpu.codec.rows import row_decoder
-from pyggml.compiler.jit import Kernel
+from pyggml.compiler.jit import CpuKernel
 from pyggml.dtype import GGMLType, row_size
 from pyggml.quants import BLOCK_TYPES, reference_quantize
 
@@ -25,7 +25,7 @@ def named(kinds: Any) -> Any:
     return pytest.mark.parametrize("kind", [GGMLType(k) for k in kinds], ids=lambda t: t.name)
 
 
-def call(made: Kernel, *args: int | Array) -> None:
+def call(made: CpuKernel, *args: int | Array) -> None:
     addresses = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(made.address)(*addresses)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.backend.cpu.simd.element import F16, F32, load_elem, load_f16, store_elem, store_f16
-from pyggml.compiler.jit import Kernel, isa, kernel
+from pyggml.compiler.jit import CpuKernel, isa, kernel
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ def there_and_back(x, y, n, unused):  # type: ignore[no-untyped-def]
         store_f16(y + 2 * i, load_f16(x + 2 * i))
 
 
-def run(k: Kernel, x: Array, y: Array) -> Array:
+def run(k: CpuKernel, x: Array, y: Array) -> Array:
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(k.address)
     call(x.ctypes.data, y.ctypes.data, y.size, 0)
     return y

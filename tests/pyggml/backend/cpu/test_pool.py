@@ -21,7 +21,7 @@ from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.compile import loop
 from pyggml.backend.cpu.compile.loop import MAX_THREADS
-from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import Pool, get_pool
 from pyggml.backend.cpu.weights.buffer import REPACK
@@ -38,7 +38,7 @@ X = np.random.default_rng(0).standard_normal((300, 256)).astype(np.float32)
 ROOT = Path(__file__).parents[4]
 
 
-def lower(node: Tensor, n_threads: int) -> Program:
+def lower(node: Tensor, n_threads: int) -> PhaseTable:
     graph = CGraph()
     graph.build_forward_expand(node)
     return compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
@@ -76,7 +76,7 @@ def test_every_user_of_the_pool_limits_its_threads(
     ran: list[int] = []
     run = Pool.run
 
-    def count(pool: Pool, program: Program, stop: StopToken | None) -> None:
+    def count(pool: Pool, program: PhaseTable, stop: StopToken | None) -> None:
         ran.append(program.n_threads)
         run(pool, program, stop)
 

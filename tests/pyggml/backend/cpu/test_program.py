@@ -24,7 +24,7 @@ from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.compile import lowering
 from pyggml.backend.cpu.compile.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
 from pyggml.backend.cpu.compile.lowering import Lowering
-from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkMemory, WorkRange, WorkStore
 from pyggml.backend.cpu.kernels.matrix import matmul
 from pyggml.backend.cpu.run.pool import get_pool
@@ -56,7 +56,7 @@ def many_small_chunks() -> Iterator[None]:
             yield
 
 
-def lower(graph: CGraph, n_threads: int = 4, **options: bool) -> Program:
+def lower(graph: CGraph, n_threads: int = 4, **options: bool) -> PhaseTable:
     return compile_program(graph, n_threads, get_pool().error_slot, WorkStore(), **options)
 
 
@@ -64,7 +64,7 @@ def words(address: int, n: int) -> list[int]:
     return list((ctypes.c_int64 * n).from_address(address))
 
 
-def run_in_disorder(program: Program, order: random.Random) -> None:
+def run_in_disorder(program: PhaseTable, order: random.Random) -> None:
     """Every phase's chunks one by one in any order, each by any thread."""
     scratch = zeroed(program.scratch_bytes)
 
@@ -115,7 +115,7 @@ def prepared(recipe: Recipe) -> tuple[RandomGraph, GraphAllocator]:
 def compute(
     graph: RandomGraph,
     allocator: GraphAllocator,
-    program: Program,
+    program: PhaseTable,
     order: random.Random | None = None,
 ) -> Arrays:
     assert allocator.buffer is not None and allocator.buffer.mem is not None
@@ -292,28 +292,28 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
         graph.build_forward_expand(node)
     kept: list[WorkRange] = []
 
-    def lower_first(low: Lowering, node: Tensor) -> None:
-        values = low.take(5000)
-        low.launch(matmul.mul_mat, node, writes=values)
+    def lower_first(lowering: Lowering, node: Tensor) -> None:
+        values = lowering.take(5000)
+        lowering.launch(matmul.mul_mat, node, writes=values)
         for _ in range(20):
-            other = low.take(5000)
+            other = lowering.take(5000)
             assert other.address != values.address
-            low.launch(matmul.mul_mat, node, writes=other)
-        low.launch(matmul.mul_mat, node, work=[values])
+            lowering.launch(matmul.mul_mat, node, writes=other)
+        lowering.launch(matmul.mul_mat, node, work=[values])
         kept.append(values)
 
-    def lower_second(low: Lowering, node: Tensor) -> None:
+    def lower_second(lowering: Lowering, node: Tensor) -> None:
         (values,) = kept
-        ranges = [low.take(5000) for _ in range(21)]
+        ranges = [lowering.take(5000) for _ in range(21)]
         assert values.address in {r.address for r in ranges} and not values.intact
-        count = len(low.launches)
+        count = len(lowering.launches)
         for use in ({"work": [values]}, {"writes": values}):
             with pytest.raises(AllocError, match="given to another launch"):
-                low.launch(matmul.mul_mat, node, **use)  # type: ignore[arg-type]
-        assert len(low.launches) == count
+                lowering.launch(matmul.mul_mat, node, **use)  # type: ignore[arg-type]
+        assert len(lowering.launches) == count
 
-    def lower_silu(low: Lowering, node: Tensor) -> None:
-        (lower_first if node is first else lower_second)(low, node)
+    def lower_silu(lowering: Lowering, node: Tensor) -> None:
+        (lower_first if node is first else lower_second)(lowering, node)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(lowering.LOWER, "UNARY", lower_silu)
@@ -329,7 +329,7 @@ def test_any_number_of_chunks_and_phases(
     graph, x, y = layer(5)
     data = RNG.standard_normal(x.nelements).astype(np.float32)
 
-    def result(**limits: int) -> tuple[Program, bytes]:
+    def result(**limits: int) -> tuple[PhaseTable, bytes]:
         for name, limit in limits.items():
             monkeypatch.setattr(f"pyggml.backend.cpu.compile.program.{name}", limit)
         made = lower(graph, 3)

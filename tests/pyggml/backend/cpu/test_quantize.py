@@ -13,7 +13,7 @@ import pytest
 
 from pyggml.backend.cpu.abi import record
 from pyggml.backend.cpu.compile.lowering import Lowering
-from pyggml.backend.cpu.compile.program import Program
+from pyggml.backend.cpu.compile.program import PhaseTable
 from pyggml.backend.cpu.compile.work import WorkMemory, WorkStore
 from pyggml.backend.cpu.kernels.quantize import (
     Converted,
@@ -143,12 +143,12 @@ def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Arra
     graph = CGraph()
     node = build(Context())
     graph.build_forward_expand(node)
-    low = Lowering(graph, n_threads, WorkMemory(WorkStore()))
-    low.run()
-    n_launches = len(low.launches)
-    out = low.quantized(node, 32, add_quantize)
-    assert len(low.launches) == n_launches == 1  # no launch of its own
-    get_pool().run(Program(low, get_pool().error_slot))
+    lowering = Lowering(graph, n_threads, WorkMemory(WorkStore()))
+    lowering.run()
+    n_launches = len(lowering.launches)
+    out = lowering.quantized(node, 32, add_quantize)
+    assert len(lowering.launches) == n_launches == 1  # no launch of its own
+    get_pool().run(PhaseTable(lowering, get_pool().error_slot))
     blocks = np.zeros(node.nelements // 32, BLOCK)
     ctypes.memmove(blocks.ctypes.data, out.address, blocks.nbytes)
     return node.numpy().copy(), blocks

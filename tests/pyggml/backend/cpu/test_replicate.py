@@ -14,7 +14,7 @@ from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, data, f32_ptr
 from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause
-from pyggml.backend.cpu.compile.program import Program, compile_program, shares
+from pyggml.backend.cpu.compile.program import PhaseTable, compile_program, shares
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.backend.cpu.run.trace import trace
@@ -36,18 +36,18 @@ def weight(ctx: Context, kind: GGMLType, n_out: int = 96) -> Tensor:
     return w.set(quantize(rows, kind).reshape(-1) if kind.is_quantized else rows)
 
 
-def program_of(*results: Tensor, n_threads: int = 3, **options: bool) -> Program:
+def program_of(*results: Tensor, n_threads: int = 3, **options: bool) -> PhaseTable:
     graph = CGraph()
     for tensor in results:
         graph.build_forward_expand(tensor)
     return compile_program(graph, n_threads, get_pool().error_slot, WorkStore(), **options)
 
 
-def replica_names(program: Program) -> list[str]:
+def replica_names(program: PhaseTable) -> list[str]:
     return [la.name for phase in program.phases for la in phase.replicas]
 
 
-def values(program: Program, *results: Tensor) -> list[bytes]:
+def values(program: PhaseTable, *results: Tensor) -> list[bytes]:
     for tensor in results:
         tensor.numpy()[...] = 0
     get_pool().run(program)

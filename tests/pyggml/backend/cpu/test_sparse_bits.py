@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu.compile.program import Program, compile_program
+from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.backend.cpu.simd.vector import HardwareFloats, vectors
@@ -63,7 +63,7 @@ def matrix(ctx: Context, kind: GGMLType, data: Array) -> Tensor:
     return w
 
 
-def program_of(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> Program:
+def program_of(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> PhaseTable:
     graph = CGraph()
     for node in nodes:
         graph.build_forward_expand(node)

@@ -18,7 +18,7 @@ from pyggml import env
 from pyggml.backend.cuda import kernels as kernels
 from pyggml.backend.cuda.cubins import decode, encode, entry
 from pyggml.backend.cuda.driver import DeviceInfo
-from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
 from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
@@ -43,7 +43,7 @@ class Images(NamedTuple):
     cubin: KernelImage
 
 
-def kernels_for(node: Tensor, cc: tuple[int, int]) -> dict[str, Kernel]:
+def kernels_for(node: Tensor, cc: tuple[int, int]) -> dict[str, GpuKernel]:
     """The kernels of a node on a device of a capability, by name."""
     graph = CGraph()
     graph.build_forward_expand(node)
@@ -53,9 +53,9 @@ def kernels_for(node: Tensor, cc: tuple[int, int]) -> dict[str, Kernel]:
     return {launch.kernel.name: launch.kernel for launch in lowering.launches}
 
 
-def kernels_of(node: Tensor) -> dict[Kernel, list[tuple[int, int]]]:
+def kernels_of(node: Tensor) -> dict[GpuKernel, list[tuple[int, int]]]:
     """The kernels of a node, and the capabilities that need them."""
-    found: dict[Kernel, list[tuple[int, int]]] = {}
+    found: dict[GpuKernel, list[tuple[int, int]]] = {}
     for cc in CAPABILITIES:
         for kernel in kernels_for(node, cc).values():
             found.setdefault(kernel, []).append(cc)
@@ -68,7 +68,7 @@ def _cache() -> CodeCache:
 
 
 @cache
-def images(kernel: Kernel, cc: tuple[int, int]) -> Images:
+def images(kernel: GpuKernel, cc: tuple[int, int]) -> Images:
     """A kernel's images for a capability; skips the test where there is no compiler for GPUs."""
     names = [f"{entry(kernel, cc)}.{kind}" for kind in Images._fields]
     kept = [_cache().read(name) for name in names]
@@ -81,6 +81,6 @@ def images(kernel: Kernel, cc: tuple[int, int]) -> Images:
     return made
 
 
-def ptx_of(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def ptx_of(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """A kernel's PTX, as ``CudaBackend(compile=...)`` takes it."""
     return images(kernel, cc).ptx

@@ -8,17 +8,17 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from pyggml.backend.cuda import intrin
 from pyggml.backend.cuda.intrin import assembly, device, dot4_us, load_u16, load_u32x4, twin, u32
-from pyggml.backend.cuda.kernel import F32, I32, KERNELS, U8, Kernel, f32, i32, i64, kernel
+from pyggml.backend.cuda.kernel import F32, I32, KERNELS, U8, GpuKernel, f32, i32, i64, kernel
 
 _FULL = 0xFFFFFFFF
 _LOW = uint32(0x0F0F0F0F)
 _NONE = float32(-3.0e38)
 
 
-def sample(threads: int = 256) -> Callable[[Callable[..., None]], Kernel]:
+def sample(threads: int = 256) -> Callable[[Callable[..., None]], GpuKernel]:
     """A kernel that is not among those of the backend."""
 
-    def make(function: Callable[..., None]) -> Kernel:
+    def make(function: Callable[..., None]) -> GpuKernel:
         made = kernel(f"sample_{function.__name__}", threads=threads)(function)
         return KERNELS.pop(made.name)
 

@@ -33,7 +33,7 @@ from numba import cuda, types
 from numba.cuda import libdevice
 
 from pyggml.backend.cuda.intrin import TWINS
-from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
 
 from .memory import KernelFault, Memory, Space
 
@@ -45,10 +45,10 @@ _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 class SimulatorImage(KernelImage):
     """An image that is the kernel itself."""
 
-    kernel: Kernel | None = None
+    kernel: GpuKernel | None = None
 
 
-def simulator_image(kernel: Kernel, cc: tuple[int, int]) -> SimulatorImage:
+def simulator_image(kernel: GpuKernel, cc: tuple[int, int]) -> SimulatorImage:
     """A kernel that is not compiled."""
     kinds = tuple(_NAMES.get(str(t), "ptr") for _, t in kernel.parameters)
     return SimulatorImage(b"", kernel.name, kinds, kernel=kernel)
@@ -273,7 +273,7 @@ class _Run:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: GpuKernel,
         grid: tuple[int, int, int],
         threads: int,
         shared_bytes: int,
@@ -311,7 +311,7 @@ class _Run:
 
 
 def simulate(
-    kernel: Kernel,
+    kernel: GpuKernel,
     memory: Memory,
     grid: tuple[int, int, int],
     threads: int,

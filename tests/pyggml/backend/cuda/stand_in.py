@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.backend.cuda.driver import Grid
-from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
 from pyggml.backend.cuda.numba_compiler import compile_ptx
 from pyggml.errors import AllocError, PyggmlError
 
@@ -103,14 +103,14 @@ _C_TYPES: dict[str, Any] = {
 _images: dict[str, KernelImage] = {}
 
 
-def ptx_code(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def ptx_code(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """PTX, for the twin's emulator; needs a compiler for GPUs."""
     made = compile_ptx(kernel, cc)
     _images[made.entry] = made
     return made
 
 
-def simulator_code(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
+def simulator_code(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """The kernel's name in place of code, for the twin's simulator."""
     made = replace(simulator_image(kernel, cc), code=kernel.name.encode())
     _images[made.entry] = made

@@ -26,7 +26,7 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
 
 from pyggml.backend.cuda import cubins, numba_compiler
-from pyggml.backend.cuda.kernel import KERNELS, Kernel
+from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[4]
 
 
-def check(kernel: Kernel, ccs: Iterable[tuple[int, int]]) -> None:
+def check(kernel: GpuKernel, ccs: Iterable[tuple[int, int]]) -> None:
     for cc in ccs:
         ptx, cubin = images(kernel, cc)
         assert not re.findall(r"\.f64|\.local", ptx.code.decode()), cc

@@ -12,7 +12,7 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.driver import Grid
-from pyggml.backend.cuda.kernel import Kernel
+from pyggml.backend.cuda.kernel import GpuKernel
 
 from . import samples
 from .memory import KernelFault
@@ -24,7 +24,7 @@ ENGINES = [pytest.param("ptx", marks=pytest.mark.long), "forward", "reverse", "r
 
 def run(
     engine: str,
-    kernel: Kernel,
+    kernel: GpuKernel,
     blocks: int,
     threads: int,
     *arguments: Any,

@@ -25,7 +25,7 @@ from threading import RLock
 from weakref import WeakSet
 
 from pyggml.backend.cuda.driver import DeviceInfo, Grid
-from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
 from pyggml.backend.cuda.numba_compiler import compile_ptx
 from pyggml.errors import AllocError, ComputeError
 
@@ -355,11 +355,11 @@ class TwinDriver:
 class PtxImage(KernelImage):
     """PTX of a kernel that is known."""
 
-    kernel: Kernel | None = None
+    kernel: GpuKernel | None = None
 
 
 @cache
-def ptx_image(kernel: Kernel, cc: tuple[int, int]) -> PtxImage:
+def ptx_image(kernel: GpuKernel, cc: tuple[int, int]) -> PtxImage:
     """A kernel's PTX, compiled once in a process."""
     return PtxImage(**vars(compile_ptx(kernel, cc)), kernel=kernel)
 

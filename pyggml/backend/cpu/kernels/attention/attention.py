@@ -44,7 +44,7 @@ from ...abi import (
     params_of,
     set_error,
 )
-from ...compile.lowering import ALWAYS, Lowering, lowers
+from ...compile.lowering import ANY_CHUNKS, Lowering, lowers
 from ...compile.work import WorkRange
 from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ...simd.element import load_f16
@@ -64,8 +64,8 @@ from .attention_chunk import (
     VALUE_BYTES,
     cache_traits,
     find_cells,
+    interleave_kv,
     lines_of,
-    pack,
     packed_column,
     pv_direct,
     pv_packed,
@@ -474,7 +474,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
             else:
                 next_cells, keys_after = cells, next_k
             if n_keys > 0 and not direct:
-                pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+                interleave_kv(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             step = TILE_ROWS
             if direct:  # as few passes as possible, about equal
@@ -569,23 +569,23 @@ def _supports(node: Tensor) -> bool:
     )
 
 
-def _checked(low: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
+def _checked(lowering: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
     """What tells that the lists were checked for a cache of this size: nothing is in it."""
     n_cells = node.src[1].ne[1]
     key = ("lists", *lists, n_cells)
-    known = low.known(key, *lists)
+    known = lowering.known(key, *lists)
     if known is not None:
         return known
-    made = low.take(1)
+    made = lowering.take(1)
     made.keep()
     cells, _, branches = lists
     n_lists = cells.ne[2] + (0 if branches is None else branches.ne[2])
-    low.launch(check_lists, node, Lists(n_cells), n_lists, src=lists, writes=made)
-    return low.remember(key, made)
+    lowering.launch(check_lists, node, Lists(n_cells), n_lists, src=lists, writes=made)
+    return lowering.remember(key, made)
 
 
 @lowers("FLASH_ATTN_EXT", _supports)
-def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
+def _lower_flash_attn(lowering: Lowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
@@ -598,17 +598,20 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     alone = in_place and n_tokens == 1  # always direct
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
-    share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * low.n_threads)
+    share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * lowering.n_threads)
     block = (
-        ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+        ceil_div(n_tokens, lowering.n_threads)
+        if split
+        else max(1, min(n_tokens, _ROWS // n_rep, share))
     )
     blocks = ceil_div(n_tokens, block)
     splits, n_tasks = 1, n_kv_head * blocks * n_streams
     if split:
-        even = low.n_threads // gcd(low.n_threads, n_tasks)  # so that threads get equally many
-        splits = min(round_up(ceil_div(_SPLITS * low.n_threads, n_tasks), even), n_chunks)
-    checked = [] if cells is None else [_checked(low, node, cells, rows, branches)]
-    parts = low.take(partial_bytes) if split else None
+        # so that threads get equally many
+        even = lowering.n_threads // gcd(lowering.n_threads, n_tasks)
+        splits = min(round_up(ceil_div(_SPLITS * lowering.n_threads, n_tasks), even), n_chunks)
+    checked = [] if cells is None else [_checked(lowering, node, cells, rows, branches)]
+    parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
     traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
@@ -625,13 +628,13 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
         bias_scale=node.op_params["bias_scale"],
-        traits=low.traits(traits, *DIRECT, *packed),
+        traits=lowering.traits(traits, *DIRECT, *packed),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
-    low.launch(
+    lowering.launch(
         flash_attn,
         node,
         params,
@@ -642,7 +645,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         variant="_".join(x.type.name.lower() for x in (k, v)),
     )
     if parts:
-        low.launch(
+        lowering.launch(
             flash_attn_merge,
             node,
             params,
@@ -650,5 +653,5 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
             work=[parts],
             scratch=scratch,
             quantizes=n_head * hdv % 32 == 0,
-            replicate=ALWAYS,
+            replicate=ANY_CHUNKS,
         )

@@ -16,7 +16,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline, inline_strict, kernel, named_kernel
+from .....compiler.jit import CpuKernel, inline, inline_strict, kernel, named_kernel
 from .....dtype import GGMLType
 from ...abi import f32_ptr, i32_ptr, i64_ptr
 from ...atomics import call_address
@@ -69,7 +69,7 @@ def packed_column(d, hd8):
 
 
 @cache
-def _pack_keys(kind: int) -> Kernel:
+def _pack_keys(kind: int) -> CpuKernel:
     def pack_keys(k, nb_k, cells, n, hd, keys):
         rows = i64_ptr(cells)
         whole, hd8 = hd // 8 * 8, (hd + 7) // 8 * 8
@@ -95,7 +95,7 @@ def _pack_keys(kind: int) -> Kernel:
 
 
 @cache
-def _pack_values(kind: int) -> Kernel:
+def _pack_values(kind: int) -> CpuKernel:
     def pack_values(v, nb_v, cells, n, hdv, values):
         rows = i64_ptr(cells)
         for j in range(n):
@@ -121,7 +121,7 @@ def _pv_packed(p, values, n, sums, padded):
 
 
 @cache
-def _qk_direct(kind: int, tail: int, hint: int) -> Kernel:
+def _qk_direct(kind: int, tail: int, hint: int) -> CpuKernel:
     def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
         q_row = 4 * ((d + 7) // 8 * 8)
         if rows == 6:
@@ -148,7 +148,7 @@ def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, line
 
 
 @cache
-def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
+def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> CpuKernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
     def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
@@ -199,7 +199,7 @@ def cache_traits(
         tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
             may be summed twice). Both tails are 0 for most models; then no code is made for them.
     """
-    functions: dict[int, Callable[[], Kernel]] = {
+    functions: dict[int, Callable[[], CpuKernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
         QK: partial(_qk_direct, kind_k, tail_k, tuned.kv_hint),
@@ -221,7 +221,7 @@ def lines_of(traits, place, d):
 
 
 @inline
-def pack(traits, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
+def interleave_kv(traits, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
     """Pack keys as ``keys[n/16][d][16]`` and values as ``values[d/16][256][16]``, float32."""
     call_address(trait(traits, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
     call_address(trait(traits, PACK_VALUES), (v, nb_v, cells, n, hdv, values))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, fast_kernel, inline_strict
+from .....compiler.jit import CpuKernel, fast_kernel, inline_strict
 from .....dtype import GGMLType
 from .....ops.attention.rope import RopeMode, rope_theta_scale, yarn_corr_dims
 from .....tensor import Tensor
@@ -73,7 +73,7 @@ def rope_table(node, position, half, freqs, scratch):
 
 
 @cache
-def rope_kernel(mode: int, fmt: int) -> Kernel:
+def rope_kernel(mode: int, fmt: int) -> CpuKernel:
     """The kernel of a mode and type. SRC1: positions, SRC2: frequency factors, or nothing."""
     neox = mode == RopeMode.NEOX
 
@@ -110,7 +110,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
-def _lower_rope(low: Lowering, node: Tensor) -> None:
+def _lower_rope(lowering: Lowering, node: Tensor) -> None:
     p = node.op_params
     first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
     if p["ext_factor"] != 0:
@@ -127,7 +127,7 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
         span=max(0.001, last - first),
         magnitude=float(magnitude),
     )
-    chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
+    chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * lowering.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))
     # replicated: no phase is needed before SET_ROWS writes a token's keys
-    low.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)
+    lowering.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)

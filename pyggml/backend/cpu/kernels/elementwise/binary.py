@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .....compiler.jit import Kernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, inline_strict, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -34,7 +34,7 @@ def combine(op, a, b):
 
 
 @cache
-def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
+def binary_kernel(op: int, a: int, b: int, result: int) -> CpuKernel:
     """The kernel of an op for the types of the sources and of the result."""
     size = GGMLType(b).type_size
 
@@ -70,10 +70,10 @@ def _supports(node: Tensor) -> bool:
     return a.type in ALL_FLOATS and b.type in ALL_FLOATS and a.is_contiguous_rows()
 
 
-def _lower(low: Lowering, node: Tensor) -> None:
-    parts, chunks = split(low, node, GRAIN)
+def _lower(lowering: Lowering, node: Tensor) -> None:
+    parts, chunks = split(lowering, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
-    low.launch(binary_kernel(_OPS[node.op.name], *types), node, Parts(parts), chunks)
+    lowering.launch(binary_kernel(_OPS[node.op.name], *types), node, Parts(parts), chunks)
 
 
 for _op in _OPS:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.images.timestep import frequency_ratio
 from .....tensor import Tensor
@@ -47,13 +47,15 @@ def arange_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ARANGE")
-def _lower_arange(low: Lowering, node: Tensor) -> None:
-    chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))
-    low.launch(arange_f32, node, Arange(node.op_params["start"], node.op_params["step"]), chunks)
+def _lower_arange(lowering: Lowering, node: Tensor) -> None:
+    chunks = max(1, min(node.nelements // GRAIN, 8 * lowering.n_threads))
+    lowering.launch(
+        arange_f32, node, Arange(node.op_params["start"], node.op_params["step"]), chunks
+    )
 
 
 @cache
-def fill_kernel(fmt: int) -> Kernel:
+def fill_kernel(fmt: int) -> CpuKernel:
     """The kernel for a type."""
 
     def fill(node, chunk, n_chunks, scratch):
@@ -71,10 +73,10 @@ def fill_kernel(fmt: int) -> Kernel:
 
 
 @lowers("FILL")
-def _lower_fill(low: Lowering, node: Tensor) -> None:
-    parts, chunks = split(low, node, GRAIN)
+def _lower_fill(lowering: Lowering, node: Tensor) -> None:
+    parts, chunks = split(lowering, node, GRAIN)
     made = fill_kernel(int(node.type))
-    low.launch(made, node, Fill(parts, c=node.op_params["c"]), chunks, src=())
+    lowering.launch(made, node, Fill(parts, c=node.op_params["c"]), chunks, src=())
 
 
 class Timestep(NamedTuple):
@@ -101,10 +103,10 @@ def timestep_embedding_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("TIMESTEP_EMBEDDING")
-def _lower_timestep_embedding(low: Lowering, node: Tensor) -> None:
+def _lower_timestep_embedding(lowering: Lowering, node: Tensor) -> None:
     v = node.op_params
     params = Timestep(frequency_ratio(v["dim"], v["max_period"]))
-    low.launch(timestep_embedding_f32, node, params, low.row_chunks(node))
+    lowering.launch(timestep_embedding_f32, node, params, lowering.row_chunks(node))
 
 
 WHOLE = 1 << 40  # columns: more than any row has
@@ -159,16 +161,18 @@ _KEPT = {  # columns that row 0 of each triangle keeps
 
 
 @lowers("TRI", all_f32)
-def _lower_tri(low: Lowering, node: Tensor) -> None:
-    low.launch(keep_f32, node, Keep(0.0, *_KEPT[node.op_params["kind"]]), low.row_chunks(node))
+def _lower_tri(lowering: Lowering, node: Tensor) -> None:
+    lowering.launch(
+        keep_f32, node, Keep(0.0, *_KEPT[node.op_params["kind"]]), lowering.row_chunks(node)
+    )
 
 
 @lowers("DIAG_MASK_INF", all_f32)
 @lowers("DIAG_MASK_ZERO", all_f32)
-def _lower_diag_mask(low: Lowering, node: Tensor) -> None:
+def _lower_diag_mask(lowering: Lowering, node: Tensor) -> None:
     value = -math.inf if node.op.name == "DIAG_MASK_INF" else 0.0
     params = Keep(value, -WHOLE, node.op_params["n_past"] + 1)
-    low.launch(keep_f32, node, params, low.row_chunks(node))
+    lowering.launch(keep_f32, node, params, lowering.row_chunks(node))
 
 
 lowers("DIAG", all_f32)(by_rows(diag_f32))

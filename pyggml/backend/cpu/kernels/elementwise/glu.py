@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, inline_strict, kernel
 from .....dtype import GGMLType
 from .....ops.elementwise.glu import ACTIVATIONS, OAI
 from .....tensor import Tensor
@@ -24,7 +24,7 @@ from ..quantize import BLOCK, quantize_row
 from ..span import columns, split
 from .elementwise import IDS, function
 
-GRAIN = 768  # elements
+GLU_GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)
 ONE = np.float32(1)
 
@@ -50,7 +50,7 @@ def _limited(gate, up, alpha, limit, shift):
 
 
 @cache
-def glu_kernel(kind: int, fmt: int) -> Kernel:
+def glu_kernel(kind: int, fmt: int) -> CpuKernel:
     """The kernel of an activation (-1: limited) for a type; without SRC1 the rows are packed."""
     size = GGMLType(fmt).type_size
 
@@ -95,12 +95,12 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("GLU", _supports)
-def _lower_glu(low: Lowering, node: Tensor) -> None:
-    parts, chunks = split(low, node, GRAIN)
+def _lower_glu(lowering: Lowering, node: Tensor) -> None:
+    parts, chunks = split(lowering, node, GLU_GRAIN)
     p = node.op_params
     kind = IDS[ACTIVATIONS[p["kind"]]] if p["kind"] in ACTIVATIONS else -1
     alpha = float(p["alpha"]) if p["kind"] == OAI else 1.0
     shift = 1.0 if p["kind"] == OAI else 0.0
     params = Glu(parts, p["swapped"], 0, alpha, p["limit"], shift)
     src, made = (*node.src, None)[:2], glu_kernel(kind, int(node.type))
-    low.launch(made, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)
+    lowering.launch(made, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)

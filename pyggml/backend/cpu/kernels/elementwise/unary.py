@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import Kernel, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -34,7 +34,7 @@ class Element(NamedTuple):
 
 
 @cache
-def element_kernel(name: str, fmt: int) -> Kernel:
+def element_kernel(name: str, fmt: int) -> CpuKernel:
     """The kernel of a function for a type."""
     kind = IDS[name]
 
@@ -62,14 +62,14 @@ def _supports(node: Tensor) -> bool:
     return x is not None and x.type in ALL_FLOATS and x.is_contiguous_rows()
 
 
-def _lower_element(low: Lowering, node: Tensor) -> None:
+def _lower_element(lowering: Lowering, node: Tensor) -> None:
     p = node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
     cheap = name in ("leaky_relu", "clamp")
-    parts, chunks = split(low, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
+    parts, chunks = split(lowering, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
     params = Element(parts, 0, *(float(p[key]) for key in PARAMETERS.get(name, ())))
     made = element_kernel(name, int(node.type))
-    low.launch(made, node, params, chunks, quantizes=node.type is GGMLType.F32)
+    lowering.launch(made, node, params, chunks, quantizes=node.type is GGMLType.F32)
 
 
 for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP"):
@@ -99,7 +99,7 @@ def scale_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("SCALE", all_f32)
-def _lower_scale(low: Lowering, node: Tensor) -> None:
-    parts, chunks = split(low, node, GRAIN)
+def _lower_scale(lowering: Lowering, node: Tensor) -> None:
+    parts, chunks = split(lowering, node, GRAIN)
     params = Scale(parts, s=node.op_params["s"], b=node.op_params["b"])
-    low.launch(scale_f32, node, params, chunks)
+    lowering.launch(scale_f32, node, params, chunks)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, inline_strict, kernel
 from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...abi import (
@@ -64,7 +64,7 @@ class Im2Col(NamedTuple):
 
 
 @cache
-def im2col_kernel(source: int, kind: int) -> Kernel:
+def im2col_kernel(source: int, kind: int) -> CpuKernel:
     """The kernel of the image's type and the result's."""
 
     def im2col(node, chunk, n_chunks, scratch):
@@ -99,14 +99,14 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
 
 
 @lowers("IM2COL")
-def _lower_im2col(low: Lowering, node: Tensor) -> None:
+def _lower_im2col(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src
     is_2d = bool(node.op_params["is_2d"])
     steps = {name: node.op_params[name] for name in Conv._fields}
     kh, channels = (a.ne[1], a.ne[2]) if is_2d else (1, a.ne[1])
     params = Im2Col(**steps, kw=a.ne[0], kh=kh, channels=channels, is_2d=is_2d)
     made = im2col_kernel(int(b.type), int(node.type))
-    low.launch(made, node, params, low.row_chunks(node), src=(None, b))
+    lowering.launch(made, node, params, lowering.row_chunks(node), src=(None, b))
 
 
 @inline_strict
@@ -129,7 +129,7 @@ def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):
 
 
 @cache
-def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
+def conv_2d_kernel(kind: int, depthwise: bool) -> CpuKernel:
     """The kernel of the convolution kernel's type; ``depthwise`` gives each channel its own."""
 
     def conv_2d(node, chunk, n_chunks, scratch):
@@ -162,12 +162,12 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
 
 @lowers("CONV_2D")
 @lowers("CONV_2D_DW")
-def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
+def _lower_conv_2d(lowering: Lowering, node: Tensor) -> None:
     a = node.src[0]
     macs = node.nelements * (a.nelements // a.ne[3])
     made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
     params = Conv(**{name: node.op_params[name] for name in Conv._fields})
-    low.launch(made, node, params, low.mac_chunks(node, macs))
+    lowering.launch(made, node, params, lowering.mac_chunks(node, macs))
 
 
 class ConvTranspose(NamedTuple):
@@ -177,7 +177,7 @@ class ConvTranspose(NamedTuple):
 
 
 @cache
-def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
+def conv_transpose_kernel(kind: int, axes: int) -> CpuKernel:
     """The kernel of the convolution kernel's type for images of one or two axes."""
 
     def conv_transpose(node, chunk, n_chunks, scratch):
@@ -214,9 +214,9 @@ def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
 
 @lowers("CONV_TRANSPOSE_1D")
 @lowers("CONV_TRANSPOSE_2D")
-def _lower_conv_transpose(low: Lowering, node: Tensor) -> None:
+def _lower_conv_transpose(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src
     axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
-    chunks = low.mac_chunks(node, a.nelements * b.nelements)
+    chunks = lowering.mac_chunks(node, a.nelements * b.nelements)
     made = conv_transpose_kernel(int(a.type), axes)
-    low.launch(made, node, ConvTranspose(node.op_params["s0"]), chunks)
+    lowering.launch(made, node, ConvTranspose(node.op_params["s0"]), chunks)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, inline_strict, kernel
 from .....ops.images.image import CUBIC, scale_factors
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
@@ -120,7 +120,7 @@ def weight(antialias, i, centre, reach):
 
 
 @cache
-def upscale_window_kernel(antialias: bool) -> Kernel:
+def upscale_window_kernel(antialias: bool) -> CpuKernel:
     """Means over windows: bilinear with antialiasing, or bicubic."""
 
     def upscale(node, chunk, n_chunks, scratch):
@@ -153,12 +153,12 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
 
 
 @lowers("UPSCALE")
-def _lower_upscale(low: Lowering, node: Tensor) -> None:
+def _lower_upscale(lowering: Lowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
     factors = scale_factors(x.ne, node.ne, v["align_corners"])
     params = Upscale(*map(float, factors), offset=0.0 if v["align_corners"] else 0.5)
     made = _KERNELS.get(v["mode"]) or upscale_window_kernel(v["mode"] == "antialias")
-    low.launch(made, node, params, low.row_chunks(node))
+    lowering.launch(made, node, params, lowering.row_chunks(node))
 
 
 _KERNELS = {"nearest": upscale_nearest, "bilinear": upscale_bilinear}

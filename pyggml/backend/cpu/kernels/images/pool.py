@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.images.pool import LOWEST
 from .....tensor import Tensor
@@ -35,7 +35,7 @@ class Pool(NamedTuple):
 
 
 @cache
-def pool_kernel(kind: int, largest: bool) -> Kernel:
+def pool_kernel(kind: int, largest: bool) -> CpuKernel:
     """The kernel of a source type, for the largest element or the mean."""
 
     def pool(node, chunk, n_chunks, scratch):
@@ -71,10 +71,10 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
 
 @lowers("POOL_1D")
 @lowers("POOL_2D")
-def _lower_pool(low: Lowering, node: Tensor) -> None:
+def _lower_pool(lowering: Lowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
     one = {"k1": 1, "s1": 1, "p1": 0, "size": 0}
     two = {"size": v["k0"] * v["k1"]} if "k1" in v else {}
     params = Pool(**{k: x for k, x in (one | v | two).items() if k in Pool._fields})
     made = pool_kernel(int(x.type), v["pool"] == "max")
-    low.launch(made, node, params, low.row_chunks(node))
+    lowering.launch(made, node, params, lowering.row_chunks(node))

@@ -49,10 +49,10 @@ from .weights import (
     TILE_1,
     TILE_4,
     TILE_TOKENS,
-    decode_rows,
+    decode_to_scratch,
     layout_name,
     multiply_tiles,
-    pack,
+    pack_group,
     packed_bytes,
     prefetch_ahead,
     room_for_tiles,
@@ -171,8 +171,8 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
             if plain != 0:
                 w = packed + TABLE_BYTES
                 set_row_pointers(packed, weights, nb(node, SRC0, 1), row, m)
-                decode_rows(traits, packed, rows, k, w + group)
-                pack(traits, packed, k, w)
+                decode_to_scratch(traits, packed, rows, k, w + group)
+                pack_group(traits, packed, k, w)
             else:
                 w = weights + g * group
             t = 0
@@ -194,25 +194,27 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
         use_tiles(traits, 0)
 
 
-def _listed(low: Lowering, node: Tensor) -> WorkRange:
+def _listed(lowering: Lowering, node: Tensor) -> WorkRange:
     """Add the launch that lists the uses by expert; the list in work memory."""
     w, _, ids = node.src
-    out = low.take(8 * (w.ne[2] + 1 + node.nrows))
-    low.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
+    out = lowering.take(8 * (w.ne[2] + 1 + node.nrows))
+    lowering.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
     return out
 
 
 @lowers("MUL_MAT_ID", supports_mul_mat)
-def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_id(lowering: Lowering, node: Tensor) -> None:
     w, x = node.src[0], node.src[1]
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
-    act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []
-    lists = [] if by_use else [_listed(low, node)]
+    act = [lowering.quantized(x, w.type.block_size, add_quantize)] if quantized else []
+    lists = [] if by_use else [_listed(lowering, node)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = ceil_div(w.ne[1], ROWS)
-    row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
+    row_chunks = max(
+        1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * lowering.n_threads))
+    )
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
     gather = MAX_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
@@ -223,11 +225,11 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         lists=lists[0].address if lists else 0,
         activations=act[0].address if act else 0,
         row_bytes=row_bytes,
-        traits=weight_traits(low, w, *functions, *more),
+        traits=weight_traits(lowering, w, *functions, *more),
         plain=plain,
         panel=panel,
     )
-    low.launch(
+    lowering.launch(
         mul_mat_id,
         node,
         params,

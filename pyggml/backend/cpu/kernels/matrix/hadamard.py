@@ -67,6 +67,6 @@ def hadamard_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("HADAMARD", all_f32)
-def _lower_hadamard(low: Lowering, node: Tensor) -> None:
+def _lower_hadamard(lowering: Lowering, node: Tensor) -> None:
     n = node.op_params["n"]
-    low.launch(hadamard_f32, node, Hadamard(n, 1 / math.sqrt(n)), low.row_chunks(node))
+    lowering.launch(hadamard_f32, node, Hadamard(n, 1 / math.sqrt(n)), lowering.row_chunks(node))

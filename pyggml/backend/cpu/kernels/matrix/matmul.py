@@ -17,7 +17,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import Kernel, inline, kernel, named_kernel
+from .....compiler.jit import CpuKernel, inline, kernel, named_kernel
 from .....dtype import GGMLType
 from .....ops.elementwise.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from .....rounding import ceil_div
@@ -44,11 +44,11 @@ from .weights import (
     RESULTS_BYTES,
     ROW_TILES,
     TILE_TOKENS,
-    decode_rows,
+    decode_to_scratch,
     is_decoded,
     layout_name,
     multiply_tiles,
-    pack,
+    pack_group,
     packed_bytes,
     prefetch_ahead,
     room_for_tiles,
@@ -151,12 +151,12 @@ def mul_mat(node, chunk, n_chunks, scratch):
         if plain != 0:
             w = packed
             set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
-            decode_rows(traits, table, rows, k, packed + group)
+            decode_to_scratch(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
                 times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
-            pack(traits, table, k, packed)
+            pack_group(traits, table, k, packed)
         t = t0
         while t < t1:
             y = x + t * stride
@@ -175,7 +175,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
 
 
 @cache
-def mul_mat_glu_kernel(activation: int) -> Kernel:
+def mul_mat_glu_kernel(activation: int) -> CpuKernel:
     """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
 
     Chunks are multiples of 32 rows: a block of the quantized result, which is written if
@@ -252,25 +252,25 @@ def supports_mul_mat(node: Tensor) -> bool:
     )
 
 
-def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
+def _chunks(lowering: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
     """Row chunks and token chunks of one matmul."""
     groups = ceil_div(w.ne[1], rows)
     if n == 1:
         n_bytes = group_bytes(w.type, w.ne[0]) * groups
-        rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
-        wanted = rounds * low.n_threads
-        return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
+        rounds = max(1, n_bytes // tuning().chunk_bytes // lowering.n_threads)
+        wanted = rounds * lowering.n_threads
+        return max(1, min(groups, wanted if batch < 4 * lowering.n_threads else 1)), 1
     token_chunks = math.ceil(n / MAX_TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     few = 0
     if token_chunks * batch == 1:
-        each = min(8, macs // _FEW_MACS // low.n_threads)  # the same number for all threads
-        few = max(each * low.n_threads, min(low.n_threads, macs // _LEAST_MACS))
+        each = min(8, macs // _FEW_MACS // lowering.n_threads)  # the same number for all threads
+        few = max(each * lowering.n_threads, min(lowering.n_threads, macs // _LEAST_MACS))
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
 def _launch(
-    low: Lowering, node: Tensor, dst: Tensor, *add: Tensor, glu: Kernel | None = None
+    lowering: Lowering, node: Tensor, dst: Tensor, *add: Tensor, glu: CpuKernel | None = None
 ) -> None:
     """Launch a MUL_MAT with the nodes after it.
 
@@ -283,11 +283,11 @@ def _launch(
     plain = not is_repacked(w)
     act = []
     if w.type in QUANTIZED:
-        act = [low.quantized(x, w.type.block_size, add_quantize)]
+        act = [lowering.quantized(x, w.type.block_size, add_quantize)]
     elif x.type is not GGMLType.F32:
-        act = [widened(low, x)]
+        act = [widened(lowering, x)]
     batch = node.ne[2] * node.ne[3]
-    row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
+    row_chunks, token_chunks = _chunks(lowering, w, node.ne[1], batch, 32 if glu else ROWS)
     functions = tiles_for(w, node.ne[1])
     one_pass = len(functions) == 1
     if plain:
@@ -300,11 +300,11 @@ def _launch(
         activations=act[0].address if act else 0,
         add=0 if glu else len(add),
         quantize=0,
-        traits=weight_traits(low, w, *functions, *more, one_pass=one_pass),
+        traits=weight_traits(lowering, w, *functions, *more, one_pass=one_pass),
         plain=plain,
         panel=panel,
     )
-    low.launch(
+    lowering.launch(
         glu or mul_mat,
         dst,
         params,
@@ -319,8 +319,8 @@ def _launch(
 
 
 @lowers("MUL_MAT", supports_mul_mat)
-def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
-    _launch(low, node, node)
+def _lower_mul_mat(lowering: Lowering, node: Tensor) -> None:
+    _launch(lowering, node, node)
 
 
 def _added(node: Tensor, total: Tensor) -> Tensor | None:
@@ -341,29 +341,29 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
 
 
 @fuses("MUL_MAT", "ADD", "ADD")
-def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
+def _lower_mul_mat_add_add(lowering: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
     """MUL_MAT that also adds a bias row and then a residual."""
     bias, residual = _added(node, biased), _added(biased, total)
     if bias is None or residual is None or not _may_add(node, total):
         return False
     if bias.nrows != 1 or residual.ne != node.ne or overlap(bias, total):
         return False
-    _launch(low, node, total, bias, residual)
+    _launch(lowering, node, total, bias, residual)
     return True
 
 
 @fuses("MUL_MAT", "ADD")
-def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
+def _lower_mul_mat_add(lowering: Lowering, node: Tensor, total: Tensor) -> bool:
     """MUL_MAT that also adds a residual or a bias row."""
     other = _added(node, total)
     if other is None or not _may_add(node, total):
         return False
-    _launch(low, node, total, other)
+    _launch(lowering, node, total, other)
     return True
 
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
-def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+def _lower_mul_mat_glu(lowering: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
     """Gate and up matmuls in one launch, which stores only the GLU of both."""
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]
@@ -380,5 +380,5 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
     kernel = mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]])
-    _launch(low, gate, glu, up_w, glu=kernel)
+    _launch(lowering, gate, glu, up_w, glu=kernel)
     return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .....compiler.jit import Kernel, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -34,7 +34,7 @@ from .weights import decoder_of, tile_kind
 
 
 @cache
-def out_prod_kernel(kind: int) -> Kernel:
+def out_prod_kernel(kind: int) -> CpuKernel:
     """The kernel of ``a``'s type, F32 for rows that are decoded."""
 
     def out_prod(node, chunk, n_chunks, scratch):
@@ -69,9 +69,9 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("OUT_PROD", _supports)
-def _lower_out_prod(low: Lowering, node: Tensor) -> None:
+def _lower_out_prod(lowering: Lowering, node: Tensor) -> None:
     a = node.src[0]
-    chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
+    chunks = lowering.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
     made = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
     params = Decoder(decoder_of(a.type, ALL_FLOATS))
-    low.launch(made, node, params, chunks, scratch=4 * a.ne[0])
+    lowering.launch(made, node, params, chunks, scratch=4 * a.ne[0])

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cache, partial
 
-from .....compiler.jit import Kernel, inline, kernel, named_kernel
+from .....compiler.jit import CpuKernel, inline, kernel, named_kernel
 from .....dtype import GGMLType
 from .....rounding import round_up
 from .....tensor import Tensor
@@ -71,7 +71,7 @@ RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
 
 
 @cache
-def _tile(tokens: int, kind: int, hint: int) -> Kernel:
+def _tile(tokens: int, kind: int, hint: int) -> CpuKernel:
     column = block_bytes(kind)
 
     def tile_q(w, x, stride, out, n_blocks, ahead):
@@ -84,7 +84,7 @@ def _tile(tokens: int, kind: int, hint: int) -> Kernel:
 
 
 @cache
-def _tiles(kind: int) -> Kernel:
+def _tiles(kind: int) -> CpuKernel:
     def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
         amx.tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
 
@@ -98,7 +98,7 @@ def configure_tiles(on):
 
 
 @cache
-def _row_tiles(tokens: int, kind: int) -> Kernel:
+def _row_tiles(tokens: int, kind: int) -> CpuKernel:
     def times_rows(table, n_rows, x, x_stride, out, out_stride, n):
         row_tiles(kind, tokens, table, n_rows, x, x_stride, out, out_stride, n)
 
@@ -106,7 +106,7 @@ def _row_tiles(tokens: int, kind: int) -> Kernel:
 
 
 @cache
-def _pack(kind: int) -> Kernel:
+def _pack(kind: int) -> CpuKernel:
     def pack_group(table, n, out):
         pack_rows(kind, table, n, out)
 
@@ -114,7 +114,7 @@ def _pack(kind: int) -> Kernel:
 
 
 @cache
-def _axpy_rows(tokens: int, kind: int, hint: int) -> Kernel:
+def _axpy_rows(tokens: int, kind: int, hint: int) -> CpuKernel:
     def add_rows(table, n_rows, values, sums, stride, n_groups):
         axpy.axpy_rows(kind, hint, tokens, table, n_rows, values, sums, stride, n_groups)
 
@@ -122,7 +122,7 @@ def _axpy_rows(tokens: int, kind: int, hint: int) -> Kernel:
 
 
 @cache
-def _axpy_unpack(kind: int) -> Kernel:
+def _axpy_unpack(kind: int) -> CpuKernel:
     def unpack(row, panel, stride, n_groups):
         axpy.decode_row(kind, row, panel, stride, n_groups)
 
@@ -178,7 +178,7 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     return TypeTraits(numbers, functions)
 
 
-def weight_traits(low: Lowering, w: Tensor, *functions: int, one_pass: bool = False) -> int:
+def weight_traits(lowering: Lowering, w: Tensor, *functions: int, one_pass: bool = False) -> int:
     """The address of the traits of a weight's format, for a program that needs these functions.
 
     The decoder that they need, if any, is compiled too.
@@ -189,7 +189,7 @@ def weight_traits(low: Lowering, w: Tensor, *functions: int, one_pass: bool = Fa
     """
     is_axpy = functions[0] == AXPY_UNPACK or functions[0] > AXPY_ROWS
     decoder = AXPY_DECODER if is_axpy else DECODER
-    return low.traits(_traits(w.type, tuning(), one_pass), decoder, *functions)
+    return lowering.traits(_traits(w.type, tuning(), one_pass), decoder, *functions)
 
 
 def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
@@ -299,13 +299,13 @@ def times_rows(traits, tokens, table, n_rows, x, x_stride, out, out_stride, n):
 
 
 @inline
-def pack(traits, table, n, out):
+def pack_group(traits, table, n, out):
     """16 plain rows as an interleaved group; see ``pack_rows``."""
     call_address(trait(traits, PACK), (table, n, out))
 
 
 @inline
-def decode_rows(traits, table, rows, n, floats):
+def decode_to_scratch(traits, table, rows, n, floats):
     """Decode up to 16 rows of ``n`` columns to ``floats``, and point ``table`` at them.
 
     The last row is repeated up to 16 pointers, as by ``set_row_pointers``. Rows of formats with a

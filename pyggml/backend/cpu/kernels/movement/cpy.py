@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -24,7 +24,7 @@ from ...simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
 
 
-class Copy(NamedTuple):
+class CpyArgs(NamedTuple):
     """The values of a copy."""
 
     flat: int  # no gaps on either side
@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 @inline
 def _place(node, tensor, e, size):
     """(address, stride in bytes, elements left in the row) of element ``e``."""
-    p = params_of(node, Copy)
+    p = params_of(node, CpyArgs)
     if p.flat != 0:
         return data(node, tensor) + e * size, size, p.elements - e
     n = ne(node, tensor, 0)
@@ -48,12 +48,12 @@ def _place(node, tensor, e, size):
 
 
 @cache
-def copy_kernel(source: int, kind: int) -> Kernel:
+def copy_kernel(source: int, kind: int) -> CpuKernel:
     """The kernel that copies elements of type ``source`` into type ``kind``."""
     size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
 
     def copy(node, chunk, n_chunks, scratch):
-        total = params_of(node, Copy).elements
+        total = params_of(node, CpyArgs).elements
         e, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while e < end:
             x, dx, left_x = _place(node, SRC0, e, size_x)
@@ -71,12 +71,12 @@ def copy_kernel(source: int, kind: int) -> Kernel:
 
 
 @cache
-def encode_kernel(source: int) -> Kernel:
+def encode_kernel(source: int) -> CpuKernel:
     """The kernel that copies floats into blocks; the result's rows have no gaps."""
     size = GGMLType(source).type_size
 
     def encode(node, chunk, n_chunks, scratch):
-        p = params_of(node, Copy)
+        p = params_of(node, CpyArgs)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
         row_blocks = ne(node, DST, 0) // block
@@ -96,12 +96,12 @@ def encode_kernel(source: int) -> Kernel:
 
 
 @cache
-def decode_kernel(kind: int) -> Kernel:
+def decode_kernel(kind: int) -> CpuKernel:
     """The kernel that copies blocks into floats; the source's rows have no gaps."""
     size = GGMLType(kind).type_size
 
     def decode(node, chunk, n_chunks, scratch):
-        p = params_of(node, Copy)
+        p = params_of(node, CpyArgs)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
         row_blocks = ne(node, SRC0, 0) // block
@@ -120,7 +120,7 @@ def decode_kernel(kind: int) -> Kernel:
     return kernel(decode, f"copy_blocks_{GGMLType(kind).name.lower()}")
 
 
-def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
+def _kernel(source: GGMLType, kind: GGMLType) -> CpuKernel | None:
     """The kernel of a pair of types, None where there is none."""
     if source == kind and not kind.is_quantized and kind.type_size in RAW:
         raw = RAW[kind.type_size]
@@ -140,19 +140,19 @@ def _supports(node: Tensor) -> bool:
     return rows and _kernel(x.type, node.type) is not None
 
 
-def _lower(low: Lowering, node: Tensor) -> None:
+def _lower(lowering: Lowering, node: Tensor) -> None:
     x = node.src[0]
     made = _kernel(x.type, node.type)
     quantized = x.type.is_quantized or node.type.is_quantized
     flat = not quantized and x.is_contiguous() and node.is_contiguous()
-    chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))
-    params = Copy(flat, node.nelements)
+    chunks = max(1, min(node.nelements // GRAIN, 8 * lowering.n_threads))
+    params = CpyArgs(flat, node.nelements)
     blocks = x.type if x.type.is_quantized else node.type
     if quantized:
         coder = row_decoder if x.type.is_quantized else row_encoder
         address = coder(int(blocks)).address
-        params = Copy(flat, node.nelements, address, blocks.block_size, blocks.type_size)
-    low.launch(made, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
+        params = CpyArgs(flat, node.nelements, address, blocks.block_size, blocks.type_size)
+    lowering.launch(made, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
 
 
 for _op in ("CPY", "CONT", "DUP"):

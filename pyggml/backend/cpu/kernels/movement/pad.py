@@ -80,9 +80,9 @@ def pad_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("PAD")
-def _lower_pad(low: Lowering, node: Tensor) -> None:
+def _lower_pad(lowering: Lowering, node: Tensor) -> None:
     params = Pad(*node.op_params["left"], circular=node.op_params["circular"])
-    low.launch(pad_f32, node, params, low.row_chunks(node))
+    lowering.launch(pad_f32, node, params, lowering.row_chunks(node))
 
 
 @kernel
@@ -100,9 +100,9 @@ def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("PAD_REFLECT_1D")
-def _lower_pad_reflect_1d(low: Lowering, node: Tensor) -> None:
+def _lower_pad_reflect_1d(lowering: Lowering, node: Tensor) -> None:
     params = PadReflect(node.op_params["p0"], node.op_params["p1"])
-    low.launch(pad_reflect_1d_f32, node, params, low.row_chunks(node))
+    lowering.launch(pad_reflect_1d_f32, node, params, lowering.row_chunks(node))
 
 
 @kernel
@@ -124,6 +124,6 @@ def roll_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ROLL")
-def _lower_roll(low: Lowering, node: Tensor) -> None:
+def _lower_roll(lowering: Lowering, node: Tensor) -> None:
     shifts = [s % n for s, n in zip(node.op_params["shift"], node.ne, strict=True)]
-    low.launch(roll_f32, node, Roll(*shifts), low.row_chunks(node))
+    lowering.launch(roll_f32, node, Roll(*shifts), lowering.row_chunks(node))

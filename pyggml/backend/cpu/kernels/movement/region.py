@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ...compile.lowering import GRAIN, Lowering, lowers
 from ...simd.element import F32, I32, load_elem, store_elem
 from ..span import Parts, columns, repeated_row, split
-from .cpy import RAW, Copy, copy_kernel
+from .cpy import RAW, CpyArgs, copy_kernel
 
 _SIZES = {raw: size for size, raw in RAW.items()}
 
@@ -50,7 +50,7 @@ def region_row(node, row):
 
 
 @cache
-def place_kernel(raw: int) -> Kernel:
+def place_kernel(raw: int) -> CpuKernel:
     """The kernel that copies SRC0, elements of an integer type, into the region."""
     size = _SIZES[raw]
 
@@ -79,7 +79,9 @@ def acc_f32(node, chunk, n_chunks, scratch):
             store_elem(F32, y, i, load_elem(F32, y, i) + load_elem(F32, x, i))
 
 
-def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int) -> None:
+def launch_place(
+    lowering: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int
+) -> None:
     """Add the launch that copies ``x`` into a region of ``node``: strides ``nb``, from ``offset``.
 
     Blocks of a quantized type are copied as bytes; their rows have no gaps.
@@ -91,21 +93,21 @@ def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offs
     else:
         size, n, step = x.type.type_size, x.ne[0], x.nb[0]
     params = Region(offset, *nb, elements=n, step=size if n == 1 else step)
-    low.launch(place_kernel(RAW[size]), node, params, low.row_chunks(x), src=(x,))
+    lowering.launch(place_kernel(RAW[size]), node, params, lowering.row_chunks(x), src=(x,))
 
 
-def _lower(low: Lowering, node: Tensor) -> None:
+def _lower(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
     p = node.op_params
     if not p["inplace"]:
         copy = copy_kernel(I32, I32)
-        params = Copy(flat=1, elements=node.nelements)
-        low.launch(copy, node, params, low.row_chunks(node), src=(a,))
+        params = CpyArgs(flat=1, elements=node.nelements)
+        lowering.launch(copy, node, params, lowering.row_chunks(node), src=(a,))
     if node.op.name == "SET":
-        launch_place(low, node, b, p["nb"], p["offset"])
+        launch_place(lowering, node, b, p["nb"], p["offset"])
     elif b.nelements:
         region = Region(p["offset"], *p["nb"], elements=b.ne[0], step=4)
-        low.launch(acc_f32, node, region, low.row_chunks(b), src=(b,))
+        lowering.launch(acc_f32, node, region, lowering.row_chunks(b), src=(b,))
 
 
 for _op in ("SET", "ACC"):
@@ -113,7 +115,7 @@ for _op in ("SET", "ACC"):
 
 
 @cache
-def repeat_kernel(raw: int) -> Kernel:
+def repeat_kernel(raw: int) -> CpuKernel:
     """The kernel for elements of an integer type."""
 
     def repeat(node, chunk, n_chunks, scratch):
@@ -140,15 +142,15 @@ def repeat_kernel(raw: int) -> Kernel:
 
 
 @lowers("REPEAT")
-def _lower_repeat(low: Lowering, node: Tensor) -> None:
-    parts, chunks = split(low, node, GRAIN)
-    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Parts(parts), chunks)
+def _lower_repeat(lowering: Lowering, node: Tensor) -> None:
+    parts, chunks = split(lowering, node, GRAIN)
+    lowering.launch(repeat_kernel(RAW[node.type.type_size]), node, Parts(parts), chunks)
 
 
 @lowers("CONCAT")
-def _lower_concat(low: Lowering, node: Tensor) -> None:
+def _lower_concat(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
     dim = node.op_params["dim"]
     offset = a.ne[dim] // (a.type.block_size if dim == 0 else 1) * node.nb[dim]
-    launch_place(low, node, a, node.nb[1:], 0)
-    launch_place(low, node, b, node.nb[1:], offset)
+    launch_place(lowering, node, a, node.nb[1:], 0)
+    launch_place(lowering, node, b, node.nb[1:], offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -47,7 +47,7 @@ class SetRows(NamedTuple):
 
 
 @cache
-def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
+def get_rows_kernel(kind: int, repacked: bool = False) -> CpuKernel:
     """The kernel of a source type and layout; the result is F32, or I32 for I32.
 
     Plain rows of blocks take the kernel of F32 with a decoder.
@@ -104,12 +104,12 @@ def _supports_get_rows(node: Tensor) -> bool:
 
 
 @lowers("GET_ROWS", _supports_get_rows)
-def _lower_get_rows(low: Lowering, node: Tensor) -> None:
+def _lower_get_rows(lowering: Lowering, node: Tensor) -> None:
     a = node.src[0]
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
     made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
     params = Decoder(decoder_of(a.type, tiled))
-    low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
+    lowering.launch(made, node, params, lowering.row_chunks(node), scratch=a.type.type_size)
 
 
 @inline
@@ -120,7 +120,7 @@ def _index(node, address):
 
 
 @cache
-def set_rows_kernel(source: int, kind: int) -> Kernel:
+def set_rows_kernel(source: int, kind: int) -> CpuKernel:
     """The kernel of a source and a target type; for rows of blocks, that of F32 with an encoder."""
 
     def set_rows(node, chunk, n_chunks, scratch):
@@ -166,10 +166,12 @@ def _supports_set_rows(node: Tensor) -> bool:
 
 
 @lowers("SET_ROWS", _supports_set_rows)
-def _lower_set_rows(low: Lowering, node: Tensor) -> None:
+def _lower_set_rows(lowering: Lowering, node: Tensor) -> None:
     b, idx, _ = node.src
     blocks = node.type.is_quantized
     made = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
     encoder = row_encoder(int(node.type)).address if blocks else 0
     scratch = 4 * b.ne[0] if blocks and b.type is not GGMLType.F32 else 0
-    low.launch(made, node, SetRows(encoder, idx.type.type_size), low.row_chunks(b), scratch=scratch)
+    lowering.launch(
+        made, node, SetRows(encoder, idx.type.type_size), lowering.row_chunks(b), scratch=scratch
+    )

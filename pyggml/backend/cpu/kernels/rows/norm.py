@@ -17,7 +17,7 @@ from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import ALWAYS, Lowering, all_f32, fuses, lowers
+from ...compile.lowering import ANY_CHUNKS, Lowering, all_f32, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import squares_f32
 from ...weights.layout import Q8_BLOCK
@@ -144,23 +144,23 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
 _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
 
 
-def _launch(low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
+def _launch(lowering: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
-    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
+    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * lowering.n_threads)
     made, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
-    low.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
+    lowering.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ANY_CHUNKS)
 
 
 @lowers("RMS_NORM", all_f32)
 @lowers("NORM", all_f32)
-def _lower_norm(low: Lowering, node: Tensor) -> None:
-    _launch(low, node, node)
+def _lower_norm(lowering: Lowering, node: Tensor) -> None:
+    _launch(lowering, node, node)
 
 
 @fuses("RMS_NORM", "MUL")
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
-def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
+def _lower_fused_norm(lowering: Lowering, norm: Tensor, *more: Tensor) -> bool:
     """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
     x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
@@ -171,18 +171,18 @@ def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
             return False
         if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
             return False
-    _launch(low, norm, dst, *rows)
+    _launch(lowering, norm, dst, *rows)
     return True
 
 
 @lowers("L2_NORM", all_f32)
-def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
-    low.launch(l2_norm_f32, node, Norm(node.op_params["eps"]), low.row_chunks(node))
+def _lower_l2_norm(lowering: Lowering, node: Tensor) -> None:
+    lowering.launch(l2_norm_f32, node, Norm(node.op_params["eps"]), lowering.row_chunks(node))
 
 
 @lowers("GROUP_NORM", all_f32)
-def _lower_group_norm(low: Lowering, node: Tensor) -> None:
+def _lower_group_norm(lowering: Lowering, node: Tensor) -> None:
     groups = int(node.op_params["n_groups"])
     step = ceil_div(node.ne[2], groups)
     params = GroupNorm(node.op_params["eps"], step, groups)
-    low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))
+    lowering.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * lowering.n_threads))

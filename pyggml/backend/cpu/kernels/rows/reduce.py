@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, fast_kernel, inline, inline_strict, kernel
+from .....compiler.jit import CpuKernel, fast_kernel, inline, inline_strict, kernel
 from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
@@ -96,12 +96,12 @@ def argmax_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ARGMAX")
-def _lower_argmax(low: Lowering, node: Tensor) -> None:
-    low.launch(argmax_f32, node, chunks=low.row_chunks(node.src[0]))
+def _lower_argmax(lowering: Lowering, node: Tensor) -> None:
+    lowering.launch(argmax_f32, node, chunks=lowering.row_chunks(node.src[0]))
 
 
 @cache
-def sum_pieces_kernel(fmt: int) -> Kernel:
+def sum_pieces_kernel(fmt: int) -> CpuKernel:
     """The kernel that writes the float64 sum of each piece."""
 
     def sum_pieces(node, chunk, n_chunks, scratch):
@@ -124,7 +124,7 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
 
 
 @cache
-def sum_total_kernel(fmt: int) -> Kernel:
+def sum_total_kernel(fmt: int) -> CpuKernel:
     """The kernel that adds up the pieces."""
 
     def sum_total(node, chunk, n_chunks, scratch):
@@ -166,27 +166,27 @@ def count_total(node, chunk, n_chunks, scratch):
     i64_ptr(data(node, DST))[0] = total
 
 
-def _launch_pieces(low: Lowering, node: Tensor, pieces: Kernel, total: Kernel) -> None:
+def _launch_pieces(lowering: Lowering, node: Tensor, pieces: CpuKernel, total: CpuKernel) -> None:
     """Two launches: the results of pieces into work memory, then their sum."""
     x = node.src[0]
     parts = max(1, ceil_div(x.ne[0], _PIECE))
     group = max(1, _PIECE // max(1, x.ne[0]))
     n = ceil_div(x.nrows, group) * parts
-    out = low.take(8 * max(1, n))
-    chunks = max(1, min(n, 8 * low.n_threads))
-    low.launch(pieces, node, Pieces(parts, group, out.address), chunks, writes=out)
-    low.launch(total, node, Total(n, out.address), src=(), work=[out])
+    out = lowering.take(8 * max(1, n))
+    chunks = max(1, min(n, 8 * lowering.n_threads))
+    lowering.launch(pieces, node, Pieces(parts, group, out.address), chunks, writes=out)
+    lowering.launch(total, node, Total(n, out.address), src=(), work=[out])
 
 
 @lowers("SUM")
-def _lower_sum(low: Lowering, node: Tensor) -> None:
+def _lower_sum(lowering: Lowering, node: Tensor) -> None:
     fmt = int(node.type)
-    _launch_pieces(low, node, sum_pieces_kernel(fmt), sum_total_kernel(fmt))
+    _launch_pieces(lowering, node, sum_pieces_kernel(fmt), sum_total_kernel(fmt))
 
 
 @lowers("COUNT_EQUAL")
-def _lower_count_equal(low: Lowering, node: Tensor) -> None:
-    _launch_pieces(low, node, count_pieces_i32, count_total)
+def _lower_count_equal(lowering: Lowering, node: Tensor) -> None:
+    _launch_pieces(lowering, node, count_pieces_i32, count_total)
 
 
 @inline
@@ -210,10 +210,10 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):
 
 @lowers("SUM_ROWS")
 @lowers("MEAN")
-def _lower_sum_rows(low: Lowering, node: Tensor) -> None:
+def _lower_sum_rows(lowering: Lowering, node: Tensor) -> None:
     x = node.src[0]
     divisor = x.ne[0] if node.op.name == "MEAN" else 1
-    low.launch(sum_rows_f32, node, RowSum(divisor), low.row_chunks(x))
+    lowering.launch(sum_rows_f32, node, RowSum(divisor), lowering.row_chunks(x))
 
 
 @kernel

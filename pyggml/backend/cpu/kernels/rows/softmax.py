@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...abi import (
@@ -58,7 +58,7 @@ def alibi_slope(node, head):
 
 
 @cache
-def soft_max_kernel(mask_type: int) -> Kernel:
+def soft_max_kernel(mask_type: int) -> CpuKernel:
     """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
 
     def soft_max(node, chunk, n_chunks, scratch):
@@ -106,7 +106,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("SOFT_MAX", _supports)
-def _lower_soft_max(low: Lowering, node: Tensor) -> None:
+def _lower_soft_max(lowering: Lowering, node: Tensor) -> None:
     mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
     n2 = 1 << (n_head.bit_length() - 1)
     params = SoftMax(
@@ -116,5 +116,5 @@ def _lower_soft_max(low: Lowering, node: Tensor) -> None:
         n_head_log2=n2,
     )
     made = soft_max_kernel(F32 if mask is None else int(mask.type))
-    chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * low.n_threads))
-    low.launch(made, node, params, chunks)
+    chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * lowering.n_threads))
+    lowering.launch(made, node, params, chunks)

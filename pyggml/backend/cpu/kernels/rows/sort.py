@@ -107,17 +107,19 @@ def top_k_f32(node, chunk, n_chunks, scratch):
             _sink(heap, 0, last)
 
 
-def _chunks(low: Lowering, x: Tensor) -> int:
-    return max(1, min(x.nrows, x.nelements // 512, 8 * low.n_threads))
+def _chunks(lowering: Lowering, x: Tensor) -> int:
+    return max(1, min(x.nrows, x.nelements // 512, 8 * lowering.n_threads))
 
 
 @lowers("ARGSORT")
-def _lower_argsort(low: Lowering, node: Tensor) -> None:
+def _lower_argsort(lowering: Lowering, node: Tensor) -> None:
     order = ASC if node.op_params["order"] == "asc" else DESC
-    low.launch(argsort_f32, node, ArgSort(order), _chunks(low, node), scratch=16 * node.ne[0])
+    lowering.launch(
+        argsort_f32, node, ArgSort(order), _chunks(lowering, node), scratch=16 * node.ne[0]
+    )
 
 
 @lowers("TOP_K")
-def _lower_top_k(low: Lowering, node: Tensor) -> None:
-    chunks = _chunks(low, node.src[0])
-    low.launch(top_k_f32, node, chunks=chunks, scratch=8 * node.ne[0])
+def _lower_top_k(lowering: Lowering, node: Tensor) -> None:
+    chunks = _chunks(lowering, node.src[0])
+    lowering.launch(top_k_f32, node, chunks=chunks, scratch=8 * node.ne[0])

@@ -1,6 +1,6 @@
 """The list of active rows of a row-sparse product: ascending, shared by the nodes that read it.
 
-    listed = active_rows(low, node)                # in a lowering; None if all rows are active
+    listed = active_rows(lowering, node)                # in a lowering; None if all rows are active
     rows = list_rows(listed, n_rows)               # in a kernel
     count = list_place(listed, n_rows, segments(n_rows))
 
@@ -138,25 +138,25 @@ def list_active(node, chunk, n_chunks, scratch):
         set_error(node, BAD_SCORE)
 
 
-def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
+def active_rows(lowering: Lowering, node: Tensor) -> WorkRange | None:
     """The list for a MUL_MAT_SPARSE or AXPY, shared by equal selections; None if all are active."""
     a, b, idx, placed = node.src
     if idx is None and placed is None:
         return None
     threshold, bucket = node.op_params["threshold"], node.op_params["bucket"]
     key = ("active rows", idx, placed, threshold, bucket, a.ne[1])
-    known = low.known(key, idx, placed)
+    known = lowering.known(key, idx, placed)
     if known is not None:
         return known
     n_rows, marks = a.ne[1], None
     if idx is not None and (idx.ne[1] > 1 or placed is not None):
-        marks = low.take(idx.ne[0])
-        chunks = max(1, min(idx.nelements // GRAIN, idx.ne[0] // 64, 8 * low.n_threads))
+        marks = lowering.take(idx.ne[0])
+        chunks = max(1, min(idx.nelements // GRAIN, idx.ne[0] // 64, 8 * lowering.n_threads))
         params = Active(0, marks.address, bucket=0, rows=0, threshold=threshold)
-        low.launch(mark_active, node, params, chunks, src=(idx,), writes=marks)
-    out = low.take(4 * n_rows + 8 * (ceil_div(n_rows, SEGMENT) + 1))
+        lowering.launch(mark_active, node, params, chunks, src=(idx,), writes=marks)
+    out = lowering.take(4 * n_rows + 8 * (ceil_div(n_rows, SEGMENT) + 1))
     at = marks.address if marks else 0
     params = Active(out.address, at, bucket=bucket, rows=n_rows, threshold=threshold)
     src, work = (b if idx is None else idx, placed), [marks] if marks else []
-    low.launch(list_active, node, params, src=src, work=work, writes=out)
-    return low.remember(key, out)
+    lowering.launch(list_active, node, params, src=src, work=work, writes=out)
+    return lowering.remember(key, out)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -417,7 +417,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
 
 
 def launch_axpy(
-    low: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
+    lowering: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
 ) -> None:
     """Add the launches of an AXPY.
 
@@ -428,7 +428,7 @@ def launch_axpy(
     w, b, _, placed = node.src
     n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
     kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
-    listed = active_rows(low, node)
+    listed = active_rows(lowering, node)
     few = n == 1 or (n <= _FEW and not is_decoded(w.type, TYPES))
     functions = [AXPY_UNPACK]
     if few:  # of the blocks of ``axpy``
@@ -436,21 +436,21 @@ def launch_axpy(
         functions = [AXPY_ROWS + k for k in {n // blocks, ceil_div(n, blocks)}]
     tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
     if n <= _FEW:
-        stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
+        stripes = min(groups, ceil_div(2 * lowering.n_threads, n_segments))
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
-        stripes = max(ceil_div(groups, fit), min(groups, 4 * low.n_threads))
+        stripes = max(ceil_div(groups, fit), min(groups, 4 * lowering.n_threads))
     chunks, whole, share, stripe = stripes * n_segments, 0, 0, ceil_div(groups, stripes)
-    if n <= _FEW and stripes == 1 and groups >= low.n_threads:
-        stripes = low.n_threads  # of the last segments, so that threads end at the same time
+    if n <= _FEW and stripes == 1 and groups >= lowering.n_threads:
+        stripes = lowering.n_threads  # of the last segments, so that threads end at the same time
         whole, cut = divmod(n_segments, stripes)
         share = whole + cut
         chunks, stripe = stripes * share, groups if whole else ceil_div(groups, stripes)
     masks = sums = None
     if not few:
-        masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
+        masks = lowering.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
     if n <= _FEW:
-        sums = low.take(4 * group_columns() * groups * n * n_segments)
+        sums = lowering.take(4 * group_columns() * groups * n * n_segments)
     params = Axpy(
         values=values.data if isinstance(values, Tensor) else values.address,
         listed=listed.address if listed else 0,
@@ -460,17 +460,17 @@ def launch_axpy(
         stripes=stripes,
         token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
-        traits=weight_traits(low, w, *functions),
+        traits=weight_traits(lowering, w, *functions),
         whole=whole,
         share=share,
     )
     work = [r for r in (listed, values) if isinstance(r, WorkRange)]
 
     def add(
-        made: Kernel, chunks: int, work: list[WorkRange], writes: Tensor | WorkRange,
+        made: CpuKernel, chunks: int, work: list[WorkRange], writes: Tensor | WorkRange,
         scratch: int = 0,
     ) -> None:  # fmt: skip
-        low.launch(
+        lowering.launch(
             made, node, params, chunks, src=(w, b, scores, placed), work=work, writes=writes,
             reads=(w, placed, scores, values if isinstance(values, Tensor) else None),
             scratch=scratch, variant=layout_name(w),
@@ -481,18 +481,18 @@ def launch_axpy(
         scratch = _scratch(kind, n)
         scratch += TOGETHER * 4 * group_columns() * stripe if is_decoded(w.type, TYPES) else 0
     else:
-        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * lowering.n_threads), work, masks)
         made, work = axpy_many, [*work, masks]
         scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
     if sums is None:
         add(made, stripes * params.token_blocks, work, node, scratch)
         return
     add(made, chunks, work, sums, scratch)
-    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
+    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * lowering.n_threads))
     add(axpy_sums, chunks, [sums], node)
 
 
 @lowers("AXPY", supports_sparse)
-def _lower_axpy(low: Lowering, node: Tensor) -> None:
+def _lower_axpy(lowering: Lowering, node: Tensor) -> None:
     _, b, idx, _ = node.src
-    launch_axpy(low, node, b, idx)
+    launch_axpy(lowering, node, b, idx)

@@ -57,7 +57,7 @@ def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
     )
 
 
-def _fuse(low: Lowering, *nodes: Tensor) -> bool:
+def _fuse(lowering: Lowering, *nodes: Tensor) -> bool:
     """Fuse MUL_MAT_SPARSE, its activation, and AXPY on the same scores."""
     *inner, axpy = nodes
     found = _values(axpy.src[1])
@@ -77,9 +77,9 @@ def _fuse(low: Lowering, *nodes: Tensor) -> bool:
         return False
     if form.kind == GATE and (other.ne != up.ne or not other.is_contiguous_rows()):
         return False
-    values = low.take(up.nbytes)
-    launch_rows(low, up, form, other.src[0] if form.kind == GATE_ROWS else other, values)
-    launch_axpy(low, axpy, values, None)
+    values = lowering.take(up.nbytes)
+    launch_rows(lowering, up, form, other.src[0] if form.kind == GATE_ROWS else other, values)
+    launch_axpy(lowering, axpy, values, None)
     return True
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import Kernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -57,10 +57,10 @@ from ..matrix.weights import (
     ROW_TOKENS,
     TILE_1,
     TILE_4,
-    decode_rows,
+    decode_to_scratch,
     is_decoded,
     layout_name,
-    pack,
+    pack_group,
     packed_bytes,
     tile,
     times_rows,
@@ -133,7 +133,7 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
 
 
 @cache
-def mul_mat_sparse_kernel(form: Form) -> Kernel:
+def mul_mat_sparse_kernel(form: Form) -> CpuKernel:
     """The kernel of a form, for weights of any format.
 
     Scratch: two tiles; four tokens' results and gates; row pointers; chosen rows and their
@@ -214,7 +214,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                                 table, chosen, c, gate_rows, gate_bytes,
                                 chosen, c, up_rows, up_bytes,
                             )  # fmt: skip
-                            decode_rows(traits, table, c, k, floats)
+                            decode_to_scratch(traits, table, c, k, floats)
                             times_rows(traits, step, table, c, x, stride, dots, _FLOATS_BYTES, k)
                             opened = 0
                             for i in range(c):
@@ -235,7 +235,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                             (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
                         )
                         _fill(table, chosen, c, up_rows, up_bytes, after, left, base, stride_after)
-                        decode_rows(traits, table, c, k, floats)
+                        decode_to_scratch(traits, table, c, k, floats)
                         times_rows(traits, step, table, c, x, stride, dots, _FLOATS_BYTES, k)
                         for i in range(c):
                             neuron = neurons[i]
@@ -259,12 +259,12 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
                 _fill(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
-                decode_rows(traits, table, r, k, floats)
-                pack(traits, table, k, packed)
+                decode_to_scratch(traits, table, r, k, floats)
+                pack_group(traits, table, k, packed)
                 if what == GATE_ROWS:
                     _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
-                    decode_rows(traits, table, r, k, floats)
-                    pack(traits, table, k, gate_packed)
+                    decode_to_scratch(traits, table, r, k, floats)
+                    pack_group(traits, table, k, gate_packed)
                 t = 0
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
@@ -307,12 +307,12 @@ def supports_sparse(node: Tensor) -> bool:
 
 
 def launch_rows(
-    low: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
+    lowering: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
 ) -> None:
     """Add the launch of a MUL_MAT_SPARSE in some form, with its result, F32 [F, T], at ``out``."""
     w, x, idx, placed = node.src
-    act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
-    listed = active_rows(low, node)
+    act = [lowering.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
+    listed = active_rows(lowering, node)
     n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
     passes = {1, min(n, ROW_TOKENS), n % ROW_TOKENS or 1}  # numbers of tokens
     functions = [ROW_TILES + tokens for tokens in passes]
@@ -324,13 +324,13 @@ def launch_rows(
         bucket=node.op_params["bucket"],
         out=out.data if isinstance(out, Tensor) else out.address,
         threshold=node.op_params["threshold"],
-        traits=weight_traits(low, w, *functions),
+        traits=weight_traits(lowering, w, *functions),
     )
-    low.launch(
+    lowering.launch(
         mul_mat_sparse_kernel(form),
         node,
         params,
-        min(groups, (8 if n == 1 else 16) * low.n_threads),
+        min(groups, (8 if n == 1 else 16) * lowering.n_threads),
         src=(w, x, idx, placed, gate),
         work=[*act, listed],
         writes=out,
@@ -340,6 +340,6 @@ def launch_rows(
 
 
 @lowers("MUL_MAT_SPARSE", supports_sparse)
-def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
-    low.launch(zero_f32, node, chunks=low.row_chunks(node), src=())
-    launch_rows(low, node, Form(), None, node)
+def _lower_mul_mat_sparse(lowering: Lowering, node: Tensor) -> None:
+    lowering.launch(zero_f32, node, chunks=lowering.row_chunks(node), src=())
+    launch_rows(lowering, node, Form(), None, node)

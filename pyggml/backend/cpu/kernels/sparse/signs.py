@@ -59,15 +59,17 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):
 
 
 @lowers("MUL_MAT_SIGNS")
-def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_signs(lowering: Lowering, node: Tensor) -> None:
     x = node.src[1]
     words = ceil_div(x.ne[0], 64)
     key = ("signs", x)
-    signs = low.known(key, x)
+    signs = lowering.known(key, x)
     if signs is None:
-        signs = low.take(8 * words * x.ne[1])
-        chunks = min(x.ne[1], 8 * low.n_threads)
-        low.launch(pack_signs, node, Signs(signs.address), chunks, reads=(x,), writes=signs)
-        low.remember(key, signs)
-    chunks = max(1, min(node.ne[0], node.nelements * words // _CHUNK_WORDS, 16 * low.n_threads))
-    low.launch(mul_mat_signs, node, Signs(signs.address), chunks, work=[signs])
+        signs = lowering.take(8 * words * x.ne[1])
+        chunks = min(x.ne[1], 8 * lowering.n_threads)
+        lowering.launch(pack_signs, node, Signs(signs.address), chunks, reads=(x,), writes=signs)
+        lowering.remember(key, signs)
+    chunks = max(
+        1, min(node.ne[0], node.nelements * words // _CHUNK_WORDS, 16 * lowering.n_threads)
+    )
+    lowering.launch(mul_mat_signs, node, Signs(signs.address), chunks, work=[signs])

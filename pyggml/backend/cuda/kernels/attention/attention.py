@@ -27,7 +27,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, decodable, element_loader
 from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, load_i32, store_f32, store_i32
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..rows.softmax import MASKS, alibi_slope, alibi_steps
 from ..warp import FULL
@@ -38,7 +38,7 @@ from .attention_chunk import (
     ONE,
     THREADS,
     ZERO,
-    Shape,
+    AttentionForm,
     chunk_loader,
     finite,
     in_lists,
@@ -65,7 +65,7 @@ def store_row(y, at, d, value, top, total, sink, has_sinks):
 
 
 @cache
-def decode_kernel(shape: Shape) -> Kernel:
+def decode_kernel(shape: AttentionForm) -> GpuKernel:
     """The kernel of one token and one split of its keys; see the module."""
     hd, hdv, heads, lanes, n_groups = (
         shape.hd, shape.hdv, shape.heads, shape.lanes, shape.n_groups,
@@ -343,10 +343,10 @@ def _is_aligned(x: Tensor) -> bool:
     return x.ne[0] % 8 == 0 and x.data % 16 == 0 and all(x.nb[i] % 16 == 0 for i in (1, 2, 3))
 
 
-def _shape(node: Tensor) -> Shape:
+def _shape(node: Tensor) -> AttentionForm:
     q, k, v, mask, _, cells, _, branches = (*node.src, *(None,) * 8)[:8]
     n_rep, p = q.ne[2] // k.ne[2], node.op_params
-    return Shape(
+    return AttentionForm(
         k=k.type,
         v=v.type,
         hd=q.ne[0],
@@ -385,7 +385,7 @@ def _parts_bytes(n_parts: int, hdv: int) -> int:
 
 
 @lowers("FLASH_ATTN_EXT", _supports)
-def _lower_attention(low: Lowering, node: Tensor) -> None:
+def _lower_attention(lowering: Lowering, node: Tensor) -> None:
     q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     p, shape = node.op_params, _shape(node)
     n_tokens, n_head, batch = q.ne[1:]
@@ -393,15 +393,15 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
     n_rep = n_head // n_kv_head
     tiles = ceil_div(n_rep, shape.heads)
     n_keys = k.ne[1] if cells is None else cells.ne[1]
-    blocks = 2 * low.device.n_sm, n_kv_head * tiles
+    blocks = 2 * lowering.device.n_sm, n_kv_head * tiles
     most = ceil_div(n_keys, shape.n_groups * shape.unroll)
-    low.reserve(_parts_bytes(batch * n_head * _most_states(n_tokens, *blocks, most), hdv))
-    if n_tokens > FEW_TOKENS and attend(low, node, shape):
+    lowering.reserve(_parts_bytes(batch * n_head * _most_states(n_tokens, *blocks, most), hdv))
+    if n_tokens > FEW_TOKENS and attend(lowering, node, shape):
         return
     splits = _n_splits(n_tokens, *blocks, most)
     n_parts = batch * n_tokens * n_head * splits
     values = round_up(8 * n_parts, 256)
-    parts = low.take(_parts_bytes(n_parts, hdv)) if splits > 1 else None
+    parts = lowering.take(_parts_bytes(n_parts, hdv)) if splits > 1 else None
     n2, step_0, step_1 = alibi_steps(n_head, p["max_bias"])
     cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
     m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)
@@ -416,14 +416,14 @@ def _lower_attention(low: Lowering, node: Tensor) -> None:
         rows1=0 if rows is None else rows.nb[1], values=values,
         scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
         n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None), error=low.error, code=low.error_code(node),
+        has_sinks=int(sinks is not None), error=lowering.error, code=lowering.error_code(node),
         **list_sizes(cells, branches),
     )  # fmt: skip
-    low.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
+    lowering.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
     if splits > 1:
         call = attention_merge(
             parts=parts, sinks=sinks, y=node, n_tokens=n_tokens, n_head=n_head, n_splits=splits,
             hdv=hdv, values=values, y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
             has_sinks=int(sinks is not None),
         )  # fmt: skip
-        low.launch(call, Grid(batch * n_tokens, n_head), threads=round_up(hdv, 32))
+        lowering.launch(call, Grid(batch * n_tokens, n_head), threads=round_up(hdv, 32))

@@ -26,7 +26,7 @@ ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 THREADS = 128  # of a block
 
 
-class Shape(NamedTuple):
+class AttentionForm(NamedTuple):
     """Compile-time constants of the attention kernels.
 
     Attributes:

@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT of many tokens: tiles of query rows times keys, by tensor cores.
 
-    attend(low, node)                              # or False: see ``attention``
+    attend(lowering, node)                              # or False: see ``attention``
 
 A query row is a token and one of the query heads of a KV head, so that all rows of a block read
 the same keys. A block takes ``ROWS`` rows, a warp 16 of them; queries, scores and sums of values
@@ -54,7 +54,7 @@ from ...intrin import (
     u32,
     wait_copies_0,
 )
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering
 from ..rows.softmax import alibi_slope, alibi_steps
 from ..warp import FULL
@@ -65,7 +65,7 @@ from .attention_chunk import (
     ONE,
     THREADS,
     ZERO,
-    Shape,
+    AttentionForm,
     chunk_loader,
     finite,
     in_lists,
@@ -126,7 +126,7 @@ def row_copier(type: GGMLType, n: int, asynchronous: bool) -> Any:
 
 
 @cache
-def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
+def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
     """The kernel.
 
     Args:
@@ -555,10 +555,10 @@ def tile_kernel(shape: Shape, turing: bool, kept: bool) -> Kernel:
     return attention_tile
 
 
-def attend(low: Lowering, node: Tensor, shape: Shape) -> bool:
+def attend(lowering: Lowering, node: Tensor, shape: AttentionForm) -> bool:
     """Lower a node of many tokens, if the types and the device allow."""
     q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
-    cc = low.device.cc
+    cc = lowering.device.cc
     turing = cc < (8, 0)
     types = (shape.k, shape.v)
     n_lists = 1 if cells is None else cells.ne[2]
@@ -587,8 +587,8 @@ def attend(low: Lowering, node: Tensor, shape: Shape) -> bool:
         rows1=0 if rows is None else rows.nb[1],
         scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
         n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None), error=low.error, code=low.error_code(node),
+        has_sinks=int(sinks is not None), error=lowering.error, code=lowering.error_code(node),
         **list_sizes(cells, branches),
     )  # fmt: skip
-    low.launch(call, Grid(ceil_div(q.ne[1] * n_rep, ROWS), k.ne[2], q.ne[3]))
+    lowering.launch(call, Grid(ceil_div(q.ne[1] * n_rep, ROWS), k.ne[2], q.ne[3]))
     return True

@@ -18,7 +18,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer
 from ...driver import Grid
 from ...intrin import divide, load_f32, load_i32, mul_rounded
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..elementwise.elementwise import sincos
 
@@ -28,7 +28,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @cache
-def rope_kernel(mode: RopeMode, type: GGMLType, factors: bool, yarn: bool) -> Kernel:
+def rope_kernel(mode: RopeMode, type: GGMLType, factors: bool, yarn: bool) -> GpuKernel:
     """The kernel of a mode and type."""
     neox = mode == RopeMode.NEOX
     load, store = element_loader(type), element_storer(type)
@@ -93,7 +93,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
-def _lower_rope(low: Lowering, node: Tensor) -> None:
+def _lower_rope(lowering: Lowering, node: Tensor) -> None:
     x, positions, freqs = (*node.src, None)[:3]
     p = node.op_params
     first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
@@ -113,4 +113,4 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
         freq_scale=p["freq_scale"], ext_factor=p["ext_factor"], ramp_low=first,
         ramp_span=max(0.001, last - first), magnitude=float(magnitude),
     )  # fmt: skip
-    low.launch(call, Grid(x.ne[2] * x.ne[3], ceil_div(x.ne[1], HEADS)))
+    lowering.launch(call, Grid(x.ne[2] * x.ne[3], ceil_div(x.ne[1], HEADS)))

@@ -14,7 +14,7 @@ from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import device, divide, load_f32, load_i32, store_f32
-from ...kernel import I32, U8, Kernel, i32, i64, kernel
+from ...kernel import I32, U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 from ..span import THREADS, Span, in_range, span_of
 
@@ -37,7 +37,7 @@ def combiner(op: str) -> Any:
 @cache
 def binary_kernel(
     op: str, types: tuple[GGMLType, GGMLType, GGMLType], columns: int, flat: bool, quads: bool
-) -> Kernel:
+) -> GpuKernel:
     """The kernel of an op for the types of a, b and the result.
 
     Args:
@@ -107,7 +107,7 @@ def _supports(node: Tensor) -> bool:
 @lowers("MUL", _supports)
 @lowers("DIV", _supports)
 @lowers("ADD1", _supports)
-def _lower_binary(low: Lowering, node: Tensor) -> None:
+def _lower_binary(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[:2]
     columns = FULL if b.ne[0] == a.ne[0] else ONE if b.ne[0] == 1 else REPEATED
     if b.ne == a.ne:
@@ -125,7 +125,7 @@ def _lower_binary(low: Lowering, node: Tensor) -> None:
         nb_ne3=b.ne[3], b1=b.nb[1], b2=b.nb[2], b3=b.nb[3],
         y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
     )  # fmt: skip
-    low.launch(call, span.grid)
+    lowering.launch(call, span.grid)
 
 
 @kernel(threads=THREADS)
@@ -155,11 +155,11 @@ def _supports_add_id(node: Tensor) -> bool:
 
 
 @lowers("ADD_ID", _supports_add_id)
-def _lower_add_id(low: Lowering, node: Tensor) -> None:
+def _lower_add_id(lowering: Lowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
     call = add_id_f32(
         a=a, b=b, ids=ids, y=node, units=node.nelements, n=a.ne[0], ne1=a.ne[1], n_rows=b.ne[1],
         a1=a.nb[1], a2=a.nb[2], b1=b.nb[1], ids0=ids.nb[0], ids1=ids.nb[1],
-        y1=node.nb[1], y2=node.nb[2], error=low.error, code=low.error_code(node),
+        y1=node.nb[1], y2=node.nb[2], error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
-    low.launch(call, blocks(node.nelements, THREADS))
+    lowering.launch(call, blocks(node.nelements, THREADS))

@@ -8,12 +8,12 @@ from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_storer
 from ...intrin import mul_rounded
-from ...kernel import U8, Kernel, f32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 
 
 @cache
-def fill_kernel(type: GGMLType) -> Kernel:
+def fill_kernel(type: GGMLType) -> GpuKernel:
     """Element i becomes ``start + step * i``, computed in float32 with two roundings."""
     store = element_storer(type)
 
@@ -31,12 +31,14 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ARANGE", _supports)
-def _lower_arange(low: Lowering, node: Tensor) -> None:
+def _lower_arange(lowering: Lowering, node: Tensor) -> None:
     n, p = node.nelements, node.op_params
-    low.launch(fill_kernel(node.type)(y=node, n=n, start=p["start"], step=p["step"]), blocks(n))
+    lowering.launch(
+        fill_kernel(node.type)(y=node, n=n, start=p["start"], step=p["step"]), blocks(n)
+    )
 
 
 @lowers("FILL", _supports)
-def _lower_fill(low: Lowering, node: Tensor) -> None:
+def _lower_fill(lowering: Lowering, node: Tensor) -> None:
     n, c = node.nelements, node.op_params["c"]
-    low.launch(fill_kernel(node.type)(y=node, n=n, start=c, step=0.0), blocks(n))
+    lowering.launch(fill_kernel(node.type)(y=node, n=n, start=c, step=0.0), blocks(n))

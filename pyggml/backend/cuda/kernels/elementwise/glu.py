@@ -10,7 +10,7 @@ from .....ops.elementwise.glu import ACTIVATIONS, OAI
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import device, divide
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
 from .elementwise import FUNCTIONS, ONE, ZERO
@@ -42,7 +42,7 @@ def gated(kind: str):
 
 
 @cache
-def glu_kernel(kind: str, type: GGMLType, flat: bool, quads: bool) -> Kernel:
+def glu_kernel(kind: str, type: GGMLType, flat: bool, quads: bool) -> GpuKernel:
     """The kernel of a kind for a type."""
     function, size = gated(kind), type.type_size
     load, store = element_loader(type), element_storer(type)
@@ -88,7 +88,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("GLU", _supports)
-def _lower_glu(low: Lowering, node: Tensor) -> None:
+def _lower_glu(lowering: Lowering, node: Tensor) -> None:
     gate, up = node.src[:2]
     p, gate_at, up_at = node.op_params, 0, 0
     if up is None:
@@ -103,4 +103,4 @@ def _lower_glu(low: Lowering, node: Tensor) -> None:
         up1=up.nb[1], up2=up.nb[2], up3=up.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
         alpha=p["alpha"], limit=p["limit"],
     )  # fmt: skip
-    low.launch(call, span.grid)
+    lowering.launch(call, span.grid)

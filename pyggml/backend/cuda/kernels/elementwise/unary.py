@@ -11,14 +11,14 @@ from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import divide
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
 from .elementwise import FUNCTIONS, PARAMETERS
 
 
 @cache
-def element_kernel(name: str, type: GGMLType, flat: bool, quads: bool) -> Kernel:
+def element_kernel(name: str, type: GGMLType, flat: bool, quads: bool) -> GpuKernel:
     """The kernel of a function for a type."""
     function, size = FUNCTIONS[name], type.type_size
     load, store = element_loader(type), element_storer(type)
@@ -57,7 +57,7 @@ def _supports(node: Tensor) -> bool:
     return x.type in FLOAT_TYPES and x.is_contiguous_rows() and in_range(node)
 
 
-def _lower_element(low: Lowering, node: Tensor) -> None:
+def _lower_element(lowering: Lowering, node: Tensor) -> None:
     x, p = node.src[0], node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
     span = span_of(node, x)
@@ -67,7 +67,7 @@ def _lower_element(low: Lowering, node: Tensor) -> None:
         x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
         a=numbers[0], b=numbers[1], c=numbers[2], d=numbers[3],
     )  # fmt: skip
-    low.launch(call, span.grid)
+    lowering.launch(call, span.grid)
 
 
 for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP", "SCALE"):

@@ -13,11 +13,11 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import divide, load_i32, store_f32, store_i32
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from .matmul import (
     WARPS,
-    Shape,
+    LaunchShape,
     float_dots,
     plane_dots,
     reads_vectors,
@@ -30,7 +30,7 @@ from .weights import has_planes, planes_in, reads_weight
 
 
 @cache
-def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: Shape) -> Kernel:
+def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: LaunchShape) -> GpuKernel:
     """The kernel of a format: of planes, or of elements."""
     dots = plane_dots(type, shape) if planes else float_dots(type, GGMLType.F32, vector, shape)
     sum_up = row_sums(shape)
@@ -89,17 +89,17 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT_ID", _supports)
-def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_id(lowering: Lowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
     planes, vector = has_planes(a), False
     common = {
         "ids": ids, "y": node, "rows": a.ne[1], "n_experts": a.ne[2], "n_used": ids.ne[0],
         "n_b": b.ne[1], "s0": ids.nb[0], "s1": ids.nb[1], "y1": node.nb[1], "y2": node.nb[2],
-        "error": low.error, "code": low.error_code(node),
+        "error": lowering.error, "code": lowering.error_code(node),
     }  # fmt: skip
     if planes:
-        w, at = planes_in(low, a)
-        x, q8 = quantized(low, b)
+        w, at = planes_in(lowering, a)
+        x, q8 = quantized(lowering, b)
         common |= {
             "w": w, "x": x, "n": a.ne[0] // 32, "high": at.high, "steps": at.steps,
             "scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
@@ -113,8 +113,8 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
             "sums": 0, "w1": a.nb[1], "w2": a.nb[2], "x1": b.nb[1], "x2": b.nb[2],
         }  # fmt: skip
         turns = a.ne[0] // (256 if vector else 32)
-    split = split_of(low, a.ne[1] * ids.ne[0], turns)
+    split = split_of(lowering, a.ne[1] * ids.ne[0], turns)
     shape = shape_of(1, split, a.type, planes=planes)
     row_blocks = ceil_div(a.ne[1], shape.block_rows)
     call = mat_vec_id(a.type, planes, vector, shape)(**common, row_blocks=row_blocks)
-    low.launch(call, Grid(row_blocks * ids.nelements))
+    lowering.launch(call, Grid(row_blocks * ids.nelements))

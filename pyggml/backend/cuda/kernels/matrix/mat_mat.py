@@ -1,6 +1,6 @@
 """MUL_MAT of more than 8 tokens: tiles of rows and tokens, by tensor cores.
 
-    multiply(low, node)                            # or False: see ``matmul``
+    multiply(lowering, node)                            # or False: see ``matmul``
 
 F16 and BF16 weights are multiplied with activations of the same type (``quantize.halved``), all
 other types that can be decoded as F16, and planes as int8 with int8 activations, whose sums are
@@ -57,7 +57,7 @@ from ...intrin import (
     wait_copies_0,
     wait_copies_1,
 )
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering
 from .quantize import halved, is_aligned, quantized
 from .weights import group_reader, has_planes, known_planes, planes_in, word_unpacker
@@ -103,12 +103,12 @@ NARROW, MIDDLE, SQUARE = Tile(64, 16, 4, 1), Tile(64, 32, 4, 1), Tile(64, 64, 2,
 LARGE = Tile(128, 128, 2, 4)
 
 
-def tile_of(low: Lowering, rows: int, tokens: int, batches: int) -> Tile:
+def tile_of(lowering: Lowering, rows: int, tokens: int, batches: int) -> Tile:
     """The tile for so many tokens: large ones read less if they are enough for the device."""
     if tokens <= 32:
         return NARROW if tokens <= 16 else MIDDLE
     blocks = ceil_div(rows, LARGE.rows) * ceil_div(tokens, LARGE.tokens) * batches
-    return LARGE if tokens > 64 and blocks >= low.device.n_sm else SQUARE
+    return LARGE if tokens > 64 and blocks >= lowering.device.n_sm else SQUARE
 
 
 def _copier(n: int, turing: bool) -> Any:
@@ -169,7 +169,7 @@ def _barriers(turing: bool) -> tuple[Any, Any, Any]:
 
 
 @cache
-def mat_mat_halves(type: GGMLType, vector: bool, tile: Tile, turing: bool) -> Kernel:
+def mat_mat_halves(type: GGMLType, vector: bool, tile: Tile, turing: bool) -> GpuKernel:
     """The kernel of weights that are multiplied as F16 or BF16.
 
     Args:
@@ -334,7 +334,7 @@ class _Places(NamedTuple):
 
 
 @cache
-def mat_mat_planes(type: GGMLType, tile: Tile, turing: bool) -> Kernel:
+def mat_mat_planes(type: GGMLType, tile: Tile, turing: bool) -> GpuKernel:
     """The kernel of a format in planes: a step is two groups of 32 columns."""
     reader, planes = group_reader(type), known_planes(type)
     load_steps, scales_of, centre = reader.load_steps, reader.scales, reader.centre
@@ -597,7 +597,7 @@ _SIDE, _DEPTH, _WIDE = 64, 16, 68  # of FMA tiles; words of a line in shared mem
 
 
 @cache
-def mat_mat_fma(type: GGMLType, x_type: GGMLType, vector: bool) -> Kernel:
+def mat_mat_fma(type: GGMLType, x_type: GGMLType, vector: bool) -> GpuKernel:
     """The kernel without tensor cores: 64 rows and tokens, of which a thread has 4 by 4.
 
     Args:
@@ -667,10 +667,10 @@ def mat_mat_fma(type: GGMLType, x_type: GGMLType, vector: bool) -> Kernel:
     return mul_mat
 
 
-def multiply(low: Lowering, node: Tensor) -> None:
+def multiply(lowering: Lowering, node: Tensor) -> None:
     """Add the launches of a MUL_MAT of any number of tokens."""
     a, b = node.src[:2]
-    batches, turing = b.ne[2] * b.ne[3], low.device.cc < (8, 0)
+    batches, turing = b.ne[2] * b.ne[3], lowering.device.cc < (8, 0)
     common = {
         "y": node, "rows": a.ne[1], "tokens": b.ne[1], "ne12": b.ne[2], "r2": b.ne[2] // a.ne[2],
         "r3": b.ne[3] // a.ne[3], "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
@@ -682,23 +682,23 @@ def multiply(low: Lowering, node: Tensor) -> None:
         call = mat_mat_fma(a.type, b.type, vector)(
             w=a, x=b, n=a.ne[0], x1=b.nb[1], x2=b.nb[2], x3=b.nb[3], **strides, **common
         )
-        low.launch(call, Grid(ceil_div(b.ne[1], _SIDE), ceil_div(a.ne[1], _SIDE), batches))
+        lowering.launch(call, Grid(ceil_div(b.ne[1], _SIDE), ceil_div(a.ne[1], _SIDE), batches))
         return
-    tile = tile_of(low, a.ne[1], b.ne[1], batches)
+    tile = tile_of(lowering, a.ne[1], b.ne[1], batches)
     if has_planes(a) and tile == LARGE and group_reader(a.type).needs_many_registers:
         tile = SQUARE
     grid = Grid(ceil_div(b.ne[1], tile.tokens), ceil_div(a.ne[1], tile.rows), batches)
     if has_planes(a):
-        w, at = planes_in(low, a)
-        x, q8 = quantized(low, b)
+        w, at = planes_in(lowering, a)
+        x, q8 = quantized(lowering, b)
         call = mat_mat_planes(a.type, tile, turing)(
             w=w, x=x, n_groups=a.ne[0] // 32, high=at.high, steps=at.steps, scales=at.scales,
             x_high=q8.high, d=q8.d, sums=q8.sums, ne02=a.ne[2], **common,
         )  # fmt: skip
     else:
-        x, halves = halved(low, b, GGMLType.BF16 if a.type is GGMLType.BF16 else GGMLType.F16)
+        x, halves = halved(lowering, b, GGMLType.BF16 if a.type is GGMLType.BF16 else GGMLType.F16)
         vector = a.type in FLOAT_TYPES and a.ne[0] % 8 == 0 and is_aligned(a)
         call = mat_mat_halves(a.type, vector, tile, turing)(
             w=a, x=x, n=a.ne[0], padded=halves.padded, factors=halves.scales, **strides, **common
         )
-    low.launch(call, grid)
+    lowering.launch(call, grid)

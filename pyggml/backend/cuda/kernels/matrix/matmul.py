@@ -36,7 +36,7 @@ from ...intrin import (
     store_f32,
     u32,
 )
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..warp import warp_sum
 from . import mat_mat
@@ -47,7 +47,7 @@ MAX_TOKENS = 8  # of a launch of the kernels here
 WARPS = 4  # of a block
 
 
-class Shape(NamedTuple):
+class LaunchShape(NamedTuple):
     """How a launch cuts its work.
 
     Attributes:
@@ -75,14 +75,14 @@ class Shape(NamedTuple):
         return WARPS // self.split * self.rows
 
 
-def shape_of(tokens: int, split: int, type: GGMLType, *, planes: bool) -> Shape:
+def shape_of(tokens: int, split: int, type: GGMLType, *, planes: bool) -> LaunchShape:
     """The shape for up to 8 tokens; floats and rows with two scales a group take more registers."""
     light = planes and not group_reader(type).two_scales
     rows, at_once = {1: (1, 4), 4: (2, 2), 8: (4 if light else 2, 1)}[tokens]
-    return Shape(tokens, rows, at_once, split)
+    return LaunchShape(tokens, rows, at_once, split)
 
 
-def split_of(low: Lowering, rows: int, turns: int) -> int:
+def split_of(lowering: Lowering, rows: int, turns: int) -> int:
     """How many warps share a row.
 
     Args:
@@ -90,7 +90,7 @@ def split_of(low: Lowering, rows: int, turns: int) -> int:
         turns: loads of a lane that has the whole row.
     """
     split = 1
-    while split < WARPS and rows * split < 32 * low.device.n_sm and turns >= 2 * split:
+    while split < WARPS and rows * split < 32 * lowering.device.n_sm and turns >= 2 * split:
         split *= 2
     return split
 
@@ -106,7 +106,7 @@ def token_chunks(n_tokens: int) -> list[tuple[int, int, int]]:
 
 
 @cache
-def plane_dots(type: GGMLType, shape: Shape) -> Any:
+def plane_dots(type: GGMLType, shape: LaunchShape) -> Any:
     """A device function that adds a lane's share of some rows' dot products to ``acc``.
 
     (w, first group of each row, x, first group of each token, first group of the lane, groups of a
@@ -238,7 +238,7 @@ def eight_loader(type: GGMLType) -> Any:
 
 
 @cache
-def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: Shape) -> Any:
+def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShape) -> Any:
     """A device function that adds a lane's share of some rows' dot products to ``acc``.
 
     (w, byte offset of each row, x, byte offset of each token's row, the lane's number among those
@@ -309,7 +309,7 @@ def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: Shape) -> 
 
 
 @cache
-def row_sums(shape: Shape) -> Any:
+def row_sums(shape: LaunchShape) -> Any:
     """A device function: the sums of ``acc`` over the lanes that share rows, in each first lane."""
     n, split = shape.tokens * shape.rows, shape.split
 
@@ -334,7 +334,7 @@ def row_sums(shape: Shape) -> Any:
 
 
 @cache
-def mat_vec_planes(type: GGMLType, shape: Shape) -> Kernel:
+def mat_vec_planes(type: GGMLType, shape: LaunchShape) -> GpuKernel:
     """The kernel of a format."""
     dots, sum_up = plane_dots(type, shape), row_sums(shape)
     n_tokens, n_rows, split, block_rows = shape.tokens, shape.rows, shape.split, shape.block_rows
@@ -383,7 +383,7 @@ def mat_vec_planes(type: GGMLType, shape: Shape) -> Kernel:
 
 
 @cache
-def mat_vec_float(type: GGMLType, x_type: GGMLType, vector: bool, shape: Shape) -> Kernel:
+def mat_vec_float(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShape) -> GpuKernel:
     """The kernel of weights and activations of float types."""
     dots, sum_up = float_dots(type, x_type, vector, shape), row_sums(shape)
     n_tokens, n_rows, split, block_rows = shape.tokens, shape.rows, shape.split, shape.block_rows
@@ -435,17 +435,17 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT", _supports)
-def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[:2]
-    if b.ne[1] > MAX_TOKENS and low.device.cc >= mat_mat.TENSOR_CORES:
-        mat_mat.multiply(low, node)
+    if b.ne[1] > MAX_TOKENS and lowering.device.cc >= mat_mat.TENSOR_CORES:
+        mat_mat.multiply(lowering, node)
         return
     batches = b.ne[2] * b.ne[3]
     common = {
         "y": node, "rows": a.ne[1], "ne12": b.ne[2], "r2": b.ne[2] // a.ne[2],
         "r3": b.ne[3] // a.ne[3], "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
     }  # fmt: skip
-    make: Callable[[Shape], Kernel]
+    make: Callable[[LaunchShape], GpuKernel]
     if not has_planes(a):
         vector = reads_vectors(a, b)
         common |= {
@@ -454,12 +454,12 @@ def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
         }  # fmt: skip
         turns = a.ne[0] // (256 if vector else 32)
 
-        def make(shape: Shape) -> Kernel:
+        def make(shape: LaunchShape) -> GpuKernel:
             return mat_vec_float(a.type, b.type, vector, shape)
 
     else:
-        w, at = planes_in(low, a)
-        x, q8 = quantized(low, b)
+        w, at = planes_in(lowering, a)
+        x, q8 = quantized(lowering, b)
         common |= {
             "w": w, "x": x, "n_groups": a.ne[0] // 32, "high": at.high, "steps": at.steps,
             "scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
@@ -467,11 +467,11 @@ def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
         }  # fmt: skip
         turns = a.ne[0] // 1024
 
-        def make(shape: Shape) -> Kernel:
+        def make(shape: LaunchShape) -> GpuKernel:
             return mat_vec_planes(a.type, shape)
 
-    split = split_of(low, a.ne[1] * batches, turns)
+    split = split_of(lowering, a.ne[1] * batches, turns)
     for first, n, size in token_chunks(b.ne[1]):
         shape = shape_of(size, split, a.type, planes=has_planes(a))
         call = make(shape)(first=first, tokens=n, **common)
-        low.launch(call, Grid(-(-a.ne[1] // shape.block_rows), batches))
+        lowering.launch(call, Grid(-(-a.ne[1] // shape.block_rows), batches))

@@ -1,7 +1,7 @@
 """Activations as matmuls read them: in int8, or in halves.
 
-    work, at = quantized(low, x)                   # for quantized weights
-    work, at = halved(low, x, GGMLType.F16)        # for float weights and tensor cores
+    work, at = quantized(lowering, x)                   # for quantized weights
+    work, at = halved(lowering, x, GGMLType.F16)        # for float weights and tensor cores
 
     x[j] = d * q[j],   d = max |x| / 127           # int8: of each 32 columns, a group
 
@@ -39,7 +39,7 @@ from ...intrin import (
     store_u32,
     u32,
 )
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, Work, blocks
 from ..warp import FULL, block_top
 
@@ -79,7 +79,7 @@ def is_aligned(x: Tensor) -> bool:
 
 
 @cache
-def quantize_q8(type: GGMLType, vector: bool) -> Kernel:
+def quantize_q8(type: GGMLType, vector: bool) -> GpuKernel:
     """The kernel for activations of a type; ``vector``: 16 bytes at once."""
     load = four_loader(type, vector)
 
@@ -132,7 +132,7 @@ class Quantized:
         self.high, self.d, self.sums, self.n_bytes = (k * groups for k in (16, 32, 36, 40))
 
 
-def quantized(low: Lowering, x: Tensor) -> tuple[Work, Quantized]:
+def quantized(lowering: Lowering, x: Tensor) -> tuple[Work, Quantized]:
     """The int8 form of ``x``, made once for the matmuls that follow each other.
 
     Shape:
@@ -148,13 +148,13 @@ def quantized(low: Lowering, x: Tensor) -> tuple[Work, Quantized]:
             x=x, y=work, n_groups=groups, per_row=n // 32, ne1=x.ne[1], ne2=x.ne[2],
             nb1=x.nb[1], nb2=x.nb[2], nb3=x.nb[3], high=at.high, d=at.d, sums=at.sums,
         )  # fmt: skip
-        low.launch(call, blocks(groups, 32))
+        lowering.launch(call, blocks(groups, 32))
 
-    return low.shared("q8", x, at.n_bytes, make), at
+    return lowering.shared("q8", x, at.n_bytes, make), at
 
 
 @cache
-def halve(type: GGMLType, x_type: GGMLType) -> Kernel:
+def halve(type: GGMLType, x_type: GGMLType) -> GpuKernel:
     """The kernel that makes rows of F16 or BF16."""
     load, store, scaled = element_loader(x_type), element_storer(type), type is GGMLType.F16
 
@@ -196,7 +196,7 @@ class Halved:
         self.n_bytes = self.scales + 4 * rows
 
 
-def halved(low: Lowering, x: Tensor, type: GGMLType) -> tuple[Work, Halved]:
+def halved(lowering: Lowering, x: Tensor, type: GGMLType) -> tuple[Work, Halved]:
     """``x`` in F16 or BF16, made once for the matmuls that follow each other.
 
     Shape:
@@ -209,6 +209,6 @@ def halved(low: Lowering, x: Tensor, type: GGMLType) -> tuple[Work, Halved]:
             x=x, y=work, n=x.ne[0], padded=at.padded, ne1=x.ne[1], ne2=x.ne[2],
             nb1=x.nb[1], nb2=x.nb[2], nb3=x.nb[3], scales=at.scales,
         )  # fmt: skip
-        low.launch(call, Grid(x.nrows))
+        lowering.launch(call, Grid(x.nrows))
 
-    return low.shared(type.name, x, at.n_bytes, make), at
+    return lowering.shared(type.name, x, at.n_bytes, make), at

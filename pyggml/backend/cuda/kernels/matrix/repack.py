@@ -15,14 +15,14 @@ from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...codec import field_reader
 from ...intrin import store_u8, store_u16, store_u32, u32
-from ...kernel import U8, Call, Kernel, i64, kernel
+from ...kernel import U8, Call, GpuKernel, i64, kernel
 from ...lowering import blocks
 from ...planes import Offsets, planes_of
 from ...stream import WORK_BYTES, StreamQueue
 
 
 @cache
-def to_planes(type: GGMLType) -> Kernel:
+def to_planes(type: GGMLType) -> GpuKernel:
     """The kernel of a format: ``n_groups`` groups of 32 columns of blocks at ``x`` into planes."""
     planes = planes_of(type)
     assert planes is not None

@@ -213,13 +213,13 @@ def reads_weight(a: Tensor) -> bool:
     return has_planes(a) or (decodable(a.type) and a.is_contiguous_rows())
 
 
-def planes_in(low: Lowering, a: Tensor) -> tuple[Tensor | Work, Offsets]:
+def planes_in(lowering: Lowering, a: Tensor) -> tuple[Tensor | Work, Offsets]:
     """A weight in planes: its own, or made of ggml's blocks for this node."""
     planes = known_planes(a.type)
     at = planes.offsets(a.ne[0], a.nrows)
     if is_planes(a):
         return a, at
-    work = low.take(planes.n_bytes(a.ne[0], a.nrows))
+    work = lowering.take(planes.n_bytes(a.ne[0], a.nrows))
     call, grid = conversion(a.type, a.ne, a, work)
-    low.launch(call, grid)
+    lowering.launch(call, grid)
     return work, at

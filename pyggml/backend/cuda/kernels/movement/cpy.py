@@ -31,7 +31,7 @@ from ...intrin import (
     store_u16,
     store_u32,
 )
-from ...kernel import U8, Kernel, i64, kernel
+from ...kernel import U8, GpuKernel, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 
 I32 = GGMLType.I32
@@ -89,7 +89,7 @@ def _move(source: GGMLType, target: GGMLType):
 
 
 @cache
-def copy_elements(source: GGMLType, target: GGMLType) -> Kernel:
+def copy_elements(source: GGMLType, target: GGMLType) -> GpuKernel:
     """The kernel of ``n`` elements in order, from and to any sizes and strides."""
     move = _move(source, target)
 
@@ -107,7 +107,7 @@ def copy_elements(source: GGMLType, target: GGMLType) -> Kernel:
 
 
 @cache
-def decode_elements(source: GGMLType, target: GGMLType) -> Kernel:
+def decode_elements(source: GGMLType, target: GGMLType) -> GpuKernel:
     """The kernel of rows of blocks; strides of rows as of ``copy_elements``."""
     load, store = element_loader(source), element_storer(target)
 
@@ -126,7 +126,7 @@ def decode_elements(source: GGMLType, target: GGMLType) -> Kernel:
 
 
 @cache
-def encode_blocks(source: GGMLType, target: GGMLType) -> Kernel:
+def encode_blocks(source: GGMLType, target: GGMLType) -> GpuKernel:
     """The kernel of ``n`` blocks of 32 elements, which lie in a row of the source."""
     encode, n_bytes = block_encoder(target, source), target.type_size
 
@@ -155,7 +155,7 @@ def _supports(node: Tensor) -> bool:
     return a.type in (*FLOAT_TYPES, I32) and node.type in (*FLOAT_TYPES, I32)
 
 
-def copy(low: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> None:
+def copy(lowering: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> None:
     """Launch a copy of all elements of ``a`` into ``b``, or into memory with its sizes."""
     sizes = {
         "x": a, "y": b if y is None else y, "n": n or a.nelements,
@@ -170,18 +170,18 @@ def copy(low: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> N
         call = decode_elements(a.type, b.type)(**sizes, bs0=b.nb[0])
     else:
         call = copy_elements(a.type, b.type)(**sizes, as0=a.nb[0], bs0=b.nb[0])
-    low.launch(call, blocks(sizes["n"]))
+    lowering.launch(call, blocks(sizes["n"]))
 
 
 @lowers("CPY", _supports)
 @lowers("CONT", _supports)
 @lowers("DUP", _supports)
-def _lower_copy(low: Lowering, node: Tensor) -> None:
-    copy(low, node.src[0], node)
+def _lower_copy(lowering: Lowering, node: Tensor) -> None:
+    copy(lowering, node.src[0], node)
 
 
 @cache
-def repeat_kernel(size: int) -> Kernel:
+def repeat_kernel(size: int) -> GpuKernel:
     """The kernel of elements of ``size`` bytes; the result has no gaps."""
     load, store = _LOADS[size], _STORES[size]
 
@@ -208,21 +208,21 @@ def _same_size(node: Tensor) -> bool:
 
 
 @lowers("REPEAT", _same_size)
-def _lower_repeat(low: Lowering, node: Tensor) -> None:
+def _lower_repeat(lowering: Lowering, node: Tensor) -> None:
     a = node.src[0]
     call = repeat_kernel(a.type.type_size)(
         x=a, y=node, n=node.nelements, b0=node.ne[0], b1=node.ne[1], b2=node.ne[2],
         a0=a.ne[0], a1=a.ne[1], a2=a.ne[2], a3=a.ne[3],
         as0=a.nb[0], as1=a.nb[1], as2=a.nb[2], as3=a.nb[3],
     )  # fmt: skip
-    low.launch(call, blocks(node.nelements))
+    lowering.launch(call, blocks(node.nelements))
 
 
 @lowers("CONCAT", _same_size)
-def _lower_concat(low: Lowering, node: Tensor) -> None:
+def _lower_concat(lowering: Lowering, node: Tensor) -> None:
     dim, start = node.op_params["dim"], node.data
     for part in node.src[:2]:
         if part.nelements:
             window = Tensor(node.type, part.ne, node.nb)
-            copy(low, part, window, start)
+            copy(lowering, part, window, start)
         start += part.ne[dim] * node.nb[dim]

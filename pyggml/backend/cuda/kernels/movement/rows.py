@@ -20,14 +20,14 @@ from ...codec import (
 )
 from ...driver import Grid
 from ...intrin import load_i32, load_i64, load_u32, store_i32, store_u32
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, lowers
 
 _WIDE = 256  # threads of a block: rows of models have hundreds of columns
 
 
 @cache
-def get_rows_kernel(type: GGMLType) -> Kernel:
+def get_rows_kernel(type: GGMLType) -> GpuKernel:
     """The kernel of a source type; the result is F32, or I32 for I32."""
     integers = type is GGMLType.I32
     load = None if integers else element_loader(type)
@@ -65,19 +65,19 @@ def _supports_get_rows(node: Tensor) -> bool:
 
 
 @lowers("GET_ROWS", _supports_get_rows)
-def _lower_get_rows(low: Lowering, node: Tensor) -> None:
+def _lower_get_rows(lowering: Lowering, node: Tensor) -> None:
     a, ids = node.src[:2]
     call = get_rows_kernel(a.type)(
         x=a, ids=ids, y=node, n=node.ne[0], n_rows=a.ne[1],
         y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], ne1=node.ne[1], ne2=node.ne[2],
         a1=a.nb[1], a2=a.nb[2], a3=a.nb[3], s0=ids.nb[0], s1=ids.nb[1], s2=ids.nb[2],
-        error=low.error, code=low.error_code(node),
+        error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
-    low.launch(call, Grid(node.nrows), threads=_WIDE)
+    lowering.launch(call, Grid(node.nrows), threads=_WIDE)
 
 
 @cache
-def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> Kernel:
+def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> GpuKernel:
     """The kernel of a source and a target type, and of I32 or I64 indices."""
     encodes, block_bytes = target.is_quantized, target.type_size
     load = element_loader(source)
@@ -123,12 +123,12 @@ def _supports_set_rows(node: Tensor) -> bool:
 
 
 @lowers("SET_ROWS", _supports_set_rows)
-def _lower_set_rows(low: Lowering, node: Tensor) -> None:
+def _lower_set_rows(lowering: Lowering, node: Tensor) -> None:
     b, idx = node.src[:2]
     call = set_rows_kernel(b.type, node.type, idx.type.type_size)(
         x=b, ids=idx, y=node, n=node.ne[0], n_rows=node.ne[1],
         x1=b.nb[1], x2=b.nb[2], x3=b.nb[3], ne1=b.ne[1], ne2=b.ne[2],
         y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], s0=idx.nb[0], s1=idx.nb[1], s2=idx.nb[2],
-        id1=idx.ne[1], id2=idx.ne[2], error=low.error, code=low.error_code(node),
+        id1=idx.ne[1], id2=idx.ne[2], error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
-    low.launch(call, Grid(b.nrows), threads=32 if node.type.is_quantized else _WIDE)
+    lowering.launch(call, Grid(b.nrows), threads=32 if node.type.is_quantized else _WIDE)

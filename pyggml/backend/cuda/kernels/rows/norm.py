@@ -17,7 +17,7 @@ from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import device, divide, load_f32, load_f32x4, store_f32, store_f32x4
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, all_f32, blocks, fuses, lowers, overlap
 from ..span import is_quads, row_at
 from ..warp import block_sum, warp_sum
@@ -37,7 +37,7 @@ def row_threads(n: int) -> int:
 @cache
 def norm_kernel(
     op: str, warp: bool, quads: bool, added: bool, weighted: bool, biased: bool
-) -> Kernel:
+) -> GpuKernel:
     """The kernel of RMS_NORM, NORM or L2_NORM, for rows of a warp or of a block.
 
     Args:
@@ -211,7 +211,7 @@ def group_norm(
 
 
 def _launch(
-    low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor, total: Tensor | None = None
+    lowering: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor, total: Tensor | None = None
 ) -> None:
     """Launch a norm whose result, with a weight and a bias if there are ``rows``, is ``dst``.
 
@@ -238,14 +238,14 @@ def _launch(
         eps=norm.op_params["eps"], **sizes,
     )  # fmt: skip
     grid, threads = (blocks(x.nrows, 8), 256) if warp else (Grid(x.nrows), threads)
-    low.launch(call, grid, threads=threads)
+    lowering.launch(call, grid, threads=threads)
 
 
 @lowers("RMS_NORM", all_f32)
 @lowers("NORM", all_f32)
 @lowers("L2_NORM", all_f32)
-def _lower_norm(low: Lowering, node: Tensor) -> None:
-    _launch(low, node, node)
+def _lower_norm(lowering: Lowering, node: Tensor) -> None:
+    _launch(lowering, node, node)
 
 
 def may_write_over(dst: Tensor, src: Tensor) -> bool:
@@ -258,7 +258,7 @@ def may_write_over(dst: Tensor, src: Tensor) -> bool:
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
 def _lower_fused_norm(
-    low: Lowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
+    lowering: Lowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
 ) -> bool:
     """A norm and the nodes after it: weight and bias are applied as a row is written."""
     dst, rows = more[-1], [node.src[1] for node in more]
@@ -272,21 +272,21 @@ def _lower_fused_norm(
             return False
         if total is not None and overlap(w, total):
             return False
-    _launch(low, norm, dst, *rows, total=total)
+    _launch(lowering, norm, dst, *rows, total=total)
     return True
 
 
 @fuses("ADD", "RMS_NORM", "MUL", stored=1)
 @fuses("ADD", "NORM", "MUL", stored=1)
 @fuses("ADD", "NORM", "MUL", "ADD", stored=1)
-def _lower_add_norm(low: Lowering, total: Tensor, norm: Tensor, *more: Tensor) -> bool:
+def _lower_add_norm(lowering: Lowering, total: Tensor, norm: Tensor, *more: Tensor) -> bool:
     """A residual sum, which is stored, and the norm of it."""
     x, r = total.src[:2]
     if norm.src[0] is not total or x.ne != r.ne or not all_f32(total) or overlap(total, more[-1]):
         return False
     if not may_write_over(total, x) or not may_write_over(total, r):
         return False
-    return _lower_fused_norm(low, norm, *more, total=total)
+    return _lower_fused_norm(lowering, norm, *more, total=total)
 
 
 def _supports_group_norm(node: Tensor) -> bool:
@@ -296,11 +296,11 @@ def _supports_group_norm(node: Tensor) -> bool:
 
 
 @lowers("GROUP_NORM", _supports_group_norm)
-def _lower_group_norm(low: Lowering, node: Tensor) -> None:
+def _lower_group_norm(lowering: Lowering, node: Tensor) -> None:
     x, groups = node.src[0], int(node.op_params["n_groups"])
     call = group_norm(
         x=x, y=node, n=x.ne[0], height=x.ne[1], channels=x.ne[2],
         of_group=ceil_div(x.ne[2], groups), groups=groups, x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
         y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], eps=node.op_params["eps"],
     )  # fmt: skip
-    low.launch(call, Grid(groups * x.ne[3]), threads=512)
+    lowering.launch(call, Grid(groups * x.ne[3]), threads=512)

@@ -16,7 +16,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer
 from ...driver import Grid
 from ...intrin import device, divide, float_to_bits, load_f32, load_i32, store_f32
-from ...kernel import I32, I64, U8, Kernel, f32, i32, i64, kernel
+from ...kernel import I32, I64, U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..span import in_range, row_at
 from ..warp import FULL, block_sum
@@ -70,7 +70,7 @@ def argmax(x: U8, y: I32, n: i32, x1: i64):
 
 
 @cache
-def sum_kernel(type: GGMLType) -> Kernel:
+def sum_kernel(type: GGMLType) -> GpuKernel:
     """The kernel that sums ``rows`` rows a block and multiplies the sum by a factor."""
     load, store = element_loader(type), element_storer(type)
 
@@ -176,31 +176,33 @@ def _strides(name: str, t: Tensor) -> dict[str, int]:
 
 
 @lowers("ARGMAX", _supports)
-def _lower_argmax(low: Lowering, node: Tensor) -> None:
+def _lower_argmax(lowering: Lowering, node: Tensor) -> None:
     x = node.src[0]
-    low.launch(argmax(x=x, y=node, n=x.ne[0], x1=x.nb[1]), Grid(x.ne[1]), threads=_threads(x.ne[0]))
+    lowering.launch(
+        argmax(x=x, y=node, n=x.ne[0], x1=x.nb[1]), Grid(x.ne[1]), threads=_threads(x.ne[0])
+    )
 
 
 @lowers("SUM", _supports)
 @lowers("SUM_ROWS", _supports)
 @lowers("MEAN", _supports)
-def _lower_sum(low: Lowering, node: Tensor) -> None:
+def _lower_sum(lowering: Lowering, node: Tensor) -> None:
     x = node.src[0]
     rows, n_blocks = (x.nrows, 1) if node.op.name == "SUM" else (1, x.nrows)
     call = sum_kernel(x.type)(
         x=x, y=node, n=x.ne[0], rows=rows, ne1=x.ne[1], ne2=x.ne[2], **_strides("x", x),
         factor=1 / x.ne[0] if node.op.name == "MEAN" else 1.0,
     )  # fmt: skip
-    low.launch(call, Grid(n_blocks), threads=_threads(x.ne[0] * rows))
+    lowering.launch(call, Grid(n_blocks), threads=_threads(x.ne[0] * rows))
 
 
 @lowers("CUMSUM", _supports)
-def _lower_cumsum(low: Lowering, node: Tensor) -> None:
+def _lower_cumsum(lowering: Lowering, node: Tensor) -> None:
     x = node.src[0]
     call = cumsum(
         x=x, y=node, n=x.ne[0], ne1=x.ne[1], ne2=x.ne[2], **_strides("x", x), **_strides("y", node)
     )
-    low.launch(call, Grid(x.nrows), threads=_threads(x.ne[0]))
+    lowering.launch(call, Grid(x.nrows), threads=_threads(x.ne[0]))
 
 
 def _supports_count_equal(node: Tensor) -> bool:
@@ -209,10 +211,10 @@ def _supports_count_equal(node: Tensor) -> bool:
 
 
 @lowers("COUNT_EQUAL", _supports_count_equal)
-def _lower_count_equal(low: Lowering, node: Tensor) -> None:
+def _lower_count_equal(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[:2]
     call = count_equal(
         a=a, b=b, y=node, n=a.ne[0], size=a.nelements, ne1=a.ne[1], ne2=a.ne[2],
         **_strides("a", a), **_strides("b", b),
     )  # fmt: skip
-    low.launch(call, Grid(1), threads=_threads(a.nelements))
+    lowering.launch(call, Grid(1), threads=_threads(a.nelements))

@@ -15,7 +15,7 @@ from .....tensor import Tensor
 from ...codec import element_loader
 from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, store_f32
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 from ..warp import block_max, block_sum, warp_max, warp_sum
 from .norm import MAX_THREADS, row_threads
@@ -39,7 +39,7 @@ def alibi_steps(n_head: int, max_bias: float) -> tuple[int, float, float]:
 
 
 @cache
-def softmax_kernel(warp: bool, mask: GGMLType | None, sinks: bool) -> Kernel:
+def softmax_kernel(warp: bool, mask: GGMLType | None, sinks: bool) -> GpuKernel:
     """The kernel for a type of mask, for rows of a warp or of a block."""
     total, largest = (warp_sum, warp_max) if warp else (block_sum, block_max)
     masked = mask is not None
@@ -114,7 +114,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("SOFT_MAX", _supports)
-def _lower_soft_max(low: Lowering, node: Tensor) -> None:
+def _lower_soft_max(lowering: Lowering, node: Tensor) -> None:
     x, mask, sinks = (*node.src, None, None)[:3]
     p, n, rows = node.op_params, x.ne[0], x.nrows
     threads = row_threads(n)
@@ -128,4 +128,4 @@ def _lower_soft_max(low: Lowering, node: Tensor) -> None:
         m_ne2=m_ne[2], m_ne3=m_ne[3], m1=m_nb[1], m2=m_nb[2], m3=m_nb[3], scale=p["scale"],
         n2=n2, step_0=step_0, step_1=step_1,
     )  # fmt: skip
-    low.launch(call, blocks(rows, 8) if warp else Grid(rows), threads=256 if warp else threads)
+    lowering.launch(call, blocks(rows, 8) if warp else Grid(rows), threads=256 if warp else threads)

@@ -14,7 +14,7 @@ from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import device, load_u32, store_i32, u32
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, lowers
 
 MOST = 4096  # elements of a row: 32 KB of shared memory
@@ -34,7 +34,7 @@ def key_of(bits):
 
 
 @cache
-def sort_kernel(size: int, descending: bool) -> Kernel:
+def sort_kernel(size: int, descending: bool) -> GpuKernel:
     """The kernel of rows of at most ``size`` elements, a power of two; the first ``k`` are kept."""
     threads = min(256, max(32, size // 2))
 
@@ -87,21 +87,21 @@ def _supports(node: Tensor) -> bool:
     return plain and x.ne[0] <= MOST
 
 
-def _sort(low: Lowering, node: Tensor, descending: bool) -> None:
+def _sort(lowering: Lowering, node: Tensor, descending: bool) -> None:
     x = node.src[0]
     size = max(2, 1 << (x.ne[0] - 1).bit_length())
     call = sort_kernel(size, descending)(
         x=x, y=node, n=x.ne[0], k=node.ne[0], ne1=x.ne[1], ne2=x.ne[2],
         x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
     )  # fmt: skip
-    low.launch(call, Grid(node.nrows))
+    lowering.launch(call, Grid(node.nrows))
 
 
 @lowers("ARGSORT", _supports)
-def _lower_argsort(low: Lowering, node: Tensor) -> None:
-    _sort(low, node, node.op_params["order"] == "desc")
+def _lower_argsort(lowering: Lowering, node: Tensor) -> None:
+    _sort(lowering, node, node.op_params["order"] == "desc")
 
 
 @lowers("TOP_K", _supports)
-def _lower_top_k(low: Lowering, node: Tensor) -> None:
-    _sort(low, node, True)
+def _lower_top_k(lowering: Lowering, node: Tensor) -> None:
+    _sort(lowering, node, True)

@@ -48,12 +48,13 @@ def score_of(neuron, scores, at, n_neurons, error, code):
     return score
 
 
-def placement_of(low: Lowering, node: Tensor) -> dict[str, Any]:
+def placement_of(lowering: Lowering, node: Tensor) -> dict[str, Any]:
     """The values of kernels' parameters for scores and placement."""
     idx, placed = node.src[2:4]
     kind = NONE if placed is None else BUCKET if node.op_params["bucket"] else MARKS
     return {
         "scores": 0 if idx is None else idx, "scores1": NO_SCORES if idx is None else idx.nb[1],
         "placed": 0 if placed is None else placed, "placement": kind,
-        "threshold": node.op_params["threshold"], "error": low.error, "code": low.error_code(node),
+        "threshold": node.op_params["threshold"],
+        "error": lowering.error, "code": lowering.error_code(node),
     }  # fmt: skip

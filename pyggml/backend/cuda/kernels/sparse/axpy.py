@@ -21,7 +21,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader
 from ...driver import Grid
 from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 from ..matrix.matmul import MAX_TOKENS, eight_loader
 from ..matrix.quantize import is_aligned
@@ -147,7 +147,7 @@ def plane_columns(type: GGMLType) -> Columns:
 
 
 @cache
-def axpy_kernel(type: GGMLType, planes: bool, vector: bool) -> Kernel:
+def axpy_kernel(type: GGMLType, planes: bool, vector: bool) -> GpuKernel:
     """The kernel of a format: of planes, or of elements."""
     columns = plane_columns(type) if planes else float_columns(type, vector)
     n, n_raw, load, add, place = columns
@@ -269,14 +269,14 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("AXPY", _supports)
-def _lower_axpy(low: Lowering, node: Tensor) -> None:
+def _lower_axpy(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[:2]
     n, rows, tokens = a.ne[0], a.ne[1], b.ne[1]
     planes = has_planes(a)
-    common = placement_of(low, node)
+    common = placement_of(lowering, node)
     common |= {"x": b, "n_columns": n, "n_rows": rows, "n_neurons": b.ne[0], "x1": b.nb[1]}
     if planes:
-        w, at = planes_in(low, a)
+        w, at = planes_in(lowering, a)
         common |= {"w": w, "w1": n // 32}
         common |= {"high": at.high, "steps": at.steps, "step_scales": at.scales}
         make = axpy_kernel(a.type, True, False)
@@ -286,18 +286,18 @@ def _lower_axpy(low: Lowering, node: Tensor) -> None:
         common |= {"w": a, "w1": a.nb[1], "high": 0, "steps": 0, "step_scales": 0}
         make = axpy_kernel(a.type, False, vector)
         per_block = 32 * float_columns(a.type, vector).n
-    size = low.device.n_sm, rows, n, per_block, tokens
-    low.reserve(4 * n * _most_sums(*size))
+    size = lowering.device.n_sm, rows, n, per_block, tokens
+    lowering.reserve(4 * n * _most_sums(*size))
     segments = n_segments(*size)
     grid = Grid(ceil_div(n, per_block), segments, tokens)
     segment = ceil_div(max(rows, 1), segments)
     if segments == 1:
-        low.launch(make(y=node, segment=segment, y1=node.nb[1], y2=0, **common), grid)
+        lowering.launch(make(y=node, segment=segment, y1=node.nb[1], y2=0, **common), grid)
         return
-    work = low.take(4 * n * tokens * segments)
+    work = lowering.take(4 * n * tokens * segments)
     call = make(y=work, segment=segment, y1=4 * n * segments, y2=4 * n, **common)
-    low.launch(call, grid)
+    lowering.launch(call, grid)
     total = add_segments(
         x=work, y=node, n=n, n_segments=segments, x1=4 * n * segments, x2=4 * n, y1=node.nb[1]
     )
-    low.launch(total, Grid(blocks(n).x, tokens))
+    lowering.launch(total, Grid(blocks(n).x, tokens))

@@ -14,11 +14,11 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import store_f32
-from ...kernel import U8, Kernel, f32, i32, i64, kernel
+from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 from ..matrix.matmul import (
     WARPS,
-    Shape,
+    LaunchShape,
     float_dots,
     plane_dots,
     reads_vectors,
@@ -41,13 +41,13 @@ def fill_zero(y: U8, n: i64):
         store_f32(y, 4 * i, float32(0))
 
 
-def shape_of(tokens: int, split: int) -> Shape:
+def shape_of(tokens: int, split: int) -> LaunchShape:
     """One row a warp or more warps, since other rows may be inactive."""
-    return Shape(tokens, 1, {1: 4, 4: 2, 8: 1}[tokens], split)
+    return LaunchShape(tokens, 1, {1: 4, 4: 2, 8: 1}[tokens], split)
 
 
 @cache
-def mul_mat_sparse(type: GGMLType, planes: bool, vector: bool, shape: Shape) -> Kernel:
+def mul_mat_sparse(type: GGMLType, planes: bool, vector: bool, shape: LaunchShape) -> GpuKernel:
     """The kernel of a format: of planes, or of elements."""
     n_tokens, split, block_rows = shape.tokens, shape.split, shape.block_rows
     dots = plane_dots(type, shape) if planes else float_dots(type, GGMLType.F32, vector, shape)
@@ -117,15 +117,15 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT_SPARSE", _supports)
-def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_sparse(lowering: Lowering, node: Tensor) -> None:
     a, b = node.src[:2]
     bucket = bool(node.op_params["bucket"])
-    common = placement_of(low, node)
+    common = placement_of(lowering, node)
     common |= {"y": node, "rows": a.ne[1], "n_neurons": node.ne[0], "y1": node.nb[1]}
     planes, vector = has_planes(a), False
     if planes:
-        w, at = planes_in(low, a)
-        x, q8 = quantized(low, b)
+        w, at = planes_in(lowering, a)
+        x, q8 = quantized(lowering, b)
         common |= {
             "w": w, "x": x, "n": a.ne[0] // 32, "high": at.high, "steps": at.steps,
             "step_scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
@@ -140,11 +140,13 @@ def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
         }  # fmt: skip
         turns = a.ne[0] // (256 if vector else 32)
     if bucket:
-        low.launch(fill_zero(y=node, n=node.nelements), blocks(node.nelements))
+        lowering.launch(fill_zero(y=node, n=node.nelements), blocks(node.nelements))
     if not a.ne[1]:
         return
-    split = split_of(low, a.ne[1] // ACTIVE, turns)
+    split = split_of(lowering, a.ne[1] // ACTIVE, turns)
     for first, n, size in token_chunks(b.ne[1]):
         shape = shape_of(size, split)
         call = mul_mat_sparse(a.type, planes, vector, shape)
-        low.launch(call(first=first, tokens=n, **common), Grid(ceil_div(a.ne[1], shape.block_rows)))
+        lowering.launch(
+            call(first=first, tokens=n, **common), Grid(ceil_div(a.ne[1], shape.block_rows))
+        )

@@ -12,7 +12,7 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import divide, float_to_bits, load_f32, load_u32, store_f32, store_u32, u32
-from ...kernel import U8, Kernel, i32, i64, kernel
+from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, Work, blocks, lowers
 from ..matrix.matmul import WARPS, token_chunks
 from ..warp import FULL
@@ -36,7 +36,7 @@ def pack_signs(x: U8, y: U8, n: i32, words: i32, n_words: i64, x1: i64):
 
 
 @cache
-def mul_mat_signs(n_tokens: int) -> Kernel:
+def mul_mat_signs(n_tokens: int) -> GpuKernel:
     """The kernel of up to ``n_tokens`` tokens."""
 
     @kernel(f"mul_mat_signs_{n_tokens}", threads=32 * WARPS)
@@ -71,19 +71,19 @@ def mul_mat_signs(n_tokens: int) -> Kernel:
 
 
 @lowers("MUL_MAT_SIGNS")
-def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_signs(lowering: Lowering, node: Tensor) -> None:
     a, x = node.src[:2]
     n, n_tokens, words = x.ne[0], x.ne[1], a.ne[0]
 
     def make(work: Work) -> None:
         n_words = words * n_tokens
         call = pack_signs(x=x, y=work, n=n, words=words, n_words=n_words, x1=x.nb[1])
-        low.launch(call, blocks(n_words, 8))
+        lowering.launch(call, blocks(n_words, 8))
 
-    bits = low.shared("signs", x, 4 * words * n_tokens, make)
+    bits = lowering.shared("signs", x, 4 * words * n_tokens, make)
     for first, tokens, size in token_chunks(n_tokens):
         call = mul_mat_signs(size)(
             a=a, x=bits, y=node, n=n, words=words, rows=a.ne[1], a1=a.nb[1], first=first,
             tokens=tokens, y1=node.nb[1],
         )  # fmt: skip
-        low.launch(call, Grid(ceil_div(a.ne[1], WARPS)))
+        lowering.launch(call, Grid(ceil_div(a.ne[1], WARPS)))
