@@ -2,6 +2,7 @@
 
 @pytest.mark.parametrize("kind", some(KINDS, 4), ids=lambda t: t.name)
 @pytest.mark.parametrize("isa", only(ISAS, ISAS[:1]))
+@pytest.mark.parametrize("count", tenth(300))
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ def some(values: Iterable[Any], n: int) -> list[Any]:
 def only(values: Iterable[Any], default: Container[Any]) -> list[Any]:
     """All values, of which those in ``default`` run by default."""
     return [v if v in default else long(v) for v in values]
+
+
+def tenth(count: int) -> list[Any]:
+    """How many damaged files a test tries: a tenth by default."""
+    return [count // 10, long(count)]
 
 
 def long(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.interface import Backend
+from pyggml.backend.interface import Backend, Program
 from pyggml.cgraph import CGraph
 from pyggml.context import Context, place_view
 from pyggml.dtype import GGMLType, numpy_dtype
@@ -73,9 +73,17 @@ class CaseRun:
         old = self._values(self.node) if self.node.view_src is not None else None
         assert self.op.reference is not None
         self.want = self._rounded(self.op.reference(*sources, **self.node.op_params), old)
-        kept = self._outside()
-        self.backend.graph_compute(self.graph)
+        self.start = np.array(self.memory.bytes())
+        self.program = self.backend.compile(self.graph)
+        self.run(self.program)
         self.got = self._values(self.node)
+
+    def run(self, program: Program) -> None:
+        """Run a program of the case's graph in memory as it was before the first run."""
+        self.buffer.set_tensor(self.memory, self.start)
+        kept = self._outside()
+        program.enqueue()
+        self.backend.queue.synchronize()
         assert np.array_equal(self._outside(), kept), "bytes outside of the result were written"
 
     def error(self) -> float:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import numpy as np
 import pytest
 
+from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
 from pyggml.ops import OPS, Case, Op
@@ -18,7 +20,6 @@ from .harness import CaseRun
 
 BACKENDS = [  # name, threads
     pytest.param(("reference", 1), marks=pytest.mark.long),
-    pytest.param(("cpu", 1), marks=pytest.mark.long),
     *((name, 2) for name in available() if name != "reference"),
 ]
 MAX_ELEMENTS = 1 << 20  # of a source: larger cases are for the benchmark
@@ -46,6 +47,15 @@ def test_op_case(op: Op, case: Case, backend: Backend) -> None:
         pytest.skip(f"{backend.name} has no kernel")
     run.compute()
     assert run.error() <= op.tolerance(run.node)
+    if isinstance(run.program, CpuProgram) and is_split(run.program):
+        bits = run.memory.bytes().copy()
+        run.run(backend.compile(run.graph, n_threads=1))
+        assert np.array_equal(run.memory.bytes(), bits), "one thread computes other bits"
+
+
+def is_split(program: CpuProgram) -> bool:
+    """Whether threads share any of the work."""
+    return any(phase.chunks > 1 for phase in program.program.phases)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)

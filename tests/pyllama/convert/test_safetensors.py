@@ -16,6 +16,7 @@ from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
+from ...tiers import tenth
 from .folders import header, write_safetensors, write_torch
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5
@@ -90,10 +91,11 @@ def test_invalid_files_are_refused(tmp_path: Path, data: bytes, message: str) ->
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_random_damage_raises_only_model_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", tenth(300))
+def test_random_damage_raises_only_model_errors(tmp_path: Path, count: int) -> None:
     path, rng = tmp_path / "x.safetensors", np.random.default_rng(0)
     whole = write_safetensors(path, {"a": X, "b": X[0]}).read_bytes()
-    for _ in range(300):
+    for _ in range(count):
         damaged = bytearray(whole)
         for i in rng.integers(0, len(whole), 2):
             damaged[i] = rng.integers(0, 256)

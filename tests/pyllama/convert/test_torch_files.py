@@ -15,6 +15,7 @@ import pytest
 from pyllama.convert.files.torch_files import read_torch
 from pyllama.errors import ModelError
 
+from ...tiers import tenth
 from .folders import number, numbers, state, storage, tensor, text, write_archive
 
 SAMPLE = Path(__file__).parents[2] / "data" / "torch" / "sample.bin"
@@ -186,13 +187,14 @@ def test_invalid_archives_are_refused(tmp_path: Path) -> None:
     refused("big-endian")
 
 
-def test_random_damage_raises_only_model_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", tenth(300))
+def test_random_damage_raises_only_model_errors(tmp_path: Path, count: int) -> None:
     whole = SAMPLE.read_bytes()
     with zipfile.ZipFile(SAMPLE) as archive:
         pickled = archive.read("sample/data.pkl")
         arrays = {str(i): archive.read(f"sample/data/{i}") for i in range(8)}
     path, rng = tmp_path / "x.bin", np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(count):
         path.write_bytes(damage(whole, rng))
         read_all(path)
         read_all(write_archive(path, damage(pickled, rng), arrays))

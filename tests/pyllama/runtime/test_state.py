@@ -16,6 +16,7 @@ from pyllama.errors import BatchError, StateError
 from pyllama.kv.table import CHUNK
 from pyllama.runtime.state import _HEAD, load_state, save_state
 
+from ...tiers import tenth
 from ..conftest import Make
 from ..models import Spec, random_weights, rows, write_model
 
@@ -123,13 +124,14 @@ def test_states_that_do_not_fit(make: Make, model: Model, tmp_path: Path) -> Non
         load_state(context, tmp_path / "none")
 
 
-def test_damaged_states(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", tenth(300))
+def test_damaged_states(make: Make, tmp_path: Path, count: int) -> None:
     path, context = tmp_path / "x", make()
     rows(context, TOKENS[:10])
     save_state(context, path, TOKENS[:10])
     good = path.read_bytes()
     rng = np.random.default_rng(0)
-    for i in range(300):
+    for i in range(count):
         data = bytearray(good)
         if i % 3 == 0:
             del data[int(rng.integers(len(data))) :]

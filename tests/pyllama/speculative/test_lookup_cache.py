@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyllama.errors import DraftError
 from pyllama.speculative.lookup_cache import LookupCache, NgramCache
 
+from ...tiers import tenth
 from .views import Text, drafted
 
 DATA = Path(__file__).parents[2] / "data" / "speculative"
@@ -92,18 +93,20 @@ def test_a_damaged_file_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     assert str(tmp_path / "x") in str(caught.value) and "\n" not in str(caught.value)
 
 
-@given(values=st.lists(st.integers(-3, 9), max_size=40))
-@settings(deadline=None)
-def test_any_words_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, values: list[int]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "words.bin"
-    path.write_bytes(words(*values))
-    try:
-        cache = NgramCache.load(path)
-    except DraftError:
-        return
-    assert all(min(counts.values()) > 0 for counts in cache.counts.values())
+@pytest.mark.parametrize("count", tenth(100))
+def test_any_words_are_read_or_refused(tmp_path: Path, count: int) -> None:
+    @settings(max_examples=count)
+    @given(st.lists(st.integers(-3, 9), max_size=40))
+    def check(values: list[int]) -> None:
+        path = tmp_path / "words.bin"
+        path.write_bytes(words(*values))
+        try:
+            cache = NgramCache.load(path)
+        except DraftError:
+            return
+        assert all(min(counts.values()) > 0 for counts in cache.counts.values())
+
+    check()
 
 
 def test_a_full_cache_counts_known_ngrams_only() -> None:

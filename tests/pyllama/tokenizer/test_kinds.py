@@ -9,13 +9,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyllama.errors import TokenizerError
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 from pyllama.tokenizer.boundaries import Joints
 
+from ...tiers import tenth
 from .vocabularies import bpe, charsmap, keys, spm, ugm, wordpiece
 
 LETTERS = st.text(st.sampled_from("abc é"), max_size=12)
@@ -129,11 +130,16 @@ def test_charsmaps_that_are_cut_short(n_bytes: int) -> None:
         normalize_all(PACKED[:n_bytes])
 
 
-@given(st.integers(0, len(PACKED) - 1), st.binary(min_size=1, max_size=40))
-def test_charsmaps_with_wrong_bytes(at: int, junk: bytes) -> None:
-    packed = PACKED[:at] + junk + PACKED[at + len(junk) :]
-    with contextlib.suppress(TokenizerError):
-        normalize_all(packed)
+@pytest.mark.parametrize("count", tenth(100))
+def test_charsmaps_with_wrong_bytes(count: int) -> None:
+    @settings(max_examples=count)
+    @given(st.integers(0, len(PACKED) - 1), st.binary(min_size=1, max_size=40))
+    def check(at: int, junk: bytes) -> None:
+        packed = PACKED[:at] + junk + PACKED[at + len(junk) :]
+        with contextlib.suppress(TokenizerError):
+            normalize_all(packed)
+
+    check()
 
 
 @given(st.text())

@@ -15,7 +15,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 @pytest.fixture(scope="package")  # while it is open, its thread has a running event loop
 def browser() -> Iterator[Any]:
     api = pytest.importorskip(
-        "playwright.sync_api", reason="no browser tests: pip install playwright"
+        "playwright.sync_api", reason="no browser tests: the extra browser-test"
     )
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     with api.sync_playwright() as playwright:
