@@ -848,7 +848,10 @@ class Llama:
             return self._say("Llama: cache miss")
         found = longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), tokens)
         if found > longest_token_prefix(self._input_ids.tolist(), tokens):
-            restore_llama_state(self._scores_kept, state)
+            seed = self._seed  # that of this completion is drawn already
+            with self._lock.lent():
+                self.load_state(state)  # the public one, which programs replace
+            self._seed = seed
             self._say("Llama: cache hit")
 
     def _save_cached(self) -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from pyllama import Llama
-from pyllama.llama import llama as llama_module
 from pyllama.llama.cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama.llama.infill import infill_tokens
-from pyllama.llama.state import LlamaState, Scores
+from pyllama.llama.state import LlamaState
 from pyllama.tokenizer import load_tokenizer
 
 from ..fake_context import METADATA, ids, text_of
@@ -97,14 +96,13 @@ def test_a_completion_uses_the_cache(
     wanted = run(make())
     first, second = make(), make()
     loaded: list[LlamaState] = []
-    restore = llama_module.restore_llama_state
+    load = second.load_state
 
-    def watched(scores: Scores, given: LlamaState) -> None:
-        assert scores.lease is second._lease
+    def watched(given: LlamaState) -> None:
         loaded.append(given)
-        restore(scores, given)
+        load(given)
 
-    monkeypatch.setattr(llama_module, "restore_llama_state", watched)
+    monkeypatch.setattr(second, "load_state", watched)  # as programs do
     for llama in (first, second):
         llama.set_cache(cache)
         assert llama.cache is cache and run(llama) == wanted
