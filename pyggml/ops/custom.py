@@ -75,7 +75,7 @@ MAP_CUSTOM = define_op(
     params={"fun": None, "ne": None, "type": None},
     infer=_infer,
     reference=_map_custom,
-    cases=[
+    cases=lambda: [
         case(arg(1), fun=_double),
         case(arg(17, 3, 5, permute=(2, 0, 1, 3)), fun=_double),
         case(arg(17, type=F16), fun=_double, type=GGMLType.F32),

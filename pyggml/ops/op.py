@@ -4,7 +4,7 @@
         "SCALE", src=("x",), params={"s": 1.0, "b": 0.0}, inplace_ok=True,
         infer=lambda x, s, b: same(x),
         reference=lambda x, s, b: x * s + b,
-        cases=[case(arg(64, 5), s=2.0)],
+        cases=lambda: [case(arg(64, 5), s=2.0)],
     )
     def scale(ctx, x, s): return SCALE.build(ctx, x, s=s)
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -122,7 +123,7 @@ class Op:
     params: Mapping[str, Any]
     infer: Callable[..., Out | View]
     reference: Callable[..., npt.NDArray[Any]] | None
-    cases: tuple[Case, ...] = ()
+    make_cases: Callable[[], Sequence[Case]]
     inplace_ok: bool = False
     max_nmse: float | Callable[[Tensor], float] = 1e-7
     exact: bool = False
@@ -131,6 +132,11 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """Shapes for the generic test and the benchmark; made when they are first asked for."""
+        return tuple(self.make_cases())
 
     @property
     def is_view(self) -> bool:
@@ -177,7 +183,7 @@ def define_op(
     infer: Callable[..., Out | View],
     reference: Callable[..., npt.NDArray[Any]] | None,
     params: Mapping[str, Any] = NO_PARAMS,
-    cases: Sequence[Case] = (),
+    cases: Callable[[], Sequence[Case]] = tuple,
     **kw: Any,
 ) -> Op:
     """Declare an op and register it under its ggml name.
@@ -191,14 +197,14 @@ def define_op(
             float32 and absent ones as None; the result is converted to the node's type. None for
             an op that makes views. A result that is a view of a source (CPY, SET_ROWS)
             returns the new content of that view.
-        cases: shapes for the generic test.
+        cases: makes the shapes for the generic test.
         kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a
             number, or a function of the node) or ``exact`` (tolerance against the reference, as
             sum of squared errors by sum of squares), ``cost``, ``doc``.
     """
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")
-    op = Op(name, tuple(src), MappingProxyType(dict(params)), infer, reference, tuple(cases), **kw)
+    op = Op(name, tuple(src), MappingProxyType(dict(params)), infer, reference, cases, **kw)
     OPS[name] = op
     return op
 

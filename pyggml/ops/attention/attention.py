@@ -299,73 +299,83 @@ def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> 
 
 
 _ALIBI = arg(33, 5, low=-8, high=0)
-_CASES: list[Case] = [
-    case(arg(1), arg(1), arg(1), scale=1.0),
-    case(arg(64, 3, 4), arg(64, 17, 2), arg(48, 17, 2), scale=0.125),
-    case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
-    *(
-        _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
-        for type in _MOST
-        for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
-    ),
-    _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
-    _dense(80, 5, 4, 2, 33, mask=arg(33, 5, 2, 2), S=2),
-    _dense(128, 5, 4, 1, 33, mask=causal_mask(33, 8, type=F16)),
-    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True)),
-    _dense(64, 5, 12, 3, 33, mask=_ALIBI, max_bias=8.0),
-    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5), logit_softcap=2.0),
-    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
-    *(
-        _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
-        for type in _MOST
-        for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
-    ),
-    *(
-        _indexed(64, T, 9, 3, (n, 600, 1), type=t)
-        for t in KV_TYPES[len(_MOST) :]
-        for T, n in ((1, 300), (9, 65))
-    ),
-    *(_indexed(64, 65, 9, 3, (300, 600, 1), type=t) for t in KV_TYPES),
-    _indexed(64, 7, 4, 4, (40, 130, 3)),
-    _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
-    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
-    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0, bias_scale=0.125),
-    _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
-    _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
-    _indexed(80, 40, 12, 3, (140, 300, 2), max_bias=8.0, sinks=arg(12), window=70),
-    _indexed(128, 20, 4, 2, (140, 300, 1), logit_softcap=2.0, type_v=BF16),
-    _dense(96, 20, 8, 2, 70, mask=causal_mask(70, 20, hidden_row=True), max_bias=8.0, type=Q8_0),
-    *(
-        _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
-        for type, type_v in (
-            (Q8_0, F16),
-            (BF16, Q8_0),
-            (F32, BF16),
-            (Q4_0, F16),
-            (Q8_0, Q4_0),
-            (Q5_1, Q4_0),
-        )
-        for T in (1, 12)
-    ),
-    *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
-    *(_indexed(100, T, 4, 2, (40, 130, 2), type=type) for T in (1, 7) for type in (F16, F32, BF16)),
-    _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
-    _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
-    _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
-    *(
-        _tree(64, T, 9, 3, (prefix, 900), type=type)
-        for type in (F16, Q8_0)
-        for T, prefix in ((5, 100), (8, 300), (17, 254), (40, 512))
-    ),
-    _tree(64, 9, 12, 3, (260, 400), max_bias=8.0, window=30),
-    _tree(33, 9, 4, 2, (300, 400), type=F32),
-    _tree(64, 16, 9, 3, (2000, 2048), perf=True),
-    _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
-    *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
-    _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
-    _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
-    _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
-]
+
+
+def _cases() -> list[Case]:
+    return [
+        case(arg(1), arg(1), arg(1), scale=1.0),
+        case(arg(64, 3, 4), arg(64, 17, 2), arg(48, 17, 2), scale=0.125),
+        case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
+        *(
+            _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
+            for type in _MOST
+            for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
+        ),
+        _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
+        _dense(80, 5, 4, 2, 33, mask=arg(33, 5, 2, 2), S=2),
+        _dense(128, 5, 4, 1, 33, mask=causal_mask(33, 8, type=F16)),
+        _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True)),
+        _dense(64, 5, 12, 3, 33, mask=_ALIBI, max_bias=8.0),
+        _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5), logit_softcap=2.0),
+        _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
+        *(
+            _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
+            for type in _MOST
+            for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
+        ),
+        *(
+            _indexed(64, T, 9, 3, (n, 600, 1), type=t)
+            for t in KV_TYPES[len(_MOST) :]
+            for T, n in ((1, 300), (9, 65))
+        ),
+        *(_indexed(64, 65, 9, 3, (300, 600, 1), type=t) for t in KV_TYPES),
+        _indexed(64, 7, 4, 4, (40, 130, 3)),
+        _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
+        _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
+        _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0, bias_scale=0.125),
+        _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
+        _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
+        _indexed(80, 40, 12, 3, (140, 300, 2), max_bias=8.0, sinks=arg(12), window=70),
+        _indexed(128, 20, 4, 2, (140, 300, 1), logit_softcap=2.0, type_v=BF16),
+        _dense(
+            96, 20, 8, 2, 70, mask=causal_mask(70, 20, hidden_row=True), max_bias=8.0, type=Q8_0
+        ),
+        *(
+            _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
+            for type, type_v in (
+                (Q8_0, F16),
+                (BF16, Q8_0),
+                (F32, BF16),
+                (Q4_0, F16),
+                (Q8_0, Q4_0),
+                (Q5_1, Q4_0),
+            )
+            for T in (1, 12)
+        ),
+        *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
+        *(
+            _indexed(100, T, 4, 2, (40, 130, 2), type=type)
+            for T in (1, 7)
+            for type in (F16, F32, BF16)
+        ),
+        _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
+        _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
+        _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
+        *(
+            _tree(64, T, 9, 3, (prefix, 900), type=type)
+            for type in (F16, Q8_0)
+            for T, prefix in ((5, 100), (8, 300), (17, 254), (40, 512))
+        ),
+        _tree(64, 9, 12, 3, (260, 400), max_bias=8.0, window=30),
+        _tree(33, 9, 4, 2, (300, 400), type=F32),
+        _tree(64, 16, 9, 3, (2000, 2048), perf=True),
+        _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
+        *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
+        _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
+        _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
+        _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
+    ]
+
 
 FLASH_ATTN_EXT = define_op(
     _OP,
@@ -373,7 +383,7 @@ FLASH_ATTN_EXT = define_op(
     params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0, "bias_scale": 1.0},
     infer=_infer,
     reference=_flash_attn,
-    cases=_CASES,
+    cases=_cases,
     max_nmse=lambda node: 1e-5 if node.src[1].type == GGMLType.F16 else 1e-6,
     cost=_cost,
     doc="`softmax(scale * q k + mask) v` for each head, with a mask or with lists of cells.",

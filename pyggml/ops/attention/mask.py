@@ -43,7 +43,7 @@ DIAG = define_op(
     src=("x",),
     infer=_infer_diag,
     reference=lambda x: np.where(np.eye(x.shape[-1], dtype=bool), x, np.zeros((), x.dtype)),
-    cases=[
+    cases=lambda: [
         case(arg(1)),
         case(arg(65)),
         case(arg(17, 1, 3, 2)),
@@ -86,7 +86,7 @@ def _define_diag_mask(name: str, value: float) -> Op:
         params={"n_past": 0},
         infer=partial(_infer_diag_mask, name),
         reference=partial(_diag_mask, value),
-        cases=[
+        cases=lambda: [
             case(arg(1), n_past=0),
             case(arg(65, 17, 3, 2), n_past=0),
             case(arg(65, 17, 3, 2), n_past=48),
@@ -146,7 +146,7 @@ TRI = define_op(
     params={"kind": ""},
     infer=_infer_tri,
     reference=_tri,
-    cases=[
+    cases=lambda: [
         *(case(arg(17, 17, 3, 2), kind=kind) for kind in TRIANGLES),
         *(case(arg(1), kind=kind) for kind in TRIANGLES),
         case(arg(17, 3, 17, permute=(0, 2, 1, 3)), kind="lower"),

@@ -50,7 +50,7 @@ ARANGE = define_op(
     params={"start": 0.0, "stop": 1.0, "step": 1.0},
     infer=_infer_arange,
     reference=_arange,
-    cases=[
+    cases=lambda: [
         case(start=0.0, stop=1.0, step=1.0),
         case(start=-3.0, stop=65.5, step=1.0),
         case(start=0.0, stop=1.0, step=0.1),
@@ -86,7 +86,7 @@ FILL = define_op(
     params={"c": 0.0},
     infer=_infer_fill,
     reference=lambda a, c: np.full(a.shape, c, np.float32),
-    cases=[
+    cases=lambda: [
         case(arg(1), c=0.5),
         case(arg(65, 17, 3, 2), c=-0.1),
         case(arg(20000), c=3.0),

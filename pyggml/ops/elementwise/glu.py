@@ -119,7 +119,7 @@ GLU = define_op(
     params={"kind": "", "swapped": False, "alpha": 0.0, "limit": 0.0},
     infer=_infer,
     reference=_glu,
-    cases=_cases(),
+    cases=_cases,
     max_nmse=half_nmse,
     doc="`activation(gate) * up`; both in one tensor (packed) or in two (split).",
 )

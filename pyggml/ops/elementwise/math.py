@@ -65,7 +65,7 @@ def _define(
         src=("x",),
         infer=partial(_infer, name, ALL_FLOATS),
         reference=partial(_float64, function),
-        cases=[
+        cases=lambda: [
             case(x(1)),
             case(x(65, 17, 3, 2)),
             case(x(17, 3, 5, permute=(0, 2, 1, 3))),
@@ -93,7 +93,7 @@ LEAKY_RELU = define_op(
     params={"negative_slope": 0.0},
     infer=partial(_infer, "LEAKY_RELU", FLOATS),
     reference=lambda x, negative_slope: np.where(x > 0, x, np.float32(negative_slope) * x),
-    cases=[
+    cases=lambda: [
         case(arg(1), negative_slope=0.1),
         case(arg(65, 17, 3, 2), negative_slope=0.1),
         case(arg(17, 3, 5, permute=(0, 2, 1, 3)), negative_slope=-2.0),
@@ -112,7 +112,7 @@ CLAMP = define_op(
     reference=lambda x, min, max: np.maximum(
         np.minimum(x, np.float32(max)), np.float32(min), dtype=np.float32
     ),
-    cases=[
+    cases=lambda: [
         case(arg(1), min=-0.5, max=0.5),
         case(arg(65, 17, 3, 2), min=-0.5, max=0.25),
         case(arg(17, 3, 5, permute=(0, 2, 1, 3)), min=0.0, max=float("inf")),

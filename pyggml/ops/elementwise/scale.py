@@ -24,7 +24,7 @@ SCALE = define_op(
     params={"s": 1.0, "b": 0.0},
     infer=_infer,
     reference=lambda x, s, b: x * np.float32(s) + np.float32(b),
-    cases=[
+    cases=lambda: [
         case(arg(1), s=3.0),
         case(arg(65, 17, 3, 2), s=0.125, b=0.0),
         case(arg(17, 5), s=-2.0, b=1.5),

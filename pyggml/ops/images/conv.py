@@ -102,7 +102,7 @@ IM2COL = define_op(
     params={**STEPS, "is_2d": True, "type": F32},
     infer=_infer_im2col,
     reference=_im2col,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1, 1), arg(1, 1, 1)),
         case(arg(3, 3, 3, 3), arg(10, 10, 3), p0=1, p1=1),
         case(arg(3, 3, 3, 3), arg(20, 17, 3, 2), s0=2, p1=1, d0=2, type=F16),
@@ -172,7 +172,7 @@ CONV_2D = define_op(
     params=STEPS,
     infer=_infer_conv_2d,
     reference=_conv_2d,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1, 1), arg(1, 1, 1)),
         case(arg(3, 3, 5, 7), arg(17, 9, 5, 2), p0=1, p1=1),
         case(arg(3, 2, 5, 7, type=F16), arg(17, 9, 5, 2), p0=1),
@@ -224,7 +224,7 @@ CONV_2D_DW = define_op(
     params=STEPS,
     infer=_infer_conv_2d_dw,
     reference=_conv_2d_dw,
-    cases=[
+    cases=lambda: [
         case(arg(3, 3, 1, 9), arg(17, 34, 9), p0=1, p1=1),
         case(arg(3, 3, 1, 4, type=F16), arg(17, 11, 4, 3), s0=2, s1=2, d0=2),
         case(arg(32, 3, 3, 1, permute=(3, 0, 1, 2)), arg(32, 17, 9, permute=(2, 0, 1, 3)), p0=1),

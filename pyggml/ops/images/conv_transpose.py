@@ -71,7 +71,7 @@ CONV_TRANSPOSE_1D = define_op(
     params={"s0": 1},
     infer=_infer_1d,
     reference=_conv_transpose_1d,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1), arg(1, 1)),
         case(arg(2, 3, 2), arg(3, 2), s0=3),
         case(arg(3, 17, 5), arg(65, 5), s0=2),
@@ -110,7 +110,7 @@ CONV_TRANSPOSE_2D = define_op(
     params={"s0": 1},
     infer=_infer_2d,
     reference=lambda a, b, s0: _spread(a, b, s0, s0),
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1, 1), arg(1, 1, 1)),
         case(arg(2, 2, 1, 2), arg(3, 2, 2), s0=1),
         case(arg(3, 2, 5, 4), arg(17, 9, 4, 2), s0=2),

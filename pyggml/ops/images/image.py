@@ -107,7 +107,7 @@ UPSCALE = define_op(
     params={"ne": (1, 1, 1, 1), "mode": "nearest", "align_corners": False},
     infer=_infer_upscale,
     reference=_upscale,
-    cases=[
+    cases=lambda: [
         *(case(x, ne=ne, mode=mode) for mode in SCALE_MODES for x, ne in _UP),
         *(
             case(x, ne=ne, mode=mode, align_corners=True)
@@ -173,7 +173,7 @@ WIN_PART = define_op(
     params={"w": 1},
     infer=_infer_win_part,
     reference=_win_part,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1), w=1),
         case(arg(17, 9, 5), w=4),
         case(arg(5, 6, 9, permute=(0, 2, 1, 3)), w=3),
@@ -227,7 +227,7 @@ WIN_UNPART = define_op(
     params={"w0": 1, "h0": 1},
     infer=_infer_win_unpart,
     reference=_win_unpart,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1, 1), w0=1, h0=1),
         case(arg(17, 4, 4, 6), w0=9, h0=5),
         case(arg(768, 14, 14, 25), w0=64, h0=64, perf=True),

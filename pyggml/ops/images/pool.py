@@ -79,7 +79,7 @@ POOL_1D = define_op(
     params={"pool": "max", **_DEFAULTS},
     infer=_infer_1d,
     reference=_pool_1d,
-    cases=[
+    cases=lambda: [
         case(c, pool=pool, k0=k0, s0=s0, p0=p0)
         for pool in POOLS
         for c, k0, s0, p0 in (
@@ -112,7 +112,7 @@ POOL_2D = define_op(
     params={"pool": "max", "k0": 2, "k1": 2, "s0": 2, "s1": 2, "p0": 0, "p1": 0},
     infer=_infer_2d,
     reference=_pool_2d,
-    cases=[
+    cases=lambda: [
         *(
             case(c, pool=pool, k0=k0, k1=k1, s0=s0, s1=s1, p0=p0, p1=p1)
             for pool in POOLS

@@ -43,7 +43,7 @@ TIMESTEP_EMBEDDING = define_op(
     params={"dim": 2, "max_period": 10000},
     infer=_infer,
     reference=_timestep_embedding,
-    cases=[
+    cases=lambda: [
         case(arg(1)),
         case(arg(1), dim=1),
         case(arg(2, low=0, high=1000), dim=320),

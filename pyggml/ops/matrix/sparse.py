@@ -198,7 +198,7 @@ MUL_MAT_SPARSE = define_op(
     params=_PARAMS,
     infer=_infer_mul_mat_sparse,
     reference=_mul_mat_sparse,
-    cases=_cases(transposed=False),
+    cases=lambda: _cases(transposed=False),
     max_nmse=lambda node: 1e-7 if node.src[0].type == F32 else 5e-4,
     cost=_cost,
     doc="`MUL_MAT` where the score `idx` reaches the threshold, zero elsewhere.",
@@ -210,7 +210,9 @@ AXPY = define_op(
     params=_PARAMS,
     infer=_infer_axpy,
     reference=_axpy,
-    cases=_cases(transposed=True) + [case(arg(64, 40, type=t), arg(40, 3)) for t in (F32, F16)],
+    cases=lambda: (
+        _cases(transposed=True) + [case(arg(64, 40, type=t), arg(40, 3)) for t in (F32, F16)]
+    ),
     cost=_cost,
     doc="Sums of the rows of `a`, each times its value in `b`, where the score reaches the "
     "threshold.",
@@ -295,7 +297,7 @@ MUL_MAT_SIGNS = define_op(
     src=("signs", "x"),
     infer=_infer_mul_mat_signs,
     reference=_mul_mat_signs,
-    cases=[
+    cases=lambda: [
         case(_signs(n, rows), arg(n, tokens), perf=n == 4096)
         for n, rows, tokens in (
             (32, 5, 1), (64, 33, 3), (65, 17, 2), (31, 4, 1), (576, 100, 9), (4096, 11008, 1),

@@ -86,7 +86,7 @@ CPY = define_op(
     params={"type": None},
     infer=_infer_cpy,
     reference=lambda a, b, type: a if b is None else a.reshape(b.shape),
-    cases=[
+    cases=lambda: [
         case(arg(1), arg(1)),
         case(arg(65, 17, 3, 2), arg(65, 17, 3, 2)),
         case(arg(12, 5), arg(3, 4, 5)),
@@ -158,7 +158,7 @@ CONT = define_op(
     params={"ne": None},
     infer=_infer_cont,
     reference=_cont,
-    cases=[
+    cases=lambda: [
         case(arg(1)),
         case(arg(65, 17, 3, 2)),
         case(arg(65, 17, permute=(1, 0, 2, 3))),
@@ -201,7 +201,7 @@ DUP = define_op(
     src=("a",),
     infer=_infer_dup,
     reference=lambda a: a.copy(),
-    cases=[
+    cases=lambda: [
         case(arg(65, 17, 3)),
         case(arg(3, 17, 5, type=F16, permute=(2, 0, 1, 3))),
         case(arg(576, 65), perf=True),

@@ -42,7 +42,7 @@ PAD = define_op(
     params={"left": NONE, "right": NONE, "circular": False},
     infer=_infer_pad,
     reference=_pad,
-    cases=[
+    cases=lambda: [
         case(arg(1), right=(1, 0, 0, 0)),
         case(arg(17, 5, 3, 2), right=(3, 1, 0, 2)),
         case(arg(17, 5, 3, 2), left=(1, 2, 3, 1), right=(48, 0, 1, 0)),
@@ -99,7 +99,7 @@ PAD_REFLECT_1D = define_op(
     params={"p0": 0, "p1": 0},
     infer=_infer_reflect,
     reference=lambda a, p0, p1: np.pad(a, [(0, 0)] * 3 + [(p0, p1)], mode="reflect"),
-    cases=[
+    cases=lambda: [
         case(arg(1), p0=0, p1=0),
         case(arg(17, 5, 3, 2), p0=3, p1=16),
         case(arg(17, 3, 5, permute=(0, 2, 1, 3)), p0=16, p1=0),
@@ -131,7 +131,7 @@ ROLL = define_op(
     params={"shift": NONE},
     infer=_infer_roll,
     reference=lambda a, shift: np.roll(a, shift[::-1], axis=(0, 1, 2, 3)),
-    cases=[
+    cases=lambda: [
         case(arg(1), shift=NONE),
         case(arg(17, 5, 3, 2), shift=(3, 0, 0, 0)),
         case(arg(17, 5, 3, 2), shift=(-16, 4, -1, 1)),

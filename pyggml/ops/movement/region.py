@@ -108,7 +108,7 @@ SET = define_op(
     params=_PARAMS,
     infer=partial(_infer, "SET"),
     reference=_set,
-    cases=[
+    cases=lambda: [
         *_cases(),
         *(
             case(
@@ -132,7 +132,7 @@ ACC = define_op(
     params=_PARAMS,
     infer=partial(_infer, "ACC"),
     reference=_acc,
-    cases=_cases(),
+    cases=_cases,
     exact=True,
     cost=lambda node: Cost(3 * (node.src[1] if node.op_params["inplace"] else node).nbytes),
     doc="`a` with `b` added to a region.",

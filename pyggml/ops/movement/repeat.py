@@ -50,7 +50,7 @@ REPEAT = define_op(
     params={"ne": NONE},
     infer=_infer_repeat,
     reference=_repeat,
-    cases=[
+    cases=lambda: [
         case(arg(1), ne=(1, 1, 1, 1)),
         case(arg(1), ne=(65, 3, 2, 1)),
         case(arg(17, 3), ne=(17, 6, 5, 1)),
@@ -110,7 +110,7 @@ CONCAT = define_op(
     params={"dim": 0},
     infer=_infer_concat,
     reference=lambda a, b, dim: np.concatenate([a, b], axis=3 - dim),
-    cases=[
+    cases=lambda: [
         case(arg(1), arg(1), dim=0),
         case(arg(17, 5, 3, 2), arg(65, 5, 3, 2), dim=0),
         case(arg(17, 5, 3, 2), arg(17, 1, 3, 2), dim=1),

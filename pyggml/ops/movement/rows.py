@@ -79,7 +79,7 @@ GET_ROWS = define_op(
     src=("a", "ids"),
     infer=_infer_get_rows,
     reference=_get_rows,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1), _ids(1, n_rows=1)),
         case(arg(65, 17), _ids(3, n_rows=17)),
         case(arg(65, 17, 3, 2), _ids(5, 3, 2, n_rows=17)),
@@ -156,7 +156,7 @@ SET_ROWS = define_op(
     src=("b", "idx", "a"),
     infer=_infer_set_rows,
     reference=_set_rows,
-    cases=[
+    cases=lambda: [
         case(arg(1, 1), _ids(1, n_rows=1, unique=True), arg(1, 1)),
         case(arg(65, 3), _ids(3, n_rows=17, type=I64, unique=True), arg(65, 17)),
         case(arg(65, 5), _ids(5, n_rows=17, unique=True, skip=2), arg(65, 17, type=F16)),

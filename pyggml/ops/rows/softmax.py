@@ -137,7 +137,7 @@ SOFT_MAX = define_op(
     params={"scale": 1.0, "max_bias": 0.0},
     infer=_infer,
     reference=_soft_max,
-    cases=[
+    cases=lambda: [
         case(arg(1)),
         case(arg(65, 17, 3, 2)),
         case(arg(17, 3, low=-90, high=90), scale=1.0),
