@@ -49,8 +49,8 @@ def assembly_of(made: Any) -> str:
     from pyggml.compiler.jit import CpuKernel
 
     if isinstance(made, CpuKernel):
-        return str(made.compiled._library.get_asm_str())
-    (text,) = made._compiled.inspect_asm().values()
+        return str(made.machine_code._library.get_asm_str())
+    (text,) = made.machine_code.inspect_asm().values()
     return str(text)
 
 
@@ -91,7 +91,7 @@ def kernels() -> list[Any]:
     finally:
         jit.CpuKernel.address, lowering.compile_all = real
     for found in gc.get_objects():
-        if isinstance(found, (jit.CpuKernel, jit.Compiled)):
+        if isinstance(found, (jit.CpuKernel, jit.JittedFunction)):
             asked.setdefault(id(found), found)
     return [made for made in asked.values() if name_of(made) and _is_ours(made)]
 

@@ -290,10 +290,10 @@ class Code:
         raise NotImplementedError
 
     @compiled_once
-    def compiled(self) -> Any:
+    def machine_code(self) -> Any:
         """What Numba made of the function."""
         if self.load():
-            return self.__dict__["compiled"]
+            return self.__dict__["machine_code"]
         with progress.compiling(), own_numbers():
             made = self._compile(_cache_of(self.function))
         if on_compile is not None:
@@ -303,19 +303,19 @@ class Code:
     def load(self) -> bool:
         """Load the code, unless that is done. Returns False if it must be compiled."""
         with _compile_lock:
-            if "compiled" not in self.__dict__:
+            if "machine_code" not in self.__dict__:
                 try:
                     with own_numbers():
                         made = self._compile(only_cached(_cache_of(self.function)))
                 except NotCached:
                     return False
-                self.__dict__["compiled"] = made
+                self.__dict__["machine_code"] = made
             return True
 
     def is_kept(self) -> bool:
         """Whether it is loaded, or in the cache, which takes less time to find out than to load."""
         with _compile_lock:
-            if "compiled" in self.__dict__:
+            if "machine_code" in self.__dict__:
                 return True
             try:
                 with own_numbers():
@@ -332,7 +332,7 @@ def compile_all(functions: Iterable[Code]) -> None:
 
     Functions that are loaded need no lock: another thread may hold it for seconds.
     """
-    left = [one for one in dict.fromkeys(functions) if "compiled" not in one.__dict__]
+    left = [one for one in dict.fromkeys(functions) if "machine_code" not in one.__dict__]
     if not left:
         return
     with _compile_lock:
@@ -340,7 +340,7 @@ def compile_all(functions: Iterable[Code]) -> None:
         progress.expect(len(missing))
         for i, one in enumerate(missing):
             try:
-                _ = one.compiled
+                _ = one.machine_code
             except BaseException:
                 progress.expect(-(len(missing) - i - 1))
                 raise
@@ -369,7 +369,7 @@ class CpuKernel(Code):
     @property
     def address(self) -> int:
         """The address of the machine code."""
-        return int(self.compiled.address)
+        return int(self.machine_code.address)
 
     def assembly(self) -> str:
         """The machine code as text; compiles it, since the cache keeps no assembly."""
@@ -410,7 +410,7 @@ def inline_strict(function: Callable[..., Any]) -> Any:
     return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
 
 
-def emitted(
+def intrinsic_from_ir(
     emit: Any = None,
     *,
     literals: int = 0,
@@ -430,7 +430,7 @@ def emitted(
         typed: the signature for Numba's types of all arguments, where it depends on them.
     """
     if emit is None:
-        return partial(emitted, literals=literals, result=result, args=args, typed=typed)
+        return partial(intrinsic_from_ir, literals=literals, result=result, args=args, typed=typed)
     parameters = list(inspect.signature(emit).parameters.values())
     given = args or (nb.types.int64,) * (len(parameters) - 1 - literals)
 
@@ -452,7 +452,7 @@ def emitted(
     return intrinsic(prefer_literal=literals > 0)(define)
 
 
-class Compiled(Code):
+class JittedFunction(Code):
     """A nogil function with one signature that compiles (or loads) at its first call."""
 
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:
@@ -465,19 +465,19 @@ class Compiled(Code):
         return compile_function(self.function, self._signature, cache)
 
     def __call__(self, *args: Any) -> Any:
-        return self.compiled(*args)
+        return self.machine_code(*args)
 
 
-_functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
+_functions: weakref.WeakSet[JittedFunction] = weakref.WeakSet()
 
 
-def functions_of(package: str) -> list[Compiled]:
+def functions_of(package: str) -> list[JittedFunction]:
     """The functions of a package's imported modules that Python calls, in order of their names."""
     inside = f"{package}."
     found = [one for one in _functions if f"{one.function.__module__}.".startswith(inside)]
     return sorted(found, key=lambda one: (one.function.__module__, one.name))
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
+def jitted(signature: Any) -> Callable[[Callable[..., Any]], JittedFunction]:
     """Declare a nogil function that Python calls; cached like a kernel."""
-    return lambda function: Compiled(function, signature)
+    return lambda function: JittedFunction(function, signature)

@@ -1,6 +1,6 @@
 """Addresses as typed pointers in jitted code, where an integer is all that a function is given.
 
-@compiled(types.int64(types.int64, types.int64))
+@jitted(types.int64(types.int64, types.int64))
 def total(address, n):
     values, result = i32_ptr(address), 0       # values[i] is unchecked
     ...

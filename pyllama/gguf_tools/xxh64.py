@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from pyggml.compiler.jit import compiled
+from pyggml.compiler.jit import jitted
 
 _P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
@@ -25,7 +25,7 @@ _STRIPE = 32
 _WORDS = types.Array(types.uint64, 1, "C", readonly=True)
 
 
-@compiled(types.void(types.uint64[::1], _WORDS))
+@jitted(types.void(types.uint64[::1], _WORDS))
 def _stripes(lanes: Any, words: Any) -> None:
     """Update the four lanes with ``words`` (uint64 [4 n]), read once, in order."""
     p1, p2 = np.uint64(_P1), np.uint64(_P2)

@@ -23,7 +23,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import i32_ptr, i64_ptr, u8_ptr
 
 from ..errors import GrammarError
@@ -550,7 +550,7 @@ def _walk(h, state, tree, n, mask):  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@compiled(types.int64(*[types.int64] * 6))
+@jitted(types.int64(*[types.int64] * 6))
 def _run(header, operation, a, b, c, d):  # type: ignore[no-untyped-def]
     h = i64_ptr(header)
     if operation == ADVANCE:  # state, text, length
@@ -797,7 +797,7 @@ class Table:
         _rehash(self._address)
 
 
-@compiled(types.void(types.int64))
+@jitted(types.void(types.int64))
 def _rehash(header):  # type: ignore[no-untyped-def]
     """Enter all states and contexts in empty slots."""
     h = i64_ptr(header)

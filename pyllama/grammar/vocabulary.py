@@ -24,7 +24,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled
+from pyggml.compiler.jit import jitted
 from pyggml.compiler.pointers import i32_ptr, i64_ptr, u8_ptr
 
 from ..tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def _plain_chars(text: bytes) -> int:
     return 0 if _NOT_PLAIN.search(chars) else min(len(chars), UNBOUNDED)
 
 
-@compiled(types.int64(*[types.int64] * 6))
+@jitted(types.int64(*[types.int64] * 6))
 def _build_tree(texts, ends, tokens, n_tokens, nodes, stack):  # type: ignore[no-untyped-def]
     """Write the nodes of sorted texts; returns their number.
 

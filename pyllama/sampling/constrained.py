@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import i32_ptr
 from pyllama.errors import GrammarError, SamplingError, TextComplete
 from pyllama.sampling.candidates import Candidates
@@ -233,7 +233,7 @@ def constrain(logits: Floats, bits: NDArray[np.uint32], restricted: Floats) -> i
     return argmax
 
 
-@compiled(types.int64(*[types.int64] * 5))
+@jitted(types.int64(*[types.int64] * 5))
 def _constrain(logits: Any, n: Any, bits: Any, n_words: Any, restricted: Any) -> Any:
     logits, bits, restricted = i32_ptr(logits), i32_ptr(bits), i32_ptr(restricted)
     top, top_word, n_whole = np.int32(INF_RANK), -1, n // 32

@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from pyggml.compiler.jit import compiled, emitted, inline_strict
+from pyggml.compiler.jit import inline_strict, intrinsic_from_ir, jitted
 from pyggml.compiler.numba_internals import cgutils
 from pyggml.compiler.pointers import f32_ptr
 from pyllama.sampling.top import Floats
@@ -28,7 +28,7 @@ def _same_bits(to: ir.Type, result: Any, arg: Any) -> Any:
     def bitcast(b: Any, x: Any) -> Any:
         return b.bitcast(x, to)
 
-    return emitted(bitcast, result=result, args=(arg,))
+    return intrinsic_from_ir(bitcast, result=result, args=(arg,))
 
 
 f32_bits = _same_bits(_i32, types.int32, types.float32)
@@ -66,8 +66,8 @@ def _store(b: Any, values: Any, i: Any, x: Any) -> None:
     b.store(x, _place(b, values, i)).set_metadata("noalias", _scope(b))
 
 
-load_f32 = emitted(_load, result=types.float32, args=(types.int64, types.int64))
-store_f32 = emitted(_store, args=(types.int64, types.int64, types.float32))
+load_f32 = intrinsic_from_ir(_load, result=types.float32, args=(types.int64, types.int64))
+store_f32 = intrinsic_from_ir(_store, args=(types.int64, types.int64, types.float32))
 
 
 def _table(values: list[float]) -> Any:
@@ -78,7 +78,7 @@ def _table(values: list[float]) -> Any:
         table = cgutils.global_constant(b, "table", constants)
         return _read(b, b.gep(table, [ir.Constant(_i64, 0), i]))
 
-    return emitted(look_up, result=types.float64)
+    return intrinsic_from_ir(look_up, result=types.float64)
 
 
 _N = 32  # entries of the table of exp
@@ -188,23 +188,23 @@ def sum_of(values: Floats) -> np.float32:
     return np.float32(_sum_of(values.ctypes.data, values.size))
 
 
-@compiled(types.void(types.int64, types.int64, types.float32, types.int64))
+@jitted(types.void(types.int64, types.int64, types.float32, types.int64))
 def _exp_differences(logits: Any, n: Any, top: Any, result: Any) -> None:
     for i in range(n):
         store_f32(result, i, exp32(load_f32(logits, i) - top))
 
 
-@compiled(types.void(*[types.int64] * 3))
+@jitted(types.void(*[types.int64] * 3))
 def _log_of(values: Any, n: Any, result: Any) -> None:
     log_all(values, n, result)
 
 
-@compiled(types.float32(types.int64, types.int64))
+@jitted(types.float32(types.int64, types.int64))
 def _sum_of(values: Any, n: Any) -> Any:
     return sum32(f32_ptr(values), n)
 
 
-@compiled(types.float32(*[types.int64] * 3))
+@jitted(types.float32(*[types.int64] * 3))
 def _entropy_of(probs: Any, n: Any, logs: Any) -> Any:
     log_all(probs, n, logs)
     probs, logs, entropy = f32_ptr(probs), f32_ptr(logs), np.float32(0)

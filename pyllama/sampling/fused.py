@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr, f64_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import weight
 from pyllama.sampling.sampler import Sampler
@@ -166,7 +166,7 @@ def _largest(logits: Any, n: Any) -> Any:
     return top
 
 
-@compiled(types.int64(*[types.int64] * 7, types.float64, types.int64))
+@jitted(types.int64(*[types.int64] * 7, types.float64, types.int64))
 def _pick(
     logits: Any,
     n_vocab: Any,

@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyggml.rounding import ceil_div
 
@@ -169,7 +169,7 @@ def sort_keys(keys: Any, n: Any) -> Any:
         gap //= 2
 
 
-@compiled(types.void(*[types.int64] * 5))
+@jitted(types.void(*[types.int64] * 5))
 def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None:
     keys, logits = i64_ptr(keys), f32_ptr(logits)
     positions, values = i32_ptr(positions), f32_ptr(values)
@@ -178,6 +178,6 @@ def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None
         positions[i], values[i] = position, logits[position]
 
 
-@compiled(types.int64(*[types.int64] * 5))
+@jitted(types.int64(*[types.int64] * 5))
 def _gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     return gather(logits, n, k, n_columns, keys)

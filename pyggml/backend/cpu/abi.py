@@ -31,7 +31,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
 
-from ...compiler.jit import emitted, inline
+from ...compiler.jit import inline, intrinsic_from_ir
 from ...compiler.numba_internals import templates
 from ...compiler.pointers import f32_ptr as f32_ptr
 from ...compiler.pointers import f64_ptr as f64_ptr
@@ -122,7 +122,7 @@ class _ParamsModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, i64)
 
 
-@emitted(typed=lambda node, fields: Params(fields.instance_class)(types.int64, fields))
+@intrinsic_from_ir(typed=lambda node, fields: Params(fields.instance_class)(types.int64, fields))
 def params_of(b: Any, node: Any, fields: Any) -> Any:
     """The op parameters of a node as a NamedTuple's fields: ``params_of(node, Scale).s``.
 
@@ -152,7 +152,7 @@ def _load_field(context: Any, b: Any, typ: Any, node: Any, attr: str) -> Any:
 def _loader(numba_type: types.Type, llvm_type: ir.Type) -> Any:
     """An intrinsic that loads one value from an address of any alignment."""
 
-    @emitted(result=numba_type)
+    @intrinsic_from_ir(result=numba_type)
     def load(b: Any, address: Any) -> Any:
         value = b.load(b.inttoptr(address, llvm_type.as_pointer()))
         value.align = 1
@@ -165,13 +165,13 @@ load_i64 = _loader(types.int64, i64)
 load_f32 = _loader(types.float32, f32)
 
 
-@emitted(result=types.float32, args=(types.int32,))
+@intrinsic_from_ir(result=types.float32, args=(types.int32,))
 def bits_f32(b: Any, x: Any) -> Any:
     """The float32 that has these 32 bits."""
     return b.bitcast(x, f32)
 
 
-@emitted(result=types.int32, args=(types.float32,))
+@intrinsic_from_ir(result=types.int32, args=(types.float32,))
 def f32_bits(b: Any, x: Any) -> Any:
     """The 32 bits of a float32."""
     return b.bitcast(x, i32)
@@ -190,11 +190,11 @@ def word_reader(first: int, n_places: int) -> Any:
         address = b.add(node, b.shl(number, ir.Constant(i64, 3)))
         return b.load(b.inttoptr(address, i64.as_pointer()))
 
-    @emitted(result=types.int64)
+    @intrinsic_from_ir(result=types.int64)
     def one(b: Any, node: Any, place: Any) -> Any:
         return word(b, node, place)
 
-    @emitted(result=types.int64)
+    @intrinsic_from_ir(result=types.int64)
     def two(b: Any, node: Any, place: Any, i: Any) -> Any:
         return word(b, node, place, i)
 

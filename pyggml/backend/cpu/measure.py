@@ -22,7 +22,7 @@ from ... import host, ops
 from ...alloc.tallocr import TensorAllocator
 from ...buffer import HOST, HostBuffer
 from ...cgraph import CGraph
-from ...compiler.jit import Code, compile_all, compiled
+from ...compiler.jit import Code, compile_all, jitted
 from ...context import Context
 from ...dtype import GGMLType
 from ...tensor import Tensor
@@ -55,7 +55,7 @@ class Race:
     fields: dict[str, Sequence[int]]
 
 
-@compiled(types.void(types.int64))
+@jitted(types.void(types.int64))
 def _pause(n):  # type: ignore[no-untyped-def]
     for _ in range(n):
         pause()

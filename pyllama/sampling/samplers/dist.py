@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.params import RANDOM_SEED
@@ -47,7 +47,7 @@ def draw(logits: Any, n: Any, top: Any, uniform: Any) -> Any:
     return i
 
 
-@compiled(types.int64(types.int64, types.int64, types.float64))
+@jitted(types.int64(types.int64, types.int64, types.float64))
 def _position(weights: Any, n: Any, uniform: Any) -> Any:
     """The first position at which the running sum of n weights reaches its part of the total."""
     weights, total, running = f32_ptr(weights), 0.0, 0.0

@@ -22,7 +22,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import compiled
+from pyggml.compiler.jit import jitted
 from pyggml.compiler.pointers import i32_ptr
 from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
@@ -216,7 +216,7 @@ class Dry(Sampler):
             self._broken.pop()
 
 
-@compiled(types.void(*[types.int64] * 4))
+@jitted(types.void(*[types.int64] * 4))
 def _repeat_lengths(tokens: Any, n: Any, limit: Any, lengths: Any) -> None:
     """For each position, how many tokens from there equal those from the beginning, up to a limit.
 
@@ -235,7 +235,7 @@ def _repeat_lengths(tokens: Any, n: Any, limit: Any, lengths: Any) -> None:
         lengths[i] = min(lengths[i], limit)
 
 
-@compiled(types.int64(*[types.int64] * 6))
+@jitted(types.int64(*[types.int64] * 6))
 def _longest_repeats(tokens: Any, lengths: Any, n: Any, allowed: Any, most: Any, found: Any) -> Any:
     """Write the tokens before positions with at least the allowed length, and each one's longest.
 

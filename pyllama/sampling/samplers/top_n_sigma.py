@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.sampler import ChainSetup, Sampler
@@ -64,6 +64,6 @@ class TopNSigma(Sampler):
             _apply(candidates.writable().ctypes.data, len(candidates), self._n)
 
 
-@compiled(types.void(types.int64, types.int64, types.float64))
+@jitted(types.void(types.int64, types.int64, types.float64))
 def _apply(logits: Any, n: Any, n_sigma: Any) -> None:
     top_n_sigma(f32_ptr(logits), n, n_sigma)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from pyggml.compiler.jit import compiled, inline_strict
+from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.float_math import log_all
@@ -105,7 +105,7 @@ def typical(
     return n
 
 
-@compiled(types.int64(types.int64, types.int64, types.float64, *[types.int64] * 4))
+@jitted(types.int64(types.int64, types.int64, types.float64, *[types.int64] * 4))
 def _nearest(
     probs: Any, n: Any, p: Any, min_keep: Any, distances: Any, order: Any, stack: Any
 ) -> Any:

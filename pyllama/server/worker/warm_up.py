@@ -64,7 +64,7 @@ def compile_rest() -> None:
     """
     for function in functions_of("pyllama"):
         if not function.is_kept():
-            _ = function.compiled
+            _ = function.machine_code
 
 
 def loading() -> ApiError:

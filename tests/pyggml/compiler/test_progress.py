@@ -94,7 +94,7 @@ def test_all_that_is_missing_is_known_before_the_first(
     known, *missing = [Code("known", is_cached=True), Code("a"), Code("b"), Code("c")]
     jit.compile_all([known, *missing, *missing])
     assert told == [("a", 1, 3), ("b", 2, 3), ("c", 3, 3)]
-    assert [one.compiled for one in (known, *missing)] == [
+    assert [one.machine_code for one in (known, *missing)] == [
         "made known", "made a", "made b", "made c",
     ]  # fmt: skip
     jit.compile_all(missing)
@@ -154,15 +154,15 @@ def test_functions_that_python_calls_are_reported(
     told: list[str] = []
     monkeypatch.setattr(jit, "on_compile", told.append)
 
-    @jit.compiled(types.int64(types.int64))
+    @jit.jitted(types.int64(types.int64))
     def _add_one(x):  # type: ignore[no-untyped-def]
         return x + 1
 
     assert not _add_one.is_kept()
     assert _add_one(4) == 5 and _add_one(5) == 6 and _add_one.is_kept()
     assert told == ["add_one"] and progress.counts() == (1, 1)
-    again = jit.Compiled(_add_one.function, types.int64(types.int64))
-    assert again.is_kept() and "compiled" not in again.__dict__
+    again = jit.JittedFunction(_add_one.function, types.int64(types.int64))
+    assert again.is_kept() and "machine_code" not in again.__dict__
     assert again(4) == 5 and told == ["add_one"]
     del again
     assert [one.name for one in jit.functions_of(__name__)] == ["add_one"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import types
 
-from pyggml.compiler.jit import compiled
+from pyggml.compiler.jit import jitted
 from pyggml.compiler.pointers import f32_ptr, i64_ptr
 from pyllama.sampling.std_sort import SMALL, heap_sort, insertion_sort, partition
 
@@ -17,7 +17,7 @@ N, DEPTH = 600, 18  # twice the logarithm of N
 INDEX = np.arange(N)
 
 
-@compiled(types.int64(*[types.int64] * 4))
+@jitted(types.int64(*[types.int64] * 4))
 def sort(keys: Any, order: Any, stack: Any, n: Any) -> Any:
     """Sort all positions; returns how many parts were sorted by a heap."""
     keys, order, stack = f32_ptr(keys), i64_ptr(order), i64_ptr(stack)

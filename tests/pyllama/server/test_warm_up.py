@@ -42,7 +42,7 @@ warm_up(served)
 found, load, is_warm = [], jit.Code.load, False
 
 def watched(code):
-    is_new, is_kept = "compiled" not in code.__dict__, load(code)
+    is_new, is_kept = "machine_code" not in code.__dict__, load(code)
     if is_new and (not is_kept or not is_warm):
         found.append(code.name)
     return is_kept

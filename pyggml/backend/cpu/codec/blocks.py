@@ -23,7 +23,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
@@ -78,19 +78,19 @@ from ..weights.layout import (
 Value = Any
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def decode_block(b: Value, kind: int, block: Value, y: Value) -> None:
     """Store the block at ``block`` as float32 at ``y``."""
     emit_decoding(b, BLOCK_TYPES[kind], block, y)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def unpack_block(b: Value, kind: int, block: Value, out: Value) -> None:
     """Store a block of a format with a codebook as scale, steps and a byte for each code."""
     _unpack(b, BLOCK_TYPES[kind], block, out)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def put_codes(b: Value, kind: int, codes: Value, block: Value) -> None:
     """Store a byte for each column as the codes of a block; bits above the code's must be 0."""
     f = BLOCK_TYPES[kind]
@@ -100,7 +100,7 @@ def put_codes(b: Value, kind: int, codes: Value, block: Value) -> None:
         _put(b, [(f.planes, codes)], block)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def put_steps(b: Value, kind: int, steps: Value, minima: Value, block: Value) -> None:
     """Store a byte for each sub-block as its integer scale, and as its minimum if it has one.
 
@@ -110,7 +110,7 @@ def put_steps(b: Value, kind: int, steps: Value, minima: Value, block: Value) ->
     _put(b, [(f.steps, steps), (f.minima, minima)], block)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def get_scales(b: Value, kind: int, block: Value, scales: Value, minima: Value) -> None:
     """Store the scales and the minima of a block's sub-blocks as float32."""
     scale, low = _scales(b, BLOCK_TYPES[kind], block)
@@ -119,14 +119,14 @@ def get_scales(b: Value, kind: int, block: Value, scales: Value, minima: Value) 
         store(b, low, minima)
 
 
-@emitted(literals=1, result=types.int64)
+@intrinsic_from_ir(literals=1, result=types.int64)
 def values_of(b: Value, kind: int) -> Value:
     """The address of the 16 int8 that a format's codes stand for."""
     f = BLOCK_TYPES[kind]
     return _constant(b, f"pyggml.values.{f.type.name}", np.asarray(padded_values(f), np.int8))
 
 
-@emitted(literals=1, result=types.int64)
+@intrinsic_from_ir(literals=1, result=types.int64)
 def value_limits(b: Value, kind: int) -> Value:
     """The address of float32 limits: from limit i on, value i + 1 is nearer than value i."""
     f = BLOCK_TYPES[kind]
@@ -347,7 +347,7 @@ def _signs(b: Value, codes: Entries, block: Value, i: int) -> Value:
 # --- rows of an interleaved group ---
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def get_block(b: Value, kind: int, group: Value, lane: Value, i: Value, out: Value) -> None:
     """Store block ``i`` of row ``lane`` as ggml's bytes (one value for F16, BF16 and F32).
 
@@ -376,7 +376,7 @@ def get_block(b: Value, kind: int, group: Value, lane: Value, i: Value, out: Val
             copy(place, 4, plane.byte + 4 * k, gathered=not is_folded(plane))
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def decode_k_block(b: Value, kind: int, block: Value, lane: Value, y: Value) -> None:
     """Store row ``lane`` of an interleaved block as 256 float32."""
     f = layout_k(kind)

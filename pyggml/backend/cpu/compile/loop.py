@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba import types
 
-from ....compiler.jit import compiled, inline, kernel
+from ....compiler.jit import inline, jitted, kernel
 from ..abi import i64_ptr
 from ..atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
@@ -120,7 +120,7 @@ def _other_queue(ctl, me, n):
     return 0
 
 
-@compiled(types.int64(*[types.int64] * 5))
+@jitted(types.int64(*[types.int64] * 5))
 def work(ctl, me, epoch, sched_yield, usleep):
     """Claim and run chunks.
 
@@ -190,7 +190,7 @@ def traced_chunk(node, chunk, n_chunks, scratch):
     stamps[2] = scratch
 
 
-@compiled(types.int64())
+@jitted(types.int64())
 def read_cycles():
     """The value of the cycle counter, for Python."""
     return cycles()

@@ -29,7 +29,7 @@ class UserKernel(CpuKernel):
         return True
 
     @compiled_once
-    def compiled(self) -> Any:
+    def machine_code(self) -> Any:
         """Something that has the machine code's ``address``."""
         if hasattr(type(self.function), "address"):
             return self.function

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from ....compiler.jit import CpuKernel, emitted, inline_strict, kernel
+from ....compiler.jit import CpuKernel, inline_strict, intrinsic_from_ir, kernel
 from ....dtype import GGMLType
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
@@ -89,7 +89,7 @@ def _codes(b: Any, values: Any, inverse: Any) -> Any:
     return b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), vec(i32, BLOCK))
 
 
-@emitted
+@intrinsic_from_ir
 def _scale_32(b: Any, source: Any, target: Any) -> None:
     """Store the scale of 32 floats, not rounded yet, and its inverse in the block at ``target``."""
     largest = _largest(b, _magnitudes(b, load(b, source, vec(f32, BLOCK), 4)))
@@ -97,7 +97,7 @@ def _scale_32(b: Any, source: Any, target: Any) -> None:
     store(b, _inverse(b, largest), at(b, target, SUM), 4)
 
 
-@emitted
+@intrinsic_from_ir
 def _encode_32(b: Any, source: Any, target: Any) -> None:
     """32 floats at ``source`` as one block at ``target``, which has their scale; branch-free."""
     values = load(b, source, vec(f32, BLOCK), 4)
@@ -112,7 +112,7 @@ def _encode_32(b: Any, source: Any, target: Any) -> None:
     store(b, codes, at(b, target, CODES_32), 4)
 
 
-@emitted
+@intrinsic_from_ir
 def _quantize_256(b: Any, source: Any, target: Any) -> None:
     """256 floats at ``source`` as one block at ``target``."""
 

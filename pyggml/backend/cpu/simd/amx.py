@@ -32,7 +32,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES
 from ....rounding import ceil_div
@@ -110,7 +110,7 @@ def panel_bytes(kind: int, n_columns: int) -> int:
     return n_columns // _COLUMNS * _unit_bytes(kind)
 
 
-@emitted
+@intrinsic_from_ir
 def use_tiles(b: Value, on: Value) -> None:
     """Configure this thread's tiles, or release them (0)."""
     v: Any = vectors()
@@ -121,7 +121,7 @@ def use_tiles(b: Value, on: Value) -> None:
             v.release_tiles(b)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def tiles(
     b: Value, kind: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
     n_tiles: Value, panel: Value,

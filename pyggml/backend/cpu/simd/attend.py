@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....rounding import ceil_div
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
 from .vector import (
@@ -86,7 +86,7 @@ def _totals(b: Value, x: list[Value]) -> Value:
     return add(twos, twos, (0, 4, 2, 6), (1, 5, 3, 7))
 
 
-@emitted(literals=4)
+@intrinsic_from_ir(literals=4)
 def attn_qk(
     b: Value, kind: int, n_rows: int, n_tail: int, locality: int, q: Value, q_stride: Value,
     keys: Value, nb: Value, cells: Value, n: Value, d: Value, scores: Value, s_stride: Value,
@@ -162,7 +162,7 @@ def attn_qk(
                 store(b, total, item_at(b, out, j, 4 * n_keys))
 
 
-@emitted
+@intrinsic_from_ir
 def prefetch_cells(b: Value, rows: Value, nb: Value, cells: Value, n: Value, lines: Value) -> None:
     """Prefetch the first ``lines`` cache lines of the rows in ``n`` cells."""
 
@@ -178,7 +178,7 @@ def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
     return lanes_of(b, load_8(b, kind, last, 0, []), splat(f32, LANES, 0.0), lanes)
 
 
-@emitted
+@intrinsic_from_ir
 def attn_qk_packed(
     b: Value, q: Value, q_stride: Value, keys: Value, d: Value, n: Value, scores: Value,
     s_stride: Value,
@@ -271,7 +271,7 @@ def _score_parts(
         store(b, load(b, total, vec(f32, lanes), LINE), place)
 
 
-@emitted
+@intrinsic_from_ir
 def attn_pv_packed(
     b: Value, p: Value, p_stride: Value, values: Value, v_stride: Value, n: Value, out: Value,
     out_stride: Value, d: Value,
@@ -321,7 +321,7 @@ def attn_pv_packed(
             tile(b.add(i, done), 1)
 
 
-@emitted(literals=4)
+@intrinsic_from_ir(literals=4)
 def attn_pv(
     b: Value, kind: int, n_rows: int, n_columns: int, locality: int, p: Value, p_stride: Value,
     values: Value, nb: Value, cells: Value, n: Value, out: Value, out_stride: Value, later: Value,

@@ -21,7 +21,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import emitted, inline
+from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from ....rounding import ceil_div
 from .kv_row import BLOCKS
@@ -223,7 +223,7 @@ def _stored(b: Value, values: Iterable[Value], sums: Value) -> None:
         store(b, value, at(b, sums, 4 * vectors().lanes * k))
 
 
-@emitted(literals=3)
+@intrinsic_from_ir(literals=3)
 def axpy_rows(
     b: Value, kind: int, locality: int, n_tokens: int, table: Value, n_rows: Value, values: Value,
     sums: Value, stride: Value, n_groups: Value,
@@ -277,7 +277,7 @@ def axpy_rows(
                 store(b, acc, place)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def decode_row(
     b: Value, kind: int, row: Value, panel: Value, stride: Value, n_groups: Value,
 ) -> None:  # fmt: skip
@@ -287,13 +287,13 @@ def decode_row(
         _stored(b, values, item_at(b, panel, g, stride))
 
 
-@emitted(result=types.int64)
+@intrinsic_from_ir(result=types.int64)
 def count_bits(b: Value, x: Value) -> Value:
     """The number of ones in an int64."""
     return call(b, "llvm.ctpop.i64", i64, x)
 
 
-@emitted
+@intrinsic_from_ir
 def axpy_panel(b: Value, mask: Value, panel: Value, values: Value, sums: Value) -> None:
     """``sums += value * panel[r]`` for the bits r of a mask, in order, each with the next value."""
     lanes = vectors().lanes

@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import emitted, inline
+from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store, vectors, widen
 
@@ -63,7 +63,7 @@ def _loaded(kind: Any, base: Any, i: Any) -> Any:
     return _MEMORY[kind.literal_value][1](kind, types.int64, types.int64)
 
 
-@emitted(literals=1, typed=_loaded)
+@intrinsic_from_ir(literals=1, typed=_loaded)
 def load_elem(b: Value, kind: int, base: Value, i: Value) -> Value:
     """Element ``i`` at ``base``; half floats as float32."""
     value = b.load(_place(b, _MEMORY[kind][0], base, i))
@@ -79,7 +79,7 @@ def _stored(kind: Any, base: Any, i: Any, value: Any) -> Any:
     return types.void(kind, types.int64, types.int64, value)
 
 
-@emitted(literals=1, typed=_stored)
+@intrinsic_from_ir(literals=1, typed=_stored)
 def store_elem(b: Value, kind: int, base: Value, i: Value, value: Value) -> None:
     """Store ``value`` as element ``i`` at ``base``.
 
@@ -95,13 +95,13 @@ def store_elem(b: Value, kind: int, base: Value, i: Value, value: Value) -> None
     done.set_metadata("noalias", _scope(b))
 
 
-@emitted(result=types.float32)
+@intrinsic_from_ir(result=types.float32)
 def load_f16(b: Value, address: Value) -> Value:
     """The half float at an address, as a float32."""
     return widen(b, F16, load(b, address, i16))
 
 
-@emitted(args=(types.int64, types.float32))
+@intrinsic_from_ir(args=(types.int64, types.float32))
 def store_f16(b: Value, address: Value, x: Value) -> None:
     """Store a float32 as a half float."""
     store(b, _narrow(b, F16, x), address)

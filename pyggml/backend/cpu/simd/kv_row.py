@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES, BlockType
 from ..weights.layout import Layout32, is_bit_row, is_folded, layout_32
@@ -126,7 +126,7 @@ def _load_at(b: Value, kind: int, row: Value, d: Value) -> Value:
     return load_8(b, kind, block, b.and_(d, const(31)), scales(b, kind, block))
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def transpose_8x8(
     b: Value, kind: int, r0: Value, r1: Value, r2: Value, r3: Value, r4: Value, r5: Value,
     r6: Value, r7: Value, d: Value, out: Value, out_stride: Value,
@@ -155,13 +155,13 @@ def _interleave(b: Value, rows: list[Value]) -> list[Value]:
     return out
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def widen_8(b: Value, kind: int, row: Value, d: Value, out: Value) -> None:
     """Store elements d..d+7 of a row as float32."""
     store(b, _load_at(b, kind, row, d), out)
 
 
-@emitted(literals=1, result=types.float32)
+@intrinsic_from_ir(literals=1, result=types.float32)
 def element(b: Value, kind: int, row: Value, d: Value) -> Value:
     """Element d of a row of floats; 0 for rows of blocks, which have no tail."""
     if kind in BLOCKS:

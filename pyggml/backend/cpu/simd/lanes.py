@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin, models, register_model
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....compiler.numba_internals import templates
 from .vector import broadcast, call, f32, i8, i32, i64, load, vec, with_element, zeroed_stack
 from .vector import store as store_at
@@ -109,13 +109,15 @@ def _floats(n: Any) -> Lanes:
     return Lanes(types.float32, n.literal_value)
 
 
-@emitted(literals=1, typed=lambda n, address: _floats(n)(n, types.int64))
+@intrinsic_from_ir(literals=1, typed=lambda n, address: _floats(n)(n, types.int64))
 def lanes_f32(b: Value, n: int, address: Value) -> Value:
     """``n`` float32 from an address."""
     return load(b, address, vec(f32, n))
 
 
-@emitted(literals=1, typed=lambda n, address, stride: _floats(n)(n, types.int64, types.int64))
+@intrinsic_from_ir(
+    literals=1, typed=lambda n, address, stride: _floats(n)(n, types.int64, types.int64)
+)
 def lanes_strided(b: Value, n: int, address: Value, stride: Value) -> Value:
     """``n`` float32 that lie ``stride`` bytes apart."""
     value = ir.Constant(vec(f32, n), ir.Undefined)
@@ -125,19 +127,19 @@ def lanes_strided(b: Value, n: int, address: Value, stride: Value) -> Value:
     return value
 
 
-@emitted(typed=lambda address, x: types.void(types.int64, x))
+@intrinsic_from_ir(typed=lambda address, x: types.void(types.int64, x))
 def store(b: Value, address: Value, x: Value) -> None:
     """All lanes to an address."""
     store_at(b, x, address)
 
 
-@emitted(literals=1, typed=lambda n, value: _floats(n)(n, types.float32))
+@intrinsic_from_ir(literals=1, typed=lambda n, value: _floats(n)(n, types.float32))
 def spread(b: Value, n: int, value: Value) -> Value:
     """A float32 in ``n`` lanes."""
     return broadcast(b, value, n)
 
 
-@emitted(typed=lambda mask, x, y: x(mask, x, x))
+@intrinsic_from_ir(typed=lambda mask, x, y: x(mask, x, x))
 def select(b: Value, mask: Value, x: Value, y: Value) -> Value:
     """Lanes of ``x`` where the mask is set, of ``y`` elsewhere."""
     return b.select(mask, x, y)
@@ -146,7 +148,7 @@ def select(b: Value, mask: Value, x: Value, y: Value) -> Value:
 def _unary(result: Any, emit: Callable[[Value, Value, ir.VectorType], Value], doc: str) -> Any:
     """A function of lanes; ``emit(builder, x, type of the result)``."""
 
-    @emitted(typed=lambda x: x.of(result)(x))
+    @intrinsic_from_ir(typed=lambda x: x.of(result)(x))
     def function(b: Value, x: Value) -> Value:
         return emit(b, x, with_element(x, _IR[result]))
 
@@ -169,7 +171,7 @@ sign_extend = _unary(types.int32, lambda b, x, to: b.sext(x, to), "Bytes as inte
 to_bytes = _unary(types.uint8, lambda b, x, to: b.trunc(x, to), "The low bytes of integers.")
 
 
-@emitted(typed=lambda x, low, high: x(x, types.int32, types.int32))
+@intrinsic_from_ir(typed=lambda x, low, high: x(x, types.int32, types.int32))
 def clamp(b: Value, x: Value, low: Value, high: Value) -> Value:
     """Integers, none below ``low`` nor above ``high``."""
     n = x.type.count
@@ -179,7 +181,7 @@ def clamp(b: Value, x: Value, low: Value, high: Value) -> Value:
 
 
 def _reduction(name: str, element: Any, doc: str) -> Any:
-    @emitted(typed=element)
+    @intrinsic_from_ir(typed=element)
     def reduce(b: Value, x: Value) -> Value:
         kind = "f32" if element is types.float32 else "i32"
         return call(b, f"llvm.vector.reduce.{name}.v{x.type.count}{kind}", _IR[element], x)
@@ -193,7 +195,7 @@ min_lane = _reduction("fmin", types.float32, "The smallest of floats; of zeros a
 sum_lanes = _reduction("add", types.int32, "The sum of integers.")
 
 
-@emitted(typed=types.int64)
+@intrinsic_from_ir(typed=types.int64)
 def first_set(b: Value, mask: Value) -> Value:
     """The first lane where the mask is set; there must be one."""
     n, never = mask.type.count, ir.Constant(i1, 1)  # no lane at all is undefined
@@ -201,11 +203,11 @@ def first_set(b: Value, mask: Value) -> Value:
     return b.zext(call(b, f"llvm.cttz.i{n}", whole, b.bitcast(mask, whole), never), i64)
 
 
-@emitted(typed=types.int64)
+@intrinsic_from_ir(typed=types.int64)
 def mask_bits(b: Value, mask: Value) -> Value:
     """A mask as an integer, lane i in bit i."""
     return b.zext(b.bitcast(mask, ir.IntType(mask.type.count)), i64)
 
 
 # The address of so many bytes on the stack of the function that this is compiled into
-stack = emitted(zeroed_stack, literals=1, result=types.int64)
+stack = intrinsic_from_ir(zeroed_stack, literals=1, result=types.int64)

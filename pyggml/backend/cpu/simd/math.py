@@ -18,7 +18,7 @@ import numba as nb
 import numpy as np
 from numba import types
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ..abi import bits_f32, f32_bits
 from .vector import i64
 
@@ -155,7 +155,7 @@ def gelu_erf_f32(x):
     return HALF * x * (ONE + erf_f32(x * SQRT_HALF))
 
 
-@emitted(result=types.int64, args=(types.float64,))
+@intrinsic_from_ir(result=types.int64, args=(types.float64,))
 def f64_bits(b: Any, x: Any) -> Any:
     """The 64 bits of a float64."""
     return b.bitcast(x, i64)

@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import emitted, inline
+from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from ....quants.block import Bits, Field, count, places
 from ....quants.ternary import Digits
@@ -87,7 +87,7 @@ def set_row_pointers(table, base, stride, first, end):
         addresses[r] = base + min(first + r, end - 1) * stride
 
 
-@emitted
+@intrinsic_from_ir
 def prefetch_rows(b: Value, table: Value, n_rows: Value, n_bytes: Value) -> None:
     """Prefetch the first ``n_bytes`` of the first rows of a table."""
     with for_range(b, n_rows) as r:
@@ -95,7 +95,7 @@ def prefetch_rows(b: Value, table: Value, n_rows: Value, n_bytes: Value) -> None
         prefetch_lines(b, start, b.lshr(b.add(n_bytes, const(LINE - 1)), const(6)))
 
 
-@emitted(literals=2)
+@intrinsic_from_ir(literals=2)
 def row_tiles(
     b: Value, kind: int, n_tokens: int, table: Value, n_rows: Value, x: Value, x_stride: Value,
     out: Value, out_stride: Value, n: Value,
@@ -162,7 +162,7 @@ def _float_rows(b: Value, kind: int, table: Value, xs: list[Value], n: Value) ->
     return walk_columns(b, Floats(kind), table, n, zeros, use)
 
 
-@emitted(literals=1)
+@intrinsic_from_ir(literals=1)
 def pack_rows(b: Value, kind: int, table: Value, n: Value, out: Value) -> None:
     """Store 16 rows of ``n`` columns as one interleaved group; ``table`` as of ``row_tiles``."""
     columns, lanes = Columns(kind), vectors().lanes

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
 from ....rounding import ceil_div
 from ..weights.layout import (
@@ -48,7 +48,7 @@ from .vector import (
 Value = Any
 
 
-@emitted(literals=3)
+@intrinsic_from_ir(literals=3)
 def q_tile(
     b: Value, kind: int, n_tokens: int, locality: int, w: Value, y: Value, y_stride: Value,
     out: Value, n_blocks: Value, ahead: Value,
@@ -113,7 +113,7 @@ def widest_tile(kind: int) -> int:
     return 7 if kind in K_TYPES and layout_k(kind).sub < STEP else 8  # two sums a token, and scales
 
 
-@emitted(literals=3)
+@intrinsic_from_ir(literals=3)
 def float_tile(
     b: Value, kind: int, n_tokens: int, locality: int, w: Value, w_stride: Value, x: Value,
     x_stride: Value, out: Value, out_stride: Value, n: Value, ahead: Value,

@@ -19,7 +19,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import emitted
+from ....compiler.jit import intrinsic_from_ir
 from .vector import (
     const,
     counted_loop,
@@ -76,7 +76,7 @@ def _reducer(add: Step, doc: str, join: Step = _add, start: float = 0.0) -> Any:
         return _emit(b, x, n, add, join, start)
 
     reduce_f32.__doc__ = doc
-    return emitted(reduce_f32, result=types.float32)
+    return intrinsic_from_ir(reduce_f32, result=types.float32)
 
 
 total_f32 = _reducer(_add, "The sum of ``n`` float32 at an address.")

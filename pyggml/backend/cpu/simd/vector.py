@@ -1,6 +1,6 @@
 """LLVM vector IR for each instruction set: loops, memory, half floats and integer dot products.
 
-    @emitted(literals=1)                           # jitted code calls scale(F16, x, n)
+    @intrinsic_from_ir(literals=1)                           # jitted code calls scale(F16, x, n)
     def scale(b, kind, x, n): ...                  # b: llvmlite's IRBuilder; x, n: IR values
     v = vectors()                                  # for the instruction set in use
     acc = v.u4_add(b, acc, weights, activations)
@@ -398,7 +398,7 @@ class Generic:
         for left in (24, 16, 8, 0):
             x = shift(b.shl(w, splat(i32, n, left)), down)
             y = b.ashr(b.shl(a, splat(i32, n, left)), down)
-            acc = item_at(b, acc, x, y)
+            acc = b.add(acc, b.mul(x, y))
         return acc
 
 

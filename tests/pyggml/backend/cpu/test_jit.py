@@ -89,8 +89,8 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
 def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Path) -> None:
     helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
     caller.write_text(
-        "from numba import types; from pyggml.compiler.jit import compiled; from helper import f\n"
-        "@compiled(types.int64(types.int64))\n"
+        "from numba import types; from pyggml.compiler.jit import jitted; from helper import f\n"
+        "@jitted(types.int64(types.int64))\n"
         "def g(x):\n    return f(x)\n"
         "print(g(1))\n"
     )
@@ -114,8 +114,8 @@ def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_pat
     """Numba's pickle names the module '<dynamic>', which other processes cannot import."""
     file = tmp_path / "made.py"
     file.write_text(
-        "from numba import types; from pyggml.compiler.jit import compiled\n"
-        "@compiled(types.int64(types.int64))\n"
+        "from numba import types; from pyggml.compiler.jit import jitted\n"
+        "@jitted(types.int64(types.int64))\n"
         "def g(x):\n    return 3 * x\n"
         "print(g(5))\n"
     )
@@ -221,7 +221,7 @@ def second(node, chunk, n_chunks, scratch):
 
 for name in sys.argv[1:]:
     x = ctypes.c_int64(5)
-    globals()[name].compiled.ctypes(ctypes.addressof(x), 0, 1, 0)
+    globals()[name].machine_code.ctypes(ctypes.addressof(x), 0, 1, 0)
     print(x.value == (add_1 if name == "first" else add_2).py_func(5))
 """.format(body="        x = (x * 3 + n) % 1000003\n" * 300)
 
