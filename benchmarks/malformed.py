@@ -7,8 +7,9 @@
     largest(n_ctx=2048)                            # {"stop": ("/completion", {...}), ...}
 
 Used by `benchmarks.soak_serve` (10,000 of them) and by the server's tests (some hundred). Almost
-all malformed ones must be answered with a 4xx; what is no HTTP may also get no answer but a closed
-connection. The largest ones have the largest allowed value of a field, and must not hold up others.
+all malformed ones must be answered with a 4xx, or 501 for a path that is not served; what is no
+HTTP may also get no answer but a closed connection. The largest ones have the largest allowed value
+of a field, and must not hold up others.
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ def _absurd(rng: Rng) -> bytes:
     """Fields out of their range."""
     path = rng.choice(("/completion", "/v1/completions"))
     fields = dict(rng.choices(_ABSURD, k=rng.randrange(1, 4)))
-    return http(path, text_of({"prompt": "a"} | fields))
+    return http(path, text_of({"prompt": "a", "n_predict": 1} | fields))
 
 
 # --- grammars, schemas, templates, media, files --------------------------------------------------

@@ -26,7 +26,7 @@ from benchmarks.soak_serve import (
     SHUTDOWN_S,
     WARM,
 )
-from pyggml.viz import Chart, charts_svg
+from pyllama.sparsity.chart import Chart, charts_svg
 
 PAGE = DOCS / "serving.md"
 _SERVERS = {"ours": "pyllama-server", "native": "llama-server, native", "pip": "xllamacpp"}
@@ -72,9 +72,10 @@ other as fast as they can be answered, and asks `/health` every 100 ms on a conn
   {1 - WARM:.0%} of the requests; up to {MAX_GROWTH:.0%} of the memory counts as none. The server's
   cache of prompts has {CACHE_MIB} MiB (`-cram`).
 - **malformed**: wrong types, JSON, grammars, schemas, conversations, files, headers, lengths and
-  bytes on {2 * N_CLIENTS} connections, then slow senders, {N_SLOW} at a time. All must get 4xx, or
-  a closed connection for what is no HTTP. *Valid* are requests that the change did not make wrong:
-  a field that is not read, or a value that the API allows.
+  bytes on {2 * N_CLIENTS} connections, then slow senders, {N_SLOW} at a time. All must get 4xx, 501
+  for a path of these APIs that is not served, or a closed connection for what is no HTTP.
+  *Valid* are requests that the change did not make wrong: a field that is not read, or a value
+  that the API allows.
 - **largest**: the largest allowed value of each field of a request, one request after the other
   and then all at once, while another client reads a stream. A *gap* is the time between two events
   of that stream. With one request beside it, none may be over {MAX_GAP_MS:g} ms, and 99% of

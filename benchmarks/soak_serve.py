@@ -326,11 +326,12 @@ async def answer(port: int, one: Malformed) -> list[int]:
 
 
 def verdict(one: Malformed, codes: Sequence[int]) -> str:
-    """``4xx``, ``closed`` or ``valid``; another text is a finding."""
+    """``4xx``, ``501``, ``closed`` or ``valid``; another text is a finding."""
     if not codes:
         return "finding: no response" if one.is_http else "closed"
     if wrong := [code for code in codes if not (200 <= code < 300 or 400 <= code < 500)]:
-        return f"finding: status {wrong[0]}"
+        is_not_served = one.kind == "path" and set(wrong) == {501}
+        return "501" if is_not_served else f"finding: status {wrong[0]}"
     return "4xx" if all(400 <= code < 500 for code in codes) else "valid"
 
 

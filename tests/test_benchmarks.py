@@ -69,7 +69,7 @@ def test_machine_code_is_compared_without_names() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.unary\.scale_f32\n", done.stdout)
+    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.elementwise\.unary\.scale_f32\n", done.stdout)
 
 
 def test_roofs_can_be_measured() -> None:
@@ -532,6 +532,7 @@ def test_verdicts_of_malformed_requests() -> None:
     http, other = (malformed.malformed(0, kind) for kind in ("value", "bytes_on_a_socket"))
     assert soak_serve.verdict(http, [400]) == soak_serve.verdict(other, [400, 404]) == "4xx"
     assert soak_serve.verdict(other, []) == "closed" and soak_serve.verdict(http, [200]) == "valid"
+    assert soak_serve.verdict(malformed.malformed(1141, "path"), [501]) == "501"
     for one, codes in ((http, []), (http, [500]), (other, [400, 501]), (http, [307])):
         assert soak_serve.verdict(one, codes).startswith("finding")
     body = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}"
