@@ -1,10 +1,10 @@
 """Kernels as PTX and as machine code, kept in the user's code cache by the digest of their sources.
 
-    for kernel, ccs in kernels_of(node).items():
+    for kernel, ccs in capabilities().items():
         ptx, cubin = images(kernel, ccs[0])
 
-Numba's part of the work, the same for all generations of GPUs, takes most of the time: ask for all
-capabilities of a kernel one after the other.
+Numba's part of the work, the same for all generations of GPUs, takes most of the time: a kernel is
+compiled at once for all capabilities whose cases use it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,17 @@ def kernels_for(node: Tensor, cc: tuple[int, int]) -> dict[str, GpuKernel]:
     return {launch.kernel.name: launch.kernel for launch in lowering.launches}
 
 
-def kernels_of(node: Tensor) -> dict[GpuKernel, list[tuple[int, int]]]:
-    """The kernels of a node, and the capabilities that need them."""
+@cache
+def capabilities() -> dict[GpuKernel, list[tuple[int, int]]]:
+    """The kernels of all cases, and the capabilities on which a case uses them."""
     found: dict[GpuKernel, list[tuple[int, int]]] = {}
-    for cc in CAPABILITIES:
-        for kernel in kernels_for(node, cc).values():
-            found.setdefault(kernel, []).append(cc)
+    for op, case in CASES:
+        node = case_node(op, case)
+        for cc in CAPABILITIES:
+            for kernel in kernels_for(node, cc).values():
+                ccs = found.setdefault(kernel, [])
+                if cc not in ccs:
+                    ccs.append(cc)
     return found
 
 
@@ -70,15 +75,22 @@ def _cache() -> CodeCache:
 @cache
 def images(kernel: GpuKernel, cc: tuple[int, int]) -> Images:
     """A kernel's images for a capability; skips the test where there is no compiler for GPUs."""
-    names = [f"{entry(kernel, cc)}.{kind}" for kind in Images._fields]
-    kept = [_cache().read(name) for name in names]
+    kept = [_cache().read(name) for name in _names(kernel, cc)]
     if None not in kept:
         return Images(*(decode(data) for data in kept if data is not None))
     pytest.importorskip("nvidia.cu13", reason="no compiler for GPUs: the extra cuda-test")
-    made = Images(*compile_both(kernel, cc))
-    for name, image in zip(names, made, strict=True):
-        _cache().write(name, encode(image))
-    return made
+    made = {
+        one: Images(*compile_both(kernel, one)) for one in {cc, *capabilities().get(kernel, ())}
+    }
+    for one, both in made.items():
+        for name, image in zip(_names(kernel, one), both, strict=True):
+            _cache().write(name, encode(image))
+    return made[cc]
+
+
+def _names(kernel: GpuKernel, cc: tuple[int, int]) -> list[str]:
+    """The names of a kernel's images in the cache."""
+    return [f"{entry(kernel, cc)}.{kind}" for kind in Images._fields]
 
 
 def ptx_of(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:

@@ -1,4 +1,4 @@
-"""Kernels that the ops' cases use, compiled for four generations of GPUs.
+"""All kernels that the ops' cases use, compiled for four generations of GPUs.
 
 None has float64 or local memory, and each keeps to its ceiling of registers. Nothing runs here.
 """
@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 
 from pyggml.compiler.code_cache import CodeCache
-from pyggml.ops import Case, Op
-from tests.pyggml.ops.op_table import case_node
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
@@ -30,7 +28,7 @@ from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin
 
-from .images import CAPABILITIES, CASES, images, kernels_of
+from .images import CAPABILITIES, capabilities, images
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[4]
@@ -45,12 +43,9 @@ def check(kernel: GpuKernel, ccs: Iterable[tuple[int, int]]) -> None:
         assert cubin.registers * kernel.threads <= 65536, cc
 
 
-@pytest.mark.parametrize(
-    ("op", "case"), [pytest.param(op, case, id=f"{op.name}[{case.id}]") for op, case in CASES]
-)
-def test_kernels_of_a_case_compile(op: Op, case: Case) -> None:
-    for kernel, ccs in kernels_of(case_node(op, case)).items():
-        check(kernel, ccs)
+@pytest.mark.parametrize("kernel", capabilities(), ids=lambda kernel: kernel.name)
+def test_a_kernel_compiles(kernel: GpuKernel) -> None:
+    check(kernel, capabilities()[kernel])
 
 
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM"])
