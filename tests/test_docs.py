@@ -49,13 +49,13 @@ def runs(page: Path, model: bool) -> list[str]:
 
 def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWER and SUPPORTS
-    from pyggml.backend.cpu.compile.lowering import LOWER, SUPPORTS
+    import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWERINGS
+    from pyggml.backend.cpu.compile.lowering import LOWERINGS
     from pyggml.ops import OPS
 
     module = ModuleType(page.stem)
     monkeypatch.setitem(sys.modules, page.stem, module)  # Numba's cache looks kernels up by it
-    tables: tuple[dict[str, Any], ...] = OPS, LOWER, SUPPORTS
+    tables: tuple[dict[str, Any], ...] = OPS, LOWERINGS.lower, LOWERINGS.supports
     before = [dict(table) for table in tables]
     try:
         for code in codes:

@@ -45,6 +45,11 @@ class Device:
     kind: Literal["cpu", "gpu", "accel"]
     batch_invariant: bool = True
 
+    @property
+    def is_async(self) -> bool:
+        """Whether it has a queue, and may still compute when ``Program.enqueue`` has returned."""
+        return self.kind != "cpu"
+
 
 @dataclass(frozen=True)
 class WeightUse:

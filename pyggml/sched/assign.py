@@ -39,7 +39,7 @@ def buffer_types(backends: Sequence[Backend]) -> tuple[BufferType, ...]:
     Those of the CPU are in memory that the first device copies fastest with, as in llama.cpp.
     """
     own = [backend.buffer_type() for backend in backends]
-    staging = next((b.staging_type() for b in backends if b.device.kind != "cpu"), HOST)
+    staging = next((b.staging_type() for b in backends if b.device.is_async), HOST)
     on_host = [b for b, buft in zip(backends, own, strict=True) if buft is own[-1]]
     if staging is HOST or not all(b.supports_buft(staging) for b in on_host):
         return (*own,)
@@ -82,7 +82,7 @@ class Assignment:
 
     def queues(self, backend: int) -> bool:
         """Whether a backend may still compute when ``Program.enqueue`` has returned."""
-        return self.backends[backend].device.kind != "cpu"
+        return self.backends[backend].device.is_async
 
 
 def assign(

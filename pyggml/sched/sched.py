@@ -58,7 +58,7 @@ class Sched:
     def __init__(self, backends: Sequence[Backend]) -> None:
         if not 1 <= len(backends) <= MAX_BACKENDS:
             raise BackendError(f"a scheduler takes 1 to {MAX_BACKENDS} backends: {len(backends)}")
-        if backends[-1].device.kind != "cpu":
+        if backends[-1].device.is_async:
             raise BackendError(
                 f"the last backend is '{backends[-1].name}' on a {backends[-1].device.kind}; it "
                 "must be one on the CPU, such as cpu or reference"
@@ -69,7 +69,7 @@ class Sched:
         self._callback: EvalCallback | None = None
         self._current: Schedule | None = None
         self._bufts = buffer_types(backends)
-        self._queueing = {i for i, b in enumerate(backends) if b.device.kind != "cpu"}
+        self._queueing = {i for i, b in enumerate(backends) if b.device.is_async}
         self._busy: set[int] = set()  # backends that may have queued work
         self._in_flight: Schedule | None = None  # whose work that is
         self._runs: set[StopToken] = set()  # those that may not have ended

@@ -27,7 +27,7 @@ from . import (
     selftest,
 )
 from .codec import DECODED
-from .compile.lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
+from .compile.lowering import LOWERINGS, READS_INTERLEAVED, Lowering
 from .compile.program import PhaseTable, compile_program
 from .compile.work import WorkMemory, WorkStore
 from .run.pool import get_pool
@@ -130,7 +130,7 @@ class CpuBackend(Backend):
         """Whether a kernel takes this node's types and strides."""
         if node.op is None or node.op.is_view:
             return True
-        return node.op.name in LOWER and reads_layout(node) and SUPPORTS[node.op.name](node)
+        return LOWERINGS.supports_node(node)
 
     def compile(
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True

@@ -24,7 +24,7 @@ from .cubins import compiled
 from .driver import Driver
 from .kernel import GpuKernel, KernelImage
 from .kernels.matrix.repack import write_planes
-from .lowering import LOWER, SUPPORTS, Lowering
+from .lowering import LOWERINGS, Lowering
 from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue, work_size
@@ -113,7 +113,7 @@ class CudaBackend(Backend):
         for s in (node, *node.src):
             if s is not None and is_planes(s) and (s is not known or s.view_src is not None):
                 return False
-        return node.op.name in LOWER and SUPPORTS[node.op.name](node)
+        return LOWERINGS.supports_node(node)
 
     def compile(
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True

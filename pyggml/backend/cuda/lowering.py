@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...cgraph import CGraph
-from ...dtype import GGMLType
 from ...errors import UnsupportedOp
 from ...tensor import Tensor
+from ..common.lowering import Lowerings, computed
+from ..common.memory import overlap
 from .driver import DeviceInfo, Grid
 from .kernel import Call, GpuKernel, i32
 
@@ -66,48 +67,15 @@ class GpuLaunch:
         return 1
 
 
-Lower = Callable[["Lowering", Tensor], None]
-LOWER: dict[str, Lower] = {}
-SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
-Pattern = tuple[tuple[str, ...], int, Callable[..., bool]]  # see ``fuses``
-FUSED: dict[str, list[Pattern]] = {}  # by their first op
-
-
-def lowers(
-    op: str, supports: Callable[[Tensor], bool] = lambda node: True
-) -> Callable[[Lower], Lower]:
-    """Register the lowering of an op; ``supports`` says which types and strides it takes."""
-
-    def register(lower: Lower) -> Lower:
-        LOWER[op], SUPPORTS[op] = lower, supports
-        return lower
-
-    return register
-
-
-def fuses(*ops: str, stored: int = 0) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the lowering of adjacent nodes: ``lower(lowering, *nodes)``, which may return False.
-
-    Each node but the last is read by a later node of the pattern, and by no other; nor is it an
-    output. That does not hold for the first ``stored`` nodes, whose results the lowering stores.
-    """
-
-    def register(lower: Callable[..., bool]) -> Callable[..., bool]:
-        FUSED.setdefault(ops[0], []).append((ops, stored, lower))
-        return lower
-
-    return register
+LOWERINGS: Lowerings[Lowering] = Lowerings(
+    "CUDA backend", "leave the node to the scheduler, which finds a device for it"
+)
+lowers, fuses = LOWERINGS.lowers, LOWERINGS.fuses
 
 
 def blocks(n: int, per_block: int = 256) -> Grid:
     """The grid of ``n`` pieces of work, ``per_block`` in each block."""
     return Grid(max(1, -(-n // per_block)))
-
-
-def all_f32(node: Tensor) -> bool:
-    """Whether the result and all sources are F32 with gap-free rows."""
-    tensors = [node, *(s for s in node.src if s is not None)]
-    return all(t.type is GGMLType.F32 and t.is_contiguous_rows() for t in tensors)
 
 
 @dataclass
@@ -190,13 +158,12 @@ class Lowering:
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""
-        nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
-        i = 0
+        nodes, i = computed(self.graph), 0
         while i < len(nodes):
             first = len(self.launches)
             self._taken = 0
             try:
-                n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+                n = LOWERINGS.lower_next(self, nodes, i)
             except OverflowError as error:
                 what = f"'{nodes[i].name}' {nodes[i].ne} is too large for its kernel: {error}"
                 raise UnsupportedOp(f"CUDA backend: {what}; split it, or use the CPU") from None
@@ -208,39 +175,6 @@ class Lowering:
                 self._shared = None  # its source was written
             i += n
 
-    def _lower_one(self, node: Tensor) -> int:
-        assert node.op is not None
-        lower = LOWER.get(node.op.name)
-        if lower is None or not SUPPORTS[node.op.name](node):
-            sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
-            raise UnsupportedOp(
-                f"CUDA backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "
-                f"{node.type.name}; leave the node to the scheduler, which finds a device for it"
-            )
-        lower(self, node)
-        return 1
-
-    def _lower_fused(self, nodes: list[Tensor], i: int) -> int:
-        if not self.fusion:
-            return 0
-        first = nodes[i].op
-        assert first is not None
-        for ops, stored, lower in FUSED.get(first.name, ()):
-            group = nodes[i : i + len(ops)]
-            if tuple(n.op.name for n in group if n.op) != ops:
-                continue
-            if self._fusable(group, stored) and lower(self, *group):
-                return len(ops)
-        return 0
-
-    def _fusable(self, group: list[Tensor], stored: int) -> bool:
-        """Whether all nodes but the last are read inside the group; see ``fuses``."""
-        return all(
-            (k < stored or (self.graph.use_count(n) == 1 and not n.flags))
-            and any(n in later.src for later in group[k + 1 :])
-            for k, n in enumerate(group[:-1])
-        )
-
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same elements in the same order."""
@@ -248,8 +182,3 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
         return True
     whole = a.is_contiguous() and b.is_contiguous() and a.nelements == b.nelements
     return whole and a.type is b.type and a.data == b.data and a.root is b.root
-
-
-def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have bytes in common."""
-    return a.data < b.data + b.nbytes and b.data < a.data + a.nbytes

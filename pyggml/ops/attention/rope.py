@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 from math import ceil, floor, log, pi
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,34 +78,52 @@ def rope_theta_scale(n_dims: int, freq_base: float) -> np.float32:
     return np.float32(float(np.float32(freq_base)) ** float(np.float32(-2.0 / n_dims)))
 
 
+class RopeValues(NamedTuple):
+    """What a node's angles are made of: that of pair i is ``position * theta_scale^i``.
+
+    Attributes:
+        ramp_low, ramp_span: YaRN mixes by ``clip((i - ramp_low) / ramp_span, 0, 1)``.
+        magnitude: of cosines and sines.
+    """
+
+    theta_scale: np.float32
+    ramp_low: float
+    ramp_span: float
+    magnitude: np.float32
+
+
+def rope_values(params: Mapping[str, Any]) -> RopeValues:
+    """The values of a ROPE with these parameters; those of the ramp matter only for YaRN."""
+    p, low, high = params, 0.0, 0.0
+    magnitude = np.float32(p["attn_factor"])
+    if p["ext_factor"] != 0:
+        low, high = yarn_corr_dims(
+            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
+        )
+        magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
+    scale = rope_theta_scale(p["n_dims"], p["freq_base"])
+    return RopeValues(scale, low, max(0.001, high - low), magnitude)
+
+
 def rope_tables(
     pos: Array, freqs: Array | None, params: Mapping[str, Any]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Cosines and sines (times the magnitude), float32 ``[len(pos), n_dims / 2]`` each."""
     half = params["n_dims"] // 2
     ext, freq_scale = np.float32(params["ext_factor"]), np.float32(params["freq_scale"])
-    step = rope_theta_scale(params["n_dims"], params["freq_base"])
-    powers: npt.NDArray[np.float32] = np.full(half, step, np.float32)
+    values = rope_values(params)
+    powers: npt.NDArray[np.float32] = np.full(half, values.theta_scale, np.float32)
     powers[:1] = 1
     np.multiply.accumulate(powers, out=powers)
     theta = pos.astype(np.float32)[:, None] * powers
     if freqs is not None:
         np.divide(theta, freqs[:half], out=theta)
-    magnitude = np.float32(params["attn_factor"])
     angle: npt.NDArray[np.float32] = theta * freq_scale
     if ext != 0:
-        low, high = yarn_corr_dims(
-            params["n_dims"],
-            params["n_ctx_orig"],
-            params["freq_base"],
-            params["beta_fast"],
-            params["beta_slow"],
-        )
-        ramp = (np.arange(half) - low) / max(0.001, high - low)
+        ramp = (np.arange(half) - values.ramp_low) / values.ramp_span
         mix = ((1 - np.clip(ramp, 0, 1)) * ext).astype(np.float32)
         angle = angle * (1 - mix) + theta * mix
-        magnitude *= np.float32(1 + 0.1 * np.log(1 / freq_scale))
-    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
+    return np.cos(angle) * values.magnitude, np.sin(angle) * values.magnitude
 
 
 def _infer(x: Tensor, pos: Tensor, freqs: Tensor | None, **params: Any) -> Out:

@@ -7,8 +7,6 @@ Source: ggml, ``ggml_soft_max_ext``; Press et al., "Train Short, Test Long" (ALi
 
 from __future__ import annotations
 
-from math import floor, log2
-
 import numpy as np
 import numpy.typing as npt
 
@@ -30,13 +28,18 @@ from ..op import (
 )
 
 
+def alibi_steps(n_head: int, max_bias: float) -> tuple[int, float, float]:
+    """(n2, a, b): slopes are 2^(a (h + 1)), but 2^(b (2 (h - n2) + 1)) of the heads from n2 on."""
+    n2 = 1 << (n_head.bit_length() - 1)
+    return n2, -max_bias / n2, -max_bias / 2 / n2
+
+
 def alibi_slopes(n_head: int, max_bias: float) -> npt.NDArray[np.float32]:
     """The factor on the mask for each head; ones when ``max_bias`` is 0."""
     if max_bias == 0:
         return np.ones(n_head, np.float32)
-    n2 = 2 ** floor(log2(n_head))
-    m0, m1 = 2.0 ** (-max_bias / n2), 2.0 ** (-max_bias / 2 / n2)
-    slopes = [m0 ** (h + 1) if h < n2 else m1 ** (2 * (h - n2) + 1) for h in range(n_head)]
+    n2, a, b = alibi_steps(n_head, max_bias)
+    slopes = [2.0 ** (a * (h + 1) if h < n2 else b * (2 * (h - n2) + 1)) for h in range(n_head)]
     return np.array(slopes, np.float32)
 
 

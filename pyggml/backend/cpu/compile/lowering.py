@@ -19,16 +19,14 @@ from typing import NamedTuple
 
 from ....cgraph import CGraph
 from ....compiler.jit import CpuKernel, compile_all
-from ....dtype import GGMLType
-from ....errors import UnsupportedOp
 from ....tensor import Tensor
+from ...common.lowering import Lowerings, computed
+from ...common.memory import Range, any_overlap, byte_range
 from ..weights.buffer import is_repacked
 from ..weights.layout import ACTIVATION_BYTES
 from .loop import MAX_THREADS
 from .type_traits import TypeTraits
 from .work import WorkMemory, WorkRange
-
-Range = tuple[int, int]  # first byte, byte after the last
 
 # Ops whose first source may be interleaved.
 READS_INTERLEAVED = frozenset(("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"))
@@ -79,38 +77,7 @@ class CpuLaunch:
         return "_".join(part for part in (self.kernel.name, self.variant) if part)
 
 
-Lower = Callable[["Lowering", Tensor], None]
-LOWER: dict[str, Lower] = {}
-SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
-FUSED: dict[str, list[tuple[tuple[str, ...], Callable[..., bool]]]] = {}  # by their first op
-
-
-def lowers(
-    op: str, supports: Callable[[Tensor], bool] = lambda node: True
-) -> Callable[[Lower], Lower]:
-    """Register the lowering of an op; ``supports`` says which types and strides it takes."""
-
-    def register(lower: Lower) -> Lower:
-        LOWER[op], SUPPORTS[op] = lower, supports
-        return lower
-
-    return register
-
-
-def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the lowering of adjacent nodes: ``lower(lowering, *nodes)``, which may return False.
-
-    Each node but the last is read only once, by a later node of the pattern, and is not an output.
-    """
-
-    def register(lower: Callable[..., bool]) -> Callable[..., bool]:
-        FUSED.setdefault(ops[0], []).append((ops, lower))
-        return lower
-
-    return register
-
-
-def by_rows(kernel: CpuKernel) -> Lower:
+def by_rows(kernel: CpuKernel) -> Callable[[Lowering, Tensor], None]:
     """The lowering of a kernel without values that is split by rows of the result."""
     return lambda lowering, node: lowering.launch(kernel, node, chunks=lowering.row_chunks(node))
 
@@ -122,12 +89,6 @@ def _same_rows(x: Tensor) -> Tensor:
         return x
     whole = x.is_contiguous() and root.is_contiguous() and root.ne[0] % 32 == 0
     return root if whole else x
-
-
-def all_f32(node: Tensor) -> bool:
-    """Whether the result and all sources are F32 with gap-free rows."""
-    tensors = [node, *(s for s in node.src if s is not None)]
-    return all(t.type is GGMLType.F32 and t.is_contiguous_rows() for t in tensors)
 
 
 def reads_layout(node: Tensor) -> bool:
@@ -143,18 +104,13 @@ def reads_layout(node: Tensor) -> bool:
     )
 
 
-def byte_range(tensor: Tensor) -> Range:
-    """The bytes from a tensor's first to its last element, gaps included."""
-    return tensor.data, tensor.data + tensor.nbytes
-
-
-def any_overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    """Whether a range of the one overlaps a range of the other."""
-    for start, end in some:
-        for first, last in others:
-            if start < last and first < end:
-                return True
-    return False
+LOWERINGS: Lowerings[Lowering] = Lowerings(
+    "cpu backend",
+    "make its sources contiguous (repacked ones can only be a matmul's whole weight or a table of "
+    "rows), or use the reference backend",
+    reads_layout,
+)
+lowers, fuses = LOWERINGS.lowers, LOWERINGS.fuses
 
 
 @dataclass
@@ -338,46 +294,10 @@ class Lowering:
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""
-        nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
-        i = 0
+        nodes, i = computed(self.graph), 0
         while i < len(nodes):
             self._first = len(self.launches)
-            n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            n = LOWERINGS.lower_next(self, nodes, i)
             for launch in self.launches[self._first :]:
                 launch.nodes = tuple(nodes[i : i + n])
             i += n
-
-    def _lower_one(self, node: Tensor) -> int:
-        assert node.op is not None
-        lower = LOWER.get(node.op.name)
-        if lower is None or not (reads_layout(node) and SUPPORTS[node.op.name](node)):
-            sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
-            raise UnsupportedOp(
-                f"cpu backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "
-                f"{node.type.name}; make its sources contiguous (repacked ones can only be a "
-                "matmul's whole weight or a table of rows), or use the reference backend"
-            )
-        lower(self, node)
-        return 1
-
-    def _lower_fused(self, nodes: list[Tensor], i: int) -> int:
-        if not self.fusion:
-            return 0
-        first = nodes[i].op
-        assert first is not None
-        for ops, lower in FUSED.get(first.name, ()):
-            group = nodes[i : i + len(ops)]
-            if tuple(n.op.name for n in group if n.op) != ops:
-                continue
-            if self._fusable(group) and lower(self, *group):
-                return len(ops)
-        return 0
-
-    def _fusable(self, group: list[Tensor]) -> bool:
-        """Whether all nodes but the last are read once, inside the group, and are no outputs."""
-        return all(
-            self.graph.use_count(n) == 1
-            and not n.flags
-            and any(n in later.src for later in group[k + 1 :])
-            for k, n in enumerate(group[:-1])
-        )

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from ....buffer import zeroed
 from ....cgraph import CGraph
 from ....rounding import ceil_div
+from ...common.memory import Range
 from . import loop
-from .lowering import CpuLaunch, Lowering, Range
+from .lowering import CpuLaunch, Lowering
 from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
 

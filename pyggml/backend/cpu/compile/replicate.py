@@ -20,8 +20,9 @@ import numpy.typing as npt
 from ....cgraph import CGraph
 from ....rounding import round_up
 from ....tensor import Tensor
+from ...common.memory import Range, any_overlap, byte_range
 from ..abi import DST, SRC0, TENSOR_WORDS, integer_places, record
-from .lowering import CpuLaunch, Range, any_overlap, byte_range
+from .lowering import CpuLaunch
 
 _ALIGN = 64
 

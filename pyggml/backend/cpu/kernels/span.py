@@ -16,7 +16,7 @@ from ....compiler.jit import inline
 from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import data, nb, ne
-from ..compile.lowering import Lowering, byte_range
+from ..compile.lowering import Lowering
 
 BLOCK = 32  # columns of a quantized block, which is never cut
 
@@ -32,22 +32,6 @@ def split(lowering: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
     chunks = max(1, min(node.nelements // grain, 8 * lowering.n_threads))
     parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))
     return parts, min(chunks, node.nrows * parts)
-
-
-def overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors share bytes."""
-    a, b = byte_range(x), byte_range(y)
-    return a[0] < b[1] and b[0] < a[1]
-
-
-def may_write_over(dst: Tensor, src: Tensor) -> bool:
-    """Whether a fused kernel may read ``src`` and write ``dst`` row by row.
-
-    It may if they do not overlap, or are the same elements. The allocator guarantees that only for
-    sources of the last node of a pattern.
-    """
-    same = dst.data == src.data and dst.ne == src.ne and dst.nb == src.nb
-    return same or not overlap(dst, src)
 
 
 @inline

@@ -316,7 +316,7 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
         (lower_first if node is first else lower_second)(lowering, node)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(lowering.LOWER, "UNARY", lower_silu)
+        patch.setitem(lowering.LOWERINGS.lower, "UNARY", lower_silu)
         Lowering(graph, 2, WorkMemory(WorkStore())).run()
     assert kept
 

@@ -19,7 +19,7 @@ from pyggml.backend.cuda import kernels as kernels
 from pyggml.backend.cuda.cubins import decode, encode, entry
 from pyggml.backend.cuda.driver import DeviceInfo
 from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
-from pyggml.backend.cuda.lowering import SUPPORTS, Lowering
+from pyggml.backend.cuda.lowering import LOWERINGS, Lowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
 from pyggml.compiler.code_cache import CodeCache
@@ -30,9 +30,9 @@ from tests.pyggml.ops.op_table import case_node
 CAPABILITIES = ((7, 5), (8, 0), (9, 0), (12, 0))
 CASES = [  # of the ops, those that have kernels
     (OPS[name], case)
-    for name in sorted(SUPPORTS)
+    for name in sorted(LOWERINGS.supports)
     for case in OPS[name].cases
-    if SUPPORTS[name](case_node(OPS[name], case))
+    if LOWERINGS.supports[name](case_node(OPS[name], case))
 ]
 
 

@@ -21,7 +21,7 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.backend import CudaBackend
-from pyggml.backend.cuda.lowering import SUPPORTS
+from pyggml.backend.cuda.lowering import LOWERINGS
 
 from .images import CASES, kernels_for, ptx_of
 from .simulator import simulator_image
@@ -54,7 +54,7 @@ def check(engine: str, op: Op, case: Case) -> None:
     assert run.error() <= op.tolerance(run.node), case.id
 
 
-@pytest.mark.parametrize("name", sorted(SUPPORTS))
+@pytest.mark.parametrize("name", sorted(LOWERINGS.supports))
 def test_each_kernel(name: str) -> None:
     """In the first of the smallest cases that use it."""
     seen = set[str]()

@@ -22,6 +22,7 @@ import numpy as np
 
 from .....compiler.jit import inline, inline_strict, kernel
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...abi import (
@@ -591,7 +592,8 @@ def _lower_flash_attn(lowering: Lowering, node: Tensor) -> None:
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
     n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)
     n_chunks = ceil_div(cells.ne[1] if cells is not None else k.ne[1], CHUNK)
-    max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
+    max_bias = node.op_params["max_bias"]
+    n2, step_0, step_1 = alibi_steps(n_head, max_bias)
     tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
     in_place = hd >= 8 and hdv >= tail_v  # whether the direct form can read the cache
     tails = (tail_k, tail_v) if in_place else (0, 0)
@@ -617,8 +619,8 @@ def _lower_flash_attn(lowering: Lowering, node: Tensor) -> None:
     traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
-        bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,
-        bias_1=2.0 ** (-max_bias / 2 / n2) if max_bias else 0.0,
+        bias_0=2.0**step_0 if max_bias else 0.0,
+        bias_1=2.0**step_1 if max_bias else 0.0,
         n_head_log2=n2,
         softcap=node.op_params["logit_softcap"],
         tokens=block,

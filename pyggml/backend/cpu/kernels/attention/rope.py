@@ -13,7 +13,7 @@ import numpy as np
 
 from .....compiler.jit import CpuKernel, fast_kernel, inline_strict
 from .....dtype import GGMLType
-from .....ops.attention.rope import RopeMode, rope_theta_scale, yarn_corr_dims
+from .....ops.attention.rope import RopeMode, rope_values
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, nb, ne, params_of
 from ...compile.lowering import GRAIN, Lowering, lowers
@@ -111,21 +111,15 @@ def _supports(node: Tensor) -> bool:
 
 @lowers("ROPE", _supports)
 def _lower_rope(lowering: Lowering, node: Tensor) -> None:
-    p = node.op_params
-    first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
-    if p["ext_factor"] != 0:
-        first, last = yarn_corr_dims(
-            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
-        )
-        magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
+    p, values = node.op_params, rope_values(node.op_params)
     params = Rope(
         n_dims=p["n_dims"],
-        theta_scale=rope_theta_scale(p["n_dims"], p["freq_base"]),
+        theta_scale=values.theta_scale,
         freq_scale=p["freq_scale"],
         ext_factor=p["ext_factor"],
-        low=first,
-        span=max(0.001, last - first),
-        magnitude=float(magnitude),
+        low=values.ramp_low,
+        span=values.ramp_span,
+        magnitude=float(values.magnitude),
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * lowering.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))

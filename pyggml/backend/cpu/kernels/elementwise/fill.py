@@ -15,8 +15,9 @@ from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.images.timestep import frequency_ratio
 from .....tensor import Tensor
+from ....common.lowering import all_f32
 from ...abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, all_f32, by_rows, lowers
+from ...compile.lowering import GRAIN, Lowering, by_rows, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.math import sincos_f32
 from ..span import columns, split

@@ -13,8 +13,9 @@ from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
+from ....common.lowering import all_f32
 from ...abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, all_f32, lowers
+from ...compile.lowering import GRAIN, Lowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row

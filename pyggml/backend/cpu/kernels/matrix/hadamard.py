@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from .....compiler.jit import inline, kernel
 from .....tensor import Tensor
+from ....common.lowering import all_f32
 from ...abi import DST, SRC0, f32_ptr, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, all_f32, lowers
+from ...compile.lowering import Lowering, lowers
 
 
 class Hadamard(NamedTuple):

@@ -22,6 +22,7 @@ from .....dtype import GGMLType
 from .....ops.elementwise.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from .....rounding import ceil_div
 from .....tensor import Tensor
+from ....common.memory import overlap
 from ...abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
 from ...compile.lowering import Lowering, fuses, lowers
 from ...compile.type_traits import trait
@@ -34,7 +35,6 @@ from ..elementwise.binary import ADD as SUM
 from ..elementwise.binary import combine
 from ..elementwise.elementwise import IDS, function
 from ..quantize import add_quantize, quantize_blocks, widened
-from ..span import overlap
 from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,

@@ -13,17 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from .....compiler.jit import inline, kernel
-from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
+from ....common.lowering import all_f32
+from ....common.norm import norm_rows
 from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import ANY_CHUNKS, Lowering, all_f32, fuses, lowers
+from ...compile.lowering import ANY_CHUNKS, Lowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import squares_f32
 from ...weights.layout import Q8_BLOCK
 from ..elementwise.binary import ADD, MUL, combine
 from ..quantize import BLOCK, quantize_row
-from ..span import may_write_over, overlap, repeated_row
+from ..span import repeated_row
 from .reduce import sum_f32
 
 _GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
@@ -162,16 +163,10 @@ def _lower_norm(lowering: Lowering, node: Tensor) -> None:
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
 def _lower_fused_norm(lowering: Lowering, norm: Tensor, *more: Tensor) -> bool:
     """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
-    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
-    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
-    if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
+    rows = norm_rows(norm, *more)
+    if rows is None:
         return False
-    for w in rows:
-        if w is None or w in (norm, *more) or w.type is not GGMLType.F32:
-            return False
-        if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
-            return False
-    _launch(lowering, norm, dst, *rows)
+    _launch(lowering, norm, more[-1], *rows)
     return True
 
 

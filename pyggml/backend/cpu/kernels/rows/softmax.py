@@ -14,6 +14,7 @@ import numpy as np
 
 from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -107,14 +108,9 @@ def _supports(node: Tensor) -> bool:
 
 @lowers("SOFT_MAX", _supports)
 def _lower_soft_max(lowering: Lowering, node: Tensor) -> None:
-    mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
-    n2 = 1 << (n_head.bit_length() - 1)
-    params = SoftMax(
-        scale=node.op_params["scale"],
-        base_0=2.0 ** (-max_bias / n2),
-        base_1=2.0 ** (-max_bias / 2 / n2),
-        n_head_log2=n2,
-    )
+    mask, p = node.src[1], node.op_params
+    n2, step_0, step_1 = alibi_steps(node.ne[2], p["max_bias"])
+    params = SoftMax(p["scale"], base_0=2.0**step_0, base_1=2.0**step_1, n_head_log2=n2)
     made = soft_max_kernel(F32 if mask is None else int(mask.type))
     chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * lowering.n_threads))
     lowering.launch(made, node, params, chunks)

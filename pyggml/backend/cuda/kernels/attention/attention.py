@@ -22,6 +22,7 @@ from functools import cache
 from numba import cuda, float32, int32, int64
 
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, decodable, element_loader
@@ -29,7 +30,7 @@ from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, load_i32, store_f32, store_i32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
-from ..rows.softmax import MASKS, alibi_slope, alibi_steps
+from ..rows.softmax import MASKS, alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
     LOG2E,

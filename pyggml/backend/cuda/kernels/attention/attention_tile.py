@@ -25,6 +25,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...codec import element_loader
@@ -56,7 +57,7 @@ from ...intrin import (
 )
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering
-from ..rows.softmax import alibi_slope, alibi_steps
+from ..rows.softmax import alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
     LOG2E,

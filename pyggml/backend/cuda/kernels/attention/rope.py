@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda, float32, int32, int64
 
 from .....dtype import GGMLType
-from .....ops.attention.rope import RopeMode, rope_theta_scale, yarn_corr_dims
+from .....ops.attention.rope import RopeMode, rope_values
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer
@@ -95,13 +95,7 @@ def _supports(node: Tensor) -> bool:
 @lowers("ROPE", _supports)
 def _lower_rope(lowering: Lowering, node: Tensor) -> None:
     x, positions, freqs = (*node.src, None)[:3]
-    p = node.op_params
-    first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
-    if p["ext_factor"] != 0:
-        first, last = yarn_corr_dims(
-            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
-        )
-        magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
+    p, values = node.op_params, rope_values(node.op_params)
     half = p["n_dims"] // 2
     made = rope_kernel(RopeMode(p["mode"]), x.type, freqs is not None, p["ext_factor"] != 0)
     call = made(
@@ -109,8 +103,8 @@ def _lower_rope(lowering: Lowering, node: Tensor) -> None:
         width_log2=min(max(5, (half - 1).bit_length()), 7), n_head=x.ne[1], n_tokens=x.ne[2],
         pos0=positions.nb[0], x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
         y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-        theta_scale=float(rope_theta_scale(p["n_dims"], p["freq_base"])),
-        freq_scale=p["freq_scale"], ext_factor=p["ext_factor"], ramp_low=first,
-        ramp_span=max(0.001, last - first), magnitude=float(magnitude),
+        theta_scale=float(values.theta_scale), freq_scale=p["freq_scale"],
+        ext_factor=p["ext_factor"], ramp_low=values.ramp_low, ramp_span=values.ramp_span,
+        magnitude=float(values.magnitude),
     )  # fmt: skip
     lowering.launch(call, Grid(x.ne[2] * x.ne[3], ceil_div(x.ne[1], HEADS)))

@@ -15,10 +15,13 @@ from numba import cuda, float32, int32, int64
 
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
+from ....common.lowering import all_f32
+from ....common.memory import may_write_over, overlap
+from ....common.norm import norm_rows
 from ...driver import Grid
 from ...intrin import device, divide, load_f32, load_f32x4, store_f32, store_f32x4
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, all_f32, blocks, fuses, lowers, overlap
+from ...lowering import Lowering, blocks, fuses, lowers
 from ..span import is_quads, row_at
 from ..warp import block_sum, warp_sum
 
@@ -248,12 +251,6 @@ def _lower_norm(lowering: Lowering, node: Tensor) -> None:
     _launch(lowering, node, node)
 
 
-def may_write_over(dst: Tensor, src: Tensor) -> bool:
-    """Whether a fused kernel may read ``src`` and write ``dst`` row by row: apart, or the same."""
-    same = dst.data == src.data and dst.ne == src.ne and dst.nb == src.nb
-    return same or not overlap(dst, src)
-
-
 @fuses("RMS_NORM", "MUL")
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
@@ -261,18 +258,10 @@ def _lower_fused_norm(
     lowering: Lowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
 ) -> bool:
     """A norm and the nodes after it: weight and bias are applied as a row is written."""
-    dst, rows = more[-1], [node.src[1] for node in more]
-    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
-    if not chain or not all(all_f32(node) for node in (norm, *more)):
+    rows = norm_rows(norm, *more, total=total)
+    if rows is None:
         return False
-    if not all(may_write_over(dst, x) for x in (norm.src if total is None else total.src[:2])):
-        return False
-    for w in rows:
-        if w in (total, norm, *more) or w.ne[0] != norm.ne[0] or overlap(w, dst):
-            return False
-        if total is not None and overlap(w, total):
-            return False
-    _launch(lowering, norm, dst, *rows, total=total)
+    _launch(lowering, norm, more[-1], *rows, total=total)
     return True
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numba import cuda, float32, int32, int64
 
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....tensor import Tensor
 from ...codec import element_loader
 from ...driver import Grid
@@ -30,12 +31,6 @@ def alibi_slope(head, n2, step_0, step_1):
     if head < n2:
         return exp2(step_0 * float32(int32(head + 1)))
     return exp2(step_1 * float32(int32(2 * (head - n2) + 1)))
-
-
-def alibi_steps(n_head: int, max_bias: float) -> tuple[int, float, float]:
-    """(n2, step_0, step_1): slopes are 2^(step_0 (h + 1)), of the heads from n2 on other ones."""
-    n2 = 1 << (n_head.bit_length() - 1)
-    return n2, -max_bias / n2, -max_bias / 2 / n2
 
 
 @cache
