@@ -5,7 +5,7 @@
 A backend lists its layouts for a weight, given the ops that read it (``Backend.layouts``). The CPU
 has an interleaved layout for matrix products and reads other matrices in the mapped file. Vectors
 are copied, so that a model without such matrices does not need the file any more.
-Variants of layers may need tensors derived from the file's (``WeightPlan``). Names, types and sizes
+Sparse layers may need tensors derived from the file's (``WeightPlan``). Names, types and sizes
 are checked before anything is allocated.
 """
 
@@ -32,7 +32,14 @@ from pyggml.tensor import Dims, Tensor
 from ..arch import Arch, get_arch
 from ..errors import ModelError
 from ..graph.builder import CLASSIFIER, HEAD, GraphBuilder
-from ..graph.variants import ANY, Bytes, WeightPlan, weight_faults, weight_patterns, weight_plan
+from ..graph.sparse.weights import (
+    ANY,
+    Bytes,
+    WeightPlan,
+    plan_weights,
+    predictor_faults,
+    sparse_patterns,
+)
 from ..hparams import HParams
 from ..kv.memory import Memory
 from .devices import Offload, check_overrides, layer_devices, override_device
@@ -131,7 +138,7 @@ def assign_weights(
         ModelError: as ``load_weights``. BackendError: as ``override_device``.
     """
     infos = check_tensors(file, arch.TENSORS, hparams)
-    plan = weight_plan(infos, hparams)
+    plan = plan_weights(infos, hparams)
     weights = _assign_devices(file, hparams, infos, plan, backends, offload)
     for weight in weights.values():
         hosted = [layout for layout in weight.layouts if layout.buft.is_host]
@@ -157,7 +164,7 @@ def planned_tensors(weights: Mapping[str, Weight]) -> dict[str, Tensor]:
 def weight_headers(infos: Mapping[str, TensorInfo], plan: WeightPlan) -> dict[str, Tensor]:
     """The weights of a model by name, as tensors without memory."""
     shapes = [(t.name, t.type, t.ne) for t in infos.values() if t.name not in plan.unread]
-    shapes += [tensor for one in plan.made for tensor in one.tensors]
+    shapes += [tensor for one in plan.derived for tensor in one.tensors]
     return {name: Tensor(type, ne).set_name(name) for name, type, ne in shapes}
 
 
@@ -275,7 +282,9 @@ def _check_memory(weights: Sequence[Weight], backend: Backend, plan: WeightPlan)
             f"{free / 2**30:.2f} GiB free; put fewer layers there (`n_gpu_layers`), or as many as "
             "fit (`n_gpu_layers=auto`)"
         )
-    what = "repacking the weights" + (", and deriving those of sparse layers," if plan.made else "")
+    what = "repacking the weights" + (
+        ", and deriving those of sparse layers," if plan.derived else ""
+    )
     raise AllocError(
         f"{what} needs {size / 2**30:.2f} GiB, this machine has {free / 2**30:.2f} GiB free; "
         "use `repack=False` to read them in place"
@@ -297,9 +306,9 @@ def _load_data(
             tensors[name].buffer = mapped[weight.part]
             tensors[name].data = int(weight.data.ctypes.data)
     done = 0
-    total = sum(one.source.nbytes for one in plan.made)
+    total = sum(one.source.nbytes for one in plan.derived)
     total += sum(w.n_bytes for w in weights.values() if not w.in_place and w.part >= 0)
-    for one in plan.made:
+    for one in plan.derived:
         data = file.tensor_bytes(one.source.name)
         for (name, _, _), x in zip(one.tensors, one.make(data), strict=True):
             weights[name].data = x
@@ -377,7 +386,7 @@ def match_tensors(
     """The tensors that an architecture declares, by name, and a message for each fault."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
-    patterns = weight_patterns({**patterns, **CLASSIFIER}, file.tensors)
+    patterns = sparse_patterns({**patterns, **CLASSIFIER}, file.tensors)
     whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)), hparams.of_layer(i))
@@ -404,7 +413,7 @@ def match_tensors(
             f"{len(unknown)} unknown tensors in a {hparams.arch} model, such as "
             f"'{unknown[0]}'; this variant is not supported"
         )
-    return infos, faults + weight_faults(infos, hparams.n_layer)
+    return infos, faults + predictor_faults(infos, hparams.n_layer)
 
 
 def _size_faults(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:

@@ -109,7 +109,7 @@ def inventory(
     infos = check_tensors(file, get_arch(hparams.arch).TENSORS, hparams)
     plan = plan_weights(infos, hparams)
     sizes = {t.name: t.nbytes for t in infos.values() if t.name not in plan.unread}
-    sizes |= plan.made_sizes
+    sizes |= plan.derived_sizes
     types = {t.name: t.type for t in infos.values()}
     types |= {name: type for one in plan.made for name, type, _ in one.tensors}
     up = [_by_rows(file, hparams, i, sizes) for i in range(hparams.n_layer)]

@@ -17,24 +17,19 @@ Source: PowerInfer, ``llm_build_ffn_sparse``; Shin et al. 2024, "SparseInfer".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from pyggml import ops
-from pyggml.gguf import TensorInfo
 from pyggml.ops.op import Array
 from pyggml.tensor import Tensor
 
 from ...activation import RELU_LIKE, activate, gated
 from ...errors import ModelError
-from ...hparams import HParams
 from ..builder import GraphBuilder
-from ..ffn import ffn_hidden
-from ..variants import Patterns, WeightPlan
-from .weights import plan_weights, predictor_faults, sparse_patterns
 
 _POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # score >= _POSITIVE means score > 0
 
@@ -61,32 +56,6 @@ class Side(NamedTuple):
 
 
 _ALL = Side("", {}, {})
-
-
-class SparseFFN:
-    """Implements ``graph.variants.Variant``."""
-
-    def patterns(self, patterns: Patterns, names: Collection[str]) -> Patterns:
-        """See ``sparse_patterns``."""
-        return sparse_patterns(patterns, names)
-
-    def faults(self, infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
-        """See ``predictor_faults``."""
-        return predictor_faults(infos, n_layer)
-
-    def plan(self, infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
-        """See ``plan_weights``."""
-        return plan_weights(infos, hparams)
-
-    def ffn(
-        self, b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
-    ) -> Tensor | None:
-        """Return the FFN of a layer with a source or a transposed down matrix; None for others."""
-        if b.hparams.source(i) != "off":
-            return sparse_ffn(b, x, i, act, up_act, pred_in)
-        if f"blk.{i}.ffn_down_t.weight" in b.weights:
-            return down(b, ffn_hidden(b, x, i, act, up_act), i)
-        return None
 
 
 def sparse_ffn(

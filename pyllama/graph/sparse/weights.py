@@ -1,7 +1,7 @@
 """The weights of sparse layers: their names in files, and tensors computed at load.
 
     patterns = sparse_patterns(arch.TENSORS, file.tensors)
-    plan = plan_weights(infos, hparams)            # plan.by_rows, plan.unread, plan.made
+    plan = plan_weights(infos, hparams)            # plan.unread, plan.derived
 
 A sparse layer has a transposed down matrix (``ffn_down_t``): row j belongs to neuron j, as in
 ``ffn_gate`` and ``ffn_up``. Matrices read by rows keep the file's layout; others may be repacked.
@@ -12,24 +12,65 @@ Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for na
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from pyggml.dtype import GGMLType
+from pyggml.dtype import GGMLType, row_size
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.ops.matrix.sparse import pack_signs
 from pyggml.quants import dequantize, quantize
 from pyggml.rounding import ceil_div
+from pyggml.tensor import Dims
 
 from ...hparams import HParams
-from ..variants import ANY, Bytes, Made, WeightPlan
 from .svd import low_rank
 
+Bytes = npt.NDArray[np.uint8]
+Patterns = Mapping[str, tuple[str, ...]]  # sizes by tensor name; "?" marks optional tensors
+ANY = "any"  # a size that the file chooses
 _PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
 _FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors are listed before these
 _STEP_ROWS = 256  # rows of a matrix read at once: a few megabytes
+
+
+@dataclass(frozen=True)
+class DerivedTensors:
+    """Tensors computed from one tensor of the file.
+
+    Attributes:
+        source: the tensor of the file.
+        tensors: name, type and sizes of each derived tensor.
+        make: returns the bytes of each derived tensor, given those of the source.
+    """
+
+    source: TensorInfo
+    tensors: tuple[tuple[str, GGMLType, Dims], ...]
+    make: Callable[[Bytes], Sequence[Bytes]]
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How the weights of a model are loaded.
+
+    Attributes:
+        unread: tensors of the file that no layer reads.
+        derived: tensors to compute from others.
+    """
+
+    unread: frozenset[str] = frozenset()
+    derived: tuple[DerivedTensors, ...] = ()
+
+    @property
+    def derived_sizes(self) -> dict[str, int]:
+        """The size in bytes of each derived tensor."""
+        return {
+            name: row_size(type, ne[0]) * ne[1]
+            for tensors in self.derived
+            for name, type, ne in tensors.tensors
+        }
 
 
 # --- tensors and metadata of files ----------------------------------------------------------------
@@ -40,9 +81,7 @@ def is_sparse(names: Collection[str]) -> bool:
     return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
 
 
-def sparse_patterns(
-    patterns: Mapping[str, tuple[str, ...]], names: Collection[str]
-) -> Mapping[str, tuple[str, ...]]:
+def sparse_patterns(patterns: Patterns, names: Collection[str]) -> Patterns:
     """Return an architecture's tensors adapted to a file's tensor names, in the order of use."""
     if not is_sparse(names):
         return patterns
@@ -106,7 +145,7 @@ def normalize_powerinfer_metadata(file: GGUFFile) -> None:
 def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
     """Return the tensors to skip and to compute at load, for the sources in ``hparams.sparse``."""
     unread: set[str] = set()
-    made: list[Made] = []
+    derived: list[DerivedTensors] = []
     for i in range(hparams.n_layer):
         source, gate, up, down, down_t, fc1, fc2 = (
             hparams.source(i),
@@ -117,16 +156,16 @@ def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPla
             unread |= {fc1, fc2} & infos.keys()
         if source != "off" and down in infos:
             unread.add(down)
-            made.append(_transposed(infos[down], down_t))
+            derived.append(_transposed(infos[down], down_t))
         first = infos.get(gate) or infos.get(up)
         if source == "signs" and first is not None:
-            made.append(_signs(first))
+            derived.append(_signs(first))
         if source == "svd" and first is not None:
-            made.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
-    return WeightPlan(frozenset(unread), tuple(made))
+            derived.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
+    return WeightPlan(frozenset(unread), tuple(derived))
 
 
-def _transposed(info: TensorInfo, name: str) -> Made:
+def _transposed(info: TensorInfo, name: str) -> DerivedTensors:
     type = GGMLType.F16 if info.type.is_quantized else info.type
     n_ff, n_embd = info.ne[:2]
 
@@ -141,10 +180,10 @@ def _transposed(info: TensorInfo, name: str) -> Made:
             out[:, start : start + len(piece)] = piece.view(unit).T
         return [out.view(np.uint8).reshape(-1)]
 
-    return Made(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
+    return DerivedTensors(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
 
 
-def _signs(info: TensorInfo) -> Made:
+def _signs(info: TensorInfo) -> DerivedTensors:
     n, n_rows = info.ne[:2]
 
     def make(data: Bytes) -> list[Bytes]:
@@ -156,10 +195,10 @@ def _signs(info: TensorInfo) -> Made:
         return [np.concatenate(pieces).view(np.uint8).reshape(-1)]
 
     name = info.name.replace(".weight", "_signs")
-    return Made(info, ((name, GGMLType.I32, (ceil_div(n, 32), n_rows, 1, 1)),), make)
+    return DerivedTensors(info, ((name, GGMLType.I32, (ceil_div(n, 32), n_rows, 1, 1)),), make)
 
 
-def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
+def _svd(info: TensorInfo, rank: int, seed: int) -> DerivedTensors:
     type = GGMLType.F32 if info.type is GGMLType.F32 else GGMLType.F16
     n, n_rows = info.ne[:2]
     first, second = (info.name.replace(".weight", f"_svd_{k}.weight") for k in (1, 2))
@@ -168,4 +207,6 @@ def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
         w = dequantize(data.reshape(n_rows, -1), info.type)
         return [quantize(x, type).reshape(-1) for x in low_rank(w, rank, seed)]
 
-    return Made(info, ((first, type, (n, rank, 1, 1)), (second, type, (rank, n_rows, 1, 1))), make)
+    return DerivedTensors(
+        info, ((first, type, (n, rank, 1, 1)), (second, type, (rank, n_rows, 1, 1))), make
+    )
