@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.fuzz import Files, FileType
 from benchmarks.mutate import BYTES, Mutator, any_of, change_json, insert_piece, odd_value
 from pyggml.errors import PyggmlError
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.convert.files.checkpoint import read_checkpoint
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.torch_writer import write_torch
@@ -165,7 +165,7 @@ def _config_seeds() -> Sequence[Files]:
 
 def _read_all(folder: Path) -> None:
     vocab_only = not any(folder.glob("*.safetensors"))
-    convert(folder, options=Options(dry_run=True, vocab_only=vocab_only))
+    convert(folder, options=ConvertOptions(dry_run=True, vocab_only=vocab_only))
 
 
 _JSON = any_of(change_json, change_json, change_json, change_json, *BYTES)

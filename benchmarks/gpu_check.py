@@ -590,14 +590,14 @@ def hybrid(check: Check) -> None:
     """
     from pyllama import Context, Model
     from pyllama.sparsity.placement import NeuronSplit, Placement
-    from pyllama.sparsity.plan import Budget, read_needs
+    from pyllama.sparsity.plan import MemoryBudget, read_needs
 
     shape = check.sizes.hybrid
     n_ctx, active = 2 * (check.sizes.prompt + check.sizes.tokens), shape.n_ff // 5
     with tempfile.TemporaryDirectory(dir=check.folder) as folder:
         path = hollow_model(Path(folder) / "x.gguf", shape, GGMLType.F16)
         header = Model.load(path, vocab_only=True, sparse="exact")
-        items = read_needs(header, Budget(1 << 62, n_ctx=n_ctx)).items
+        items = read_needs(header, MemoryBudget(1 << 62, n_ctx=n_ctx)).items
         for share in check.sizes.shares:
             ids = (np.arange(int(share * shape.n_ff), dtype=np.int32),) * shape.n_layer
             split = NeuronSplit(shape.n_ff, ids, ids)

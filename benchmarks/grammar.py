@@ -26,7 +26,7 @@ from benchmarks import machine
 from pyggml.gguf import GGUFFile
 from pyllama.errors import SchemaError
 from pyllama.grammar import Grammar
-from pyllama.grammar.vocabulary import Vocabulary
+from pyllama.grammar.vocabulary import TokenTexts
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 from tests.pyllama.grammar.random_schemas import RandomSchema, bounded
 
@@ -184,7 +184,7 @@ def ours(tokenizer: Tokenizer, grammar: Callable[[str], Grammar] = Grammar) -> M
     """Our matcher, without what earlier grammars left."""
 
     def make(text: str) -> tuple[Mask, Accept]:
-        Vocabulary.of(tokenizer).kept.clear()
+        TokenTexts.of(tokenizer).kept.clear()
         matcher = grammar(text).matcher(tokenizer)
         return lambda: matcher.mask().tobytes(), matcher.accept
 

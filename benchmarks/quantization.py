@@ -35,7 +35,7 @@ from pyllama.eval.kl_divergence import kl_divergence
 from pyllama.eval.perplexity import perplexity, scored_logits
 from pyllama.eval.saved_logits import SavedLogits
 from pyllama.file_types import can_write
-from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
+from pyllama.quantize import FILE_TYPES, QuantizeOptions, find_file_type, quantize_model
 
 Floats = npt.NDArray[np.floating[Any]]
 FILE, N_CTX, TESTS = "quantization.jsonl", 512, "pp512,tg64"
@@ -136,7 +136,7 @@ def _exact(path: Path) -> Iterator[Context]:
     """A file's weights in float32, so that nothing is rounded to 8 bits."""
     with tempfile.TemporaryDirectory() as folder:
         floats = Path(folder, "exact.gguf")
-        quantize_model(path, floats, find_file_type("F32"), Options(allow_requantize=True))
+        quantize_model(path, floats, find_file_type("F32"), QuantizeOptions(allow_requantize=True))
         model = Model.load(floats, n_threads=2)
         try:
             with closing(Context(model, n_ctx=N_CTX, n_threads=2)) as context:
@@ -239,7 +239,7 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
     base, out = folder / "f16.logits", folder / "quantized.gguf"
     for type in ["F16", *(t for t in _types(args.types) if t != "F16")]:
         try:
-            plan = quantize_model(args.source, out, find_file_type(type), Options())
+            plan = quantize_model(args.source, out, find_file_type(type), QuantizeOptions())
         except ModelError as e:  # it wants an importance matrix
             print(e)
             continue

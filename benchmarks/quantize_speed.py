@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.bench_model import save
 from pyggml.compiler.jit import isa
-from pyllama.quantize import Options, find_file_type, quantize_model
+from pyllama.quantize import QuantizeOptions, find_file_type, quantize_model
 
 _THEIRS = re.compile(r"quantize time =\s*([\d.]+) ms")
 
@@ -34,7 +34,7 @@ def _theirs(program: str, source: Path, out: Path, type: str, threads: int) -> f
 
 def _ours(source: Path, out: Path, type: str, threads: int) -> float:
     start = time.perf_counter()
-    quantize_model(source, out, find_file_type(type), Options(n_threads=threads))
+    quantize_model(source, out, find_file_type(type), QuantizeOptions(n_threads=threads))
     return time.perf_counter() - start
 
 

@@ -26,7 +26,7 @@ from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
 from pyllama.sparsity.placement import place
-from pyllama.sparsity.plan import Budget, read_needs
+from pyllama.sparsity.plan import MemoryBudget, read_needs
 from pyllama.sparsity.simulate import Machine, Work, predict
 from pyllama.sparsity.speeds import measure_speeds
 
@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "simulate.jsonl"
 def predicted_ms(mode: Mode, density: float, bandwidth: float) -> float:
     """Milliseconds of a token where a share of neurons is active and all is on the CPU."""
     hp = mode.context.model.hparams
-    needs = read_needs(mode.context.model, Budget(0, N_CTX))
+    needs = read_needs(mode.context.model, MemoryBudget(0, N_CTX))
     work = Work(BEHIND, N_CTX, hp.n_embd, hp.n_vocab)
     machine = Machine(bandwidth, bandwidth, bandwidth)
     active = np.full((N_LAYER, N_FF), density)
@@ -55,7 +55,7 @@ def main() -> None:
     for activity in map(float, args.activity.split(",")):
         modes = modes_of(dense, sparse, activity)
         del modes["dense"]
-        types = read_needs(modes["predictor"].context.model, Budget(0, N_CTX)).rows.types
+        types = read_needs(modes["predictor"].context.model, MemoryBudget(0, N_CTX)).rows.types
         sizes = modes["predictor"].context.model.hparams
         roofs, speeds = [], []
         for i in range(ROUNDS + 1):  # the first warms up

@@ -27,7 +27,7 @@ from pyggml.env import user_cache_dir
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.eval.perplexity import perplexity
 from pyllama.sparsity.chart import Chart, charts_svg
 from pyllama.sparsity.collect import collect
@@ -52,8 +52,8 @@ def files(folder: Path, outtype: str) -> tuple[Path, Path]:
     if outtype == "q4_0":
         files(folder, "f16")
     for name, options in {
-        "dense": Options(),
-        "sparse": Options(predictor=folder / "predictor"),
+        "dense": ConvertOptions(),
+        "sparse": ConvertOptions(predictor=folder / "predictor"),
     }.items():
         path = folder / f"relu-7m-{outtype}-{name}.gguf"
         if outtype == "q4_0":

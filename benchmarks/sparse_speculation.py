@@ -38,11 +38,11 @@ from pyllama.sampling import SamplingParams
 from pyllama.speculative import (
     Draft,
     Drafter,
+    DraftView,
     PromptLookup,
     Speculation,
     Stats,
     SuffixDecoding,
-    View,
     self_draft,
 )
 
@@ -59,21 +59,21 @@ class Oracle:
     def __init__(self, text: Sequence[int], accept: float, seed: int = 0) -> None:
         self._text, self._accept, self._random = list(text), accept, random.Random(seed)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""
         return [self._draft(view, n) for view, n in zip(views, max_nodes, strict=True)]
 
-    def _draft(self, view: View, n: int) -> Draft:
+    def _draft(self, view: DraftView, n: int) -> Draft:
         start = len(view.tokens)
         known = self._text[start : start + n]
         return Draft.chain(
             [t if self._random.random() < self._accept else (t + 1) % N_VOCAB for t in known]
         )
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`."""
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyllama.runtime.offload import DeviceUse, OffloadPlan, Planner
     from pyllama.runtime.params import ContextParams
     from pyllama.sparsity.placement import Activity
-    from pyllama.sparsity.plan import Plan
+    from pyllama.sparsity.plan import PlacementPlan
 
 _PARTS = (("weights", "\u2588"), ("KV cache", "\u2593"), ("compute", "\u2592"))
 _FREE, _BAR = "\u00b7", 48  # characters
@@ -148,7 +148,7 @@ def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend
 
 def _hybrid(
     planner: Planner, model: Model, offload: Offload, given: OffloadOptions
-) -> tuple[OffloadPlan, tuple[list[Plan], Activity | None]]:
+) -> tuple[OffloadPlan, tuple[list[PlacementPlan], Activity | None]]:
     """The plan of a sparse model of which only a part fits, with its neurons and statistics."""
     from pyllama.sparsity.plan import IndexFile, plan_on_devices, read_activity
 
@@ -247,7 +247,7 @@ def _layer_lines(plan: OffloadPlan, width: int) -> Iterator[str]:
 
 
 def _neuron_lines(
-    neurons: tuple[list[Plan], Activity | None] | None, name: str, whole: OffloadPlan
+    neurons: tuple[list[PlacementPlan], Activity | None] | None, name: str, whole: OffloadPlan
 ) -> Iterator[str]:
     """Yield a table for each GPU."""
     from .tables.placement import plan_table

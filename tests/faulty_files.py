@@ -36,7 +36,7 @@ from pyllama.eval import saved_logits
 from pyllama.gguf_tools.edit import plan_change
 from pyllama.hub.demo import PackagedModel, fetch
 from pyllama.inspect.node_text import NodeFiles
-from pyllama.quantize.importance import Entry, Importance, write_importance
+from pyllama.quantize.importance import Importance, ImportanceEntry, write_importance
 from pyllama.runtime import state
 from pyllama.sparsity.activation_files import write_activations
 from pyllama.sparsity.stats import Statistics, save_stats
@@ -143,7 +143,7 @@ def _lookup_cache(folder: Path, version: int) -> None:
 
 
 def _importance(folder: Path, version: int) -> None:
-    entry = Entry(np.full((1, 40), version, np.float32), np.array([3.0]))
+    entry = ImportanceEntry(np.full((1, 40), version, np.float32), np.array([3.0]))
     write_importance(folder / "x", Importance({"blk.0.a.weight": entry}))
 
 

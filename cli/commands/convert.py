@@ -77,9 +77,9 @@ def command(
     visible_logs()
     if verbose:
         logging.getLogger("pyllama").setLevel(logging.INFO)
-    from pyllama.convert import Options, convert
+    from pyllama.convert import ConvertOptions, convert
 
-    settings = Options(
+    settings = ConvertOptions(
         split_max_bytes=split_max_size, split_max_tensors=split_max_tensors, **options
     )
     with progress_bar("converting") as progress:

@@ -21,7 +21,7 @@ from ..paths import read_text
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.quantize import Importance, Options, Plan
+    from pyllama.quantize import Importance, QuantizeOptions, QuantizePlan
 
 _PATH = click.Path(path_type=Path)
 _MIB = 1 << 20
@@ -105,8 +105,8 @@ def _threads(words: tuple[str, ...]) -> int | None:
     return number or None
 
 
-def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
-    from pyllama.quantize import Options, TypeOverrides, find_tensor_type
+def _options(n_threads: int | None, options: dict[str, Any]) -> QuantizeOptions:
+    from pyllama.quantize import QuantizeOptions, TypeOverrides, find_tensor_type
 
     types = {
         key: None if options[key] is None else find_tensor_type(options[key])
@@ -122,7 +122,7 @@ def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
     importance = _importance(
         options["imatrix"], options["include_weights"], options["exclude_weights"]
     )
-    return Options(
+    return QuantizeOptions(
         allow_requantize=options["allow_requantize"],
         keep_split=options["keep_split"],
         prune_layers=options["prune_layers"],
@@ -175,7 +175,7 @@ def _importance(
     return importance
 
 
-def _report(plan: Plan, dry_run: bool) -> None:
+def _report(plan: QuantizePlan, dry_run: bool) -> None:
     """Print the plan: each tensor (dry run only), notes, and sizes in llama-quantize's format."""
     n = len(plan.tensors)
     for i, t in enumerate(plan.tensors if dry_run else (), 1):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyllama.runtime.model import Model
     from pyllama.server.http.listener import Listening
     from pyllama.server.request.options import ServerOptions
-    from pyllama.server.router.catalog import Entry
+    from pyllama.server.router.catalog import CatalogEntry
     from pyllama.server.router.child import RouterLink
     from pyllama.server.worker.served import Served
 
@@ -531,7 +531,7 @@ def _route(
 
     ctx = click.get_current_context()
 
-    def entries() -> list[Entry]:
+    def entries() -> list[CatalogEntry]:
         with ctx.scope(cleanup=False):
             return several.entries(ctx)
 

@@ -33,7 +33,7 @@ from .presets import (
 )
 
 if TYPE_CHECKING:
-    from pyllama.server.router.catalog import Entry
+    from pyllama.server.router.catalog import CatalogEntry
     from pyllama.server.router.pool import Spawn
     from pyllama.server.router.process import Child, Report
 
@@ -57,7 +57,7 @@ class RouterOptions(Group):
         """Whether the server is to have several models."""
         return self.models_dir is not None or self.models_preset is not None
 
-    def entries(self, ctx: click.Context) -> list[Entry]:
+    def entries(self, ctx: click.Context) -> list[CatalogEntry]:
         """Look for the models.
 
         Options of the command line come before those of a model's section, and these before those
@@ -87,9 +87,9 @@ class RouterOptions(Group):
 
     def _entry(
         self, name: str, values: Values, own: dict[str, str], source: str, command: click.Command
-    ) -> Entry:
+    ) -> CatalogEntry:
         from pyllama.errors import ModelError
-        from pyllama.server.router.catalog import STOP_S, Entry
+        from pyllama.server.router.catalog import STOP_S, CatalogEntry
 
         where = f"{self.models_preset}, [{name}]"
         if "model" not in values and "hub_repo" not in values:
@@ -103,7 +103,7 @@ class RouterOptions(Group):
         except click.UsageError as error:
             raise ModelError(f"{where}: {error.message}") from None
         shown = shown_values(values, command)
-        return Entry(
+        return CatalogEntry(
             name=name,
             args=arguments(values),
             shown_args=arguments(shown),
@@ -116,7 +116,7 @@ class RouterOptions(Group):
             on_startup=on_startup,
         )
 
-    def _check_startup(self, entries: list[Entry]) -> None:
+    def _check_startup(self, entries: list[CatalogEntry]) -> None:
         n = sum(entry.on_startup for entry in entries)
         if 0 < self.models_max < n:
             raise click.UsageError(
@@ -131,7 +131,7 @@ def spawner(ctx: click.Context) -> Spawn:
     reserved = set(reserved_variables(ctx.command))
     environment = {name: text for name, text in os.environ.items() if name not in reserved}
 
-    def spawn(entry: Entry, report: Report) -> Awaitable[Child]:
+    def spawn(entry: CatalogEntry, report: Report) -> Awaitable[Child]:
         command = (sys.executable, "-P", "-c", _CODE, *entry.args, *_CHILD)
         return start(command, entry.name, environment, report)
 

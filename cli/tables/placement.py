@@ -14,11 +14,11 @@ from ..output import size_text
 
 if TYPE_CHECKING:
     from pyllama.sparsity.placement import Activity, Placement
-    from pyllama.sparsity.plan import Observed, Plan
+    from pyllama.sparsity.plan import Observed, PlacementPlan
     from pyllama.sparsity.simulate import Machine, Prediction, Work
 
 
-def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[str]:
+def plan_table(planned: PlacementPlan, activity: Activity | None, name: str) -> Iterator[str]:
     """Yield the lines of the placement table: memory used, then one line per layer of a GPU."""
     from pyllama.sparsity.inventory import ATTENTION, KV, SCORES
     from pyllama.sparsity.pictures import by_level
@@ -48,7 +48,7 @@ def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[
 
 
 def simulation_table(
-    planned: Plan, observed: Observed, machine: Machine, work: Work
+    planned: PlacementPlan, observed: Observed, machine: Machine, work: Work
 ) -> Iterator[str]:
     """Yield predicted times of a token for the plan, the CPU alone, and everything on the GPU."""
     from pyllama.sparsity.placement import choose_neurons, place

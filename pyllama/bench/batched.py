@@ -72,7 +72,7 @@ def batched_bench(
             f"{max(n_parallel)} parallel sequences need as many tokens per decode, but n_batch is "
             f"{context.n_batch}; use a larger `n_batch`"
         )
-    run = _Run(context, max(n_parallel))
+    run = _DecodeRun(context, max(n_parallel))
     if context.n_ctx_seq > 1:  # warm-up
         run.fill(1, min(16, context.n_ctx_seq - 1))
         run.step(1, 0)
@@ -87,7 +87,7 @@ def required_cells(pp: int, tg: int, pl: int, shared: bool) -> int:
     return pp + pl * tg if shared else pl * (pp + tg)
 
 
-def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
+def _measure(run: _DecodeRun, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     clock, context = time.perf_counter, run.context
     run.fill(1 if shared else pl, pp, graphs_only=True)  # compile graphs before timing
     if tg:
@@ -123,7 +123,7 @@ def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     )
 
 
-class _Run:
+class _DecodeRun:
     """Sequences of a context, decoded without the engine's scheduling."""
 
     def __init__(self, context: Context, n_seq: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import TemplateError
-from .limits import Budget
+from .limits import RenderBudget
 
 _METHODS = """
     capitalize casefold count endswith find format index isalnum isalpha isdecimal isdigit
@@ -28,7 +28,7 @@ _Sequences = (str, list, tuple)
 
 
 def check_filter(
-    budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: RenderBudget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Check the arguments of a filter. Raises: TemplateError, as all functions here."""
     given = [*args, *kwargs.values()]
@@ -58,7 +58,7 @@ def _length(value: Any) -> int:
 
 
 def check_method(
-    budget: Budget, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: RenderBudget, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Check that a string method is one that prompts need, and its arguments are not too large."""
     if name not in _METHODS.split():
@@ -71,13 +71,13 @@ def check_method(
         check_format(budget, owner, [*args, *kwargs.values()])
 
 
-def _check_replace(budget: Budget, text: str, args: Any) -> None:
+def _check_replace(budget: RenderBudget, text: str, args: Any) -> None:
     if len(args) >= 2 and isinstance(args[0], str):
         n = text.count(args[0]) if args[0] else len(text) + 1
         budget.check_size(len(text) + n * _length(args[1]))
 
 
-def check_format(budget: Budget, text: str, args: Any) -> None:
+def check_format(budget: RenderBudget, text: str, args: Any) -> None:
     """Check ``%`` and ``str.format``, whose fields may have any width."""
     if re.search(r"\d{5}|\*|\{[^{}]*\{", text):
         raise TemplateError(f"the format {text[:40]!r} has a width that is too large")
@@ -87,7 +87,7 @@ def check_format(budget: Budget, text: str, args: Any) -> None:
     )
 
 
-def check_product(budget: Budget, left: Any, right: Any) -> None:
+def check_product(budget: RenderBudget, left: Any, right: Any) -> None:
     """Check ``*`` of two numbers, or of a string or list and a number."""
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
@@ -109,7 +109,7 @@ def _check_bits(n_bits: int) -> None:
 
 
 def tojson(
-    budget: Budget,
+    budget: RenderBudget,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -39,7 +39,7 @@ class Limits:
     source: int = 1 << 18
 
 
-class Budget:
+class RenderBudget:
     """The resources used in one rendering, with their limits.
 
     Args:

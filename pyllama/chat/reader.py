@@ -84,7 +84,7 @@ def _call_chunk(call: CallDelta) -> dict[str, Any]:
 
 
 @dataclass
-class Call:
+class ToolCall:
     """A tool call; ``arguments`` is JSON text, incomplete if the reply was cut."""
 
     id: str = ""
@@ -103,7 +103,7 @@ class Message:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
@@ -111,7 +111,7 @@ class Message:
         self.reasoning += delta.reasoning
         for piece in delta.calls:
             if piece.index == len(self.calls):
-                self.calls.append(Call())
+                self.calls.append(ToolCall())
             call = self.calls[piece.index]
             call.id += piece.id
             call.name += piece.name

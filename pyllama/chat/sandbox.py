@@ -34,7 +34,7 @@ from .checks import (
     check_product,
     tojson,
 )
-from .limits import Budget, Limits
+from .limits import Limits, RenderBudget
 
 _BUDGET, _VALUE, _ITER, _TEXT = (
     "\0budget",
@@ -124,7 +124,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def render(self, template: Any, values: Mapping[str, Any], limits: Limits) -> str:
         """The text of a prepared template."""
-        budget = Budget(limits, values.values())
+        budget = RenderBudget(limits, values.values())
         text: str = template.render({**values, _BUDGET: budget})
         return text
 
@@ -154,12 +154,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return _checked_result(budget, super().call(context, obj, *args, **kwargs))
 
 
-def _budget(context: Context) -> Budget:
-    budget: Budget = context.parent[_BUDGET]
+def _budget(context: Context) -> RenderBudget:
+    budget: RenderBudget = context.parent[_BUDGET]
     return budget
 
 
-def _checked_result(budget: Budget, value: Any) -> Any:
+def _checked_result(budget: RenderBudget, value: Any) -> Any:
     """The value after checks of size and time; iterators check while they run."""
     if isinstance(value, Iterator):
         return budget.limit_items(value)

@@ -29,7 +29,7 @@ from ..server.request.errors import ApiError
 from .forward import CLOSING, Forwarded, error_of_call, unavailable
 from .loopback import keep_on_loopback
 from .options import ClusterOptions, ReplicaOptions
-from .replica import Call, LoadedModel
+from .replica import LoadedModel, ReplicaCall
 from .routing import read_target
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class EngineReplica:
 
         self._cached = serve.multiplexed(max_num_models_per_replica=n_models)(cached)
 
-    async def respond(self, call: Call) -> AsyncIterator[Message]:
+    async def respond(self, call: ReplicaCall) -> AsyncIterator[Message]:
         """Yield the ASGI messages of the answer to a request."""
         self._n_served += 1
         model = await self._model(call.model)
@@ -173,7 +173,7 @@ class Ingress:
         if len(replica.models) > 1:
             handle = handle.options(multiplexed_model_id=target.model)
         try:
-            call = Call.of(request.scope, body, target.model)
+            call = ReplicaCall.of(request.scope, body, target.model)
             return Forwarded(aiter(handle.respond.remote(call)))
         except Exception as error:
             return error_response(error_of_call(error), request.scope)

@@ -19,7 +19,7 @@ from typing import Any
 from ..server.http.sse import dump
 from .batch_files import IDS, Part, read_part
 from .options import ReplicaOptions
-from .replica import Answer, Call, LoadedModel
+from .replica import Answer, LoadedModel, ReplicaCall
 
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 _DEFAULT_URL = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
@@ -149,11 +149,11 @@ class BatchWorker:
 
         return await asyncio.gather(*(line(i, row) for i, row in enumerate(rows)))
 
-    def _call(self, request: RowRequest) -> Call:
+    def _call(self, request: RowRequest) -> ReplicaCall:
         keys = self._options.server.api_keys
         headers = {"x-api-key": keys[0]} if keys else {}
         body = dump(request.body).encode("utf-8", "replace")
-        return Call.post(request.url, body, self._options.default, headers)
+        return ReplicaCall.post(request.url, body, self._options.default, headers)
 
 
 def run_parts(

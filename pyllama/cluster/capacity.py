@@ -29,7 +29,7 @@ _MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Steps:
+class ReplicaTimes:
     """Measured times of one replica.
 
     Attributes:
@@ -79,7 +79,7 @@ class Capacity:
     n_replicas: int
 
 
-def read_steps(path: str | Path) -> Steps:
+def read_steps(path: str | Path) -> ReplicaTimes:
     """The times in the output of ``pyllama-batched-bench --output-format jsonl``.
 
     Raises:
@@ -105,10 +105,10 @@ def read_steps(path: str | Path) -> Steps:
             "--output-format jsonl"
         )
     n_tokens, seconds = max(prompts)  # the longest measurement
-    return Steps(dict(sorted(steps.items())), seconds / n_tokens)
+    return ReplicaTimes(dict(sorted(steps.items())), seconds / n_tokens)
 
 
-def capacity(steps: Steps, load: Load, n_texts: int, utilisation: float) -> Capacity:
+def capacity(steps: ReplicaTimes, load: Load, n_texts: int, utilisation: float) -> Capacity:
     """The capacity with one of the measured numbers of texts."""
     step_s = steps.step_s[n_texts]
     prompt_s = load.n_prompt * steps.prompt_token_s
@@ -124,7 +124,7 @@ def capacity(steps: Steps, load: Load, n_texts: int, utilisation: float) -> Capa
     )
 
 
-def plan_table(steps: Steps, load: Load, utilisation: float) -> str:
+def plan_table(steps: ReplicaTimes, load: Load, utilisation: float) -> str:
     """A Markdown table with a row for each measured number of texts."""
     head = (
         "texts at once", "tokens/s", "tokens/s of a text", "first token, s", "answer, s",

@@ -37,7 +37,7 @@ _SCOPE = (
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """A request on its way to a replica.
 
     Attributes:
@@ -51,14 +51,14 @@ class Call:
     model: str
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes, model: str) -> Call:
+    def of(cls, scope: Scope, body: bytes, model: str) -> ReplicaCall:
         """The call for a request that has arrived."""
         kept = {name: scope[name] for name in _SCOPE if name in scope}
         kept["headers"] = [(bytes(k), bytes(v)) for k, v in scope["headers"]]
         return cls(kept, body, model)
 
     @classmethod
-    def post(cls, path: str, body: bytes, model: str, headers: dict[str, str]) -> Call:
+    def post(cls, path: str, body: bytes, model: str, headers: dict[str, str]) -> ReplicaCall:
         """The call for a request of this process."""
         fields = {"host": "localhost", "content-type": "application/json", **headers}
         scope = {
@@ -131,7 +131,7 @@ class LoadedModel:
             raise ClusterError(f"{self.name}: the engine's thread has ended")
         await self.served.runner.call(lambda engine: None)
 
-    async def respond(self, call: Call) -> AsyncIterator[Message]:
+    async def respond(self, call: ReplicaCall) -> AsyncIterator[Message]:
         """Yield the messages of a response; a caller that stops early aborts the request."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         parts = [{"type": "http.request", "body": call.body, "more_body": False}]
@@ -165,7 +165,7 @@ class LoadedModel:
                 await task
             self.n_running -= 1
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: ReplicaCall) -> Answer:
         """The whole response."""
         found = Answer()
         async for message in self.respond(call):

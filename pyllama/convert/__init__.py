@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .conversion import Options, convert
+    from .conversion import ConvertOptions, convert
 
-__all__ = ["Options", "convert"]
+__all__ = ["ConvertOptions", "convert"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ from .files.checkpoint import read_checkpoint
 from .files.folder import Folder, read_config
 from .general import fill_file_name, read_general
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
-from .plan import PlannedTensor, check_missing, config_errors, find_arch, plan_tensors
+from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors
 from .pooling import pooling_keys
 from .sparse import Form, check_neurons, sparse_form
 from .tokens.vocabulary import read_vocabulary
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Options:
+class ConvertOptions:
     """Options of a conversion.
 
     Attributes:
@@ -74,7 +74,7 @@ def convert(
     folder: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None = None,
     outtype: str = "auto",
-    options: Options | None = None,
+    options: ConvertOptions | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Path:
     """Convert a Hugging Face folder to a GGUF file and return its path.
@@ -97,12 +97,12 @@ def convert(
     """
     if outtype not in (*OUTTYPES, "auto"):
         raise ModelError(f"outtype is {outtype!r}, must be one of {', '.join(OUTTYPES)}, auto")
-    source, options = Folder(Path(folder)), options or Options()
+    source, options = Folder(Path(folder)), options or ConvertOptions()
     folder, config = source.path, read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
     keys = _arch_keys(folder, config, arch) | pooling_keys(source)
-    planned: list[PlannedTensor] = []
+    planned: list[ConvertedTensor] = []
     if not options.vocab_only:
         planned = plan_tensors(folder, read_checkpoint(source), config, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
@@ -141,11 +141,11 @@ def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
 
 def _form(
     source: Folder,
-    planned: list[PlannedTensor],
+    planned: list[ConvertedTensor],
     hparams: HParams,
     arch: Arch,
     keys: Mapping[str, Any],
-    options: Options,
+    options: ConvertOptions,
 ) -> Form:
     """Return the tensors in the requested form: dense, transposed or PowerInfer.
 
@@ -168,7 +168,7 @@ class _Content:
     """Metadata and tensors of the output file."""
 
     metadata: Mapping[str, Any]
-    planned: Sequence[PlannedTensor] = ()
+    planned: Sequence[ConvertedTensor] = ()
     types: Sequence[GGMLType] = ()
     magic: bytes = MAGIC
 
@@ -208,7 +208,7 @@ def _write(
     file: GGUFFile,
     content: _Content,
     path: Path,
-    options: Options,
+    options: ConvertOptions,
     progress: Callable[[float], None] | None,
 ) -> Path:
     """Write the content, unless it is a dry run; return the path of the file."""

@@ -51,7 +51,7 @@ def _parse(path: Path, text: str) -> Any:
     import yaml  # slow to import
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(path)
+    builder = _YamlBuilder(path)
     try:
         for event in yaml.parse(text, Loader=loader):
             builder.handle(event)
@@ -60,7 +60,7 @@ def _parse(path: Path, text: str) -> Any:
     return builder.root[0] if builder.root else None
 
 
-class _Builder:
+class _YamlBuilder:
     """Builds values from YAML events.
 
     Attributes:

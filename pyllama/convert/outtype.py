@@ -19,7 +19,7 @@ from pyggml.errors import QuantizeError
 from pyggml.quants import quantize
 
 from ..errors import ModelError
-from .plan import PlannedTensor
+from .plan import ConvertedTensor
 
 # --outtype -> (type of matrices, general.file_type)
 OUTTYPES = {
@@ -33,7 +33,7 @@ _CHUNK = 1 << 22  # elements converted at a time
 _F16_MAX = 65504.0
 
 
-def auto_outtype(planned: Iterable[PlannedTensor]) -> str:
+def auto_outtype(planned: Iterable[ConvertedTensor]) -> str:
     """Return "f16" if all matrices of the checkpoint are F16, else "bf16"."""
     dtypes = {dtype for one in planned if len(one.shape) > 1 for dtype in one.dtypes}
     return "f16" if dtypes == {"F16"} else "bf16"
@@ -46,7 +46,7 @@ def tensor_type(name: str, shape: tuple[int, ...], matrices: GGMLType) -> GGMLTy
     return GGMLType.F16 if shape[-1] % matrices.block_size else matrices
 
 
-def tensor_chunks(planned: PlannedTensor, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
+def tensor_chunks(planned: ConvertedTensor, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of a tensor in chunks, read and converted lazily. Raises: ModelError."""
     for part in planned.parts:
         values = part()

@@ -38,7 +38,7 @@ _NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
+class ConvertedTensor:
     """A tensor of the output file.
 
     Attributes:
@@ -94,7 +94,7 @@ def config_errors(folder: Path, arch: Arch) -> Iterator[None]:
 
 def plan_tensors(
     folder: Path, checkpoint: Mapping[str, StoredTensor], config: Config, arch: Arch
-) -> list[PlannedTensor]:
+) -> list[ConvertedTensor]:
     """Return the tensors to write, by layer and in the order of ``arch.TENSORS``.
 
     Raises:
@@ -104,12 +104,12 @@ def plan_tensors(
     if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
         del sources["output.weight"]
     change = _Change(folder, config, arch)
-    planned: dict[str, PlannedTensor] = {}
+    planned: dict[str, ConvertedTensor] = {}
     results = [one for source in sources.values() for one in change.plan(source)]
     with config_errors(folder, arch):
         extra = arch.CONVERT.extra(config)
     results += [
-        PlannedTensor(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()
+        ConvertedTensor(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()
     ]
     for one in results:
         if one.name in planned:
@@ -125,7 +125,9 @@ def plan_tensors(
     return sorted(planned.values(), key=lambda one: place(one.name))
 
 
-def check_missing(folder: Path, planned: list[PlannedTensor], hparams: HParams, arch: Arch) -> None:
+def check_missing(
+    folder: Path, planned: list[ConvertedTensor], hparams: HParams, arch: Arch
+) -> None:
     """Raise ModelError for the first required tensor of ``arch.TENSORS`` that is not planned."""
     have = {one.name for one in planned}
     for pattern, sizes in arch.TENSORS.items():
@@ -224,7 +226,7 @@ class _Change:
         self.folder, self.config, self.change = folder, config, arch.CONVERT.change
         self.tried: dict[tuple[str, tuple[int, ...]], dict[str, tuple[int, ...]]] = {}
 
-    def plan(self, source: _Source) -> list[PlannedTensor]:
+    def plan(self, source: _Source) -> list[ConvertedTensor]:
         """Return the GGUF tensors made from ``source``. Raises: ModelError."""
         members = [source.members[number] for number in sorted(source.members)]
         alone = _NO_EXPERT in source.members
@@ -243,7 +245,7 @@ class _Change:
                 )
         shapes = self._try(first_name, source.name, first.shape)
         return [
-            PlannedTensor(
+            ConvertedTensor(
                 name,
                 shape if alone else (len(members), *shape),
                 tuple(

@@ -27,13 +27,13 @@ from ..activation import RELU_LIKE
 from ..errors import ModelError
 from ..graph.sparse.sources import THRESHOLD_KEY
 from ..hparams import HParams
-from ..inputs.budget import Budget, shown
+from ..inputs.budget import ReadBudget, shown
 from ..mapping.rules import Array
 from .files.folder import Folder
 from .files.safetensors import read_safetensors
 from .files.stored import StoredTensor
 from .files.torch_files import read_torch
-from .plan import PlannedTensor
+from .plan import ConvertedTensor
 
 _DOWN = re.compile(r"(blk\.\d+)\.ffn_down\.(weight|bias)")
 _FILE = re.compile(r"model_([0-9]+)\.(pt|safetensors)")
@@ -51,7 +51,7 @@ class Form:
         magic: the first bytes of the file.
     """
 
-    planned: list[PlannedTensor]
+    planned: list[ConvertedTensor]
     keys: dict[str, Any] = field(default_factory=dict)
     ending: str = ""
     magic: bytes = MAGIC
@@ -78,7 +78,7 @@ def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
 
 
 def sparse_form(
-    planned: Iterable[PlannedTensor], hparams: HParams, predictor: Folder | None = None
+    planned: Iterable[ConvertedTensor], hparams: HParams, predictor: Folder | None = None
 ) -> Form:
     """Return the tensors with ``ffn_down_t``, and with the predictors of a folder if given.
 
@@ -93,14 +93,14 @@ def sparse_form(
     return Form(transposed + _plan_predictors(predictor, hparams), keys, ".powerinfer", POWERINFER)
 
 
-def _transposed(one: PlannedTensor) -> PlannedTensor:
+def _transposed(one: ConvertedTensor) -> ConvertedTensor:
     """Return a down matrix transposed (row j is neuron j), its bias renamed, others unchanged."""
     match = _DOWN.fullmatch(one.name)
     if match is None:
         return one
     name = f"{match[1]}.ffn_down_t.{match[2]}"
     parts = tuple(partial(_read_transposed, part) for part in one.parts)
-    return PlannedTensor(name, one.shape[::-1], parts, one.dtypes)
+    return ConvertedTensor(name, one.shape[::-1], parts, one.dtypes)
 
 
 def _read_transposed(read: Callable[[], Array]) -> Array:
@@ -129,7 +129,7 @@ def _read_threshold(folder: Folder) -> np.float32 | None:
     return np.float32(value)
 
 
-def _plan_predictors(folder: Folder, hparams: HParams) -> list[PlannedTensor]:
+def _plan_predictors(folder: Folder, hparams: HParams) -> list[ConvertedTensor]:
     """Return the predictors' tensors, layer by layer.
 
     Raises:
@@ -173,11 +173,11 @@ def _find_files(folder: Path, n_layer: int) -> list[Path]:
     return [files[i] for i in range(n_layer)]
 
 
-def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[PlannedTensor]:
+def _plan_layer(i: int, file: Path, hparams: HParams, budget: ReadBudget) -> list[ConvertedTensor]:
     tensors = (read_torch if file.suffix == ".pt" else read_safetensors)(file, budget)
     _check(file, tensors, hparams.of_layer(i))
     return [
-        PlannedTensor(
+        ConvertedTensor(
             f"blk.{i}.{name}",
             tensors[name].shape,
             (partial(_read_finite, name, tensors[name]),),

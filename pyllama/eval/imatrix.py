@@ -25,7 +25,7 @@ from pyggml.tensor import Tensor
 
 from ..engine import Engine, Lease
 from ..errors import PerplexityError
-from ..quantize.importance import Entry, Importance
+from ..quantize.importance import Importance, ImportanceEntry
 from .perplexity import Perplexity, check_finite, token_losses
 
 if TYPE_CHECKING:
@@ -93,12 +93,14 @@ class Collector:
             entry.counts[expert] += len(rows)
         self._check(matrix, entry)
 
-    def _entry(self, matrix: Tensor, n_mat: int, n: int, n_counts: int) -> Entry:
+    def _entry(self, matrix: Tensor, n_mat: int, n: int, n_counts: int) -> ImportanceEntry:
         entries = self.importance.entries
         entry = entries.get(matrix.name)
         if entry is None:
             shape = (n_counts, n_mat * n // n_counts)
-            entry = entries[matrix.name] = Entry(np.zeros(shape, np.float32), np.zeros(n_counts))
+            entry = entries[matrix.name] = ImportanceEntry(
+                np.zeros(shape, np.float32), np.zeros(n_counts)
+            )
         if entry.sums.size != n_mat * n:
             raise ComputeError(
                 f"'{matrix.name}' has {n_mat * n} columns, the given importance matrix "
@@ -114,7 +116,7 @@ class Collector:
             entry.counts = np.repeat(entry.counts, n_counts)
         return entry
 
-    def _check(self, matrix: Tensor, entry: Entry) -> None:
+    def _check(self, matrix: Tensor, entry: ImportanceEntry) -> None:
         if not np.isfinite(entry.sums).all():
             raise ComputeError(
                 f"the inputs of '{matrix.name}' have NaN or infinity, or are too large to square"

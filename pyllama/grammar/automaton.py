@@ -117,7 +117,7 @@ def build(rules: Mapping[str, Rule], root: str, text: str) -> Automaton:
             + (f" or start with one of {names}" if names else "")
         )
     _check_size(rules, text)
-    builder = _Builder(rules)
+    builder = _RuleBuilder(rules)
     all_names = list(rules)
     starts = [builder.rule(name) for name in all_names]
     first = _walk(builder, starts, with_text=False)
@@ -154,7 +154,7 @@ def _size(node: Expression) -> int:
     return 1
 
 
-class _Builder:
+class _RuleBuilder:
     """Nodes of all rules, appended rule by rule."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
@@ -357,7 +357,7 @@ class _Walk(NamedTuple):
     ends: list[bool]
 
 
-def _walk(builder: _Builder, starts: list[int], *, with_text: bool) -> _Walk:
+def _walk(builder: _RuleBuilder, starts: list[int], *, with_text: bool) -> _Walk:
     """Follow the steps from the start of each rule; linear in the nodes.
 
     Args:

@@ -68,7 +68,7 @@ def sanitize(name: str) -> str:
     return _INVALID.sub("-", name)
 
 
-class Rules:
+class GrammarRules:
     """The rules of a grammar; a name that is taken by another text gets a number."""
 
     def __init__(self) -> None:

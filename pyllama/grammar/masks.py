@@ -25,7 +25,7 @@ from ..tokenizer import Tokenizer
 from .automaton import Automaton
 from .gbnf import Token, place, short
 from .lazy_dfa import ADVANCE, DEAD, FREE, MAX_TABLE_BYTES, NO_MORE, WALK, Table, TableFull
-from .vocabulary import Vocabulary
+from .vocabulary import TokenTexts
 
 Bits = NDArray[np.uint32]
 MAX_MASK_BYTES = 32 << 20
@@ -60,7 +60,7 @@ class Masks:
         tokenizer: Tokenizer,
         max_table_bytes: int = MAX_TABLE_BYTES,
     ) -> None:
-        self.vocabulary = vocabulary = Vocabulary.of(tokenizer)
+        self.vocabulary = vocabulary = TokenTexts.of(tokenizer)
         self._automaton, self._max_table_bytes = automaton, max_table_bytes
         self._symbols = [
             (_token_id(token, tokenizer, automaton.text), token.negated)
@@ -77,7 +77,7 @@ class Masks:
     @classmethod
     def of(cls, text: str, root: str, automaton: Automaton, tokenizer: Tokenizer) -> Masks:
         """The masks of a grammar; the last few grammars of a vocabulary are kept."""
-        kept = Vocabulary.of(tokenizer).kept
+        kept = TokenTexts.of(tokenizer).kept
         with _lock_of_kept:
             found: Masks | None = kept.get((text, root))
             if found is not None:

@@ -21,7 +21,7 @@ from ..tokenizer import Tokenizer
 from .masks import Bits, Masks, State
 from .trigger import Finder, Trigger
 from .trigger import State as Found
-from .vocabulary import Vocabulary
+from .vocabulary import TokenTexts
 
 
 class Mark(NamedTuple):
@@ -86,7 +86,7 @@ class Matcher:
         self._text = bytearray()  # of these
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> TokenTexts:
         """The vocabulary of the tokens."""
         return self._masks.vocabulary
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyllama.errors import GrammarError
-from pyllama.grammar.gbnf_writer import Rules
+from pyllama.grammar.gbnf_writer import GrammarRules
 from pyllama.grammar.regex_syntax import (
     Anchor,
     Char,
-    Chars,
-    Choice,
     Group,
     Node,
-    Repeat,
+    RegexChars,
+    RegexChoice,
+    RegexRepeat,
     Sequence_,
     has_anchor,
     has_empty_loop,
@@ -26,19 +26,19 @@ from pyllama.grammar.regex_syntax import (
     strip_anchors,
 )
 from pyllama.grammar.spelling import PLAIN_TEXT, PlainText
-from pyllama.grammar.string_automaton import Automaton, Expression, write_automaton
+from pyllama.grammar.string_automaton import Expression, StringAutomaton, write_automaton
 
 
-class Writer:
+class GbnfWriter:
     """Writes a tree without anchors as GBNF, in the layout of llama.cpp's converter."""
 
-    def __init__(self, rules: Rules, name: str, spelling: PlainText) -> None:
+    def __init__(self, rules: GrammarRules, name: str, spelling: PlainText) -> None:
         self.rules, self.name, self.spelling = rules, name, spelling
         self.repeated: dict[str, str] = {}  # text -> its rule
 
     def write(self, node: Node) -> str:
         match node:
-            case Choice(options):
+            case RegexChoice(options):
                 return " | ".join(self.write(option) for option in options)
             case Sequence_(parts):
                 return self.sequence(parts)
@@ -67,13 +67,13 @@ class Writer:
         match node:
             case Char():
                 return self.literal([node])
-            case Chars():
+            case RegexChars():
                 texts = self.spelling.chars(node.items)
                 text = texts[0] if len(texts) == 1 else f"({' | '.join(texts)})"
                 return self.rules.add(node.name, " | ".join(texts)) if node.name else text
             case Group(inner):
                 return f"({self.write(inner)})"
-            case Repeat(item, low, high):
+            case RegexRepeat(item, low, high):
                 return self.repeat(item, low, high)
             case Anchor():
                 raise AssertionError("an anchor in a tree that is written without an automaton")
@@ -96,16 +96,16 @@ def regex_to_gbnf(pattern: str) -> str:
         GrammarError: a syntax error or an unsupported construct, with its column; or it is too
             large.
     """
-    rules = Rules()
+    rules = GrammarRules()
     node = parse_regex(pattern)
-    options = node.options if isinstance(node, Choice) else (node,)
+    options = node.options if isinstance(node, RegexChoice) else (node,)
     inner = tuple(strip_anchors(option)[0] for option in options)
-    stripped: Node = Choice(inner) if len(inner) > 1 else inner[0]
+    stripped: Node = RegexChoice(inner) if len(inner) > 1 else inner[0]
     if has_anchor(stripped) or has_empty_loop(stripped):
-        automaton = Automaton([Expression(node, whole=True)])
+        automaton = StringAutomaton([Expression(node, whole=True)])
         if automaton.is_empty:
             raise GrammarError(f"regular expression {pattern!r:.80} matches no text")
         rules.add("root", write_automaton(automaton, rules, "root", PLAIN_TEXT, end='""'))
     else:
-        rules.add("root", Writer(rules, "root", PLAIN_TEXT).write(stripped))
+        rules.add("root", GbnfWriter(rules, "root", PLAIN_TEXT).write(stripped))
     return rules.text()

@@ -36,7 +36,7 @@ class Char:
 
 
 @dataclass(frozen=True)
-class Chars:
+class RegexChars:
     """One character of a set. ``name`` is the rule that it gets, if any."""
 
     items: tuple[cp.Range, ...]  # in the order of the pattern
@@ -83,14 +83,14 @@ class Sequence_:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RegexChoice:
     """One of several."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RegexRepeat:
     """An item from ``low`` to ``high`` times; None is without limit."""
 
     item: Node
@@ -98,12 +98,12 @@ class Repeat:
     high: int | None
 
 
-Node = Char | Chars | Anchor | Look | Group | Sequence_ | Choice | Repeat
+Node = Char | RegexChars | Anchor | Look | Group | Sequence_ | RegexChoice | RegexRepeat
 
 ASCII_SETS = {"d": cp.DIGITS, "w": cp.WORD, "s": cp.SPACES}
-DOT = Chars(cp.complement(cp.LINE_ENDS), "dot")
-WIDE_DOT = Chars(cp.complement(((0x0A, 0x0A),)))
-ANY = Chars(cp.ALL)
+DOT = RegexChars(cp.complement(cp.LINE_ENDS), "dot")
+WIDE_DOT = RegexChars(cp.complement(((0x0A, 0x0A),)))
+ANY = RegexChars(cp.ALL)
 _BOUNDARIES: dict[str, tuple[AnchorKind, AnchorKind]] = {
     "b": ("boundary", "wide boundary"),
     "B": ("inside", "wide inside"),
@@ -145,7 +145,7 @@ class Pattern:
         while self.peek() == "|":
             self.at += 1
             options.append(self.sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else RegexChoice(tuple(options))
 
     def sequence(self) -> Node:
         parts: list[Node] = []
@@ -167,7 +167,7 @@ class Pattern:
             self.fail("a possessive quantifier is not supported; do without it")
         if self.quantifier() is not None:
             self.fail("a quantifier follows a quantifier; put the first into a group", self.at - 1)
-        return Repeat(item, *bounds)
+        return RegexRepeat(item, *bounds)
 
     def quantifier(self) -> tuple[int, int | None] | None:
         char = self.peek()
@@ -217,14 +217,14 @@ class Pattern:
         """``$``, which in Python may have a newline after it."""
         if not self.is_wide:
             return Anchor("end")
-        return Look(Sequence_((Repeat(Char(0x0A), 0, 1), Anchor("end"))), False)
+        return Look(Sequence_((RegexRepeat(Char(0x0A), 0, 1), Anchor("end"))), False)
 
     def char(self, code: int) -> Node:
         """One character, in upper and lower case if a flag says so."""
         if "i" not in self.flags:
             return Char(code)
         both = cp.with_other_case(((code, code),), widely=self.is_wide)
-        return Chars(both) if len(both) > 1 else Char(code)
+        return RegexChars(both) if len(both) > 1 else Char(code)
 
     def code(self, char: str) -> int:
         if "\ud800" <= char <= "\udfff":
@@ -299,7 +299,7 @@ class Pattern:
         if not isinstance(item, tuple):
             return Char(item, True) if char == "-" else self.char(item)
         name = f"p-{'not-' * (char == 'P')}{self.pattern[start + 2 : self.at]}"
-        return Chars(item, re.sub("[^A-Za-z-]", "", name) if char in "pP" else "")
+        return RegexChars(item, re.sub("[^A-Za-z-]", "", name) if char in "pP" else "")
 
     def class_escape(self, start: int) -> int | cp.Ranges:
         """One escape: a code point, or a set."""
@@ -390,7 +390,7 @@ class Pattern:
         if "i" in self.flags:
             items = list(cp.with_other_case(cp.normalize(items), widely=self.is_wide))
         self.is_wide = is_wide
-        return Chars(cp.complement(cp.normalize(items)) if is_negated else tuple(items))
+        return RegexChars(cp.complement(cp.normalize(items)) if is_negated else tuple(items))
 
     def class_item(self) -> cp.Ranges:
         start = self.at
@@ -438,7 +438,7 @@ def has_empty_loop(node: Node) -> bool:
     In GBNF that is a left recursion.
     """
     return any(
-        isinstance(inner, Repeat) and inner.high is None and length_range(inner.item)[0] == 0
+        isinstance(inner, RegexRepeat) and inner.high is None and length_range(inner.item)[0] == 0
         for inner in walk(node)
     )
 
@@ -457,9 +457,9 @@ def children(node: Node) -> Sequence[Node]:
             return (inner,)
         case Sequence_(parts):
             return parts
-        case Choice(options):
+        case RegexChoice(options):
             return options
-        case Repeat(item):
+        case RegexRepeat(item):
             return (item,)
     return ()
 
@@ -477,14 +477,14 @@ def strip_anchors(node: Node) -> tuple[Node, bool, bool]:
 def length_range(node: Node) -> tuple[int, int | None]:
     """Return the least and greatest number of characters of a match."""
     match node:
-        case Char() | Chars():
+        case Char() | RegexChars():
             return 1, 1
         case Group(inner):
             return length_range(inner)
-        case Choice(options):
+        case RegexChoice(options):
             lows, highs = zip(*map(length_range, options), strict=True)
             return min(lows), None if None in highs else max(highs)
-        case Repeat(item, low, high):
+        case RegexRepeat(item, low, high):
             least, most = length_range(item)
             return least * low, 0 if most == 0 or high == 0 else (
                 None if high is None or most is None else high * most

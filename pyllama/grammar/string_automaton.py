@@ -17,16 +17,16 @@ from typing import Protocol
 
 from pyllama.errors import GrammarError
 from pyllama.grammar import code_points as cp
-from pyllama.grammar.gbnf_writer import Rules
+from pyllama.grammar.gbnf_writer import GrammarRules
 from pyllama.grammar.regex_syntax import (
     Anchor,
     Char,
-    Chars,
-    Choice,
     Group,
     Look,
     Node,
-    Repeat,
+    RegexChars,
+    RegexChoice,
+    RegexRepeat,
     Sequence_,
     length_range,
 )
@@ -201,7 +201,7 @@ class Expression:
         match node:
             case Char(code):
                 return self._move(at, ((code, code),))
-            case Chars():
+            case RegexChars():
                 return self._move(at, node.ranges)
             case Anchor(kind):
                 self.has_boundary = self.has_boundary or kind not in ("start", "end")
@@ -219,12 +219,12 @@ class Expression:
                 for part in parts:
                     at = self._build(part, at)
                 return at
-            case Choice(options):
+            case RegexChoice(options):
                 end = self._new()
                 for option in options:
                     self.jumps[self._build(option, self._jump(at, ""))].append(("", end))
                 return end
-            case Repeat(item, low, high):
+            case RegexRepeat(item, low, high):
                 return self._repeat(item, low, high, at)
 
     def _move(self, at: int, ranges: cp.Ranges) -> int:
@@ -398,7 +398,7 @@ def _boundary(before: int, after: int) -> tuple[str, ...]:
     return ("boundary", "wide boundary") if is_ascii else ("inside", "wide inside")
 
 
-class Automaton:
+class StringAutomaton:
     """All conditions side by side.
 
     Args:
@@ -504,13 +504,13 @@ class Automaton:
         return found
 
 
-_kept: OrderedDict[tuple[Hashable, ...], Automaton] = OrderedDict()
+_kept: OrderedDict[tuple[Hashable, ...], StringAutomaton] = OrderedDict()
 _lock = threading.Lock()
 
 
 def string_automaton(
     expressions: tuple[tuple[Node, bool], ...], low: int, high: int | None
-) -> Automaton:
+) -> StringAutomaton:
     """Return the automaton of some expressions and bounds of the length.
 
     The last few small ones are kept, since the same schemas come with each request. Their texts
@@ -530,7 +530,7 @@ def string_automaton(
     conditions: list[Condition] = [Expression(node, whole=whole) for node, whole in expressions]
     if low or high is not None:
         conditions.append(Length(low, high))
-    made = Automaton(conditions)
+    made = StringAutomaton(conditions)
     if sum(map(len, made.next)) <= MAX_KEPT_STEPS:
         with _lock:
             made = _kept.setdefault(key, made)
@@ -540,8 +540,8 @@ def string_automaton(
 
 
 def write_automaton(
-    automaton: Automaton,
-    rules: Rules,
+    automaton: StringAutomaton,
+    rules: GrammarRules,
     name: str,
     spelling: PlainText,
     *,

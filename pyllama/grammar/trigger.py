@@ -16,7 +16,7 @@ from typing import Literal
 
 from ..errors import GrammarError
 from . import code_points as cp
-from .regex_syntax import ASCII_SETS, DOT, Chars, Node, Pattern, Sequence_
+from .regex_syntax import ASCII_SETS, DOT, Node, Pattern, RegexChars, Sequence_
 from .string_automaton import Expression
 
 MAX_STEPS = 10_000  # of an automaton that are kept
@@ -193,4 +193,4 @@ class _BytePattern(Pattern):
 
 
 _EMPTY = Sequence_(())
-_NO_NEWLINE = Chars(cp.complement(((0x0A, 0x0A),)))
+_NO_NEWLINE = RegexChars(cp.complement(((0x0A, 0x0A),)))

@@ -34,7 +34,7 @@ _NOT_PLAIN = re.compile(r'["\\\x00-\x1f\x7f]')
 _GROUPS = (4, 8, MAX_FREE, UNBOUNDED)  # most characters of the groups of plain tokens
 
 
-class Tree(NamedTuple):
+class TokenTree(NamedTuple):
     """Tokens as a prefix tree in depth-first order.
 
     Attributes:
@@ -48,7 +48,7 @@ class Tree(NamedTuple):
     bits: NDArray[np.uint32]
 
 
-class Vocabulary:
+class TokenTexts:
     """The texts of a tokenizer's tokens.
 
     Attributes:
@@ -62,7 +62,7 @@ class Vocabulary:
         kept: the last grammars' masks, by text and root.
     """
 
-    _known: ClassVar[WeakKeyDictionary[Tokenizer, Vocabulary]] = WeakKeyDictionary()
+    _known: ClassVar[WeakKeyDictionary[Tokenizer, TokenTexts]] = WeakKeyDictionary()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.n_vocab = tokenizer.n_vocab
@@ -85,7 +85,7 @@ class Vocabulary:
         self.plain_bits = np.bitwise_or.accumulate([self.bits(tokens) for tokens in by_length])
         limits = (*_GROUPS, 0)
         self.trees = tuple(
-            Tree(self._tree(tokens), limit, self.bits(tokens))
+            TokenTree(self._tree(tokens), limit, self.bits(tokens))
             for tokens, limit in zip(groups, limits, strict=True)
             if tokens
         )
@@ -96,7 +96,7 @@ class Vocabulary:
         self._spans = list(zip((ends - lengths).tolist(), lengths.tolist(), strict=True))
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer) -> TokenTexts:
         """The vocabulary of a tokenizer, made at the first call."""
         found = cls._known.get(tokenizer)
         if found is None:

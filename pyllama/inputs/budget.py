@@ -45,7 +45,7 @@ OPCODE_VALUES = 4  # a pickle opcode counts as 4 values: it takes about a micros
 PATTERN_SECONDS = 1.0  # for all regular expressions of a tokenizer.json together
 
 
-class Budget:
+class ReadBudget:
     """The remaining amounts of the limits.
 
     Attributes:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import BatchError
-from .table import CHUNK, MAX_BRANCHES, CellTable, Ints, Seqs, Tree, seq_tuple
+from .table import CHUNK, MAX_BRANCHES, CellTable, DraftTree, Ints, Seqs, seq_tuple
 
 
 class CellLists(CellTable):
@@ -203,7 +203,7 @@ class CellLists(CellTable):
             self._set_spans(seq, rows, nodes, positions[path[0]])
             index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
             of_nodes = [index[parents[i]] for i in nodes], [cells[i] for i in nodes]
-            trees[seq] = Tree(*of_nodes, depth=len(path))
+            trees[seq] = DraftTree(*of_nodes, depth=len(path))
         self._write_branches(others, entries, rows, {i for path in longest.values() for i in path})
         self._n_refs[cells] = 1
         self._n_used += len(cells)

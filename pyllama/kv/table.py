@@ -51,7 +51,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Tree:
+class DraftTree:
     """Tokens in cells that follow a sequence but are not in its list yet.
 
     Attributes:
@@ -94,7 +94,7 @@ class CellTable:
         self.window, self.unified = window, unified or self.n_seq_max == 1
         self.mirrored = mirrored
         self._lists, self._branches = table, branches
-        self._trees: dict[int, Tree] = {}  # by sequence
+        self._trees: dict[int, DraftTree] = {}  # by sequence
         self._branch_lengths: list[int] = []  # of the branches placed last
         self._changed: dict[int, int] = {}  # first changed entry by sequence, if mirrored
         self._lengths = [0] * self.n_seq_max

@@ -28,7 +28,7 @@ from ..runtime.overrides import Overrides
 log = logging.getLogger(__name__)
 
 
-class Rule(NamedTuple):
+class NeutralValues(NamedTuple):
     """The neutral values of an argument, and why others are not supported."""
 
     same: tuple[object, ...]
@@ -37,12 +37,12 @@ class Rule(NamedTuple):
 
 _NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 REFUSED = {
-    "lora_base": Rule((None,), _NO_ADAPTERS),
-    "lora_path": Rule((None,), _NO_ADAPTERS),
+    "lora_base": NeutralValues((None,), _NO_ADAPTERS),
+    "lora_path": NeutralValues((None,), _NO_ADAPTERS),
 }
 WITHOUT_EFFECT = {
-    "op_offload": Rule((False, None), "each op runs where its weights are"),
-    "numa": Rule((False, None), "start the process with numactl(8)"),
+    "op_offload": NeutralValues((False, None), "each op runs where its weights are"),
+    "numa": NeutralValues((False, None), "start the process with numactl(8)"),
 }
 IGNORED = {
     # of the constructor

@@ -105,7 +105,7 @@ class CompletionRun:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _Completion] = {}
         self._prompt: Sequence[TokenLogprob | None] = ()
 
     def result(self, events: Iterable[Event]) -> Completion:
@@ -142,7 +142,7 @@ class CompletionRun:
                 self._prompt = event.prompt_logprobs
             elif event.kind in ("tokens", "end"):
                 if event.choice not in self._texts:
-                    text = _Text(event.choice, self.request, self.tokenizer)
+                    text = _Completion(event.choice, self.request, self.tokenizer)
                     self._texts[event.choice] = text
                     yield from text.echo(self._prompt)
                 yield from self._texts[event.choice].pieces(event)
@@ -165,7 +165,7 @@ class CompletionRun:
         }
 
 
-class _Text:
+class _Completion:
     """One text of a completion."""
 
     def __init__(self, index: int, request: CompletionRequest, tokenizer: Tokenizer) -> None:

@@ -31,10 +31,10 @@ from ..runtime.model import Model
 from ..speculative import (
     Draft,
     Drafter,
+    DraftView,
     PromptLookup,
     Speculation,
     Stats,
-    View,
     draft_model,
     drafter_by_name,
 )
@@ -99,14 +99,14 @@ class FunctionDrafter:
 
     function: Function
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""
         return [
             self._draft(view, n) if n > 0 else None
             for view, n in zip(views, max_nodes, strict=True)
         ]
 
-    def _draft(self, view: View, max_nodes: int) -> Draft | None:
+    def _draft(self, view: DraftView, max_nodes: int) -> Draft | None:
         proposed = np.asarray(self.function(np.array(view.tokens, np.intc)))
         if proposed.ndim != 1:
             raise DraftError(
@@ -115,10 +115,10 @@ class FunctionDrafter:
         tokens = proposed[:max_nodes].astype(int).tolist()
         return Draft.chain(tokens) if tokens else None
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`."""
 
 

@@ -7,7 +7,7 @@ plan = quantize_model("x-F16.gguf", "x-Q4_K_M.gguf", find_file_type("Q4_K_M"))
 
 from ..file_types import FILE_TYPES, FileType, find_file_type, find_tensor_type, is_file_type
 from .importance import Importance, read_importance, write_importance
-from .plan import Options, Plan
+from .plan import QuantizeOptions, QuantizePlan
 from .rules import TypeOverrides
 from .write import quantize_model
 
@@ -15,8 +15,8 @@ __all__ = [
     "FILE_TYPES",
     "FileType",
     "Importance",
-    "Options",
-    "Plan",
+    "QuantizeOptions",
+    "QuantizePlan",
     "TypeOverrides",
     "find_file_type",
     "find_tensor_type",

@@ -35,7 +35,7 @@ _MAX_SUM, _MAX_COUNT, _MAX_CHUNKS = 1e30, 1e15, 1 << 24
 
 
 @dataclass
-class Entry:
+class ImportanceEntry:
     """The sums of one matrix, or of a stack of experts.
 
     Attributes:
@@ -64,7 +64,7 @@ class Importance:
         chunk_size: tokens per chunk; 0 if unknown (then counts are in chunks).
     """
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, ImportanceEntry] = field(default_factory=dict)
     datasets: list[str] = field(default_factory=list)
     n_chunks: int = 0
     chunk_size: int = 0
@@ -86,7 +86,7 @@ class Importance:
             mine = self.entries.get(name)
             sums, counts = theirs.sums * np.float32(scale), theirs.counts * scale
             if mine is None:
-                self.entries[name] = Entry(sums, counts)
+                self.entries[name] = ImportanceEntry(sums, counts)
                 continue
             if mine.sums.size != sums.size:
                 raise ModelError(
@@ -173,7 +173,7 @@ def _read_gguf(path: Path) -> Importance:
                         f"{path}: {matrix!r} has {sums.size} sums and {counts.size} counts"
                     )
                 shaped = sums.reshape(counts.size, -1)
-                found.entries[matrix] = Entry(shaped, np.rint(counts).astype(np.float64))
+                found.entries[matrix] = ImportanceEntry(shaped, np.rint(counts).astype(np.float64))
     return found
 
 
@@ -199,7 +199,9 @@ def _read_dat(path: Path, data: memoryview) -> Importance:
         values = np.frombuffer(read.bytes(4 * n, f"the {n} values of {name!r}"), "<f4")
         if not n:
             raise ModelError(f"{path}: {name!r} has no values")
-        found.entries[name] = Entry(values.reshape(1, n).copy(), np.array([float(max(calls, 1))]))
+        found.entries[name] = ImportanceEntry(
+            values.reshape(1, n).copy(), np.array([float(max(calls, 1))])
+        )
     if read.left:
         found.n_chunks = read.number()
     if read.left:

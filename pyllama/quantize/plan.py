@@ -25,7 +25,7 @@ from ..errors import ModelError
 from ..file_types import FileType, can_read, can_write
 from .importance import Floats, Importance
 from .mixes import Sizes
-from .rules import Choice, TypeOverrides, choose_types
+from .rules import TypeChoice, TypeOverrides, choose_types
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _QNT_VERSION = 2  # GGML_QNT_VERSION
@@ -34,7 +34,7 @@ _F32 = GGMLType.F32
 
 
 @dataclass(frozen=True)
-class Options:
+class QuantizeOptions:
     """Options of quantization.
 
     Attributes:
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
+class QuantizedTensor:
     """A tensor of the new file.
 
     Attributes:
@@ -86,7 +86,7 @@ class PlannedTensor:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuantizePlan:
     """The content of the new file.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
 
     file: GGUFFile
     file_type: FileType
-    tensors: tuple[PlannedTensor, ...]
+    tensors: tuple[QuantizedTensor, ...]
     metadata: Mapping[str, Any]
     without_weights: tuple[str, ...] = ()
     n_threads: int | None = None
@@ -119,7 +119,7 @@ class Plan:
         return sum(t.source.n_elements for t in self.tensors)
 
     @property
-    def fallbacks(self) -> list[PlannedTensor]:
+    def fallbacks(self) -> list[QuantizedTensor]:
         """Tensors whose row size is no multiple of the requested type's block size."""
         return [t for t in self.tensors if t.type is not t.requested]
 
@@ -145,7 +145,7 @@ def _first(file: GGUFFile, key: str, default: int) -> int:
     return file.get_int(key, default)
 
 
-def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
+def make_plan(file: GGUFFile, file_type: FileType, options: QuantizeOptions) -> QuantizePlan:
     """Return the plan: the type of every tensor, and the metadata.
 
     Raises:
@@ -158,7 +158,7 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
     names = _names(file, tensors, options.prune_layers)
     kept = [replace(t, name=names[t.name]) for t in tensors if t.name in names]
     sources = {names[t.name]: t for t in tensors if t.name in names}
-    choices: dict[str, Choice] = {}
+    choices: dict[str, TypeChoice] = {}
     if file_type.type is not None:
         assert sizes is not None
         type_overrides = replace(
@@ -169,7 +169,7 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
         choices = choose_types(kept, file_type, sizes, type_overrides)
     planned = [_planned(sources[t.name], t.name, choices.get(t.name), options) for t in kept]
     lacking = [t.name for t in planned if _changes(t) and t.weights is None]
-    return Plan(
+    return QuantizePlan(
         file,
         file_type,
         tuple(planned),
@@ -179,7 +179,7 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
     )
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check_plan(plan: QuantizePlan, options: QuantizeOptions) -> None:
     """Check that a plan can be carried out.
 
     Raises:
@@ -210,7 +210,7 @@ def check_plan(plan: Plan, options: Options) -> None:
             )
 
 
-def _changes(planned: PlannedTensor) -> bool:
+def _changes(planned: QuantizedTensor) -> bool:
     return planned.type is not planned.source.type
 
 
@@ -255,11 +255,11 @@ def _names(file: GGUFFile, tensors: list[TensorInfo], prune: frozenset[int]) -> 
 
 
 def _planned(
-    source: TensorInfo, name: str, choice: Choice | None, options: Options
-) -> PlannedTensor:
+    source: TensorInfo, name: str, choice: TypeChoice | None, options: QuantizeOptions
+) -> QuantizedTensor:
     if choice is None:
-        return PlannedTensor(source, name, source.type, source.type)
-    planned = PlannedTensor(
+        return QuantizedTensor(source, name, source.type, source.type)
+    planned = QuantizedTensor(
         source, name, choice.type, choice.requested, needs_imatrix=choice.needs_imatrix
     )
     if options.importance is None or choice.type is source.type:
@@ -279,7 +279,7 @@ def _planned(
 
 
 def _metadata(
-    file: GGUFFile, file_type: FileType, options: Options, n_layer: int
+    file: GGUFFile, file_type: FileType, options: QuantizeOptions, n_layer: int
 ) -> dict[str, Any]:
     """Return the metadata in llama-quantize's order: changed keys at the end."""
     metadata = whole_metadata(file)

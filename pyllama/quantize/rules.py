@@ -87,7 +87,7 @@ class TypeOverrides:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TypeChoice:
     """A tensor's type; differs from ``requested`` if the row size does not fit its blocks."""
 
     type: GGMLType
@@ -107,7 +107,7 @@ def is_matrix(name: str, ne: Sequence[int], type_overrides: TypeOverrides) -> bo
 
 def choose_types(
     tensors: Sequence[TensorInfo], file_type: FileType, sizes: Sizes, type_overrides: TypeOverrides
-) -> dict[str, Choice]:
+) -> dict[str, TypeChoice]:
     """Return the types by name of the tensors that may be quantized.
 
     Args:
@@ -135,7 +135,7 @@ class _Chooser:
         self.n_attn_v = sum(_kind(t.name, type_overrides) == "attn_v" for t in tensors)
         self.seen: Counter[str] = Counter()
 
-    def choose(self, tensor: TensorInfo) -> Choice:
+    def choose(self, tensor: TensorInfo) -> TypeChoice:
         requested = self._requested(tensor)
         n = tensor.ne[0]
         type = requested
@@ -144,7 +144,7 @@ class _Chooser:
             type = T.F16 if n % type.block_size else type
         sensitive = tensor.name != _OUTPUT and tensor.name not in _TOKEN_EMBD
         needs = type in NEEDS_IMATRIX or (type is T.Q2_K and self.name == "Q2_K_S")
-        return Choice(type, requested, sensitive and needs)
+        return TypeChoice(type, requested, sensitive and needs)
 
     def _requested(self, tensor: TensorInfo) -> GGMLType:
         """Return the type of the overrides or the mix, without regard to the row size."""

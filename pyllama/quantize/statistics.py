@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .importance import Entry, Importance
+from .importance import Importance, ImportanceEntry
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def matrix_statistics(importance: Importance) -> list[MatrixStatistics]:
     ]
 
 
-def _statistics(name: str, entry: Entry) -> MatrixStatistics:
+def _statistics(name: str, entry: ImportanceEntry) -> MatrixStatistics:
     values = entry.means()[entry.counts > 0].astype(np.float64).reshape(-1)
     total, centered = float(values.sum()), values - values.mean()
     deviation = math.sqrt(float(np.mean(centered**2)))

@@ -29,7 +29,7 @@ from pyggml.quants.validity import count_invalid
 
 from ..errors import ModelError
 from ..file_types import FileType
-from .plan import Options, Plan, PlannedTensor, check_plan, make_plan
+from .plan import QuantizedTensor, QuantizeOptions, QuantizePlan, check_plan, make_plan
 
 _CHUNK = 1 << 21  # elements converted at a time
 _F16_MAX = 65504.0
@@ -41,9 +41,9 @@ def quantize_model(
     source: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None,
     file_type: FileType,
-    options: Options | None = None,
+    options: QuantizeOptions | None = None,
     progress: Progress | None = None,
-) -> Plan:
+) -> QuantizePlan:
     """Quantize a file, or all parts of a split model.
 
     Args:
@@ -58,7 +58,7 @@ def quantize_model(
         ModelError: as ``make_plan`` and ``check_plan``; or a value does not fit the new type.
         GGUFError: a file cannot be read or written.
     """
-    options = options or Options()
+    options = options or QuantizeOptions()
     options = replace(options, n_threads=options.n_threads or default_threads())
     with GGUFFile(source) as file:
         plan = make_plan(file, file_type, options)
@@ -76,7 +76,7 @@ def quantize_model(
     return plan
 
 
-def _paths(plan: Plan, outfile: Path, keep_split: bool) -> list[Path]:
+def _paths(plan: QuantizePlan, outfile: Path, keep_split: bool) -> list[Path]:
     count = len(plan.file.parts)
     if not keep_split or count == 1:
         return [outfile]
@@ -84,7 +84,7 @@ def _paths(plan: Plan, outfile: Path, keep_split: bool) -> list[Path]:
     return [part_path(prefix, i, count) for i in range(count)]
 
 
-def _write_parts(plan: Plan, paths: list[Path], progress: Progress | None) -> None:
+def _write_parts(plan: QuantizePlan, paths: list[Path], progress: Progress | None) -> None:
     """Write all parts, or none."""
     total, before = plan.nbytes or 1, 0.0
     try:
@@ -110,9 +110,9 @@ def _part_of(progress: Progress | None, before: float, share: float) -> Progress
 
 
 def _write(
-    plan: Plan,
+    plan: QuantizePlan,
     path: Path,
-    tensors: tuple[PlannedTensor, ...],
+    tensors: tuple[QuantizedTensor, ...],
     metadata: Any,
     progress: Progress | None,
 ) -> None:
@@ -120,7 +120,7 @@ def _write(
     write_gguf(path, metadata, data, arch=None, magic=plan.file.magic, progress=progress)
 
 
-def _pieces(plan: Plan, planned: PlannedTensor) -> Iterator[npt.NDArray[np.uint8]]:
+def _pieces(plan: QuantizePlan, planned: QuantizedTensor) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of a tensor in its new type, converted lazily."""
     file, source = plan.file, planned.source
     if source.type is planned.type:
@@ -142,7 +142,7 @@ def _pieces(plan: Plan, planned: PlannedTensor) -> Iterator[npt.NDArray[np.uint8
 
 
 def _by_expert(
-    planned: PlannedTensor, rows: Floats, first: int
+    planned: QuantizedTensor, rows: Floats, first: int
 ) -> Iterator[tuple[Floats, Floats | None]]:
     """Yield the rows of each expert with its weights; ``first`` is the index of the first row."""
     if planned.weights is None:
@@ -158,7 +158,7 @@ def _by_expert(
 
 
 def _convert(
-    plan: Plan, planned: PlannedTensor, rows: Floats, weights: Floats | None
+    plan: QuantizePlan, planned: QuantizedTensor, rows: Floats, weights: Floats | None
 ) -> npt.NDArray[np.uint8]:
     where = f"{plan.file.path}: tensor {planned.source.name!r}"
     if planned.type is GGMLType.F16:
@@ -171,7 +171,7 @@ def _convert(
         raise ModelError(f"{where}: {error}") from None
 
 
-def _check_finite(file: GGUFFile, planned: PlannedTensor, piece: npt.NDArray[np.uint8]) -> None:
+def _check_finite(file: GGUFFile, planned: QuantizedTensor, piece: npt.NDArray[np.uint8]) -> None:
     n_bad, _ = count_invalid(piece, planned.source.type)
     if n_bad:
         raise ModelError(

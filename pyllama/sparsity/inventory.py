@@ -33,7 +33,7 @@ LEVELS = (ATTENTION, SCORES, FFN_IO, OUTPUT, KV, FFN)  # in order of priority
 _LAYER = re.compile(r"blk\.(\d+)\.([^.]+)(?:\.(.+))?")
 
 
-class Item(NamedTuple):
+class PlacedItem(NamedTuple):
     """Tensors that are placed together; ``layer`` is -1 outside of layers."""
 
     level: str
@@ -77,7 +77,7 @@ class NeuronRows:
 class Inventory:
     """Everything that can be placed; ``items`` are in the order of ``LEVELS``."""
 
-    items: tuple[Item, ...]
+    items: tuple[PlacedItem, ...]
     rows: NeuronRows
 
 
@@ -121,7 +121,7 @@ def inventory(
     if "output.weight" not in sizes:
         groups.setdefault((OUTPUT, -1), []).append("token_embd.weight")
     items = [
-        Item(level, layer, tuple(sorted(names)), sum(padded(sizes[name]) for name in names))
+        PlacedItem(level, layer, tuple(sorted(names)), sum(padded(sizes[name]) for name in names))
         for (level, layer), names in groups.items()
         if level
     ]
@@ -160,12 +160,12 @@ def _level(name: str) -> tuple[str, int]:
     return (FFN_IO if "norm" in part or kind == "bias" else SCORES), layer
 
 
-def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[Item]:
+def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[PlacedItem]:
     head = sum(row_size(type, hp.head_dim) for type in types.values())
     for i in range(hp.n_layer):
         window = hp.window(i)
         n_cells = min(n_ctx, window_cells(window, 1, 512, True)) if window else n_ctx
-        yield Item(
+        yield PlacedItem(
             KV,
             i,
             tuple(f"cache_{x}_l{i}" for x in types),

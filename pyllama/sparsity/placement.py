@@ -34,7 +34,7 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..runtime.loader import weight_ops
 from ..runtime.model import Model
-from .inventory import KV, Inventory, Item, NeuronRows
+from .inventory import KV, Inventory, NeuronRows, PlacedItem
 
 Ids = npt.NDArray[np.int32]
 Activity = npt.NDArray[np.float64]  # [n_layer, n_ff]: counts or shares
@@ -82,8 +82,8 @@ class Placement:
 
     budget_bytes: int
     compute_bytes: int
-    on_gpu: tuple[Item, ...]
-    on_cpu: tuple[Item, ...]
+    on_gpu: tuple[PlacedItem, ...]
+    on_cpu: tuple[PlacedItem, ...]
     split: NeuronSplit
     ffn_bytes: tuple[int, ...]
 

@@ -48,7 +48,7 @@ from .stats import load_stats, source_name
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """The memory of a GPU and its reserved part.
 
     Attributes:
@@ -66,7 +66,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementParams:
     """Parameters of the choice of neurons.
 
     Attributes:
@@ -105,7 +105,7 @@ class Observed:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PlacementPlan:
     """A placement, the memory needs it is based on, and its file.
 
     Attributes:
@@ -157,7 +157,7 @@ def read_activity(
     return Observed(found.activity, found.computed if same else found.activity)
 
 
-def read_needs(model: Model, budget: Budget) -> Inventory:
+def read_needs(model: Model, budget: MemoryBudget) -> Inventory:
     """Return the GPU memory that a model needs; reads only its header. Raises: as ``make_plan``."""
     with GGUFFile(model.path) as file:
         normalize_powerinfer_metadata(file)
@@ -166,11 +166,11 @@ def read_needs(model: Model, budget: Budget) -> Inventory:
 
 def make_plan(
     model: Model,
-    budget: Budget,
+    budget: MemoryBudget,
     activity: Activity | None,
-    choice: Choice | None = None,
+    choice: PlacementParams | None = None,
     index: IndexFile | None = None,
-) -> Plan:
+) -> PlacementPlan:
     """Return the plan for a budget; reuses an index file made from the same inputs.
 
     Args:
@@ -188,13 +188,13 @@ def make_plan(
 
 def _make_plans(
     model: Model,
-    shares: Sequence[tuple[Share, Budget]],
+    shares: Sequence[tuple[Share, MemoryBudget]],
     activity: Activity | None,
-    choice: Choice | None,
+    choice: PlacementParams | None,
     index: IndexFile | None,
-) -> list[Plan]:
+) -> list[PlacementPlan]:
     """The plan of each share for its budget; all are in one index file. Raises: as `make_plan`."""
-    choice, index, hparams = choice or Choice(), index or IndexFile(), model.hparams
+    choice, index, hparams = choice or PlacementParams(), index or IndexFile(), model.hparams
     needs = read_needs(model, shares[0][1])
     digest = b"" if activity is None else sha256(activity.tobytes()).digest()
     budgets = shares[0][1] if len(shares) == 1 else shares
@@ -226,16 +226,16 @@ def _make_plans(
             found = _has_neurons(placed)
     shown = path if _has_neurons(placed) else None
     return [
-        Plan(share.needs(needs) if len(shares) > 1 else needs, p, shown, found)
+        PlacementPlan(share.needs(needs) if len(shares) > 1 else needs, p, shown, found)
         for (share, _), p in zip(shares, placed, strict=True)
     ]
 
 
 def _placed(
     needs: Inventory,
-    shares: Sequence[tuple[Share, Budget]],
+    shares: Sequence[tuple[Share, MemoryBudget]],
     activity: Activity | None,
-    choice: Choice,
+    choice: PlacementParams,
     index: IndexFile,
 ) -> list[Placement]:
     """The placement of each share, with the neurons that are listed or chosen."""
@@ -270,11 +270,11 @@ def plan_on_devices(
     model: Model,
     offload: Offload,
     activity: Activity | None,
-    choice: Choice | None = None,
+    choice: PlacementParams | None = None,
     index: IndexFile | None = None,
     *,
     write: bool = True,
-) -> tuple[OffloadPlan, list[Plan]]:
+) -> tuple[OffloadPlan, list[PlacementPlan]]:
     """Return a plan for each GPU whose bytes, counted exactly, are within its limit.
 
     What graphs and lists of cells need is known only for a given placement: it is reserved, and
@@ -292,12 +292,14 @@ def plan_on_devices(
     params = planner.params.resolve(model.hparams)
     limits = [limit_bytes(gpu, i, offload) for i, gpu in enumerate(gpus_of(planner.backends))]
     budgets = [
-        Budget(1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v)
+        MemoryBudget(
+            1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v
+        )
         for limit in limits
     ]
     shares = divide(planner.backends, model.hparams.n_layer, offload)
     needs = read_needs(model, budgets[0])
-    chosen, listed = choice or Choice(), index or IndexFile()
+    chosen, listed = choice or PlacementParams(), index or IndexFile()
     while True:
         pairs = [*zip(shares, budgets, strict=True)]
         placed = _placed(needs, pairs, activity, chosen, listed)
@@ -312,7 +314,7 @@ def plan_on_devices(
         ]
     if (activity is None and listed.given is None) or not write:
         return use, [
-            Plan(share.needs(needs), p, None, False)
+            PlacementPlan(share.needs(needs), p, None, False)
             for share, p in zip(shares, placed, strict=True)
         ]
     plans = _make_plans(model, pairs, activity, choice, index)
@@ -320,7 +322,7 @@ def plan_on_devices(
     return replace(planner, placement=placement).plan(offload), plans
 
 
-def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
+def _solver(activity: Activity, choice: PlacementParams) -> NeuronChooser:
     solver = greedy
     if choice.solver == "balance":
         solver = partial(balance, up=choice.up, down=choice.down)

@@ -85,7 +85,7 @@ def predict(
     Args:
         activity: [n_layer, n_ff], the share of tokens for which a neuron is computed.
     """
-    run = _Run(placed, machine, work)
+    run = _SimulatedStep(placed, machine, work)
     for i in range(len(placed.ffn_bytes)):
         run.dense(ATTENTION, i)
         run.dense(SCORES, i)
@@ -104,7 +104,7 @@ def shares(activity: Activity) -> Activity:
     return activity / maximum if maximum > 1 else activity
 
 
-class _Run:
+class _SimulatedStep:
     """The accumulated time, and the device that has the hidden state."""
 
     def __init__(self, placed: Placement, machine: Machine, work: Work) -> None:

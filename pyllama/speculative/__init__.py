@@ -9,7 +9,7 @@
 Independent of the engine; `docs/speculation.md` has the rules.
 """
 
-from .draft import Draft, Drafter, Index, IndexDrafter, View
+from .draft import Draft, Drafter, DraftView, Index, IndexDrafter
 from .first_of import FirstOf
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
@@ -29,6 +29,7 @@ __all__ = [
     "AcceptRates",
     "Draft",
     "DraftLength",
+    "DraftView",
     "Drafter",
     "FirstOf",
     "Index",
@@ -49,7 +50,6 @@ __all__ = [
     "Translated",
     "Verdict",
     "Verifier",
-    "View",
     "draft_model",
     "drafter_by_name",
     "mismatch",

@@ -100,7 +100,7 @@ class Draft:
             seen.add((parent, token))
 
 
-class View(Protocol):
+class DraftView(Protocol):
     """A text as drafters see it.
 
     Attributes:
@@ -144,19 +144,19 @@ class Drafter(Protocol):
     a text only if that is expected to pay.
     """
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """A draft of at most so many nodes for each text; None where there is nothing to propose.
 
         Must not fail for any text.
         """
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """The nodes of the text's last draft that were accepted.
 
         The next call of `propose` sees their tokens, unless the text was changed or has ended.
         """
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """The text has ended; nothing of it is needed any more."""
 
 
@@ -192,14 +192,14 @@ class IndexDrafter(ABC):
     def new_index(self) -> Index:
         """The index of a new text."""
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""
         return [
             self.up_to_date(view).draft(n) if n > 0 else None
             for view, n in zip(views, max_nodes, strict=True)
         ]
 
-    def up_to_date(self, view: View) -> Index:
+    def up_to_date(self, view: DraftView) -> Index:
         """The text's index with all its tokens."""
         index = self.indexes.get(view.id)
         n = 0 if index is None else len(index.tokens)
@@ -211,9 +211,9 @@ class IndexDrafter(ABC):
             index.append(token)
         return index
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:  # noqa: B027
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:  # noqa: B027
         """See `Drafter.accepted`."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`."""
         self.indexes.pop(view.id, None)

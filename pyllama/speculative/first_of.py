@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .draft import Draft, Drafter, View
+from .draft import Draft, Drafter, DraftView
 
 
 @dataclass
@@ -27,7 +27,7 @@ class FirstOf:
     drafters: Sequence[Drafter]
     sources: dict[int, Drafter] = field(default_factory=dict, init=False, repr=False)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""
         drafts: list[Draft | None] = [None] * len(views)
         for view in views:
@@ -43,13 +43,13 @@ class FirstOf:
                     self.sources[views[i].id] = drafter
         return drafts
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
         source = self.sources.pop(view.id, None)
         if source is not None:
             source.accepted(view, path)
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`."""
         self.sources.pop(view.id, None)
         for drafter in self.drafters:

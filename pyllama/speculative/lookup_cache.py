@@ -28,7 +28,7 @@ import numpy as np
 from pyggml.files import read_regular, write_whole
 
 from ..errors import DraftError
-from .draft import Draft, Index, IndexDrafter, View
+from .draft import Draft, DraftView, Index, IndexDrafter
 
 MAX_N = 4
 STATIC_N = 2
@@ -155,7 +155,7 @@ class LookupCache(IndexDrafter):
         """The index of a new text."""
         return _Context(self)
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """Add the text to the dynamic cache."""
         tokens = self.up_to_date(view).tokens
         super().release(view)

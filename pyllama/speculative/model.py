@@ -39,7 +39,7 @@ from ..sampling import Chain, Distribution, SamplingParams
 from ..sampling.constrained import constrain
 from ..sampling.top import Floats
 from ..tokenizer import Tokenizer
-from .draft import Costs, Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, DraftView
 from .translate import Translated, mismatch
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class _Tree:
 
 
 @dataclass(slots=True)
-class _Text:
+class _DraftText:
     """A text in one sequence of the context.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Growing:
         heard: the path that the chain has accepted since ``mark``.
     """
 
-    text: _Text
+    text: _DraftText
     max_nodes: int
     rest: list[int]
     matcher: Matcher | None = None
@@ -230,14 +230,14 @@ class ModelDrafter:
         n_positions = context.hparams.n_ctx_train if context.hparams.learned_positions else None
         self._n_ctx = min(context.n_ctx_seq, n_positions or context.n_ctx_seq)
         self._restricted: Floats | None = None  # logits of tokens that a grammar allows
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _DraftText] = {}
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
         context.reserve((n for n in _SIZES if n <= context.n_ubatch), "last")
         self.costs = self._measure()
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`.
 
         Raises:
@@ -269,10 +269,10 @@ class ModelDrafter:
             for g in admitted
         ]
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`; the text's tokens tell as much in the next call."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`; the tokens stay for a text with the same prefix."""
         text = self._texts.pop(view.id, None)
         if text is not None:
@@ -308,7 +308,9 @@ class ModelDrafter:
         eog = [token for token in tokenizer.eog if token < n]
         return Chain(params, n, eog, stop_ids=params.stop_token_ids, tokenizer=tokenizer)
 
-    def _admit_all(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[_Growing | None]:
+    def _admit_all(
+        self, views: Sequence[DraftView], max_nodes: Sequence[int]
+    ) -> list[_Growing | None]:
         """A draft without nodes for each text that can be evaluated."""
         admitted: list[_Growing | None] = [None] * len(views)
         for i in sorted(range(len(views)), key=lambda i: views[i].id not in self._texts):
@@ -337,7 +339,7 @@ class ModelDrafter:
             g.begin()
         return admitted
 
-    def _admit(self, view: View, max_nodes: int) -> _Growing | None:
+    def _admit(self, view: DraftView, max_nodes: int) -> _Growing | None:
         """A draft without nodes; the text has a sequence, and its chain has accepted all tokens."""
         tokens, text = list(view.tokens), self._texts.get(view.id)
         if text is None:
@@ -364,23 +366,23 @@ class ModelDrafter:
         max_nodes = min(max_nodes, self._n_ctx - len(tokens) + 1)
         return _Growing(text, max_nodes, rest, view.matcher)
 
-    def _clear(self, text: _Text) -> None:
+    def _clear(self, text: _DraftText) -> None:
         """Remove all tokens of a text from the cache."""
         self.context.kv.seq_rm(text.seq)
         text.held.clear()
         text.tree = None
 
-    def _new_text(self, id: int, tokens: list[int]) -> _Text:
+    def _new_text(self, id: int, tokens: list[int]) -> _DraftText:
         """A text in the idle sequence that has most of its tokens."""
         seq, held = max(self._idle, key=lambda idle: common_length(idle[1], tokens))
         self._idle.remove((seq, held))
         chain = self._new_chain()
         # a stream of its own: draws must not depend on the target's random numbers
         random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF))
-        text = self._texts[id] = _Text(seq, chain, chain.mark(), random, held=held)
+        text = self._texts[id] = _DraftText(seq, chain, chain.mark(), random, held=held)
         return text
 
-    def _keep(self, text: _Text, tokens: list[int], n: int) -> int:
+    def _keep(self, text: _DraftText, tokens: list[int], n: int) -> int:
         """Remove all but the common prefix from the cache; ``n`` of ``held`` are common.
 
         Returns:

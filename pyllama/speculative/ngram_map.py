@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DraftError
-from .draft import Draft, Index, IndexDrafter, View
+from .draft import Draft, DraftView, Index, IndexDrafter
 
 _MAX_VALUES = 4
 
@@ -53,7 +53,7 @@ class NgramMapK(IndexDrafter):
         """The index of a new text."""
         return _Keys(self.n, self.m)
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
         index = self.indexes.get(view.id)
         if isinstance(index, _Keys):

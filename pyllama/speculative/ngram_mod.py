@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DraftError
-from .draft import Draft, Index, IndexDrafter, View
+from .draft import Draft, DraftView, Index, IndexDrafter
 
 _FACTOR = 6364136223846793005
 _MASK = (1 << 64) - 1
@@ -106,7 +106,7 @@ class NgramMod(IndexDrafter):
         """The index of a new text."""
         return _Hashed(self)
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
         index = self.indexes.get(view.id)
         if not isinstance(index, _Hashed) or not index.n_drafted:

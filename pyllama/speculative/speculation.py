@@ -23,7 +23,7 @@ from time import perf_counter
 from pyggml.errors import Aborted
 
 from ..errors import DraftError
-from .draft import Costs, Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, DraftView
 from .length import AcceptRates, DraftLength, Step
 from .stats import Stats
 
@@ -72,7 +72,7 @@ class Speculation:
             None, *(() if costs is None else (costs.accept_rate, costs.draft_s))
         )
         self._texts: dict[int, AcceptRates] = {}
-        self._views: dict[int, View] = {}  # texts that have not ended
+        self._views: dict[int, DraftView] = {}  # texts that have not ended
         self._n_read: dict[int, int] = {}  # tokens of each text at the last call of the drafter
         self._planned: list[int] = []  # of the last plan
         self._ids: list[int] = []  # its texts
@@ -90,7 +90,9 @@ class Speculation:
         most = min(n_texts * (1 + self.max_draft), _MOST)
         return [n for n in _SIZES if n < most] + [most]
 
-    def propose(self, views: Sequence[View], limits: Sequence[int]) -> list[Draft | None] | None:
+    def propose(
+        self, views: Sequence[DraftView], limits: Sequence[int]
+    ) -> list[Draft | None] | None:
         """The drafts of a step.
 
         Args:
@@ -150,7 +152,7 @@ class Speculation:
         _log.error("%s failed: the texts go on without drafts", name, exc_info=error)
         self._is_off = True
 
-    def _n_unread(self, view: View) -> int:
+    def _n_unread(self, view: DraftView) -> int:
         """Tokens that a drafter has to read before it drafts; 0 for those of a step.
 
         A draft model reads many tokens faster than it drafts them: the time of such a call is not
@@ -159,7 +161,7 @@ class Speculation:
         n = len(view.tokens) - self._n_read.get(view.id, 0)
         return n if n > self.max_draft + 1 else 0
 
-    def _count_read(self, views: Sequence[View]) -> bool:
+    def _count_read(self, views: Sequence[DraftView]) -> bool:
         """Whether a drafter had to read more than a step's tokens of a text.
 
         The first time, it reads a prompt, which is no cost of this step if it was planned.
@@ -173,7 +175,9 @@ class Speculation:
         self._n_read.update((view.id, len(view.tokens)) for view in views)
         return n > 0
 
-    def _used(self, views: Sequence[View], drafts: list[Draft | None]) -> list[Draft | None] | None:
+    def _used(
+        self, views: Sequence[DraftView], drafts: list[Draft | None]
+    ) -> list[Draft | None] | None:
         """The drafts that are long enough; counts them."""
         found = [
             None if d is None or not d or (d.q is None and len(d) < self.min_draft) else d
@@ -188,7 +192,7 @@ class Speculation:
             self._missed_s = 0.0
         return found if n_found else None
 
-    def _plan(self, views: Sequence[View]) -> list[int]:
+    def _plan(self, views: Sequence[DraftView]) -> list[int]:
         """The lengths of the drafts; those of the last plan if little happened since."""
         ids = [view.id for view in views]
         if len(self._plain) < _PLANNED_STEPS and ids == self._ids:
@@ -205,7 +209,7 @@ class Speculation:
         self._planned = self._lengths.plan(rates, reading_s=reading_s, first=first)
         return self._planned
 
-    def verified(self, view: View, draft: Draft, path: Sequence[int]) -> None:
+    def verified(self, view: DraftView, draft: Draft, path: Sequence[int]) -> None:
         """Count a verified draft, and tell the drafter which nodes were accepted."""
         depth = len(draft) if draft.is_chain else max(draft.depths())
         self._rates_of(view).count(depth, len(path))
@@ -241,7 +245,7 @@ class Speculation:
         if n_tokens >= _PROMPT:
             self._lengths.times.count_prompt(n_tokens, decode_s)
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """The text has ended, or its tokens have changed."""
         self._texts.pop(view.id, None)
         self._n_read.pop(view.id, None)
@@ -257,7 +261,7 @@ class Speculation:
         for view in list(self._views.values()):
             self.release(view)
 
-    def _rates_of(self, view: View) -> AcceptRates:
+    def _rates_of(self, view: DraftView) -> AcceptRates:
         rates = self._texts.get(view.id)
         if rates is None:
             rates = self._texts[view.id] = AcceptRates(self._rates)

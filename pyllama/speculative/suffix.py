@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from .draft import Draft, Index, IndexDrafter, View
+from .draft import Draft, DraftView, Index, IndexDrafter
 
 ROOT = 0
 _MAX_COUNTED = 64  # suffixes of a place that are counted, the longest first
@@ -128,7 +128,7 @@ class SuffixDecoding(IndexDrafter):
         """The index of a new text."""
         return _Suffixes(self)
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """Add the text to the earlier ones."""
         tokens = self.up_to_date(view).tokens[-self.max_tokens :]
         super().release(view)

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from ..errors import TokenizerError
 from ..tokenizer import Tokenizer
-from .draft import Costs, Draft, Drafter, View
+from .draft import Costs, Draft, Drafter, DraftView
 
 MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED = 5  # the ids before are special tokens, whose texts differ
@@ -195,7 +195,7 @@ class Translated:
         """Those of the inner drafter."""
         return getattr(self.inner, "costs", None)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`."""
         found = [self._text(view).tokens() for view in views]
         inner = [
@@ -207,16 +207,16 @@ class Translated:
             for view, draft, (_, partial), n in zip(views, drafts, found, max_nodes, strict=True)
         ]
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`; the inner drafter sees the tokens in its next text."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         """See `Drafter.release`."""
         tokens, _ = self._text(view).tokens()
         del self._texts[view.id]
         self.inner.release(_InnerView(view.id, tokens))
 
-    def _text(self, view: View) -> TextInVocabulary:
+    def _text(self, view: DraftView) -> TextInVocabulary:
         text = self._texts.get(view.id)
         n = 0 if text is None else text.n_read
         if text is None or n > len(view.tokens) or (n and view.tokens[n - 1] != text.last):
@@ -225,7 +225,9 @@ class Translated:
             text.append(token)
         return text
 
-    def _translated(self, view: View, draft: Draft | None, partial: bytes, n: int) -> Draft | None:
+    def _translated(
+        self, view: DraftView, draft: Draft | None, partial: bytes, n: int
+    ) -> Draft | None:
         if draft is None or not len(draft):
             return None
         children, node, text = draft.children(), 0, b""

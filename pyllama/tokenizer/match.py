@@ -15,7 +15,7 @@ from typing import AnyStr, Generic, TypeVar
 V = TypeVar("V")
 
 
-class Matcher(Generic[AnyStr, V]):
+class KeyMatcher(Generic[AnyStr, V]):
     """Finds keys of a mapping in text.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ..errors import TokenizerError
-from .match import Matcher
+from .match import KeyMatcher
 from .special import BYTE, CONTROL, UNKNOWN
 from .vocab import Vocab
 from .words import WordEncoder
@@ -36,7 +36,7 @@ class Plamo2(WordEncoder):
         self._costs = [-_whole(score) for score in vocab.scores]
         # llama.cpp would also match control tokens here, so a user's "<s>" would end a document
         excluded = (BYTE, CONTROL, UNKNOWN)
-        self._matcher = Matcher(
+        self._matcher = KeyMatcher(
             {
                 text: token
                 for text, token in vocab.ids.items()

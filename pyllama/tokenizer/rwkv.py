@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from ..errors import TokenizerError
-from .match import Matcher
+from .match import KeyMatcher
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -38,7 +38,7 @@ class RWKV(WordEncoder):
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
         keys = map(unescape, vocab.tokens)
-        self._matcher = Matcher({key: token for token, key in enumerate(keys) if key})
+        self._matcher = KeyMatcher({key: token for token, key in enumerate(keys) if key})
         self._unk = vocab.roles.get("unk")
 
     def split(self, text: str, begins: bool) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from ..errors import TokenizerError
 from .boundaries import SPACE, Joints, word_pattern
 from .charsmap import Charsmap
-from .match import Matcher
+from .match import KeyMatcher
 from .special import NORMAL, UNUSED, USER_DEFINED
 from .vocab import Vocab
 from .words import WordEncoder
@@ -38,7 +38,7 @@ class UGM(WordEncoder):
             for text, token in vocab.ids.items()
             if types[token] in (NORMAL, USER_DEFINED, UNUSED)
         }
-        self._matcher = Matcher(usable)
+        self._matcher = KeyMatcher(usable)
         self._scores = [
             0.0 if kind == USER_DEFINED else score
             for score, kind in zip(vocab.scores, types, strict=True)

@@ -13,7 +13,7 @@ import unicodedata
 from ..errors import TokenizerError
 from .boundaries import SPACE
 from .characters import LOWER, WHITE, CharacterMap
-from .match import Matcher
+from .match import KeyMatcher
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -38,7 +38,7 @@ class WordPiece(WordEncoder):
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
-        self._matcher = Matcher(vocab.ids)
+        self._matcher = KeyMatcher(vocab.ids)
         self._unk = vocab.roles.get("unk")
         self._lowercase, self._strip_accents = vocab.lowercase, vocab.strip_accents
         self._clean = CharacterMap(self._clean_character)

@@ -24,7 +24,7 @@ from .plan_options import PlanOptions, SimulateOptions, plan_options, simulate_o
 
 if TYPE_CHECKING:
     from pyllama.runtime.model import Model
-    from pyllama.sparsity.plan import Budget, Choice
+    from pyllama.sparsity.plan import MemoryBudget, PlacementParams
     from pyllama.sparsity.simulate import Machine, Work
     from pyllama.sparsity.speeds import Speeds
 
@@ -101,13 +101,13 @@ def _measures(chosen: PlanOptions, machine: SimulateOptions) -> bool:
     return machine.simulate or (chosen.solver == "balance" and chosen.speed_ratio is None)
 
 
-def _budget(model: Model, chosen: PlanOptions, sizes: ContextOptions, sparse: str) -> Budget:
+def _budget(model: Model, chosen: PlanOptions, sizes: ContextOptions, sparse: str) -> MemoryBudget:
     from pyggml.dtype import GGMLType
     from pyllama.inspect.graph_export import drawn_graph
-    from pyllama.sparsity.plan import Budget
+    from pyllama.sparsity.plan import MemoryBudget
 
     n_ctx = sizes.ctx_size or model.hparams.n_ctx_train
-    return Budget(
+    return MemoryBudget(
         int(chosen.vram_budget * 2**30),
         n_ctx,
         GGMLType[sizes.cache_type_k.upper()],
@@ -117,7 +117,7 @@ def _budget(model: Model, chosen: PlanOptions, sizes: ContextOptions, sparse: st
 
 
 def _speeds(
-    model: Model, budget: Budget, machine: SimulateOptions, sizes: ContextOptions
+    model: Model, budget: MemoryBudget, machine: SimulateOptions, sizes: ContextOptions
 ) -> Speeds:
     """Return the speeds of the CPU, given or measured."""
     from pyllama.sparsity.speeds import Speeds, measure_speeds
@@ -137,16 +137,18 @@ def _speeds(
     return found
 
 
-def _choice(chosen: PlanOptions, machine: SimulateOptions, speeds: Speeds | None) -> Choice:
-    from pyllama.sparsity.plan import Choice
+def _choice(
+    chosen: PlanOptions, machine: SimulateOptions, speeds: Speeds | None
+) -> PlacementParams:
+    from pyllama.sparsity.plan import PlacementParams
 
     if chosen.solver == "greedy":
-        return Choice(block=chosen.block)
+        return PlacementParams(block=chosen.block)
     ratios = chosen.speed_ratio
     if ratios is None:
         assert speeds is not None and machine.gpu_bandwidth is not None
         ratios = machine.gpu_bandwidth * 1e9 / speeds.up, machine.gpu_bandwidth * 1e9 / speeds.down
-    return Choice("balance", *ratios, chosen.block)
+    return PlacementParams("balance", *ratios, chosen.block)
 
 
 def _machine(machine: SimulateOptions, speeds: Speeds) -> Machine:
@@ -156,7 +158,7 @@ def _machine(machine: SimulateOptions, speeds: Speeds) -> Machine:
     return Machine(speeds.mean, machine.gpu_bandwidth * 1e9, machine.pcie_bandwidth * 1e9)
 
 
-def _work(model: Model, budget: Budget, machine: SimulateOptions) -> Work:
+def _work(model: Model, budget: MemoryBudget, machine: SimulateOptions) -> Work:
     from pyllama.sparsity.simulate import Work
 
     depth = min(machine.depth, budget.n_ctx - 1)

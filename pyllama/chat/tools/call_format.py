@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...grammar import Trigger
-from ..reader import Call, Mismatch, Reader, Steps
+from ..reader import Mismatch, Reader, Steps, ToolCall
 from .definitions import ResponseSchema, Tool
-from .rules import ANY_TEXT, SPACE, Rules, literal
+from .rules import ANY_TEXT, SPACE, ToolRules, literal
 
 _MAX_HEAD = 512  # characters of a name with its id
 _MAX_FIELDS = 1024  # of a JSON call before the name; bounds the time of texts that are no calls
@@ -53,13 +53,13 @@ class Family(Protocol):
             names: names of the tools; without any, texts that look like calls are content.
         """
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """The text of calls."""
 
-    def rules(self, rules: Rules, tools: Sequence[Tool], parallel: bool) -> str:
+    def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of one call, or of several, to a grammar; returns an expression."""
 
-    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
+    def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
         """Add the rules of content to a grammar; returns an expression. No schema: any text."""
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:
@@ -101,7 +101,7 @@ class JsonCall:
         if (yield from reader.accept("}")):
             return
         while True:
-            key = _Text()
+            key = _LimitedText()
             yield from reader.json_string(key.add)
             yield from reader.skip_space()
             yield from reader.expect(":")
@@ -119,7 +119,7 @@ class JsonCall:
             found.is_inner = True
             yield from self._object(reader, found)
         elif key in (self.name, "name", "function") and quoted and not found.name:
-            name = _Text()
+            name = _LimitedText()
             yield from reader.json_string(name.add)
             found.announce(reader, name.text, bool(self.id) and not self.id_first)
         elif key in (self.arguments, "arguments", "parameters") and not found.has_arguments:
@@ -128,7 +128,7 @@ class JsonCall:
             # some models write the arguments as a string that contains JSON
             yield from (reader.json_string(sink) if quoted else reader.json_value(sink))
         elif key in (self.id, "id") and quoted:
-            id = _Text()
+            id = _LimitedText()
             yield from reader.json_string(id.add)
             found.id = id.text
             if found.name:
@@ -136,7 +136,7 @@ class JsonCall:
         else:
             yield from reader.json_value(found.ignored.add)
 
-    def write(self, call: Call) -> str:
+    def write(self, call: ToolCall) -> str:
         """The text of a call."""
         fields = [
             f'"{self.name}": {json.dumps(call.name)}',
@@ -146,7 +146,7 @@ class JsonCall:
             fields.insert(0 if self.id_first else 2, f'"{self.id}": {json.dumps(call.id)}')
         return "{" + ", ".join(fields) + "}"
 
-    def rule(self, rules: Rules, tool: Tool, prefix: str) -> str:
+    def rule(self, rules: ToolRules, tool: Tool, prefix: str) -> str:
         """A grammar expression for a call of a tool."""
         args = tool.arguments_rule(rules, prefix)
         fields = [f"{_key(self.name)} {literal(json.dumps(tool.name))}"]
@@ -163,7 +163,7 @@ def _key(name: str) -> str:
     return literal(json.dumps(name) + ":") + " space"
 
 
-class _Text:
+class _LimitedText:
     """A text of limited length in pieces."""
 
     def __init__(self) -> None:
@@ -182,7 +182,10 @@ class _Fields:
     def __init__(self, known: Collection[str] | None) -> None:
         self._known = known
         self.name = self.id = ""
-        self.waiting, self.ignored = _Text(), _Text()  # arguments before the name; other values
+        self.waiting, self.ignored = (
+            _LimitedText(),
+            _LimitedText(),
+        )  # arguments before the name; other values
         self.has_arguments = self.is_inner = False
 
     def announce(self, reader: Reader, name: str, id_follows: bool) -> None:
@@ -206,8 +209,8 @@ class NamedCall:
 
     end: str
     head: str = r"(?P<name>[^\s<>\[\]{}\"]+)"
-    head_rule: Callable[[Rules, str], str] = lambda rules, name: literal(name)
-    head_text: Callable[[Call], str] = lambda call: call.name
+    head_rule: Callable[[ToolRules, str], str] = lambda rules, name: literal(name)
+    head_text: Callable[[ToolCall], str] = lambda call: call.name
 
     def read(self, reader: Reader) -> Steps[None]:
         """Read a call. Raises: Mismatch, if it is none."""
@@ -222,11 +225,11 @@ class NamedCall:
         elif (yield from reader.has(1)):
             reader.arguments("{}")
 
-    def write(self, call: Call) -> str:
+    def write(self, call: ToolCall) -> str:
         """The text of a call."""
         return f"{self.head_text(call)}{self.end}{call.arguments}"
 
-    def rule(self, rules: Rules, tool: Tool, prefix: str) -> str:
+    def rule(self, rules: ToolRules, tool: Tool, prefix: str) -> str:
         """A grammar expression for a call of a tool."""
         args = tool.arguments_rule(rules, prefix)
         return f"{self.head_rule(rules, tool.name)} {rules.marker(self.end)} {args}"
@@ -342,7 +345,7 @@ class CallFormat:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """The text of calls."""
         gap = "\n" if isinstance(self.call, JsonCall) and self.wrap[1] else ""
         texts = [f"{self.wrap[0]}{gap}{self.call.write(call)}{gap}{self.wrap[1]}" for call in calls]
@@ -351,7 +354,7 @@ class CallFormat:
 
     # --- grammar --------------------------------------------------------------------------------
 
-    def rules(self, rules: Rules, tools: Sequence[Tool], parallel: bool) -> str:
+    def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of calls to a grammar; returns an expression."""
         calls = [
             rules.add(f"call-{i}", self.call.rule(rules, tool, f"call-{i}"))
@@ -371,7 +374,7 @@ class CallFormat:
         first, last = (rules.marker(m) if m else "" for m in self.section)
         return f"{first} space {one}" + (f" space {last}" if last else "") if first else one
 
-    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
+    def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
         """Add the rules of content to a grammar; returns an expression."""
         return ANY_TEXT if schema is None else schema.rule(rules, "content")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import TemplateError
-from .rules import Rules
+from .rules import ToolRules
 
 Mode = Literal["none", "auto", "required"]
 _MAX_TOOLS = 1024
@@ -36,7 +36,7 @@ class Tool:
     definition: Mapping[str, Any]
     strict: bool = False
 
-    def arguments_rule(self, rules: Rules, prefix: str) -> str:
+    def arguments_rule(self, rules: ToolRules, prefix: str) -> str:
         """Add the rules of the arguments to a grammar; returns the name of the first.
 
         Raises:
@@ -59,7 +59,7 @@ class ResponseSchema:
     schema: Mapping[str, Any] | bool
     strict: bool = True
 
-    def rule(self, rules: Rules, name: str) -> str:
+    def rule(self, rules: ToolRules, name: str) -> str:
         """Add the rules of the content to a grammar; returns the name of the first.
 
         Raises:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...grammar import Trigger
-from ..reader import Call, Mismatch, Reader, Steps
+from ..reader import Mismatch, Reader, Steps, ToolCall
 from .call_format import JsonCall
 from .definitions import ResponseSchema, Tool
-from .rules import Rules
+from .rules import ToolRules
 
 _CALL = JsonCall()
 
@@ -84,14 +84,14 @@ class Generic:
         else:
             raise Mismatch
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """The text of calls."""
         texts = [_CALL.write(call) for call in calls]
         if len(texts) == 1:
             return f'{{"tool_call": {texts[0]}}}'
         return f'{{"tool_calls": [{", ".join(texts)}]}}'
 
-    def rules(self, rules: Rules, tools: Sequence[Tool], parallel: bool) -> str:
+    def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of an object with calls; returns an expression."""
         calls = [
             rules.add(f"call-{i}", _CALL.rule(rules, tool, f"call-{i}"))
@@ -104,7 +104,7 @@ class Generic:
             body = f'({body} | "\\"tool_calls\\":" space {items})'
         return rules.add("calls", f'"{{" space {body} space "}}"')
 
-    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
+    def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
         """Add the rules of an object with a reply to the user; returns an expression."""
         value = (schema or ResponseSchema({"type": "string"})).rule(rules, "response")
         return rules.add("reply", f'"{{" space "\\"response\\":" space {value} space "}}"')

@@ -17,7 +17,7 @@ from ...grammar import Grammar, Trigger
 from ..reasoning import Markers, State
 from .call_format import Family
 from .definitions import Mode, ResponseSchema, Tool
-from .rules import LeftOut, Rules, Split
+from .rules import LeftOut, Split, ToolRules
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
     family, mode, schema = given.family, given.mode, given.schema
     if mode == "none" and schema is None:
         return None
-    rules = Rules(given.split)
+    rules = ToolRules(given.split)
     if given.begun is not None:
         return _finished(rules, given.begun.arguments_rule(rules, "call"))
     calls = family.rules(rules, given.tools, given.parallel) if mode != "none" else ""
@@ -86,17 +86,17 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
 
 def call_grammar(tool: Tool) -> Grammar:
     """The grammar of a tool's arguments. Raises: as `reply_grammar` and `ReplyGrammar.compile`."""
-    rules = Rules()
+    rules = ToolRules()
     return _finished(rules, tool.arguments_rule(rules, "call")).compile()
 
 
 def content_grammar(schema: ResponseSchema) -> Grammar:
     """The grammar of a content. Raises: as `reply_grammar` and `ReplyGrammar.compile`."""
-    rules = Rules()
+    rules = ToolRules()
     return _finished(rules, schema.rule(rules, "content")).compile()
 
 
-def _finished(rules: Rules, root: str, triggers: tuple[Trigger, ...] = ()) -> ReplyGrammar:
+def _finished(rules: ToolRules, root: str, triggers: tuple[Trigger, ...] = ()) -> ReplyGrammar:
     """The grammar of some rules; what they do not hold is logged."""
     rules.add("root", root)
     if rules.left_out:
@@ -106,7 +106,7 @@ def _finished(rules: Rules, root: str, triggers: tuple[Trigger, ...] = ()) -> Re
     return ReplyGrammar(rules.text(), triggers, tuple(rules.left_out))
 
 
-def _thoughts(rules: Rules, thinking: tuple[Markers, State] | None) -> str:
+def _thoughts(rules: ToolRules, thinking: tuple[Markers, State] | None) -> str:
     """A grammar expression for the reasoning before the rest of a reply."""
     if thinking is None or thinking[1] == "after":
         return ""

@@ -16,13 +16,13 @@ from typing import Any
 
 from ...errors import TemplateError
 from ..capabilities import Capabilities
-from ..reader import Call
+from ..reader import ToolCall
 from .call_format import Family
 from .definitions import Tool
 
 _Message = dict[str, Any]
 _Messages = Sequence[Mapping[str, Any]]
-_EXAMPLE = Call("000000000", "<name>", "{<arguments>}")
+_EXAMPLE = ToolCall("000000000", "<name>", "{<arguments>}")
 
 
 def read_messages(messages: _Messages) -> list[_Message]:
@@ -107,9 +107,9 @@ def _with_arguments(where: str, call: _Message, as_object: bool) -> _Message:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _as_call(call: _Message) -> Call:
+def _as_call(call: _Message) -> ToolCall:
     function = _with_arguments("", call, as_object=False)["function"]
-    return Call(str(call.get("id") or ""), function["name"], function["arguments"])
+    return ToolCall(str(call.get("id") or ""), function["name"], function["arguments"])
 
 
 def _result(message: _Message) -> str:

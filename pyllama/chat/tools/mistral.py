@@ -8,16 +8,16 @@ The id has 9 letters or digits; some models of the second kind give none.
 
 from __future__ import annotations
 
-from ..reader import Call
+from ..reader import ToolCall
 from .call_format import CallFormat, JsonCall, NamedCall
-from .rules import Rules, literal
+from .rules import ToolRules, literal
 
 
-def _head_rule(rules: Rules, name: str) -> str:
+def _head_rule(rules: ToolRules, name: str) -> str:
     return f"{literal(name)} ({rules.marker('[CALL_ID]')} [a-zA-Z0-9]{{9}})?"
 
 
-def _head_text(call: Call) -> str:
+def _head_text(call: ToolCall) -> str:
     return f"{call.name}[CALL_ID]{call.id}" if call.id else call.name
 
 

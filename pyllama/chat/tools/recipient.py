@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ...grammar import Trigger
-from ..reader import Call, Mismatch, Reader, Steps
+from ..reader import Mismatch, Reader, Steps, ToolCall
 from .definitions import ResponseSchema, Tool
-from .rules import ANY_TEXT, Rules
+from .rules import ANY_TEXT, ToolRules
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RecipientFormat:
         elif (yield from reader.has(1)):
             reader.arguments("{}")
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """The text of calls, from the first name on."""
         return self._between.join(self.call_head(call.name) + call.arguments for call in calls)
 
@@ -119,7 +119,7 @@ class RecipientFormat:
     def _between(self) -> str:
         return self.separator + "".join(self.between)
 
-    def rules(self, rules: Rules, tools: Sequence[Tool], parallel: bool) -> str:
+    def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of calls to a grammar, from the first name on; returns an expression."""
         calls = []
         for i, tool in enumerate(tools):
@@ -130,7 +130,7 @@ class RecipientFormat:
         one = rules.add("call", " | ".join(calls))
         return f"{one} ({rules.marker(self._between)} {one})*" if parallel else one
 
-    def response_rule(self, rules: Rules, schema: ResponseSchema | None) -> str:
+    def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
         """Add the rules of a reply to the user; returns an expression."""
         free = ANY_TEXT if schema is None else schema.rule(rules, "response")
         return rules.add("reply", f"{rules.marker(self.content)} {free}")

@@ -52,7 +52,7 @@ def literal(text: str) -> str:
     return '"' + "".join(_QUOTED.get(char, char) for char in text) + '"'
 
 
-class Rules:
+class ToolRules:
     """Rules by name.
 
     Args:

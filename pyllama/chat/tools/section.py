@@ -9,18 +9,18 @@ functools[{"name": "get_time", "arguments": ...}]                               
 
 from __future__ import annotations
 
-from ..reader import Call
+from ..reader import ToolCall
 from .call_format import CallFormat, JsonCall, NamedCall
-from .rules import Rules, literal
+from .rules import ToolRules, literal
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 
-def _kimi_head(rules: Rules, name: str) -> str:
+def _kimi_head(rules: ToolRules, name: str) -> str:
     return f"{literal(f'functions.{name}:')} [0-9]+"
 
 
-def _kimi_text(call: Call) -> str:
+def _kimi_text(call: ToolCall) -> str:
     return call.id if call.id.startswith("functions.") else f"functions.{call.name}:0"
 
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import ModelError
-from ...inputs.budget import Budget, shown
+from ...inputs.budget import ReadBudget, shown
 from .folder import Folder
 from .safetensors import read_safetensors
 from .stored import StoredTensor
 from .torch_files import read_torch
 
-Reader = Callable[[Path, Budget], dict[str, StoredTensor]]
+Reader = Callable[[Path, ReadBudget], dict[str, StoredTensor]]
 
 # (index file, file names without an index, reader)
 _FORMS: tuple[tuple[str | None, str, Reader], ...] = (
@@ -50,7 +50,7 @@ def read_checkpoint(folder: Folder) -> dict[str, StoredTensor]:
     raise ModelError(f"{folder.path}: there are no weights: no file matches {names}")
 
 
-def _read_files(files: list[Path], read: Reader, budget: Budget) -> dict[str, StoredTensor]:
+def _read_files(files: list[Path], read: Reader, budget: ReadBudget) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         for name, stored in read(file, budget).items():

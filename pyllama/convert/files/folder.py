@@ -18,7 +18,7 @@ from pyggml.files import open_regular, read_regular
 
 from ...errors import ModelError
 from ...inputs.bounded_json import count_values, parse_json
-from ...inputs.budget import LIMITS, MAX_JSON_BYTES, Budget, shown
+from ...inputs.budget import LIMITS, MAX_JSON_BYTES, ReadBudget, shown
 
 
 class Folder:
@@ -29,8 +29,8 @@ class Folder:
         budget: limits everything that is read from it.
     """
 
-    def __init__(self, path: Path, budget: Budget | None = None) -> None:
-        self.path, self.budget = path, budget or Budget()
+    def __init__(self, path: Path, budget: ReadBudget | None = None) -> None:
+        self.path, self.budget = path, budget or ReadBudget()
         self._parsed: dict[str, dict[str, Any]] = {}
 
     def has(self, name: str) -> bool:
@@ -80,7 +80,7 @@ def unreadable(path: Path, error: OSError) -> ModelError:
     return ModelError(f"{path}: cannot be read: {error.strerror or error}")
 
 
-def read_small(path: Path, budget: Budget, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+def read_small(path: Path, budget: ReadBudget, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Return the content of a file. Raises: ModelError: it cannot be read, or is too large."""
     try:
         data = read_regular(path, min(max_bytes, max(budget.left["bytes"], 0)))
@@ -94,7 +94,7 @@ def read_small(path: Path, budget: Budget, max_bytes: int = MAX_JSON_BYTES) -> b
     return data
 
 
-def parse_object(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
+def parse_object(path: Path, data: bytes, budget: ReadBudget) -> dict[str, Any]:
     """Return the JSON object in ``data``; ``path`` is for messages.
 
     Raises:
@@ -107,7 +107,7 @@ def parse_object(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
     return value
 
 
-def _json_value(path: Path, data: bytes, budget: Budget) -> Any:
+def _json_value(path: Path, data: bytes, budget: ReadBudget) -> Any:
     """Return the value of JSON ``data``. Raises: ModelError."""
     budget.take("values", count_values(data), path)
     try:
@@ -116,7 +116,7 @@ def _json_value(path: Path, data: bytes, budget: Budget) -> Any:
         raise ModelError(f"{path}: not JSON ({error}): download the file again") from None
 
 
-def read_json(path: Path, budget: Budget) -> dict[str, Any]:
+def read_json(path: Path, budget: ReadBudget) -> dict[str, Any]:
     """Return the object in a JSON file. Raises: ModelError."""
     return parse_object(path, read_small(path, budget), budget)
 

@@ -16,7 +16,7 @@ from typing import Any
 from pyggml.files import open_regular
 
 from ...errors import ModelError
-from ...inputs.budget import MAX_JSON_BYTES, Budget, shown
+from ...inputs.budget import MAX_JSON_BYTES, ReadBudget, shown
 from .folder import parse_object, unreadable
 from .stored import DTYPES, StoredTensor
 
@@ -29,7 +29,7 @@ def lfs_error(path: Path) -> ModelError:
     return ModelError(f"{path}: is a git-lfs pointer: run 'git lfs pull' in the folder")
 
 
-def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path, budget: ReadBudget | None = None) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name.
 
     Args:
@@ -38,7 +38,7 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stor
     Raises:
         ModelError: the file cannot be read, is damaged or incomplete.
     """
-    budget = budget or Budget()
+    budget = budget or ReadBudget()
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)

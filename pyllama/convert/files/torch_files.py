@@ -19,11 +19,11 @@ from typing import IO, cast
 from pyggml.files import open_regular
 
 from ...errors import ModelError
-from ...inputs.budget import MAX_PICKLE_BYTES, MAX_SHARED, Budget, shown
+from ...inputs.budget import MAX_PICKLE_BYTES, MAX_SHARED, ReadBudget, shown
 from .folder import unreadable
 from .safetensors import INCOMPLETE, LFS_POINTER, lfs_error
 from .stored import DTYPES, StoredTensor
-from .torch_pickle import View, read_pickle
+from .torch_pickle import StorageView, read_pickle
 
 _LOCAL = struct.Struct("<4s22xHH")  # local header of a zip entry: signature, name and extra lengths
 _BYTE_ORDER = b"little"
@@ -36,7 +36,7 @@ _DAMAGED = (
 class _Directory:
     """A file wrapper that charges reads to the budget while the zip directory is read."""
 
-    def __init__(self, file: FileIO, path: Path, budget: Budget) -> None:
+    def __init__(self, file: FileIO, path: Path, budget: ReadBudget) -> None:
         self._file, self._path, self._budget = file, path, budget
         self.counts = True
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
@@ -51,7 +51,7 @@ class _Directory:
         return self._file.read(n)
 
 
-def read_torch(path: Path, budget: Budget | None = None) -> dict[str, StoredTensor]:
+def read_torch(path: Path, budget: ReadBudget | None = None) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name; a single tensor has the empty name.
 
     Args:
@@ -60,7 +60,7 @@ def read_torch(path: Path, budget: Budget | None = None) -> dict[str, StoredTens
     Raises:
         ModelError: the file cannot be read, is damaged, or contains anything but tensors.
     """
-    budget = budget or Budget()
+    budget = budget or ReadBudget()
     try:
         with open_regular(path) as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -81,7 +81,7 @@ def read_torch(path: Path, budget: Budget | None = None) -> dict[str, StoredTens
 
 
 def _read_archive(
-    path: Path, file: FileIO, archive: zipfile.ZipFile, budget: Budget
+    path: Path, file: FileIO, archive: zipfile.ZipFile, budget: ReadBudget
 ) -> dict[str, StoredTensor]:
     entries = {info.filename: info for info in archive.infolist()}
     roots = [name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")]
@@ -138,7 +138,7 @@ def _check_shared(path: Path, tensors: dict[str, StoredTensor], size: int) -> No
         )
 
 
-def _stored(path: Path, name: str, view: View, start: int, nbytes: int) -> StoredTensor:
+def _stored(path: Path, name: str, view: StorageView, start: int, nbytes: int) -> StoredTensor:
     itemsize = DTYPES[view.storage.dtype].itemsize
     if view.storage.size * itemsize > nbytes:
         raise ModelError(
@@ -150,7 +150,7 @@ def _stored(path: Path, name: str, view: View, start: int, nbytes: int) -> Store
     return StoredTensor(path, offset, view.storage.dtype, view.shape, strides)
 
 
-def _is_contiguous(view: View) -> bool:
+def _is_contiguous(view: StorageView) -> bool:
     expected = 1
     for n, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
         if n != 1 and stride != expected:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ModelError
-from ...inputs.budget import OPCODE_VALUES, Budget, shown
+from ...inputs.budget import OPCODE_VALUES, ReadBudget, shown
 
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -55,7 +55,7 @@ class Storage(NamedTuple):
     size: int
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """A tensor: part of a storage; offset and strides in elements."""
 
     storage: Storage
@@ -64,19 +64,19 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Name(NamedTuple):
+class _GlobalName(NamedTuple):
     """A global name in a pickle, in place of the Python object."""
 
     text: str
 
 
-_DICT = _Name("collections OrderedDict")
-_TENSOR = _Name("torch._utils _rebuild_tensor_v2")
-_PARAMETER = _Name("torch._utils _rebuild_parameter")
-_NAMES = {_DICT, _TENSOR, _PARAMETER} | {_Name(f"torch {name}") for name in _STORAGES}
+_DICT = _GlobalName("collections OrderedDict")
+_TENSOR = _GlobalName("torch._utils _rebuild_tensor_v2")
+_PARAMETER = _GlobalName("torch._utils _rebuild_parameter")
+_NAMES = {_DICT, _TENSOR, _PARAMETER} | {_GlobalName(f"torch {name}") for name in _STORAGES}
 
 
-def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
+def read_pickle(path: Path, data: bytes, budget: ReadBudget) -> dict[str, StorageView]:
     """Return the tensors of a state dict by name, without other entries.
 
     A single tensor, as ``torch.save(tensor)`` writes it, has the empty name.
@@ -96,11 +96,11 @@ def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error!s:.80}"
         raise ModelError(f"{path}: its pickle is damaged ({problem})") from None
-    if isinstance(root, View):
+    if isinstance(root, StorageView):
         return {"": root}
     if not isinstance(root, dict):
         raise ModelError(f"{path}: contains {_kind(root)}, must be a dictionary of tensors")
-    return {k: v for k, v in root.items() if isinstance(k, str) and isinstance(v, View)}
+    return {k: v for k, v in root.items() if isinstance(k, str) and isinstance(v, StorageView)}
 
 
 class _Machine:
@@ -111,7 +111,7 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, path: Path, data: bytes, budget: Budget) -> Any:
+    def run(self, path: Path, data: bytes, budget: ReadBudget) -> Any:
         """Return the object that the pickle builds.
 
         Raises:
@@ -212,13 +212,13 @@ def _line(stream: BytesIO) -> str:
     return line[:-1].decode("ascii")
 
 
-def _known(name: str) -> _Name:
-    if _Name(name) not in _NAMES:
+def _known(name: str) -> _GlobalName:
+    if _GlobalName(name) not in _NAMES:
         raise ModelError(
             f"refers to {name.replace(' ', '.')!r:.80}, which is not part of a tensor: refused, "
             "since loading it could run arbitrary code"
         )
-    return _Name(name)
+    return _GlobalName(name)
 
 
 def _set_items(target: Any, items: list[Any]) -> None:
@@ -241,7 +241,7 @@ def _extend(target: Any, items: list[Any]) -> None:
 def _storage(name: Any) -> Storage:
     """Return the storage named by a persistent id."""
     match name:
-        case ("storage", _Name(text), str(key), _, int(size)) if size >= 0:
+        case ("storage", _GlobalName(text), str(key), _, int(size)) if size >= 0:
             dtype = _STORAGES.get(text.removeprefix("torch "))
             if dtype is not None:
                 return Storage(dtype, key, size)
@@ -251,14 +251,14 @@ def _storage(name: Any) -> Storage:
 def _call(function: Any, args: Any) -> Any:
     if function == _DICT and args == ():
         return {}
-    if function == _PARAMETER and isinstance(args, tuple) and isinstance(args[0], View):
+    if function == _PARAMETER and isinstance(args, tuple) and isinstance(args[0], StorageView):
         return args[0]
     if function == _TENSOR and isinstance(args, tuple):
         return _view(*args[:4])
     raise ModelError(f"calls {_kind(function)} with {_kind(args)}, which is not allowed")
 
 
-def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
+def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> StorageView:
     """Return a view of a storage. Raises: ModelError: it does not lie within the storage."""
     if not isinstance(storage, Storage):
         raise ModelError(f"makes a tensor of {_kind(storage)}, must be a storage")
@@ -275,7 +275,7 @@ def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
             f"a tensor of shape {shape}, strides {strides} at {offset} is not within its storage "
             f"of {shown(storage.size)}"
         )
-    return View(storage, offset, shape, strides)
+    return StorageView(storage, offset, shape, strides)
 
 
 def _are_sizes(value: Any) -> bool:
@@ -287,4 +287,4 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return f"'{value.text}'" if isinstance(value, _Name) else type(value).__name__
+    return f"'{value.text}'" if isinstance(value, _GlobalName) else type(value).__name__

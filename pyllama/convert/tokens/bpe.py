@@ -20,7 +20,7 @@ from ...inputs.text import decode_text
 from ...tokenizer.special import BYTE, NORMAL, UNKNOWN
 from ..files.folder import Folder, objects
 from .recognise import recognise
-from .tokens import MAX_TOKENS, Token, Vocabulary
+from .tokens import MAX_TOKENS, FileToken, FileVocabulary
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def read_vocab_json(folder: Folder) -> Vocabulary:
+def read_vocab_json(folder: Folder) -> FileVocabulary:
     """Return the vocabulary of GPT-2's two files. Raises: TokenizerError, ModelError."""
     vocab, merges = folder.path / "vocab.json", folder.path / "merges.txt"
     data = folder.read("merges.txt")
@@ -39,7 +39,7 @@ def read_vocab_json(folder: Folder) -> Vocabulary:
         raise TokenizerError(f"{merges}: not UTF-8 ({error}): download the file again") from None
     lines = [line.removesuffix("\r") for line in lines]
     pairs = [line for line in lines if line and not line.startswith("#version")]
-    return Vocabulary(
+    return FileVocabulary(
         model="gpt2",
         tokens=_tokens(vocab, folder.json("vocab.json")),
         pre="gpt-2",
@@ -47,7 +47,7 @@ def read_vocab_json(folder: Folder) -> Vocabulary:
     )
 
 
-def read_tokenizer_json(folder: Folder) -> Vocabulary:
+def read_tokenizer_json(folder: Folder) -> FileVocabulary:
     """Return the vocabulary of tokenizer.json. Raises: TokenizerError, ModelError."""
     path, root = folder.path / "tokenizer.json", folder.json("tokenizer.json")
     model = root.get("model")
@@ -69,26 +69,29 @@ def read_tokenizer_json(folder: Folder) -> Vocabulary:
         )
         if found.warning is not None:
             log.warning("%s: %s", path, found.warning)
-        return Vocabulary(model="gpt2", tokens=tokens, pre=found.name, merges=merges)
+        return FileVocabulary(model="gpt2", tokens=tokens, pre=found.name, merges=merges)
     if not any(_SPACE in map(part.get, ("content", "replacement")) for part in parts):
         raise TokenizerError(f"{path}: this BPE is neither byte-level nor SentencePiece")
     return _as_sentencepiece(model, tokens, merges, parts)
 
 
 def _as_sentencepiece(
-    model: dict[str, Any], tokens: dict[int, Token], merges: list[str], parts: list[dict[str, Any]]
-) -> Vocabulary:
+    model: dict[str, Any],
+    tokens: dict[int, FileToken],
+    merges: list[str],
+    parts: list[dict[str, Any]],
+) -> FileVocabulary:
     rank: dict[str, int] = {}
     for i, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), i)
 
-    def as_piece(token: Token) -> Token:
+    def as_piece(token: FileToken) -> FileToken:
         kind = NORMAL
         if model.get("byte_fallback") and _BYTE.fullmatch(token.text):
             kind = BYTE
         elif token.text == model.get("unk_token"):
             kind = UNKNOWN
-        return Token(token.text, kind, -float(rank.get(token.text, len(merges))))
+        return FileToken(token.text, kind, -float(rank.get(token.text, len(merges))))
 
     begins = any(
         part.get("prepend") == _SPACE
@@ -96,7 +99,7 @@ def _as_sentencepiece(
         or (part.get("type") == "Metaspace" and part.get("add_prefix_space", False))
         for part in parts
     )
-    return Vocabulary(
+    return FileVocabulary(
         model="llama",
         tokens={i: as_piece(token) for i, token in tokens.items()},
         add_space_prefix=begins,
@@ -111,10 +114,10 @@ def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from objects(part.get(f"{key.replace('_', '')}s"))
 
 
-def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
+def _tokens(path: Path, vocab: Any) -> dict[int, FileToken]:
     if not isinstance(vocab, dict) or not vocab:
         raise TokenizerError(f"{path}: it has no vocabulary: download the file again")
-    tokens: dict[int, Token] = {}
+    tokens: dict[int, FileToken] = {}
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
             raise TokenizerError(f"{path}: token {shown(text)} has the id {shown(i)}")
@@ -122,7 +125,7 @@ def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
             raise TokenizerError(
                 f"{path}: {shown(tokens[i].text)} and {shown(text)} have the id {i}"
             )
-        tokens[i] = Token(text, NORMAL)
+        tokens[i] = FileToken(text, NORMAL)
     return tokens
 
 

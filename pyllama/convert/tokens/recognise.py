@@ -17,12 +17,12 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from ...inputs.budget import Budget
+from ...inputs.budget import ReadBudget
 from ...tokenizer.boundaries import SPACE
 from ...tokenizer.characters import WHITE
 from ...tokenizer.pretokenize import Cutter, PreTokenizer
 from ...tokenizer.pretokenizers import PRE_TOKENIZERS
-from .tokenizer_json import Steps
+from .tokenizer_json import TextSteps
 
 # Text on which all pre-tokenizers of the table differ. It is in NFC: llama.cpp does not normalize
 # text for BPE, but that rarely matters and should give no warning.
@@ -55,7 +55,7 @@ def recognise(
     normalizer: Any,
     *,
     ignore_merges: bool = False,
-    budget: Budget | None = None,
+    budget: ReadBudget | None = None,
 ) -> Recognised:
     """The pre-tokenizer that cuts text as these sections do, or the most similar one.
 
@@ -65,7 +65,7 @@ def recognise(
         ignore_merges: the value in the section ``model``.
         budget: limits the time for applying the sections.
     """
-    steps = Steps(budget or Budget())
+    steps = TextSteps(budget or ReadBudget())
     words = steps.words(pre_tokenizer, normalizer, PROBE)
     names = [name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level == steps.byte_level]
     exact = [name for name in names if words in _cuts(PRE_TOKENIZERS[name])]
@@ -81,7 +81,7 @@ def recognise(
     return Recognised(name, f"pre-tokenizer {name!r}: {'; '.join(differences)}")
 
 
-def _differences(steps: Steps, words: list[str], name: str, *, exact: bool) -> Iterator[str]:
+def _differences(steps: TextSteps, words: list[str], name: str, *, exact: bool) -> Iterator[str]:
     if not exact:
         ours = _cuts(PRE_TOKENIZERS[name])[-1]
         n_same = sum(block.size for block in _matcher(words, ours).get_matching_blocks())

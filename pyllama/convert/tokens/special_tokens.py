@@ -20,7 +20,7 @@ from ...inputs.text import decode_text
 from ...mapping.rules import Config
 from ...tokenizer.special import find_eog
 from ..files.folder import Folder, objects, unreadable
-from .tokens import Vocabulary
+from .tokens import FileVocabulary
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # roles in Hugging Face's 
 
 
 def special_keys(
-    folder: Folder, config: Config, vocabulary: Vocabulary, tokens: Sequence[str]
+    folder: Folder, config: Config, vocabulary: FileVocabulary, tokens: Sequence[str]
 ) -> tuple[dict[str, Any], set[int]]:
     """Return the metadata keys, and the ids of all special tokens. Raises: ModelError."""
     ids = {text: i for i, text in enumerate(tokens)}

@@ -13,7 +13,7 @@ from ...errors import TokenizerError
 from ...inputs.budget import MAX_SENTENCEPIECE_BYTES
 from ...tokenizer.special import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from ..files.folder import Folder
-from .tokens import MAX_TOKENS, Token, Vocabulary
+from .tokens import MAX_TOKENS, FileToken, FileVocabulary
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -29,7 +29,7 @@ def is_sentencepiece(folder: Folder) -> bool:
     return folder.has(_NAME) and folder.head(_NAME, 1) == _PIECE
 
 
-def read_sentencepiece(folder: Folder) -> Vocabulary:
+def read_sentencepiece(folder: Folder) -> FileVocabulary:
     """Return the vocabulary of a SentencePiece model.
 
     Raises:
@@ -56,7 +56,7 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
     ids = {
         "bos": model.bos_id(), "eos": model.eos_id(), "unk": model.unk_id(), "pad": model.pad_id(),
     }  # fmt: skip
-    return Vocabulary(
+    return FileVocabulary(
         model="llama",
         tokens=tokens,
         roles={role: i for role, i in ids.items() if i >= 0},
@@ -64,7 +64,7 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
     )
 
 
-def _pieces(path: Path, model: SentencePieceProcessor) -> dict[int, Token]:
+def _pieces(path: Path, model: SentencePieceProcessor) -> dict[int, FileToken]:
     """Return the tokens by id."""
     if model.GetPieceSize() > MAX_TOKENS:
         raise TokenizerError(f"{path}: {model.GetPieceSize()} pieces, the limit is {MAX_TOKENS}")
@@ -75,7 +75,7 @@ def _pieces(path: Path, model: SentencePieceProcessor) -> dict[int, Token]:
         (model.IsByte, BYTE),
     )
     return {
-        i: Token(
+        i: FileToken(
             model.IdToPiece(i),
             next((kind for test, kind in kinds if test(i)), NORMAL),
             model.GetScore(i),

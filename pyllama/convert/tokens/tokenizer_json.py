@@ -7,7 +7,7 @@ r"""Cuts text into words as the normalizer and pre_tokenizer sections of a ``tok
 
 For texts of a few hundred characters. The file is untrusted: the total time of all regular
 expressions and the compiled size of each are limited, and unsupported or invalid steps are listed
-in `Steps.unread` instead of raising.
+in `TextSteps.unread` instead of raising.
 
 Source: the ``tokenizers`` library, ``pre_tokenizers`` and ``SplitDelimiterBehavior``.
 """
@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ...inputs.budget import Budget, shown
+from ...inputs.budget import ReadBudget, shown
 from ...tokenizer.boundaries import SPACE
 from .pattern_size import MAX_SIZE, compiled_size
 
@@ -37,7 +37,7 @@ class _Unsupported(Exception):
     """A section that is invalid or not supported."""
 
 
-class Steps:
+class TextSteps:
     """Applies the steps of the sections to a text.
 
     Args:
@@ -49,7 +49,7 @@ class Steps:
         unread: types of unsupported or invalid steps.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ReadBudget) -> None:
         self.budget = budget
         self.byte_level = False
         self.prefixes_space = False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 MAX_TOKENS = 1 << 19  # twice the largest known vocabulary; a damaged id must not fill the memory
 
 
-class Token(NamedTuple):
+class FileToken(NamedTuple):
     """A token; ``type`` is a constant of ``tokenizer.special``."""
 
     text: str
@@ -17,7 +17,7 @@ class Token(NamedTuple):
 
 
 @dataclass
-class Vocabulary:
+class FileVocabulary:
     """The content of a tokenizer's file.
 
     Attributes:
@@ -31,7 +31,7 @@ class Vocabulary:
     """
 
     model: str
-    tokens: dict[int, Token]
+    tokens: dict[int, FileToken]
     pre: str | None = None
     merges: list[str] = field(default_factory=list)
     roles: dict[str, int] = field(default_factory=dict)

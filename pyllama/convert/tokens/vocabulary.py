@@ -22,7 +22,7 @@ from ..files.folder import Folder, objects
 from .bpe import read_tokenizer_json, read_vocab_json
 from .special_tokens import special_keys
 from .spm import is_sentencepiece, read_sentencepiece
-from .tokens import MAX_TOKENS, Token, Vocabulary
+from .tokens import MAX_TOKENS, FileToken, FileVocabulary
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
         )
     _add_tokens(folder, vocabulary, n_vocab)
     tokens = [
-        vocabulary.tokens.get(i, Token(f"[PAD{i}]", UNUSED, -10000.0)) for i in range(n_vocab)
+        vocabulary.tokens.get(i, FileToken(f"[PAD{i}]", UNUSED, -10000.0)) for i in range(n_vocab)
     ]
     special, roles = special_keys(folder, config, vocabulary, [token.text for token in tokens])
     if not vocabulary.added:  # no file marks special tokens: those with a role are
@@ -79,7 +79,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | special
 
 
-def _read_base(folder: Folder) -> Vocabulary:
+def _read_base(folder: Folder) -> FileVocabulary:
     """Return the vocabulary without added tokens."""
     if is_sentencepiece(folder):
         return read_sentencepiece(folder)
@@ -95,7 +95,7 @@ def _read_base(folder: Folder) -> Vocabulary:
     )
 
 
-def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
+def _add_tokens(folder: Folder, vocabulary: FileVocabulary, n_vocab: int) -> None:
     """Insert the added tokens into the vocabulary."""
     skipped: list[tuple[int, str]] = []
     for i, text, special in _added(folder):
@@ -107,7 +107,7 @@ def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
             kind = CONTROL
         else:
             kind, text = USER_DEFINED, text.replace("\u2581", " ")
-        vocabulary.tokens[i] = Token(text, kind, -1000.0)
+        vocabulary.tokens[i] = FileToken(text, kind, -1000.0)
     if skipped:
         (i, text), n = skipped[0], len(skipped) - 1
         log.warning(

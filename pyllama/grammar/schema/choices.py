@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyllama.errors import GrammarError
-from pyllama.grammar.gbnf_writer import Rules, literal
+from pyllama.grammar.gbnf_writer import GrammarRules, literal
 
 
 def choices_to_gbnf(choices: Sequence[str]) -> str:
@@ -24,6 +24,6 @@ def choices_to_gbnf(choices: Sequence[str]) -> str:
     for choice in choices:
         if any("\ud800" <= char <= "\udfff" for char in choice):
             raise GrammarError(f"the choice {choice!r:.80} has a surrogate, which is not text")
-    rules = Rules()
+    rules = GrammarRules()
     rules.add("root", " | ".join(literal(choice) for choice in dict.fromkeys(choices)))
     return rules.text()

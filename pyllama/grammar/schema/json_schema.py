@@ -22,14 +22,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pyllama.errors import GrammarError, SchemaError
-from pyllama.grammar.gbnf_writer import Rules, class_items, literal, sanitize
-from pyllama.grammar.regex import Writer
+from pyllama.grammar.gbnf_writer import GrammarRules, class_items, literal, sanitize
+from pyllama.grammar.regex import GbnfWriter
 from pyllama.grammar.regex_syntax import (
-    Chars,
-    Choice,
     Group,
     Node,
-    Repeat,
+    RegexChars,
+    RegexChoice,
+    RegexRepeat,
     Sequence_,
     has_anchor,
     has_empty_loop,
@@ -53,12 +53,12 @@ from pyllama.grammar.schema.schema_parts import (
 from pyllama.grammar.schema.string_formats import FORMATS
 from pyllama.grammar.spelling import JSON_STRING, PLAIN_TEXT, json_text
 from pyllama.grammar.string_automaton import (
-    Automaton,
     Condition,
     Expression,
     Labels,
     Length,
     Multiple,
+    StringAutomaton,
     Words,
     string_automaton,
     write_automaton,
@@ -185,11 +185,11 @@ class _Visit:
 class _Converter:
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.rules = Rules()
+        self.rules = GrammarRules()
         self.rules.add("space", SPACE)
         self.active: dict[tuple[str, ...], _Visit] = {}
         self.done: dict[tuple[str, ...], str] = {}
-        self.strings: dict[Automaton, str] = {}
+        self.strings: dict[StringAutomaton, str] = {}
         self.level = 0
 
     def convert(self) -> str:
@@ -522,7 +522,9 @@ class _Converter:
             pattern = "-?(0|[1-9][0-9]*)"
         else:  # its text without quotes and blanks is a regular expression
             pattern = integer_range(first, last).replace('"', "").replace(" ", "")
-        automaton = Automaton([Expression(parse_regex(pattern), whole=True), Multiple(divisor)])
+        automaton = StringAutomaton(
+            [Expression(parse_regex(pattern), whole=True), Multiple(divisor)]
+        )
         if automaton.is_empty:
             shape.nothing("no number is between the bounds")
         return write_automaton(automaton, self.rules, rule_name, PLAIN_TEXT, end='""'), False
@@ -547,7 +549,7 @@ class _Converter:
         pattern = text.replace('"."', r"\.").replace("decimal-part", "[0-9]{1,16}")
         pattern = pattern.replace('"', "").replace(" ", "")
         numbers = Expression(parse_regex(pattern), whole=True)
-        automaton = Automaton([numbers, Multiple(divisor, n_decimals)])
+        automaton = StringAutomaton([numbers, Multiple(divisor, n_decimals)])
         if automaton.is_empty:
             shape.nothing("no number is between the bounds")
         return write_automaton(automaton, self.rules, name, PLAIN_TEXT, end='""')
@@ -579,7 +581,7 @@ class _Converter:
 
     def automaton(
         self, nodes: Sequence[tuple[Node, bool]], low: int, high: int | None, shape: Shape
-    ) -> Automaton:
+    ) -> StringAutomaton:
         """Some patterns and bounds of the length at once."""
         try:
             return string_automaton(tuple(nodes), low, high)
@@ -587,7 +589,7 @@ class _Converter:
             keyword = "pattern" if shape.patterns else "format" if shape.formats else "maxLength"
             shape.refuse(f"{error}; use a simpler pattern or smaller bounds of the length", keyword)
 
-    def states(self, automaton: Automaton, name: str) -> str:
+    def states(self, automaton: StringAutomaton, name: str) -> str:
         """The rest of a string; strings of one automaton share the rules of its states."""
         if automaton not in self.strings:
             char = self.primitive("char")
@@ -609,7 +611,7 @@ class _Converter:
             except GrammarError:  # too large: the pattern itself, anything around it
                 if has_anchor(node) or has_empty_loop(node):
                     return ""
-                inner = Writer(self.rules, rule_name, JSON_STRING).write(node)
+                inner = GbnfWriter(self.rules, rule_name, JSON_STRING).write(node)
                 char = self.primitive("char")
                 return f"{QUOTE} {char}* ({inner}) {char}* {QUOTE}"
             return "" if automaton.is_empty else f"{QUOTE} ({self.states(automaton, rule_name)})"
@@ -623,7 +625,7 @@ class _Converter:
             if bounded is None:
                 return ""
             tree = bounded
-        text = Writer(self.rules, rule_name, JSON_STRING).write(tree)
+        text = GbnfWriter(self.rules, rule_name, JSON_STRING).write(tree)
         rest = "" if is_whole else f" {self.primitive('char')}*"
         return f"{QUOTE} ({text}){rest} {QUOTE}"
 
@@ -631,7 +633,7 @@ class _Converter:
         name = "uuid" if name.startswith("uuid") else name
         rule = name if name == "uuid" else f"{name}-string"
         if rule not in self.rules.texts:
-            inner = Writer(self.rules, rule, JSON_STRING).write(parse_regex(FORMATS[name]))
+            inner = GbnfWriter(self.rules, rule, JSON_STRING).write(parse_regex(FORMATS[name]))
             self.rules.add(rule, f"{QUOTE} ({inner}) {QUOTE}")
         return rule
 
@@ -885,7 +887,7 @@ class _Converter:
             if key_shape is not None:
                 conditions += [Expression(node, whole=w) for node, w in key_shape.string_nodes()]
                 conditions.append(Length(key_shape.min_length, key_shape.max_length))
-            automaton = Automaton(conditions, is_free)
+            automaton = StringAutomaton(conditions, is_free)
         except SchemaError:
             raise
         except GrammarError as error:
@@ -1083,11 +1085,11 @@ def _anchored(node: Node) -> tuple[Node, bool] | None:
 
     None: it has other anchors, or loops that GBNF does not allow.
     """
-    options = node.options if isinstance(node, Choice) else (node,)
+    options = node.options if isinstance(node, RegexChoice) else (node,)
     inner, starts, ends = zip(*map(strip_anchors, options), strict=True)
     if any(map(has_anchor, inner)) or any(map(has_empty_loop, inner)):
         return None
-    tree: Node = Choice(inner) if len(inner) > 1 else inner[0]
+    tree: Node = RegexChoice(inner) if len(inner) > 1 else inner[0]
     # ^a|b|c$ is read as ^(a|b|c)$, as llama.cpp does: all of its strings match
     if starts[0] and ends[-1] and not any((*starts[1:], *ends[:-1])):
         return tree, True
@@ -1105,11 +1107,11 @@ def _bounded(node: Node, low: int, high: int | None) -> Node | None:
         short = _shortened(node, high)
         return short if short and length_range(short)[0] >= low else None
     inner = node.inner if isinstance(node, Group) else node
-    if isinstance(inner, Repeat) and isinstance(inner.item, Chars):
+    if isinstance(inner, RegexRepeat) and isinstance(inner.item, RegexChars):
         first = max(inner.low, low)
         last = inner.high if high is None else high if inner.high is None else min(high, inner.high)
         if last is None or first <= last:
-            return Repeat(inner.item, first, last)
+            return RegexRepeat(inner.item, first, last)
     return None
 
 
@@ -1143,10 +1145,12 @@ def _limited(node: Node, n: int) -> Node:
             return Group(_limited(inner, n))
         case Sequence_(parts):
             return Sequence_(tuple(_limited(part, n) for part in parts))
-        case Choice(options):
-            return Choice(tuple(_limited(option, n) for option in options))
-        case Repeat(item, low, high):
-            return Repeat(_limited(item, n), low, max(low, n if high is None else min(n, high)))
+        case RegexChoice(options):
+            return RegexChoice(tuple(_limited(option, n) for option in options))
+        case RegexRepeat(item, low, high):
+            return RegexRepeat(
+                _limited(item, n), low, max(low, n if high is None else min(n, high))
+            )
     return node
 
 

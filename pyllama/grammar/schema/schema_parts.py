@@ -26,7 +26,7 @@ from pyllama.grammar.regex_syntax import Node, parse_regex
 from pyllama.grammar.schema.number_range import Bound
 from pyllama.grammar.schema.string_formats import FORMATS
 from pyllama.grammar.spelling import json_text
-from pyllama.grammar.string_automaton import Automaton, Expression
+from pyllama.grammar.string_automaton import Expression, StringAutomaton
 from pyllama.inputs.bounded_json import MAX_DEPTH, parse_json
 
 MAX_VALUES = 100_000  # values and keys of a schema
@@ -691,9 +691,9 @@ def _bounds(schema: dict[str, Any], inclusive: str, exclusive: str) -> list[tupl
 
 
 @functools.lru_cache(maxsize=64)
-def _matcher(expression: tuple[Node, bool]) -> Automaton:
+def _matcher(expression: tuple[Node, bool]) -> StringAutomaton:
     node, whole = expression
-    return Automaton([Expression(node, whole=whole)])
+    return StringAutomaton([Expression(node, whole=whole)])
 
 
 def _exact(value: float) -> Decimal:

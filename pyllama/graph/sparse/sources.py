@@ -34,7 +34,7 @@ _NUMBERED = {"svd": "N is its rank", "topk": "N is the number of neurons"}
 _ITEM = re.compile(r"([a-z]+)(?:=(\d+))?(?::(\d+)(?:-(\d+))?)?")
 
 
-class Item(NamedTuple):
+class SourceItem(NamedTuple):
     """A source, its number (64 in ``svd=64``), and its first and last layer (None: all layers)."""
 
     source: str
@@ -42,7 +42,7 @@ class Item(NamedTuple):
     layers: tuple[int, int] | None
 
 
-def parse_sparse(text: str) -> list[Item]:
+def parse_sparse(text: str) -> list[SourceItem]:
     """Parse ``SOURCE[=NUMBER][:FIRST[-LAST]],...`` and return its items. Raises: ModelError."""
     items = []
     for part in text.split(","):
@@ -59,7 +59,7 @@ def parse_sparse(text: str) -> list[Item]:
             form = f"{source}=N, {_NUMBERED[source]}" if source in _NUMBERED else source
             raise ModelError(f"sparse {part!r}: must be {form}")
         layers = None if first is None else (int(first), int(last or first))
-        items.append(Item(source, None if number is None else int(number), layers))
+        items.append(SourceItem(source, None if number is None else int(number), layers))
     return items
 
 
@@ -90,9 +90,9 @@ def choose_sources(
         return replace(hparams, sparse=chosen, sparse_threshold=float(np.float32(threshold)))
 
 
-def _items_of_layers(items: Sequence[Item], n_layer: int) -> list[Item]:
+def _items_of_layers(items: Sequence[SourceItem], n_layer: int) -> list[SourceItem]:
     """Return the item of each layer; later items override earlier ones."""
-    by_layer = [Item("auto", None, None)] * n_layer
+    by_layer = [SourceItem("auto", None, None)] * n_layer
     for item in items:
         first, last = item.layers or (0, n_layer - 1)
         if not first <= last < n_layer:
@@ -104,7 +104,7 @@ def _items_of_layers(items: Sequence[Item], n_layer: int) -> list[Item]:
     return by_layer
 
 
-def _source(file: GGUFFile, hparams: HParams, item: Item, i: int) -> str:
+def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
     """Return the source of layer ``i``, with its number if any. Raises: ModelError."""
     source, number, _ = item
     predicted = any(name.endswith(".fc1.weight") for name in file.tensors)

@@ -155,7 +155,7 @@ def _is_of_another_site(headers: Headers) -> bool:
     )
 
 
-class _Name(bytes):
+class _HeaderName(bytes):
     """The name of a header, which uvicorn writes as it is."""
 
     def lower(self) -> bytes:
@@ -168,7 +168,7 @@ def _spelled(name: bytes) -> bytes:
 
     uvicorn compares names with those that it needs itself, which stay in lower case.
     """
-    return name if name in _UVICORNS else _Name(name.title())
+    return name if name in _UVICORNS else _HeaderName(name.title())
 
 
 def _name_of(host: str) -> str:

@@ -44,7 +44,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 _json_thread = Workers(1, "json")
 
 
-class Writer(Protocol):
+class ResponseWriter(Protocol):
     """The format of an API's responses."""
 
     media_type: str
@@ -195,7 +195,7 @@ async def parse_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-async def respond(request: Request, stream: Stream, writer: Writer) -> Response:
+async def respond(request: Request, stream: Stream, writer: ResponseWriter) -> Response:
     """The response with the texts of a stream, whole or streamed as its options say.
 
     Raises:
@@ -270,7 +270,7 @@ class _Body:
         is_whole: whether the last part has been made; False after the client went away.
     """
 
-    def __init__(self, stream: Stream, writer: Writer, ping_s: float | None) -> None:
+    def __init__(self, stream: Stream, writer: ResponseWriter, ping_s: float | None) -> None:
         self.stream, self.writer, self._ping_s = stream, writer, ping_s
         self.is_whole = False
         self._first: Pieces = []

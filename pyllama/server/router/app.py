@@ -35,7 +35,7 @@ from ..request.paths import without_folders
 from ..worker.kept_streams import conversation_of
 from ..worker.served import FINGERPRINT
 from ..worker.threads import Workers
-from .catalog import Entry, family_of
+from .catalog import CatalogEntry, family_of
 from .conversations import Conversations
 from .forward import Forwarder
 from .pool import Instance, Pool
@@ -48,7 +48,7 @@ _TRUE = ("true", "1")
 def make_router(
     pool: Pool,
     options: ServerOptions,
-    find_entries: Callable[[], Iterable[Entry]],
+    find_entries: Callable[[], Iterable[CatalogEntry]],
     *,
     autoload: bool = True,
 ) -> ASGIApp:
@@ -95,7 +95,7 @@ class _Router:
         self,
         pool: Pool,
         options: ServerOptions,
-        find_entries: Callable[[], Iterable[Entry]],
+        find_entries: Callable[[], Iterable[CatalogEntry]],
         autoload: bool,
     ) -> None:
         self._pool, self._options, self._autoload = pool, options, autoload

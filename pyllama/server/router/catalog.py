@@ -35,7 +35,7 @@ _log = logging.getLogger("pyllama.server")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One model.
 
     Attributes:
@@ -63,13 +63,13 @@ class Entry:
     shown_args: tuple[str, ...] = ()
 
 
-def checked(entries: Iterable[Entry]) -> dict[str, Entry]:
+def checked(entries: Iterable[CatalogEntry]) -> dict[str, CatalogEntry]:
     """The entries by name.
 
     Raises:
         ModelError: two entries share a name or an alias.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, CatalogEntry] = {}
     owners: dict[str, str] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):

@@ -23,7 +23,7 @@ MAX_CONVERSATIONS = 4096
 
 
 @dataclass(eq=False)
-class Conversation:
+class RoutedConversation:
     """The last stream of a conversation.
 
     Attributes:
@@ -40,21 +40,21 @@ class Conversations:
     """The conversations of a router by their id."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Conversation] = {}
+        self._found: dict[str, RoutedConversation] = {}
 
-    def begin(self, id: str, instance: Instance) -> Conversation:
+    def begin(self, id: str, instance: Instance) -> RoutedConversation:
         """A stream begins; it takes the place of one with the same id."""
         self._found.pop(id, None)
         if len(self._found) >= MAX_CONVERSATIONS:
             del self._found[next(iter(self._found))]
-        one = self._found[id] = Conversation(id, instance)
+        one = self._found[id] = RoutedConversation(id, instance)
         return one
 
-    def get(self, id: str) -> Conversation | None:
+    def get(self, id: str) -> RoutedConversation | None:
         """The conversation with an id."""
         return self._found.get(id)
 
-    def drop(self, id: str) -> Conversation | None:
+    def drop(self, id: str) -> RoutedConversation | None:
         """Forget a conversation; a request that still waits for its model is cancelled."""
         one = self._found.pop(id, None)
         if one is not None and one.work is not None:

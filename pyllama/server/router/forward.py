@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..http.logs import REQUEST_ID
 from ..http.sse import error_response, stream_error
 from ..request.errors import ApiError
-from .conversations import Conversation
+from .conversations import RoutedConversation
 from .pool import Instance, Pool
 from .process import Child
 
@@ -69,7 +69,7 @@ class Forwarder:
         instance: Instance,
         *,
         autoload: bool,
-        conversation: Conversation | None = None,
+        conversation: RoutedConversation | None = None,
     ) -> Response:
         """The response of a model to a request whose body has been read.
 
@@ -224,7 +224,7 @@ class _Forwarded(Response):
         body: bytes | None,
         instance: Instance,
         autoload: bool,
-        conversation: Conversation | None,
+        conversation: RoutedConversation | None,
     ) -> None:
         super().__init__()
         self.forwarder, self.request = forwarder, request

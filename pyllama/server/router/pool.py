@@ -24,7 +24,7 @@ from pyggml.visible import visible
 
 from ..request.errors import ApiError
 from ..request.paths import without_folders
-from .catalog import Entry, checked
+from .catalog import CatalogEntry, checked
 from .process import Child, Report
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
@@ -33,7 +33,7 @@ _EXIT_S = 5.0  # between the order to exit and SIGKILL
 _LOST_S = 2.0  # after a broken connection, within which the process has ended or runs on
 _MAX_EVENTS = 1000  # that a subscriber may leave unread
 Events = asyncio.Queue[dict[str, Any] | None]
-Spawn = Callable[[Entry, Report], Awaitable[Child]]
+Spawn = Callable[[CatalogEntry, Report], Awaitable[Child]]
 _log = logging.getLogger("pyllama.server")
 
 
@@ -53,7 +53,7 @@ class Instance:
         n_served: those that are served.
     """
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: CatalogEntry) -> None:
         self.entry = entry
         self.status = UNLOADED
         self.child: Child | None = None
@@ -92,7 +92,7 @@ class Pool:
         ModelError: a name is used twice.
     """
 
-    def __init__(self, entries: Iterable[Entry], spawn: Spawn, max_models: int = 4) -> None:
+    def __init__(self, entries: Iterable[CatalogEntry], spawn: Spawn, max_models: int = 4) -> None:
         self._instances = {name: Instance(entry) for name, entry in checked(entries).items()}
         self._spawn, self._max_models = spawn, max_models
         self._queue: list[Instance] = []  # those that wait for a place
@@ -194,7 +194,7 @@ class Pool:
         if ended is not None:
             await asyncio.wait([ended])
 
-    async def reload(self, entries: Iterable[Entry]) -> None:
+    async def reload(self, entries: Iterable[CatalogEntry]) -> None:
         """Replace the list of models; those that run with other options than before end.
 
         Raises:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.cluster.capacity import Load, Steps, capacity, plan_table, read_steps
+from pyllama.cluster.capacity import Load, ReplicaTimes, capacity, plan_table, read_steps
 from pyllama.errors import BenchFileError
 
-STEPS = Steps({1: 0.02, 8: 0.05}, 0.001)
+STEPS = ReplicaTimes({1: 0.02, 8: 0.05}, 0.001)
 
 
 def test_the_formulas() -> None:

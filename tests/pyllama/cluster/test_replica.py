@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from pyllama import Context, Model
 from pyllama.cluster.options import ReplicaOptions
-from pyllama.cluster.replica import Call, LoadedModel
+from pyllama.cluster.replica import LoadedModel, ReplicaCall
 from pyllama.engine import Engine
 from pyllama.errors import ClusterError
 from pyllama.server.app import make_app
@@ -32,8 +32,8 @@ def options(model_path: Path) -> ReplicaOptions:
     return ReplicaOptions({"m": str(model_path)}, context=context)
 
 
-def call(body: Any, path: str = "/v1/completions") -> Call:
-    return Call.post(path, json.dumps(body).encode(), "m", {})
+def call(body: Any, path: str = "/v1/completions") -> ReplicaCall:
+    return ReplicaCall.post(path, json.dumps(body).encode(), "m", {})
 
 
 def test_answers_are_those_of_the_server(options: ReplicaOptions, model: Model) -> None:

@@ -15,10 +15,10 @@ from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize, quantize
 from pyllama import Model
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.convert.outtype import tensor_chunks, tensor_type
-from pyllama.convert.plan import PlannedTensor
+from pyllama.convert.plan import ConvertedTensor
 from pyllama.errors import ModelError
 
 from ..models import hf_folder
@@ -86,7 +86,7 @@ def test_tensors_kept_in_more_bits(name: str, shape: tuple[int, ...], wanted: GG
 @pytest.mark.parametrize("shape", [(3, 2**21 + 32), (0, 32), (2, 5, 32), (32,)])
 def test_chunks_add_up_to_the_whole_tensor(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    planned = PlannedTensor("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
+    planned = ConvertedTensor("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
     data = b"".join(piece.tobytes() for piece in tensor_chunks(planned, Q8_0))
     wanted = [quantize(y, Q8_0) for y in (x, x + 1)] if x.size else [np.zeros(0, np.uint8)]
     assert data == b"".join(y.tobytes() for y in wanted)
@@ -137,7 +137,7 @@ def test_the_type_in_the_name_of_the_file(
     folder: Path, tmp_path: Path, name: str, wanted: str
 ) -> None:
     (tmp_path / "{ftype}").mkdir()
-    path = convert(folder, tmp_path / "{ftype}" / name, "q8_0", Options(dry_run=True))
+    path = convert(folder, tmp_path / "{ftype}" / name, "q8_0", ConvertOptions(dry_run=True))
     assert path == tmp_path / "{ftype}" / wanted
 
 
@@ -158,11 +158,11 @@ def test_a_snapshot_of_the_hubs_cache_has_the_repositorys_name(
 
 def test_file_and_model_names(folder: Path, tmp_path: Path) -> None:
     assert convert(folder).name == "Tiny-Llama-195K-v2-BF16.gguf"
-    named = convert(folder, tmp_path, "q8_0", Options(model_name="My model"))
+    named = convert(folder, tmp_path, "q8_0", ConvertOptions(model_name="My model"))
     (folder / "README.md").write_text("---\nlicense: mit\nlanguage: [en, no]\n---\n# Hello\n")
     given = tmp_path / "given.json"
     given.write_text('{"general.author": "Ann", "general.name": "X", "general.version": "v3"}')
-    path = convert(folder, tmp_path / "x.gguf", options=Options(metadata=given))
+    path = convert(folder, tmp_path / "x.gguf", options=ConvertOptions(metadata=given))
     with GGUFFile(path) as file, GGUFFile(named) as other:
         assert other.get_str("general.name") == "My model" and named.parent == tmp_path
         keys = ("name", "author", "version", "license", "type", "architecture", "size_label")
@@ -187,8 +187,8 @@ def test_an_unreadable_readme_is_ignored(
 
 def test_split_output(folder: Path) -> None:
     whole = convert(folder, folder / "whole.gguf")
-    for options in (Options(split_max_bytes=100_000), Options(split_max_tensors=10)):
-        dry = Options(**{**vars(options), "dry_run": True})
+    for options in (ConvertOptions(split_max_bytes=100_000), ConvertOptions(split_max_tensors=10)):
+        dry = ConvertOptions(**{**vars(options), "dry_run": True})
         path = convert(folder, folder / "parts.gguf", options=dry)
         assert not path.exists()
         assert convert(folder, folder / "parts.gguf", options=options) == path
@@ -198,16 +198,16 @@ def test_split_output(folder: Path) -> None:
             for name in file.tensors:
                 assert np.array_equal(parts.tensor_bytes(name), file.tensor_bytes(name))
         assert Model.load(path).n_params == Model.load(whole).n_params
-    large = Options(split_max_bytes=10**9)
+    large = ConvertOptions(split_max_bytes=10**9)
     assert convert(folder, folder / "parts.gguf", options=large) == folder / "parts.gguf"
 
 
 def test_vocabulary_only_and_dry_run(folder: Path) -> None:
     before = set(folder.iterdir())
-    path = convert(folder, options=Options(dry_run=True))
+    path = convert(folder, options=ConvertOptions(dry_run=True))
     assert set(folder.iterdir()) == before and path.parent == folder
     (folder / "model.safetensors").unlink()
-    path = convert(folder, options=Options(vocab_only=True))
+    path = convert(folder, options=ConvertOptions(vocab_only=True))
     assert path.name == "Tiny-Llama-v2-vocab.gguf"
     model = Model.load(path, vocab_only=True)
     assert model.tokenizer.n_vocab == 512 and model.hparams.n_layer == 3
@@ -342,7 +342,7 @@ def test_bad_checkpoints_are_one_line_and_write_nothing(
 def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
     def refused(message: str, *args: Any, **options: Any) -> None:
         with pytest.raises(PyggmlError, match=message):
-            convert(*args, options=Options(**options))
+            convert(*args, options=ConvertOptions(**options))
 
     refused("no such folder", tmp_path / "none")
     refused("is a file: give the folder", folder / "config.json")

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.torch_files import read_torch
 from pyllama.convert.model_card import read_card
 from pyllama.errors import ModelError
-from pyllama.inputs.budget import LIMITS, Budget, shown
+from pyllama.inputs.budget import LIMITS, ReadBudget, shown
 
 from ..models import HF_LLAMA, hf_folder
 from ..tokenizer.vocabularies import DATA
@@ -160,7 +160,7 @@ def test_archives(tmp_path: Path) -> None:
         read_torch(archive(tmp_path / "x.bin", 1 << 18))
     with bounded(), pytest.raises(ModelError, match=r"without data.pkl"):
         read_torch(archive(tmp_path / "y.bin", 1 << 17))
-    budget = Budget()
+    budget = ReadBudget()
     with pytest.raises(ModelError, match="zip directory has more than"):  # one budget for all files
         for _ in range(2):
             with contextlib.suppress(ModelError):
@@ -265,7 +265,7 @@ CARDS = {
 def test_model_cards(folder: Path, card: str) -> None:
     (folder / "README.md").write_text(f"---\n{card}\n---\n")
     with bounded():
-        convert(folder, options=Options(dry_run=True))
+        convert(folder, options=ConvertOptions(dry_run=True))
 
 
 def test_yaml_aliases_are_counted_at_each_use(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_tokenizer_steps(
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": texts}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with bounded(), caplog.at_level(logging.WARNING):
-        convert(folder, options=Options(dry_run=True))
+        convert(folder, options=ConvertOptions(dry_run=True))
     assert all(len(record.getMessage()) < 2000 for record in caplog.records)
     assert len(caplog.records) < 5
 
@@ -340,7 +340,7 @@ def test_added_tokens_without_weights_are_one_line(
         json.dumps({f"x{i}": i for i in range(10**9, 10**9 + 5000)} | {"y" * 10**6: -1})
     )
     with bounded(), caplog.at_level(logging.WARNING):
-        convert(folder, options=Options(dry_run=True))
+        convert(folder, options=ConvertOptions(dry_run=True))
     (record,) = caplog.records
     assert "1000000000 'x1000000000' has no weights: skipped, and 5000 more" in record.getMessage()
 
@@ -386,9 +386,9 @@ def test_readme_and_metadata_must_be_regular_files(
     os.mkfifo(folder / "README.md")
     os.mkfifo(folder / "given.json")
     with bounded():
-        convert(folder, options=Options(dry_run=True))
+        convert(folder, options=ConvertOptions(dry_run=True))
         with pytest.raises(ModelError, match=r"given.json: cannot be read: is a pipe, not a regu"):
-            convert(folder, options=Options(metadata=folder / "given.json"))
+            convert(folder, options=ConvertOptions(metadata=folder / "given.json"))
     assert "README.md: ignored, since it cannot be read: cannot be read: is a pipe" in caplog.text
 
 

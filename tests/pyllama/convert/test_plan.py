@@ -11,7 +11,7 @@ import pytest
 
 from pyllama.arch import Arch
 from pyllama.convert.files.safetensors import read_safetensors
-from pyllama.convert.plan import PlannedTensor, check_missing, find_arch, plan_tensors
+from pyllama.convert.plan import ConvertedTensor, check_missing, find_arch, plan_tensors
 from pyllama.errors import ModelError
 from pyllama.hparams import HParams
 from pyllama.mapping.rules import Array, Config, Convert, Tensors
@@ -76,7 +76,7 @@ def checkpoint(n_layer: int = 2, n_expert: int = 3) -> dict[str, np.ndarray]:
     return tensors
 
 
-def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[PlannedTensor]:
+def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[ConvertedTensor]:
     stored = read_safetensors(write_safetensors(folder / "model.safetensors", tensors))
     return plan_tensors(folder, stored, config, ARCH)
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import models
 
 from pyllama.convert.tokens.recognise import PROBE, recognise
-from pyllama.convert.tokens.tokenizer_json import Steps
-from pyllama.inputs.budget import Budget
+from pyllama.convert.tokens.tokenizer_json import TextSteps
+from pyllama.inputs.budget import ReadBudget
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 SPELL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -155,7 +155,7 @@ def test_sections_are_read_as_tokenizers_reads_them(section: Any) -> None:
     @settings(max_examples=60)
     def check(text: str) -> None:
         pieces = reference.pre_tokenizer.pre_tokenize_str(text)
-        found = Steps(Budget()).words(section, None, text)
+        found = TextSteps(ReadBudget()).words(section, None, text)
         if section.get("add_prefix_space"):
             assert len(found) >= len(pieces) - 1  # `words` leaves that space out
         else:

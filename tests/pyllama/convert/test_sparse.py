@@ -17,7 +17,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.gguf_tools.validate import validate
 
@@ -49,7 +49,7 @@ def source(name: str) -> tuple[Path, Path]:
 
 def converted(tmp_path: Path, name: str, outtype: str = "f32", **options: Any) -> Path:
     folder = hf_folder(tmp_path / name, f"hf_{name}")
-    wanted = Options(predictor=source(name)[1], **options)
+    wanted = ConvertOptions(predictor=source(name)[1], **options)
     return convert(folder, tmp_path / f"{name}.gguf", outtype, wanted)
 
 
@@ -135,7 +135,7 @@ def test_types(tmp_path: Path, name: str, outtype: str, type: GGMLType) -> None:
 
 def test_without_predictors(tmp_path: Path, name: str) -> None:
     folder = hf_folder(tmp_path / name, f"hf_{name}")
-    path = convert(folder, outtype="f32", options=Options(transpose_down=True))
+    path = convert(folder, outtype="f32", options=ConvertOptions(transpose_down=True))
     assert path.name.endswith("-F32.transposed.gguf")
     dense = convert(folder, tmp_path / "dense.gguf", "f32")
     with GGUFFile(path) as file, GGUFFile(dense) as plain:
@@ -151,12 +151,12 @@ def test_without_predictors(tmp_path: Path, name: str) -> None:
 def test_names_split_files_progress_and_dry_runs(folder: Path) -> None:
     predictor = source("relu_llama")[1]
     before = set(folder.iterdir())
-    dry = convert(folder, options=Options(predictor=predictor, dry_run=True))
+    dry = convert(folder, options=ConvertOptions(predictor=predictor, dry_run=True))
     assert set(folder.iterdir()) == before
-    whole = convert(folder, options=Options(predictor=predictor))
+    whole = convert(folder, options=ConvertOptions(predictor=predictor))
     assert whole == dry and whole.name.endswith("-BF16.powerinfer.gguf")
     shares: list[float] = []
-    options = Options(predictor=predictor, split_max_bytes=100_000)
+    options = ConvertOptions(predictor=predictor, split_max_bytes=100_000)
     first = convert(folder, options=options, progress=shares.append)
     assert "-BF16.powerinfer-00001-of-0000" in first.name and shares[-1] == 1
     assert shares == sorted(shares)
@@ -165,7 +165,7 @@ def test_names_split_files_progress_and_dry_runs(folder: Path) -> None:
         assert parts.tensors.keys() == file.tensors.keys()
         for tensor in file.tensors:
             assert np.array_equal(parts.tensor_bytes(tensor), file.tensor_bytes(tensor))
-    vocabulary = convert(folder, options=Options(predictor=predictor, vocab_only=True))
+    vocabulary = convert(folder, options=ConvertOptions(predictor=predictor, vocab_only=True))
     with GGUFFile(vocabulary) as file:
         assert file.magic == b"GGUF" and not file.tensors
         assert "powerinfer.sparse_threshold" not in file.metadata
@@ -177,7 +177,7 @@ def test_an_interrupted_conversion_leaves_nothing(folder: Path) -> None:
 
     before = set(folder.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        convert(folder, options=Options(predictor=source("relu_llama")[1]), progress=stop)
+        convert(folder, options=ConvertOptions(predictor=source("relu_llama")[1]), progress=stop)
     assert set(folder.iterdir()) == before
 
 
@@ -197,7 +197,7 @@ def test_safetensors_predictors_with_mixed_ranks_and_no_threshold(
         else:
             write_safetensors(predictor / f"model_{i}.safetensors", tensors)
         wanted |= {f"blk.{i}.{name}": x for name, x in tensors.items()}
-    path = convert(folder, tmp_path / "x.gguf", "f16", Options(predictor=predictor))
+    path = convert(folder, tmp_path / "x.gguf", "f16", ConvertOptions(predictor=predictor))
     with GGUFFile(path) as file:
         assert "powerinfer.sparse_threshold" not in file.metadata
         for name, x in wanted.items():
@@ -220,7 +220,9 @@ def test_logits_match_torch(tmp_path: Path, name: str) -> None:
     path, tokens = converted(tmp_path, name), recorded["tokens"]
     assert np.abs(logits(path, tokens) - recorded["logits_sparse"]).max() < 2e-3
     assert np.abs(logits(path, tokens, sparse="off") - recorded["logits_dense"]).max() < 2e-3
-    exact = convert(tmp_path / name, tmp_path / "t.gguf", "f32", Options(transpose_down=True))
+    exact = convert(
+        tmp_path / name, tmp_path / "t.gguf", "f32", ConvertOptions(transpose_down=True)
+    )
     assert set(Model.load(exact).hparams.sparse) == {"exact"}
     assert np.abs(logits(exact, tokens) - recorded["logits_dense"]).max() < 2e-3
     assert not validate(path).faults and not validate(exact).faults
@@ -238,7 +240,7 @@ def test_other_architectures(tmp_path: Path, variant: str) -> None:
         parts = {f"fc{n}.weight": wanted[f"blk.{i}.fc{n}.weight"] for n in (1, 2)}
         write_torch(predictor / f"model_{i}.pt", parts)
     (predictor / "config.json").write_text(f'{{"sparse_threshold": {record["threshold"]}}}')
-    path = convert(folder, tmp_path / "x.gguf", "f32", Options(predictor=predictor))
+    path = convert(folder, tmp_path / "x.gguf", "f32", ConvertOptions(predictor=predictor))
     for name, x in dense.items():
         wanted[name.replace("ffn_down.", "ffn_down_t.")] = x.T if "ffn_down" in name else x
     sparse = hf_weights(path)
@@ -253,7 +255,7 @@ def test_biases(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
     dense = convert(folder, tmp_path / "dense.gguf", "f32")
-    path = convert(folder, tmp_path / "x.gguf", "f32", Options(transpose_down=True))
+    path = convert(folder, tmp_path / "x.gguf", "f32", ConvertOptions(transpose_down=True))
     assert "blk.2.ffn_down_t.bias" in hf_weights(path)
     tokens = np.arange(3, 30)
     assert np.abs(logits(path, tokens) - logits(dense, tokens)).max() < 1e-4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyllama.convert import Options, convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.errors import ModelError
 
 from ..arch.checkpoints import write_checkpoint
@@ -150,14 +150,14 @@ def test_bad_predictors_are_one_line_and_write_nothing(
     damage(predictor)
     before = set(folder.iterdir())
     with pytest.raises(PyggmlError, match=message) as error:
-        convert(folder, outtype="f16", options=Options(predictor=predictor))
+        convert(folder, outtype="f16", options=ConvertOptions(predictor=predictor))
     assert "\n" not in str(error.value)
     assert set(folder.iterdir()) == before
 
 
 def test_predictor_path_is_a_file(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: is a file: give the folder of"):
-        convert(folder, options=Options(predictor=folder / "config.json"))
+        convert(folder, options=ConvertOptions(predictor=folder / "config.json"))
 
 
 @pytest.mark.parametrize("options", [{"predictor": Path("none")}, {"transpose_down": True}])
@@ -179,5 +179,5 @@ def test_models_that_cannot_be_sparse(
     folder = write_checkpoint(tmp_path / variant, variant)
     before = set(folder.iterdir())
     with pytest.raises(ModelError, match=message):
-        convert(folder, options=Options(**options))
+        convert(folder, options=ConvertOptions(**options))
     assert set(folder.iterdir()) == before

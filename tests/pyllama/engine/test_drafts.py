@@ -19,6 +19,7 @@ from pyllama.sampling import SamplingParams
 from pyllama.speculative import (
     Draft,
     Drafter,
+    DraftView,
     FirstOf,
     LookupCache,
     ModelDrafter,
@@ -31,7 +32,6 @@ from pyllama.speculative import (
     Stats,
     SuffixDecoding,
     Translated,
-    View,
     self_draft,
 )
 
@@ -61,7 +61,7 @@ class Oracle:
     released: list[int] = field(default_factory=list)
     n_calls: int = 0
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         self.n_calls += 1
         return [self._draft(list(v.tokens), n) for v, n in zip(views, max_nodes, strict=True)]
 
@@ -84,10 +84,10 @@ class Oracle:
                 break
         return draft if len(draft) else None
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """Nothing to do."""
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         self.released.append(view.id)
 
 
@@ -306,7 +306,7 @@ def test_a_model_drafts_what_the_grammar_allows(
     drafter = ModelDrafter(make(n_ctx=256), sampling, width=width, p_split=0.0)
     propose, drafts = drafter.propose, list[Draft]()
 
-    def checked(views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def checked(views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         found, matcher = propose(views, max_nodes), views[0].matcher
         assert matcher is not None
         for draft in filter(None, found):
@@ -363,7 +363,9 @@ def test_drafters_learn_texts_without_drafts() -> None:
 
 def test_trees_with_too_many_branches_for_one_batch_are_not_verified(make: Make) -> None:
     class Wide(Oracle):
-        def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        def propose(
+            self, views: Sequence[DraftView], max_nodes: Sequence[int]
+        ) -> list[Draft | None]:
             return [self._draft(list(v.tokens), v.id) for v in views]
 
         def _draft(self, tokens: list[int], id: int) -> Draft:
@@ -381,7 +383,9 @@ def test_trees_with_too_many_branches_for_one_batch_are_not_verified(make: Make)
 
 def test_a_wrong_draft_is_an_error_that_names_it(make: Make) -> None:
     class Wrong(Oracle):
-        def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        def propose(
+            self, views: Sequence[DraftView], max_nodes: Sequence[int]
+        ) -> list[Draft | None]:
             return [Draft([5, 9999], [-1, 0]) for _ in views]
 
     engine = Engine(make(), speculation=Speculation(Wrong({}), adaptive=False))

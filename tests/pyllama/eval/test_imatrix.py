@@ -15,7 +15,7 @@ from pyllama.eval.imatrix import Collector, collect_importance
 from pyllama.eval.perplexity import perplexity
 from pyllama.inspect.observe import observe
 from pyllama.quantize import Importance, read_importance, write_importance
-from pyllama.quantize.importance import Entry
+from pyllama.quantize.importance import ImportanceEntry
 
 from ..arch.checkpoints import write_checkpoint
 from ..conftest import Make
@@ -92,7 +92,9 @@ def test_continuing_from_a_file(make: Make, tmp_path: Path) -> None:
     assert collector.importance.n_chunks == 3
     assert collector.importance.entries["blk.0.attn_q.weight"].counts.tolist() == [96]
     other = Collector(32)
-    other.importance.entries["blk.0.attn_q.weight"] = Entry(np.ones((1, 7), np.float32), np.ones(1))
+    other.importance.entries["blk.0.attn_q.weight"] = ImportanceEntry(
+        np.ones((1, 7), np.float32), np.ones(1)
+    )
     with pytest.raises(ComputeError, match="it belongs to another model"):
         list(collect_importance(make(n_ctx=32), TOKENS, other))
 

@@ -17,7 +17,7 @@ from pyllama.grammar.regex import regex_to_gbnf
 from pyllama.grammar.regex_syntax import parse_regex
 from pyllama.grammar.schema.choices import choices_to_gbnf
 from pyllama.grammar.schema.json_schema import schema_to_gbnf
-from pyllama.grammar.string_automaton import Automaton, Expression
+from pyllama.grammar.string_automaton import Expression, StringAutomaton
 
 from ...tiers import some
 from .gbnf_texts import Gbnf
@@ -169,7 +169,7 @@ def compare(pattern: str) -> None:
 @given(pattern=random_patterns("=!"), whole=st.booleans())
 def test_random_patterns_with_lookahead(pattern: str, whole: bool) -> None:
     match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
-    automaton = Automaton([Expression(parse_regex(pattern), whole=whole)])
+    automaton = StringAutomaton([Expression(parse_regex(pattern), whole=whole)])
     assert list(filter(automaton.matches, SHORT)) == list(filter(match, SHORT))
 
 
@@ -269,7 +269,7 @@ CHARS = [chr(code) for code in range(0x2100) if not 0xD800 <= code < 0xE000] + l
 )  # fmt: skip
 def test_what_two_languages_read_in_different_ways_is_in_neither(pattern: str) -> None:
     """Python's reading admits each text of the automaton, ECMAScript's by the construction."""
-    automaton = Automaton([Expression(parse_regex(pattern), whole=True)])
+    automaton = StringAutomaton([Expression(parse_regex(pattern), whole=True)])
     texts = [text for char in CHARS for text in (char, "a" + char, char + "a", char + "\n")]
     found = [text for text in texts if automaton.matches(text)]
     assert found
@@ -289,7 +289,7 @@ def test_categories_are_those_of_unicode(name: str) -> None:
         (rf"[^\P{{{name}}}]", members),
         (rf"(?!\p{{gc={name}}})(?s:.)", known - members),
     ):
-        automaton = Automaton([Expression(parse_regex(pattern), whole=True)])
+        automaton = StringAutomaton([Expression(parse_regex(pattern), whole=True)])
         assert {char for char in CHARS if automaton.matches(char)} == wanted, pattern
     plain, quoted = Gbnf(regex_to_gbnf(rf"\p{{{name}}}+")), schema_to_gbnf({"pattern": r"^\pL$"})
     assert plain.accepts("".join(sorted(members))) and not plain.accepts("0a?" * 2)

@@ -13,7 +13,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import GGUFError
 from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError
-from pyllama.graph.sparse.sources import Item, parse_sparse
+from pyllama.graph.sparse.sources import SourceItem, parse_sparse
 from pyllama.runtime.overrides import Overrides
 
 from ..models import Spec, random_weights, write_model
@@ -44,8 +44,10 @@ def silu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parse_sparse() -> None:
     assert parse_sparse("predictor, exact:0-3,svd=64:5") == [
-        Item("predictor", None, None), Item("exact", None, (0, 3)), Item("svd", 64, (5, 5))
-    ]  # fmt: skip
+        SourceItem("predictor", None, None),
+        SourceItem("exact", None, (0, 3)),
+        SourceItem("svd", 64, (5, 5)),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from pyggml.gguf import GGUFError, GGUFFile, merge, plan_split, write_gguf, writ
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
 from pyllama.file_types import can_write
-from pyllama.quantize import FILE_TYPES, Options, TypeOverrides, find_file_type, quantize_model
+from pyllama.quantize import (
+    FILE_TYPES,
+    QuantizeOptions,
+    TypeOverrides,
+    find_file_type,
+    quantize_model,
+)
 
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import sparse_file
@@ -41,8 +47,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Weights]:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
-def options_for(name: str, weights: Weights) -> Options:
-    return Options(importance=importance_of(weights) if name == "Q2_K_S" else None)
+def options_for(name: str, weights: Weights) -> QuantizeOptions:
+    return QuantizeOptions(importance=importance_of(weights) if name == "Q2_K_S" else None)
 
 
 def logits(path: Path) -> np.ndarray:
@@ -53,7 +59,7 @@ def logits(path: Path) -> np.ndarray:
 
 
 def quantized(source: Path, out: Path, name: str = "Q8_0", **options: Any) -> GGUFFile:
-    quantize_model(source, out, find_file_type(name), Options(**options))
+    quantize_model(source, out, find_file_type(name), QuantizeOptions(**options))
     return GGUFFile(out)
 
 
@@ -70,10 +76,12 @@ def test_data_matches_llama_cpp(tiny: tuple[Path, Weights], tmp_path: Path, name
         out = tmp_path / f"{kind}.gguf"
         if wanted is None:  # llama.cpp refuses too
             with pytest.raises(ModelError, match="without an importance matrix"):
-                quantize_model(path, out, find_file_type(name), Options(importance=importance))
+                quantize_model(
+                    path, out, find_file_type(name), QuantizeOptions(importance=importance)
+                )
             assert not list(tmp_path.iterdir())
             continue
-        quantize_model(path, out, find_file_type(name), Options(importance=importance))
+        quantize_model(path, out, find_file_type(name), QuantizeOptions(importance=importance))
         assert digest(out) == wanted, kind
 
 
@@ -180,7 +188,9 @@ def test_split_files_are_merged_or_kept(tiny: tuple[Path, Weights], tmp_path: Pa
     assert not any(key.startswith("split.") for key in whole.metadata)
     parts = tmp_path / "out"
     parts.mkdir()
-    plan = quantize_model(first, parts / "q.gguf", find_file_type("Q8_0"), Options(keep_split=True))
+    plan = quantize_model(
+        first, parts / "q.gguf", find_file_type("Q8_0"), QuantizeOptions(keep_split=True)
+    )
     assert [p.name for p in sorted(parts.iterdir())] == [
         f"q-0000{i}-of-00003.gguf" for i in (1, 2, 3)
     ]

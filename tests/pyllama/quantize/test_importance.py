@@ -15,7 +15,7 @@ from pyggml.gguf import GGUFError, GGUFFile, write_gguf
 from pyllama.errors import ModelError
 from pyllama.eval.saved_logits import SavedLogits
 from pyllama.quantize import Importance, read_importance, write_importance
-from pyllama.quantize.importance import Entry
+from pyllama.quantize.importance import ImportanceEntry
 from pyllama.quantize.statistics import matrix_statistics
 
 
@@ -23,8 +23,10 @@ def sample() -> Importance:
     rng = np.random.default_rng(0)
     return Importance(
         {
-            "blk.0.ffn_up.weight": Entry(rng.random((1, 8), np.float32), np.array([1024.0])),
-            "blk.0.ffn_up_exps.weight": Entry(
+            "blk.0.ffn_up.weight": ImportanceEntry(
+                rng.random((1, 8), np.float32), np.array([1024.0])
+            ),
+            "blk.0.ffn_up_exps.weight": ImportanceEntry(
                 rng.random((3, 8), np.float32), np.array([700.0, 0, 324])
             ),
         },
@@ -97,9 +99,11 @@ def test_add(tmp_path: Path) -> None:
     assert both.entries["blk.0.ffn_up.weight"].counts.tolist() == [2048 + 2 * 512]
     with pytest.raises(ModelError, match="8 columns in one and 2 in the other"):
         both.add(
-            Importance({"blk.0.ffn_up.weight": Entry(np.ones((1, 2), np.float32), np.ones(1))})
+            Importance(
+                {"blk.0.ffn_up.weight": ImportanceEntry(np.ones((1, 2), np.float32), np.ones(1))}
+            )
         )
-    two, three = (Entry(np.ones((n, 12 // n), np.float32), np.ones(n)) for n in (2, 3))
+    two, three = (ImportanceEntry(np.ones((n, 12 // n), np.float32), np.ones(n)) for n in (2, 3))
     with pytest.raises(ModelError, match="'a' has 2 experts in one and 3 in the other"):
         Importance({"a": two}).add(Importance({"a": three}))
 
@@ -180,5 +184,5 @@ def test_statistics_match_scipy_definitions() -> None:
     assert row.kurtosis == pytest.approx(np.mean(z**4) - 3)
     shares = values / values.sum()
     assert row.evenness == pytest.approx(-(shares * np.log2(shares)).sum() / 3)
-    flat = Importance({"a": Entry(np.full((1, 4), 2, np.float32), np.ones(1))})
+    flat = Importance({"a": ImportanceEntry(np.full((1, 4), 2, np.float32), np.ones(1))})
     assert matrix_statistics(flat)[0].evenness == pytest.approx(1)

@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyllama.quantize import Importance
-from pyllama.quantize.importance import Entry
+from pyllama.quantize.importance import ImportanceEntry
 
 from ..models import Spec, random_weights, write_model
 
@@ -39,7 +39,7 @@ def write_tiny(
 
 def importance_of(weights: Weights) -> Importance:
     """The weights as an importance matrix of one chunk."""
-    entries = {name: Entry(x[None], np.ones(1)) for name, x in weights.items()}
+    entries = {name: ImportanceEntry(x[None], np.ones(1)) for name, x in weights.items()}
     return Importance(entries, ["text.txt"], n_chunks=1, chunk_size=1)
 
 

@@ -23,7 +23,7 @@ from pyllama.server.request.errors import ApiError
 from pyllama.server.worker.lifecycle import Lifecycle
 from pyllama.server.worker.runner import EngineRunner
 from pyllama.server.worker.text import Recorder, Text
-from pyllama.speculative import Draft, Speculation, View
+from pyllama.speculative import Draft, DraftView, Speculation
 
 from ...waiting import WAIT_S, until
 from .conftest import Serve, make_served
@@ -397,14 +397,14 @@ class FailingDrafter:
     draft: tuple[int, int] = (5, 6)
     n_calls: Counter[str] = field(default_factory=Counter)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         self._call("propose")
         return [Draft.chain(self.draft[:n]) if n else None for n in max_nodes]
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         self._call("accepted")
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         self._call("release")
 
     def _call(self, method: str) -> None:

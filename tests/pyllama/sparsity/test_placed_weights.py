@@ -23,7 +23,13 @@ from pyllama.runtime.offload import Planner
 from pyllama.runtime.params import ContextParams
 from pyllama.sparsity.division import Placements
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
-from pyllama.sparsity.plan import Budget, Choice, IndexFile, plan_on_devices, read_needs
+from pyllama.sparsity.plan import (
+    IndexFile,
+    MemoryBudget,
+    PlacementParams,
+    plan_on_devices,
+    read_needs,
+)
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
 from ...tiers import only
@@ -129,7 +135,7 @@ def test_both_devices_compute_a_layers_neurons_at_the_same_time(
     model = Model.load(sparse_file(folder, name))
     log: Log = []
     device, n_ff = DeferredDevice(log=log), model.hparams.n_ff
-    needs = read_needs(model, Budget(1 << 30, n_ctx=64))
+    needs = read_needs(model, MemoryBudget(1 << 30, n_ctx=64))
     items = tuple(item for item in needs.items if dense)
     ids = np.arange(0, n_ff, 3, dtype=np.int32)
     split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
@@ -163,7 +169,7 @@ def test_whole_layers_on_one_device_match_the_cpu_bits(folder: Path) -> None:
 def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
     """Dense tensors are moved too while the budget lasts; a tied embedding is copied."""
     model = Model.load(sparse_file(folder, name))
-    needs = read_needs(model, Budget(kib << 10, n_ctx=64))
+    needs = read_needs(model, MemoryBudget(kib << 10, n_ctx=64))
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
     plan = place(needs, kib << 10, partial(choose_neurons, activity, block=8))
     device = DeferredDevice()
@@ -189,7 +195,7 @@ def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> N
         whole = planner.plan(Offload()).devices[0].used
         budget = int(share * whole)
         activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
-        offload, choice = Offload(vram_budget=(budget,)), Choice(block=8)
+        offload, choice = Offload(vram_budget=(budget,)), PlacementParams(block=8)
         use, (plan,) = plan_on_devices(planner, header, offload, activity, choice, write=False)
     there = Model.load(path, devices=devices, placement=plan.placed)
     context = new(there)
@@ -221,7 +227,7 @@ def test_neurons_on_two_gpus(
         budget = tuple(int(share * n) for n in whole)
         offload = replace(offload, vram_budget=budget)
         activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
-        options: Any = (planner, header, offload, activity, Choice(block=8))
+        options: Any = (planner, header, offload, activity, PlacementParams(block=8))
         use, plans = plan_on_devices(*options)
         again, cached = plan_on_devices(*options)
         placement = Placements(tuple(plan.placed for plan in plans))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama.errors import ModelError
-from pyllama.sparsity.inventory import KV, LEVELS, Inventory, Item, NeuronRows, padded
+from pyllama.sparsity.inventory import KV, LEVELS, Inventory, NeuronRows, PlacedItem, padded
 from pyllama.sparsity.placement import balance, choose_neurons, greedy, hottest, place
 
 CASES = st.tuples(st.integers(0, 1 << 30), st.integers(1, 4), st.integers(1, 5))
@@ -155,7 +155,7 @@ def test_balance_keeps_the_budget(case: Any, left: int) -> None:
 # --- a whole budget -------------------------------------------------------------------------------
 
 ITEMS = tuple(
-    Item(level, i, (f"{level}{i}",), 100 * (k + 1))
+    PlacedItem(level, i, (f"{level}{i}",), 100 * (k + 1))
     for k, level in enumerate(LEVELS[:-1])
     for i in range(3)
 )

@@ -17,15 +17,22 @@ from pyllama.sparsity.activation_files import write_activations
 from pyllama.sparsity.collect import collect
 from pyllama.sparsity.gpuidx import read_gpuidx, write_gpuidx
 from pyllama.sparsity.inventory import ATTENTION, FFN_IO, KV, OUTPUT, SCORES, padded
-from pyllama.sparsity.plan import Budget, Choice, IndexFile, make_plan, read_activity, read_needs
+from pyllama.sparsity.plan import (
+    IndexFile,
+    MemoryBudget,
+    PlacementParams,
+    make_plan,
+    read_activity,
+    read_needs,
+)
 from pyllama.sparsity.stats import save_stats
 from tests.pyggml.sched.fake_device import FakeDevice
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
 
 TOKENS = np.random.default_rng(1).integers(3, 500, 100).tolist()
-BUDGET = Budget(1 << 30, n_ctx=96)
-BLOCKS_OF_8 = Choice(block=8)
+BUDGET = MemoryBudget(1 << 30, n_ctx=96)
+BLOCKS_OF_8 = PlacementParams(block=8)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +131,9 @@ def test_the_cached_file_is_used_until_an_input_changes(model: Model) -> None:
         (replace(some, nbytes=500_064), activity, BLOCKS_OF_8),
         (replace(some, n_ctx=64), activity, BLOCKS_OF_8),
         (some, activity * 2, BLOCKS_OF_8),
-        (some, activity, Choice(block=4)),
-        (some, activity, Choice("balance", 2.0, 1.0, 4)),
-        (some, activity, Choice("balance", 2.0, 1.5, 4)),
+        (some, activity, PlacementParams(block=4)),
+        (some, activity, PlacementParams("balance", 2.0, 1.0, 4)),
+        (some, activity, PlacementParams("balance", 2.0, 1.5, 4)),
     ):
         assert not make_plan(model, *changed).found and make_plan(model, *changed).found
     assert not make_plan(model, *changed, IndexFile(reset=True)).found

@@ -18,19 +18,19 @@ from pyllama.sparsity.inventory import (
     OUTPUT,
     SCORES,
     Inventory,
-    Item,
     NeuronRows,
+    PlacedItem,
 )
 from pyllama.sparsity.placement import NeuronSplit, Placement, empty_split
 from pyllama.sparsity.simulate import Machine, Work, predict, shares
 from pyllama.sparsity.speeds import measure_speeds
 
 ITEMS = (
-    *(Item(ATTENTION, i, (), 1000) for i in range(2)),
-    *(Item(SCORES, i, (), 200) for i in range(2)),
-    *(Item(FFN_IO, i, (), 10) for i in range(2)),
-    Item(OUTPUT, -1, (), 5000),
-    *(Item(KV, i, (), 800) for i in range(2)),
+    *(PlacedItem(ATTENTION, i, (), 1000) for i in range(2)),
+    *(PlacedItem(SCORES, i, (), 200) for i in range(2)),
+    *(PlacedItem(FFN_IO, i, (), 10) for i in range(2)),
+    PlacedItem(OUTPUT, -1, (), 5000),
+    *(PlacedItem(KV, i, (), 800) for i in range(2)),
 )
 NEEDS = Inventory(ITEMS, NeuronRows(4, ((30, 20), (30, 20)), (50, 50)))
 ACTIVE = np.array([[1.0, 0.5, 0.25, 0.25], [1.0, 1.0, 0.0, 0.0]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyllama.speculative.draft import Draft, View
+from pyllama.speculative.draft import Draft, DraftView
 from pyllama.speculative.first_of import FirstOf
 
 from .views import Text
@@ -19,14 +19,14 @@ class Scripted:
     ids: set[int]
     told: list[tuple[object, ...]] = field(default_factory=list)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         self.told.append(("propose", [view.id for view in views], list(max_nodes)))
         return [Draft.chain(self.tokens) if view.id in self.ids else None for view in views]
 
-    def accepted(self, view: View, path: Sequence[int]) -> None:
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         self.told.append(("accepted", view.id, list(path)))
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         self.told.append(("release", view.id))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.speculative.draft import Draft, View
+from pyllama.speculative.draft import Draft, DraftView
 from pyllama.speculative.suffix import SuffixDecoding
 from pyllama.speculative.translate import Translated, mismatch, translated_bias
 from pyllama.tokenizer import Tokenizer, load_tokenizer
@@ -32,7 +32,7 @@ class Reciter:
     seen: list[list[int]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
-    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+    def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
         drafts: list[Draft | None] = []
         for view, n in zip(views, max_nodes, strict=True):
             self.seen.append(list(view.tokens))
@@ -48,9 +48,9 @@ class Reciter:
             drafts.append(Draft.chain(ids[at : at + n]) if aligned and ids[at:] else None)
         return drafts
 
-    def accepted(self, view: View, path: Sequence[int]) -> None: ...
+    def accepted(self, view: DraftView, path: Sequence[int]) -> None: ...
 
-    def release(self, view: View) -> None:
+    def release(self, view: DraftView) -> None:
         self.released.append(view.id)
 
 
@@ -86,7 +86,9 @@ def test_proposals_have_the_text_of_the_draft(text: str, data: st.DataObject) ->
     proposed = draft.encode(data.draw(st.text(min_size=1, max_size=20)), add_special=False)
 
     class Inner(Reciter):
-        def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        def propose(
+            self, views: Sequence[DraftView], max_nodes: Sequence[int]
+        ) -> list[Draft | None]:
             return [Draft.chain(proposed)] if proposed else [None]
 
     made = Translated(Inner(draft, ""), target, draft).propose([Text(before or [1])], [99])[0]
@@ -118,7 +120,9 @@ def test_special_tokens_are_translated_by_their_role_or_text() -> None:
     said = [*draft.encode(" end.", add_special=False), 1, 50]
 
     class Ends(Reciter):
-        def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        def propose(
+            self, views: Sequence[DraftView], max_nodes: Sequence[int]
+        ) -> list[Draft | None]:
             self.seen.append(list(views[0].tokens))
             return [Draft.chain(said)]
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....chat.formats import ChatFormat
-from ....chat.reader import Call, Delta, Message, Reader
+from ....chat.reader import Delta, Message, Reader, ToolCall
 from ....chat.turn import Turn, TurnOptions
 from ....errors import SchemaError
 from ....tokenizer import Tokenizer
@@ -326,7 +326,7 @@ class Replies:
         return sum(bool(reader.feed(decoder.decode(piece)).reasoning) for piece in pieces)
 
 
-def chat_finish_reason(text: Text, calls: Sequence[Call]) -> str:
+def chat_finish_reason(text: Text, calls: Sequence[ToolCall]) -> str:
     """OpenAI's reason of the end of a reply."""
     if text.stop_type not in ("eos", "word"):
         return "length"

@@ -13,7 +13,7 @@ from pyllama import Batch, Context, Model
 from pyllama.sparsity.division import Placements, Share
 from pyllama.sparsity.inventory import NeuronRows
 from pyllama.sparsity.placement import NeuronSplit, Placement
-from pyllama.sparsity.plan import Budget, read_needs
+from pyllama.sparsity.plan import MemoryBudget, read_needs
 
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
@@ -88,7 +88,7 @@ def test_neurons_on_a_gpu_give_the_cpus_logits(
     """A third of the neurons, or all of them, with and without the dense weights."""
     model = Model.load(sparse_file(tmp_path, name))
     device, n_ff = gpu(), model.hparams.n_ff
-    items = tuple(read_needs(model, Budget(1 << 30, n_ctx=64)).items) if dense else ()
+    items = tuple(read_needs(model, MemoryBudget(1 << 30, n_ctx=64)).items) if dense else ()
     ids = np.arange(0, n_ff, share, dtype=np.int32)
     split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
     placed = Placement(1 << 30, 0, items, (), split, (0,) * N_LAYER).apply(model, device)
@@ -106,7 +106,7 @@ def test_neurons_on_two_gpus_give_the_cpus_logits(tmp_path: Path, name: str) -> 
     path, gpus = sparse_file(tmp_path, name), (gpu(0), gpu(1))
     model = Model.load(path)
     shares = Share((0, 1), N_LAYER, False), Share((2,), N_LAYER, True)
-    needs, n_ff = read_needs(model, Budget(1 << 30, n_ctx=64)), model.hparams.n_ff
+    needs, n_ff = read_needs(model, MemoryBudget(1 << 30, n_ctx=64)), model.hparams.n_ff
     ids = np.arange(0, n_ff, 3, dtype=np.int32)
 
     def third(rows: NeuronRows, left: int) -> NeuronSplit:

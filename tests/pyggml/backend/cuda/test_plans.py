@@ -21,7 +21,7 @@ from pyllama.runtime.devices import Offload
 from pyllama.runtime.offload import OffloadPlan, Planner
 from pyllama.runtime.params import ContextParams
 from pyllama.sparsity.division import Placements
-from pyllama.sparsity.plan import Choice, plan_on_devices
+from pyllama.sparsity.plan import PlacementParams, plan_on_devices
 
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
@@ -120,7 +120,12 @@ def test_a_hybrid_allocates_what_was_planned(
         activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
         budget = tuple(sum(WORK_BYTES) + int(share * n) for n in whole)
         use, plans = plan_on_devices(
-            planner, header, Offload(vram_budget=budget), activity, Choice(block=8), write=False
+            planner,
+            header,
+            Offload(vram_budget=budget),
+            activity,
+            PlacementParams(block=8),
+            write=False,
         )
     placement = Placements(tuple(plan.placed for plan in plans))
     gpus = [gpu(use.used, use.name) for use in use.devices[:-1]]

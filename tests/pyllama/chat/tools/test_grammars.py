@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama.chat.tools.grammar import ReplyGrammar
-from pyllama.chat.tools.rules import Rules, literal
+from pyllama.chat.tools.rules import ToolRules, literal
 from pyllama.chat.turn import Turn, TurnOptions
 from pyllama.errors import GrammarError, TemplateError
 from pyllama.grammar import Trigger
@@ -254,7 +254,7 @@ def test_a_wrong_schema_is_named() -> None:
 
 
 def test_text_through_a_marker() -> None:
-    rules = Rules()
+    rules = ToolRules()
     rules.add("root", rules.through("t", "ab]aba"))
     grammar = ReplyGrammar(rules.text())
     for text in ("ab]aba", "ab]ab]aba", '"\\ab]abbab]aba', "aab]aba", "ab]a^-[b]🙂ab]aba"):
@@ -264,7 +264,7 @@ def test_text_through_a_marker() -> None:
 
 
 def test_markers_of_control_tokens_are_tokens() -> None:
-    rules = Rules(lambda marker: [7, "x", 8] if marker == "<a>x<b>" else [marker])
+    rules = ToolRules(lambda marker: [7, "x", 8] if marker == "<a>x<b>" else [marker])
     assert rules.marker("<a>x<b>") == '<[7]> "x" <[8]>'
     rules.add("root", rules.through("t", "<a>x<b>"))
     assert rules.text().splitlines()[-1] == 't ::= [^\\x00]* <[7]> "x" <[8]>'
@@ -272,7 +272,7 @@ def test_markers_of_control_tokens_are_tokens() -> None:
 
 
 def test_embedded_rules_are_renamed() -> None:
-    rules = Rules()
+    rules = ToolRules()
     text = 'root ::= "root" a-b{1,20} [root] <[1]> # root\na-b ::= !<root> root | "\\"a-b"'
     assert rules.embed("x", text) == "x-root"
     assert rules.text().splitlines()[2:] == [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.chat.reader import Call, Delta, Message, Reader
+from pyllama.chat.reader import Delta, Message, Reader, ToolCall
 from pyllama.chat.tools import FAMILIES
 from pyllama.chat.tools.call_format import Family
 from pyllama.chat.turn import Turn, TurnOptions
@@ -429,8 +429,8 @@ def test_families_that_differ_in_markers(
 @pytest.mark.parametrize("n", [1, 2])
 def test_written_calls_are_read(family: Family, n: int) -> None:
     calls = [
-        Call("a1b2c3d4e", "special_function", '{"arg1": 1}'),
-        Call("000000001", "get_time", '{"city": "\\"]}</tool_call>"}'),
+        ToolCall("a1b2c3d4e", "special_function", '{"arg1": 1}'),
+        ToolCall("000000001", "get_time", '{"city": "\\"]}</tool_call>"}'),
     ][:n]
     reader = reader_of(family)
     reader.feed(family.write(calls))

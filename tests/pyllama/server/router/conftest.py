@@ -27,7 +27,7 @@ from starlette.testclient import TestClient
 from pyllama.server.http.listener import Listening, open_sockets
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.router.app import make_router
-from pyllama.server.router.catalog import Entry
+from pyllama.server.router.catalog import CatalogEntry
 from pyllama.server.router.pool import Pool
 from pyllama.server.router.process import Report
 
@@ -44,7 +44,7 @@ class FakeChild:
         obeys: whether it ends when it is asked to.
     """
 
-    def __init__(self, entry: Entry, report: Report) -> None:
+    def __init__(self, entry: CatalogEntry, report: Report) -> None:
         self.entry, self.report = entry, report
         self.port, self.key, self.last_line = 0, f"key of {entry.name}", ""
         self.orders: list[str] = []
@@ -81,7 +81,7 @@ class HttpChild(FakeChild):
         go: lets a slow answer or stream go on.
     """
 
-    def __init__(self, entry: Entry, report: Report) -> None:
+    def __init__(self, entry: CatalogEntry, report: Report) -> None:
         super().__init__(entry, report)
         self.seen: list[dict[str, str]] = []
         self.n_aborted = 0
@@ -161,11 +161,11 @@ class HttpChild(FakeChild):
 class Fleet:
     """The children of a router by name, in the order of their start."""
 
-    def __init__(self, kind: Callable[[Entry, Report], FakeChild] = HttpChild) -> None:
+    def __init__(self, kind: Callable[[CatalogEntry, Report], FakeChild] = HttpChild) -> None:
         self.kind = kind
         self.children: list[Any] = []
 
-    async def spawn(self, entry: Entry, report: Report) -> FakeChild:
+    async def spawn(self, entry: CatalogEntry, report: Report) -> FakeChild:
         child = self.kind(entry, report)
         self.children.append(child)
         return child
@@ -178,11 +178,11 @@ NAMES = ("a", "b", "c", "broken")
 StartRouter = Callable[..., TestClient]
 
 
-def entries(*names: str, **options: Any) -> list[Entry]:
-    return [Entry(name, ("--model", f"{name}.gguf"), **options) for name in names]
+def entries(*names: str, **options: Any) -> list[CatalogEntry]:
+    return [CatalogEntry(name, ("--model", f"{name}.gguf"), **options) for name in names]
 
 
-def router(fleet: Fleet, found: list[Entry], autoload: bool = True, **options: Any) -> Any:
+def router(fleet: Fleet, found: list[CatalogEntry], autoload: bool = True, **options: Any) -> Any:
     """The application of a router over fake children."""
     pool = Pool(found, fleet.spawn, options.pop("max_models", 4))
     return make_router(pool, ServerOptions(**options), lambda: found, autoload=autoload)
@@ -193,7 +193,7 @@ def route() -> Iterator[StartRouter]:
     """A function that starts a router in this process; ``client.fleet`` has its children."""
     with ExitStack() as stack:
 
-        def start(found: list[Entry] | None = None, **options: Any) -> TestClient:
+        def start(found: list[CatalogEntry] | None = None, **options: Any) -> TestClient:
             fleet = Fleet()
             app = router(fleet, entries(*NAMES) if found is None else found, **options)
             client = TestClient(app, base_url="http://localhost")

@@ -13,7 +13,7 @@ from pyllama.errors import ModelError
 from pyllama.server.app import ROUTES
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.router.app import make_router
-from pyllama.server.router.catalog import Entry
+from pyllama.server.router.catalog import CatalogEntry
 from pyllama.server.router.pool import Pool
 
 from ....waiting import WAIT_S, until
@@ -76,7 +76,7 @@ def test_a_broken_model_is_listed_and_fails(route: StartRouter) -> None:
 
 
 def test_the_list(route: StartRouter) -> None:
-    secret = Entry(
+    secret = CatalogEntry(
         "a", ("--hf-token", "hunter2"), ("z", "y"), ("t",), preset="[a]\n",
         shown_args=("--hf-token", "***"),
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_new_list() -> None:
     found, fleet = entries("a"), Fleet()
     wrong: list[Exception] = []
 
-    def find() -> list[Entry]:
+    def find() -> list[CatalogEntry]:
         if wrong:
             raise wrong[0]
         return found
@@ -184,8 +184,12 @@ def test_ollamas_api(route: StartRouter, tmp_path: Path) -> None:
     file.write_bytes(b"x" * 100)
     real = tmp_path / "real.gguf"
     write_gguf(real, {"general.architecture": "gemma3"}, {})
-    known = [Entry("a", file=file), *entries("b"), Entry("gone", file=tmp_path / "gone")]
-    client = route([*known, Entry("real", file=real)])
+    known = [
+        CatalogEntry("a", file=file),
+        *entries("b"),
+        CatalogEntry("gone", file=tmp_path / "gone"),
+    ]
+    client = route([*known, CatalogEntry("real", file=real)])
     names = {one["name"]: one["size"] for one in client.get("/api/tags").json()["models"]}
     assert names == {"a": 100, "b": 0, "gone": 0, "real": real.stat().st_size}
     assert client.get("/api/ps").json() == {"models": []}

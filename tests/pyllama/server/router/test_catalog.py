@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama.errors import ModelError
-from pyllama.server.router.catalog import Entry, checked, find_models
+from pyllama.server.router.catalog import CatalogEntry, checked, find_models
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -58,9 +58,12 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_names_are_used_once() -> None:
-    fine = [Entry("a", aliases=("b", "a")), Entry("c")]
+    fine = [CatalogEntry("a", aliases=("b", "a")), CatalogEntry("c")]
     assert list(checked(fine)) == ["a", "c"]
-    for wrong in ([Entry("a"), Entry("a")], [Entry("a", aliases=("b",)), Entry("b")],
-                  [Entry("a", aliases=("x",)), Entry("b", aliases=("x",))]):  # fmt: skip
+    for wrong in (
+        [CatalogEntry("a"), CatalogEntry("a")],
+        [CatalogEntry("a", aliases=("b",)), CatalogEntry("b")],
+        [CatalogEntry("a", aliases=("x",)), CatalogEntry("b", aliases=("x",))],
+    ):
         with pytest.raises(ModelError, match="belongs to two models: a, "):
             checked(wrong)

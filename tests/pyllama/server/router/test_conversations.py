@@ -9,7 +9,7 @@ from typing import Any
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.router import conversations
 from pyllama.server.router.app import make_router
-from pyllama.server.router.catalog import Entry
+from pyllama.server.router.catalog import CatalogEntry
 from pyllama.server.router.conversations import Conversations
 from pyllama.server.router.pool import Instance, Pool
 
@@ -110,7 +110,7 @@ def test_a_stop_while_the_model_loads_cancels_the_request() -> None:
 
 def test_only_the_last_conversations_are_known(monkeypatch: Any) -> None:
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 2)
-    known, instance = Conversations(), Instance(Entry("a", ()))
+    known, instance = Conversations(), Instance(CatalogEntry("a", ()))
     for id in ("one", "two", "one", "three"):
         known.begin(id, instance)
     assert known.get("two") is None and known.owners(["one"]) == [instance]
