@@ -28,7 +28,7 @@ class Logprobs(TypedDict):
     top_logprobs: list[dict[str, float] | None]
 
 
-class Choice(TypedDict):
+class TextChoice(TypedDict):
     """One text; ``finish_reason`` is None in all chunks but the last."""
 
     text: str
@@ -37,7 +37,7 @@ class Choice(TypedDict):
     finish_reason: str | None
 
 
-class Usage(TypedDict):
+class TextUsage(TypedDict):
     """Token counts."""
 
     prompt_tokens: int
@@ -52,13 +52,13 @@ class CompletionChunk(TypedDict):
     object: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[TextChoice]
 
 
 class Completion(CompletionChunk):
     """A whole completion."""
 
-    usage: Usage
+    usage: TextUsage
 
 
 @dataclass(frozen=True)

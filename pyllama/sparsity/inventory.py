@@ -111,7 +111,7 @@ def inventory(
     sizes = {t.name: t.nbytes for t in infos.values() if t.name not in plan.unread}
     sizes |= plan.derived_sizes
     types = {t.name: t.type for t in infos.values()}
-    types |= {name: type for one in plan.made for name, type, _ in one.tensors}
+    types |= {name: type for one in plan.derived for name, type, _ in one.tensors}
     up = [_by_rows(file, hparams, i, sizes) for i in range(hparams.n_layer)]
     down = [f"blk.{i}.ffn_down_t.weight" for i in range(hparams.n_layer)]
     by_rows = {*down, *(name for names in up for name in names)}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from .boundaries import SPACE, Joints, word_pattern
 from .characters import LOWER, WHITE
 from .merge import merge
-from .pretokenize import Cutter, word_cutters
+from .pretokenizers import Cutter, word_cutters
 from .vocab import Vocab
 from .words import WordEncoder
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..errors import TokenizerError
 from .metadata import PREFIX, Metadata
-from .pretokenize import PreTokenizer
-from .pretokenizers import PRE_TOKENIZERS, pretokenizer
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer, pretokenizer
 from .special import (
     CONTROL,
     NORMAL,

@@ -20,8 +20,7 @@ from typing import Any
 from ...inputs.budget import ReadBudget
 from ...tokenizer.boundaries import SPACE
 from ...tokenizer.characters import WHITE
-from ...tokenizer.pretokenize import Cutter, PreTokenizer
-from ...tokenizer.pretokenizers import PRE_TOKENIZERS
+from ...tokenizer.pretokenizers import PRE_TOKENIZERS, Cutter, PreTokenizer
 from .tokenizer_json import TextSteps
 
 # Text on which all pre-tokenizers of the table differ. It is in NFC: llama.cpp does not normalize
