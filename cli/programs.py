@@ -16,7 +16,6 @@ COMMANDS = {
         "lookup-create": ".commands.lookup:create",
         "lookup-merge": ".commands.lookup:merge",
         "lookup-stats": ".commands.lookup:stats",
-        "lookahead": ".commands.speculative:lookahead",
     },
     "Compare texts": {
         "embedding": ".commands.embedding:command",

@@ -18,7 +18,7 @@ _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one i
 _EMBEDDINGS = "pyllama-embedding computes embeddings and ranks documents"
 _DENSE_MODULES = "dense layers after the pooling are not supported"
 DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
-LOOKAHEAD = (
+_LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
 )
@@ -55,7 +55,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # generation
     DRAFT_HEADS: ("--dflash", "--eagle3", "--mtp"),
-    LOOKAHEAD: ("--lookahead",),
+    _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
         "--spec-synth-len", "--spec-synth-rates",
     ),

@@ -4,8 +4,7 @@
     pyllama-speculative-simple -m x.gguf --spec-type suffix -f prompt.txt -n 64
 
 Like llama.cpp's tools: prompt and text go to stdout, counts and timings to stderr. The first needs
-a draft model and drafts trees with ``-np``; the second takes any drafter. Also
-``pyllama-lookahead``, which only says why it is left out.
+a draft model and drafts trees with ``-np``; the second takes any drafter.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -34,7 +33,6 @@ from ..options.sampling import SamplingOptions, sampling_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
 from ..tool import Tool, ignored_option, version_option
-from ..unsupported import LOOKAHEAD
 
 text_options = stack(
     prompt_options,
@@ -171,20 +169,3 @@ def simple(**options: Any) -> None:
             "nothing drafts: give a draft model (-md, -hfd), --lookup or --spec-type"
         )
     complete(options, drafts, _write_stats)
-
-
-class _LeftOut(Tool):
-    """A tool of llama.cpp's that does not exist here: every call but --help says why."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse all arguments."""
-        if args in (["-h"], ["--help"], ["--version"]):
-            return super().parse_args(ctx, args)
-        raise click.UsageError(LOOKAHEAD, ctx)
-
-
-@click.command("lookahead", cls=_LeftOut)
-@version_option()
-def lookahead() -> NoReturn:
-    """Say why lookahead decoding is left out."""
-    raise click.UsageError(LOOKAHEAD)

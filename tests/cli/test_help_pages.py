@@ -59,8 +59,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_description_is_cut(columns: i
 
 def test_every_page_has_an_example_with_flags_that_exist() -> None:
     for words in COMMANDS:
-        if words == ("lookahead",):  # only says why it is left out
-            continue
         lines, command = examples(found(words)), found(words)
         assert lines and lines[0] in page(words, 120), words
         flags = {flag for p in command.get_params(click.Context(command)) for flag in p.opts}

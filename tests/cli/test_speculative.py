@@ -408,11 +408,3 @@ def test_lookup_tools_without_input(folder: Path, tmp_path: Path) -> None:
         assert done.exit_code in (1, 2) and done.stderr.count("\n") == 1
     code, out, err = run(lookup.command, folder)
     assert (code, out) == (2, "") and "there is no prompt" in err
-
-
-@pytest.mark.parametrize("args", [[], ["-m", "x.gguf", "-p", "hi", "-n", "3"], ["--lookahead"]])
-def test_lookahead_says_why_it_is_left_out(args: list[str]) -> None:
-    done = CliRunner().invoke(speculative.lookahead, args)
-    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "lookahead decoding is left out: a step would have dozens of rows" in done.stderr
-    assert CliRunner().invoke(speculative.lookahead, ["--help"]).exit_code == 0
