@@ -25,10 +25,10 @@ from pyggml.files import read_regular
 
 from ..errors import PyllamaError
 from .apis.anthropic import messages as anthropic
-from .apis.llama_cpp import graph, infill, info, rerank, slots, tokens
+from .apis.llama_cpp import graph, infill, info, kept_streams, rerank, slots, tokens
 from .apis.ollama import ollama
 from .apis.openai import chat, completion, embedding, responses
-from .http import proxy, resumable
+from .http import proxy
 from .http.logs import BODY, RequestLog, ignored_fields
 from .http.missing import MISSING
 from .http.security import Guard
@@ -100,9 +100,9 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/api/version",), ollama.version),
     ("POST", ("/v1/audio/transcriptions", "/audio/transcriptions"), info.transcriptions),
     ("POST", ("/v1/systemone",), info.decisions),
-    ("GET", ("/v1/stream",), resumable.resume),
-    ("DELETE", ("/v1/stream",), resumable.stop),
-    ("POST", ("/v1/streams/lookup",), resumable.lookup),
+    ("GET", ("/v1/stream",), kept_streams.resume),
+    ("DELETE", ("/v1/stream",), kept_streams.stop),
+    ("POST", ("/v1/streams/lookup",), kept_streams.lookup),
 )
 """Those that do not need the model, do not wake it, and do not keep it awake."""
 

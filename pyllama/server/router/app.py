@@ -24,10 +24,10 @@ from starlette.types import ASGIApp
 
 from ...errors import ModelError
 from ..apis.llama_cpp.info import no_model
+from ..apis.llama_cpp.kept_streams import asked_ids, conversation_asked
 from ..apis.ollama import ollama
 from ..app import ROUTES, SLEEPING_ROUTES, Endpoint, guarded, page_endpoints, reporting_errors
 from ..http.proxy import forward_for_page
-from ..http.resumable import asked_ids, conversation_asked
 from ..http.sse import JsonResponse, data_line, parse_body, read_body, read_json
 from ..request.errors import ApiError
 from ..request.options import ServerOptions

@@ -17,10 +17,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..request.errors import ApiError
-from ..worker.kept_streams import streams_of
-from ..worker.lifecycle import Lifecycle
-from .sse import JsonResponse, read_json
+from ...http.sse import JsonResponse, read_json
+from ...request.errors import ApiError
+from ...worker.kept_streams import streams_of
+from ...worker.lifecycle import Lifecycle
 
 _MAX_OFFSET = 18  # digits
 
