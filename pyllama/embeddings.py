@@ -63,7 +63,7 @@ def embed_many(engine: Engine, texts: Sequence[Sequence[int]], pooling: str) -> 
 
     for i, tokens in enumerate(texts):
         try:
-            engine.check_pooled(tokens, pooling)
+            engine.check(Request(tokens, pooling=pooling))
         except ValueError as error:
             raise type(error)(f"text {i}: {error}") from None
     n_queued = 2 * engine.context.kv.n_seq_max

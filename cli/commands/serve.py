@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pyllama.server.request.options import ServerOptions
     from pyllama.server.router.catalog import CatalogEntry
     from pyllama.server.router.child import RouterLink
-    from pyllama.server.worker.served import Served
+    from pyllama.server.worker.served import ServedModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
@@ -416,7 +416,7 @@ def command(router_child: bool, **options: Any) -> None:
         raise click.UsageError(f"{_MISSING} ({error.name} is missing)") from None
     from pyllama.engine import Engine
     from pyllama.server.worker.lifecycle import Lifecycle
-    from pyllama.server.worker.served import Served
+    from pyllama.server.worker.served import ServedModel
     from pyllama.server.worker.warm_up import compile_rest, warm_up
 
     own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
@@ -437,7 +437,7 @@ def command(router_child: bool, **options: Any) -> None:
         settings = replace(settings, api_keys=(link.key,), open_health=False, aliases=(link.name,))
     click_context = click.get_current_context()
 
-    def load() -> Served:
+    def load() -> ServedModel:
         with click_context.scope(cleanup=False), ExitStack() as resources:
             n_slots, unified = own.n_slots, own.is_unified
             made = Drafting(drafts, of_model, sizes, params, n_slots, unified)
@@ -456,7 +456,7 @@ def command(router_child: bool, **options: Any) -> None:
                 pooling=own.how_pooled(model),
                 drafters=tuple(drafts.types),
             )
-            served = Served(engine, own_options)
+            served = ServedModel(engine, own_options)
             served.chat_format()  # a wrong template is found now
             if own.warmup:
                 warm_up(served)
@@ -470,7 +470,7 @@ def command(router_child: bool, **options: Any) -> None:
     life = Lifecycle(load, settings, sleep_s if sleep_s > 0 else None)
 
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
-        def ready(served: Served) -> None:
+        def ready(served: ServedModel) -> None:
             n_slots = len(served.runner.slots)
             line = f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}"
             _say(line, own)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..engine import Engine, Lease
-from ..engine.sequence import batches
+from ..engine.rows import batches
 from ..errors import BatchError
 from ..runtime.context import Context
 from .bench import bench_tokens
@@ -142,7 +142,10 @@ class _DecodeRun:
         tokens = bench_tokens(context.model, n, 0)
         made: set[tuple[int, int]] = set()
         for part in batches([lease.row(tokens) for lease in self._leases[:n_seq]], context.n_batch):
-            outputs, n_ubatch = [flag for row in part for flag in row.flags()], context.n_ubatch
+            outputs, n_ubatch = (
+                [flag for row in part for flag in row.flags(row.outputs)],
+                context.n_ubatch,
+            )
             ubatches = [outputs[j : j + n_ubatch] for j in range(0, len(outputs), n_ubatch)]
             graphs = {(len(ubatch), sum(ubatch)) for ubatch in ubatches}
             if graphs_only and graphs <= made:

@@ -26,7 +26,7 @@ from ..runtime.context import Context
 from ..runtime.model import Model
 from ..server.app import make_app
 from ..server.worker.lifecycle import Lifecycle
-from ..server.worker.served import Served
+from ..server.worker.served import ServedModel
 from ..server.worker.warm_up import compile_rest, warm_up
 from .options import ReplicaOptions
 
@@ -100,7 +100,7 @@ class LoadedModel:
     options: ReplicaOptions
     name: str
     n_running: int = 0
-    served: Served = field(init=False)
+    served: ServedModel = field(init=False)
     _is_started: bool = False
     _is_closed: bool = False
 
@@ -176,7 +176,7 @@ class LoadedModel:
         return found
 
 
-def _load(options: ReplicaOptions, name: str) -> Served:
+def _load(options: ReplicaOptions, name: str) -> ServedModel:
     if name not in options.models:
         raise ClusterError(f"there is no model {name!r}; there are {', '.join(options.models)}")
     path = options.models[name]
@@ -186,7 +186,7 @@ def _load(options: ReplicaOptions, name: str) -> Served:
     server = replace(options.server, model_path=path, aliases=(name,))
     prefixes = PrefixStore(options.cache_bytes) if options.cache_bytes else None
     engine = Engine(context, prefixes=prefixes)
-    served = Served(engine, server)
+    served = ServedModel(engine, server)
     served.chat_format()  # a wrong template is found now
     warm_up(served)
     return served

@@ -24,7 +24,7 @@ from .engine import Engine
 from .lease import Lease
 from .logprobs import log_softmax
 from .request import Floats, check_prompt
-from .sequence import Row, batches
+from .rows import Row, batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ for event in lease.run(Request(more, max_tokens=8), append=True): ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import ContextFull
 from .engine import Engine
 from .request import Floats, Ids, Request, Run
-from .sequence import Row, batches
+from .rows import Row, batches
 
 
 class Lease:
@@ -69,19 +68,18 @@ class Lease:
 
         None after the context evaluated another sequence.
         """
-        engine = self._engine
-        if engine._logits_of is not self._sequence:
+        at, outputs = self._sequence.n_at_outputs, self._sequence.last_outputs
+        if outputs is None:
             return None
-        at, rows = engine._logits_at, engine._logits_rows
         n_removed = max(at - self.n_tokens, 0)  # of the tokens that have logits
-        i = n_removed if n_removed < len(rows) else 0
-        return at - i - 1, self.context.logits_ith(rows[-1 - i])
+        i = n_removed if n_removed < len(outputs) else 0
+        return at - i - 1, self.context.logits_ith(outputs[-1 - i])
 
     def on_logits(self, callback: Callable[[int, Floats], None] | None) -> None:
         """Call ``callback(first, logits)`` with the logits of each evaluated chunk of tokens."""
         self._sequence.on_logits = callback
 
-    def evaluate(self, tokens: Seq[int], outputs: str | Seq[bool] = "last") -> None:
+    def evaluate(self, tokens: Sequence[int], outputs: str | Sequence[bool] = "last") -> None:
         """Evaluate tokens after those in the cache.
 
         Args:
@@ -97,7 +95,7 @@ class Lease:
             pass
 
     def chunks(
-        self, tokens: Seq[int], outputs: str | Seq[bool] = "last"
+        self, tokens: Sequence[int], outputs: str | Sequence[bool] = "last"
     ) -> Iterator[tuple[int, Floats]]:
         """`evaluate`, one batch at a time.
 
@@ -121,11 +119,11 @@ class Lease:
             yield start, self.context.logits
             start += len(part[0].tokens)
 
-    def row(self, tokens: Seq[int], outputs: str | Seq[bool] = "last") -> Row:
+    def row(self, tokens: Sequence[int], outputs: str | Sequence[bool] = "last") -> Row:
         """Tokens to evaluate after those in the cache, for `Engine.decode`."""
         return Row(self._sequence, list(tokens), outputs)
 
-    def catch_up(self, tokens: Seq[int]) -> int:
+    def catch_up(self, tokens: Sequence[int]) -> int:
         """Make the cache hold exactly ``tokens``; evaluates all but the common prefix.
 
         The last token is always evaluated, for its logits.
@@ -137,20 +135,20 @@ class Lease:
         self.evaluate(tokens[n:])
         return n
 
-    def keep(self, tokens: Seq[int]) -> int:
-        """Remove all but the common prefix with ``tokens``, see `Sequence.keep`; its length."""
+    def keep(self, tokens: Sequence[int]) -> int:
+        """Remove all but the common prefix, see `CacheSequence.keep`; its length."""
         self._sequence.owner = None
         return self._sequence.keep(tokens)
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0) -> None:
-        """Remove some of ``tokens`` from the middle until they fit (see `Sequence.make_room`)."""
-        self._sequence.owner = self._engine._logits_of = None
+        """Remove some tokens from the middle until they fit, see `CacheSequence.make_room`."""
+        self._sequence.owner = None
         while len(tokens) > self.context.n_ctx_seq:
             self._sequence.make_room(tokens, n_keep, n_last)
 
-    def adopt(self, tokens: Seq[int] | Ids) -> None:
+    def adopt(self, tokens: Sequence[int] | Ids) -> None:
         """Declare that the cache holds these tokens, such as those of a loaded state."""
-        self._sequence.owner = self._engine._logits_of = None
+        self._sequence.owner = None
         self._sequence.adopt(tokens)
 
     def truncate(self, n: int | None = None) -> None:
@@ -174,11 +172,11 @@ class Lease:
         """
         held = self.tokens if append else []
         tokens = [*held, *map(int, request.tokens)]
-        return self._engine._run(self._engine._make_jobs(request, tokens, self._sequence), self)
+        return self._engine.run_in(self._sequence, request, tokens, holder=self)
 
     def release(self) -> None:
         """Return the sequence at the next step; its tokens stay as an idle prefix."""
-        self._engine._inbox.put(self._sequence)
+        self._engine.release(self._sequence)
 
     def __del__(self) -> None:
         if hasattr(self, "_sequence"):  # False if the constructor raised

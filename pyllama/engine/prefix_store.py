@@ -10,14 +10,14 @@ values, and gives the bits of the first evaluation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import StateError
 from ..runtime.context import Context
 from ..runtime.state import Bytes, dump_state, restore_state
 from .request import Ids
-from .sequence import UNKNOWN, Sequence, n_common
+from .sequence import UNKNOWN, CacheSequence, n_common
 
 _log = logging.getLogger("pyllama.server")
 _MIN_TOKENS = 16  # fewer are evaluated as fast as they are restored
@@ -57,10 +57,10 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._saved)
 
-    def save(self, sequence: Sequence) -> bool:
+    def save(self, sequence: CacheSequence) -> bool:
         """Save a sequence; False if it is short, shifted, too large, or saved already."""
         tokens, context = sequence.tokens(), sequence.context
-        if len(tokens) < _MIN_TOKENS or sequence.n_exact < len(tokens) or UNKNOWN in tokens:
+        if len(tokens) < _MIN_TOKENS or sequence.n_unshifted < len(tokens) or UNKNOWN in tokens:
             return False
         related = self._beginning.get(_key(tokens), ())
         for saved in related:
@@ -80,7 +80,7 @@ class PrefixStore:
             self._remove(next(iter(self._saved)))
         return True
 
-    def save_unused(self, sequences: Seq[Sequence], context: Context) -> None:
+    def save_unused(self, sequences: Sequence[CacheSequence], context: Context) -> None:
         """Save idle sequences before a text begins in another, and clear them if cells are shared.
 
         Logs the tag that llama.cpp's tests look for.
@@ -102,7 +102,7 @@ class PrefixStore:
                 best, length = saved, n
         return best, length
 
-    def restore(self, saved: _Saved, sequence: Sequence) -> bool:
+    def restore(self, saved: _Saved, sequence: CacheSequence) -> bool:
         """Put a saved state into a sequence; False if there are too few cells."""
         _log.debug("updating prompt cache: %d tokens are restored", len(saved.tokens))
         data = b"".join(part.tobytes() for part in saved.parts)

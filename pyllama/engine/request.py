@@ -22,7 +22,7 @@ from ..sampling import LogitsProcessor, SamplingParams
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intc]
 StoppingCriteria = Callable[[Ids, Floats], bool]
-EndReason = Literal["eog", "stop", "length", "abort", "deadline"]
+EndReason = Literal["eog", "stop", "length", "indent", "time", "abort", "deadline"]
 Kind = Literal["progress", "prompt", "embedding", "tokens", "shift", "end", "error"]
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
@@ -50,6 +50,10 @@ class Request:
         n_discard: number of tokens to remove then; 0 for half of them.
         priority: higher ones are admitted first and preempted last.
         deadline_s: seconds from submission after which it ends.
+        max_predict_s: seconds from the first token after which it ends at the next line break;
+            needs ``text``.
+        n_indent: end at a line, after the first, that begins with fewer spaces and tabs; 0 for
+            no such end. Needs ``text``.
         progress: report the progress of the prompt.
         max_draft: maximum number of drafted tokens per step, where the engine drafts; None for its
             own limit, 0 for no drafts.
@@ -74,6 +78,8 @@ class Request:
     n_discard: int = 0
     priority: int = 0
     deadline_s: float | None = None
+    max_predict_s: float | None = None
+    n_indent: int = 0
     progress: bool = False
     max_draft: int | None = None
     seq_id: int | None = None
@@ -130,7 +136,10 @@ class Event(NamedTuple):
         n_drafted: number of tokens drafted for the text so far, of a ``tokens`` event.
         removed: index of the first token removed by a shift, and the number removed.
         reason: reason of the end: end-of-generation token; stop string, token or criterion;
-            maximum length or full context; ``abort``; deadline.
+            maximum length or full context; a line that is not indented; the time of generation;
+            ``abort``; deadline.
+        n_cut: number of characters at the end of the text so far that are no part of it: a line
+            that is not indented is recognised after its beginning was reported.
         stop: the stop string or token found.
         error: exception of the callback.
     """
@@ -148,6 +157,7 @@ class Event(NamedTuple):
     cumulative_logprob: float | None = None
     usage: Usage | None = None
     reason: EndReason | None = None
+    n_cut: int = 0
     stop: str | int | None = None
     drafted: bool = False
     n_drafted: int = 0

@@ -1,8 +1,9 @@
-"""The tokens in one sequence of a context, and the batches that evaluate them.
+"""The tokens in one sequence of a context: prefixes, forks, context shifts.
 
-    sequence = Sequence(context, 0)
+    sequence = CacheSequence(context, 0)
     n = sequence.keep(tokens)                      # length of the common prefix
-    for rows in batches([Row(sequence, tokens[n:])], n_batch): decode(rows)
+    context.decode(Batch(tokens[n:]))
+    sequence.append(tokens[n:])
 
 Attributes and the KV cache agree except within an `Engine`'s decode. Not thread-safe.
 """
@@ -10,15 +11,12 @@ Attributes and the KV cache agree except within an `Engine`'s decode. Not thread
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ContextFull
-from ..runtime.batch import Batch
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
@@ -26,9 +24,11 @@ if TYPE_CHECKING:
 
 UNKNOWN = -1
 """Stands for a token that was evaluated before the engine existed."""
+LAST = [-1]
+"""The last output of a decode, see `CacheSequence.last_outputs`."""
 
 
-class Sequence:
+class CacheSequence:
     """One sequence of a context.
 
     Args:
@@ -38,17 +38,20 @@ class Sequence:
     Attributes:
         ids: int32[n_ctx_seq], of which the cache holds the first ``n_tokens``.
         id_items: the same memory; cheaper for a single token.
-        n_exact: leading tokens with the bits of a fresh evaluation: those before a context shift.
+        n_unshifted: leading tokens with the bits of a fresh evaluation, before a context shift.
         n_forgotten: tokens removed by context shifts.
-        owner: key of the job whose tokens it holds, or None.
+        owner: key of the text whose tokens it holds, or None.
         leased: whether a `Lease` holds it.
         on_logits: called with the index of the first token of a chunk, and the chunk's logits.
         last_used: number of the last step that used it.
+        last_outputs: outputs of the context's last decode that are the logits of its last tokens;
+            None after the context evaluated another sequence.
+        n_at_outputs: its number of tokens at that decode.
     """
 
     __slots__ = (
-        "context", "id_items", "ids", "last_used", "leased", "n_exact", "n_forgotten", "n_tokens",
-        "on_logits", "owner", "seq_id",
+        "context", "id_items", "ids", "last_outputs", "last_used", "leased", "n_at_outputs",
+        "n_forgotten", "n_tokens", "n_unshifted", "on_logits", "owner", "seq_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, seq_id: int) -> None:
@@ -57,23 +60,25 @@ class Sequence:
         self.id_items = self.ids.data
         self.n_tokens = min(context.kv.seq_pos_max(seq_id) + 1, context.n_ctx_seq)
         self.ids[: self.n_tokens] = UNKNOWN
-        self.n_exact = sys.maxsize
+        self.n_unshifted = sys.maxsize
         self.n_forgotten = self.last_used = 0
         self.owner: object = None
         self.leased = False
         self.on_logits: Callable[[int, Floats], None] | None = None
+        self.last_outputs: list[int] | None = None
+        self.n_at_outputs = 0
 
     def tokens(self) -> Ids:
         """A copy of the tokens in the cache."""
         return self.ids[: self.n_tokens].copy()
 
-    def adopt(self, tokens: Seq[int] | Ids) -> None:
+    def adopt(self, tokens: Sequence[int] | Ids) -> None:
         """Declare that the cache holds these tokens."""
-        self.n_tokens = len(tokens)
+        self.n_tokens, self.last_outputs = len(tokens), None
         self.ids[: self.n_tokens] = tokens
-        self._check_exact()
+        self._check_unshifted()
 
-    def append(self, tokens: Seq[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Declare that the cache holds these tokens after the others."""
         first, self.n_tokens = self.n_tokens, self.n_tokens + len(tokens)
         self.ids[first : self.n_tokens] = tokens
@@ -81,7 +86,7 @@ class Sequence:
     def truncate(self, n: int | None = None) -> None:
         """Remove all but the first ``n`` tokens (None: ``n_tokens``) from the cache."""
         self.n_tokens = self.n_tokens if n is None else n
-        self._check_exact()
+        self._check_unshifted()
         if self.context.kv.seq_pos_max(self.seq_id) + 1 != self.n_tokens:
             self.context.kv.seq_rm(self.seq_id, self.n_tokens, -1)
 
@@ -90,11 +95,11 @@ class Sequence:
         self.n_forgotten = 0
         self.truncate(0)
 
-    def n_shared(self, tokens: Seq[int] | Ids) -> int:
+    def n_shared(self, tokens: Sequence[int] | Ids) -> int:
         """Length of the common prefix with ``tokens``, without their last one."""
         return n_common(self.ids[: min(self.n_tokens, len(tokens) - 1)], tokens)
 
-    def keep(self, tokens: Seq[int]) -> int:
+    def keep(self, tokens: Sequence[int]) -> int:
         """Remove all but the common prefix with ``tokens``; returns its length.
 
         The last of ``tokens`` is never kept, so that evaluating it gives logits.
@@ -102,10 +107,10 @@ class Sequence:
         n = self.n_shared(tokens)
         # 0 if a sliding window has evicted entries that the next token needs
         self.n_tokens = self.context.kv.rewind(self.seq_id, n)
-        self._check_exact()
+        self._check_unshifted()
         return self.n_tokens
 
-    def fork(self, source: Sequence, n: int) -> None:
+    def fork(self, source: CacheSequence, n: int) -> None:
         """Replace the tokens by the first ``n`` of another sequence, sharing its cells.
 
         Raises:
@@ -114,7 +119,7 @@ class Sequence:
         self.clear()
         self.context.kv.seq_cp(source.seq_id, self.seq_id, 0, n)
         self.adopt(source.ids[:n])
-        self.n_exact = sys.maxsize if n <= source.n_exact else source.n_exact
+        self.n_unshifted = sys.maxsize if n <= source.n_unshifted else source.n_unshifted
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0, n_discard: int = 0) -> int:
         """Remove some of ``tokens`` after the first ``n_keep`` (context shift).
@@ -129,7 +134,7 @@ class Sequence:
         Raises:
             ContextFull: no token may be removed.
         """
-        n_ctx, kv = self.context.n_ctx_seq, self.context.kv
+        n_ctx, kv, self.last_outputs = self.context.n_ctx_seq, self.context.kv, None
         held = min(self.keep(tokens), len(tokens) - n_last)
         self.truncate(held)
         n = min(n_discard, held - n_keep - 1) if n_discard else (held - n_keep) // 2
@@ -139,7 +144,7 @@ class Sequence:
                 kv.seq_add(self.seq_id, n_keep + n, -1, -n)
                 self.ids[n_keep : held - n] = self.ids[n_keep + n : held].copy()
                 self.n_tokens = held - n
-                self.n_exact = min(self.n_exact, n_keep)
+                self.n_unshifted = min(self.n_unshifted, n_keep)
             except ContextFull:  # other sequences need the keys, and no cells are free for copies
                 self.truncate(n_keep)
         else:
@@ -153,115 +158,12 @@ class Sequence:
         self.n_forgotten += n
         return n
 
-    def _check_exact(self) -> None:
-        if self.n_tokens <= self.n_exact:
-            self.n_exact = sys.maxsize
+    def _check_unshifted(self) -> None:
+        if self.n_tokens <= self.n_unshifted:
+            self.n_unshifted = sys.maxsize
 
 
-@dataclass(slots=True)
-class Row:
-    """Tokens of one sequence in a batch.
-
-    Attributes:
-        outputs: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for
-            each.
-        embedded: tokens to compute embeddings for, in the same way.
-    """
-
-    sequence: Sequence
-    tokens: list[int]
-    outputs: str | Seq[bool] = "last"
-    embedded: str | Seq[bool] = "none"
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of tokens with logits."""
-        return self._n_of(self.outputs)
-
-    @property
-    def n_embedded(self) -> int:
-        """Number of tokens with embeddings."""
-        return self._n_of(self.embedded)
-
-    def _n_of(self, flags: str | Seq[bool]) -> int:
-        if not isinstance(flags, str):
-            return sum(map(bool, flags))
-        return len(self.tokens) if flags == "all" else int(flags == "last")
-
-    @property
-    def wants_last(self) -> bool:
-        """Whether logits are computed for the last token."""
-        if isinstance(self.outputs, str):
-            return self.outputs != "none"
-        return bool(self.outputs[-1])
-
-    def flags(self) -> list[bool]:
-        """For each token, whether its logits are computed."""
-        return self._flags(self.outputs)
-
-    def embedded_flags(self) -> list[bool]:
-        """For each token, whether its embedding is computed."""
-        return self._flags(self.embedded)
-
-    def _flags(self, given: str | Seq[bool]) -> list[bool]:
-        if not isinstance(given, str):
-            return list(given)
-        n = len(self.tokens)
-        flags = [given == "all"] * n
-        if n and given == "last":
-            flags[-1] = True
-        return flags
-
-
-def batch_of(rows: Seq[Row]) -> Batch:
-    """The batch of some rows."""
-    if len(rows) == 1:
-        row = rows[0]
-        return Batch(
-            row.tokens, seq_id=row.sequence.seq_id, logits=row.outputs, embeddings=row.embedded
-        )
-    tokens: list[int] = []
-    seqs: list[int] = []
-    outputs: list[bool] = []
-    embedded: list[bool] = []
-    for row in rows:
-        tokens += row.tokens
-        seqs += [row.sequence.seq_id] * len(row.tokens)
-        outputs += row.flags()
-        embedded += row.embedded_flags()
-    return Batch(
-        tokens, seq_id=seqs, logits=outputs, embeddings=embedded if any(embedded) else "none"
-    )
-
-
-def batches(rows: Seq[Row], n_batch: int) -> Iterator[list[Row]]:
-    """Split rows into batches of at most ``n_batch`` tokens, in order."""
-    part: list[Row] = []
-    room = n_batch
-    for row in rows:
-        n, start = len(row.tokens), 0
-        while start < n:
-            stop = min(n, start + room)
-            part.append(_part(row, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield part
-                part, room = [], n_batch
-    if part:
-        yield part
-
-
-def _part(row: Row, start: int, stop: int) -> Row:
-    outputs = row.outputs
-    if not isinstance(outputs, str):
-        outputs = outputs[start:stop]
-    elif outputs == "last" and stop < len(row.tokens):
-        outputs = "none"
-    return Row(row.sequence, row.tokens[start:stop], outputs)
-
-
-def n_common(a: Seq[int] | Ids, b: Seq[int] | Ids) -> int:
+def n_common(a: Sequence[int] | Ids, b: Sequence[int] | Ids) -> int:
     """Length of the common prefix of two token lists."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n], np.int64) != np.asarray(b[:n], np.int64))

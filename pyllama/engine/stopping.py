@@ -1,20 +1,24 @@
-"""Finds stop strings in text that arrives in pieces.
+"""Finds where a text ends that arrives in pieces: at stop strings, and at ends of lines.
 
     stops = StopStrings(["</s>", "User:"])
     stops.push("Hello Us")      # ("Hello ", False): "Us" may be the start of a stop string
     stops.push("er: no")        # ("", True)
+    lines = LineEnds(n_indent=4, max_s=1.0)
+    lines.push("\n  no")        # "indent" or "time" if the text ends here
 
-The output does not depend on the boundaries of pieces. The cost per character is amortised constant
-for any number of stop strings (Aho-Corasick).
+The output of `StopStrings` does not depend on the boundaries of pieces. The cost per character is
+amortised constant for any number of stop strings (Aho-Corasick).
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Literal
 
-from pyllama.errors import SamplingError
+from ..errors import SamplingError
 
 
 class StopStrings:
@@ -130,3 +134,60 @@ class _Automaton:
                 self.found.append(None)
             node = self.next[node][char]
         self.found[node] = pattern
+
+
+class Indentation:
+    """Finds the end of an indented block: a line that begins further left.
+
+    Args:
+        n: spaces and tabs that each line but the first must begin with.
+
+    Source: llama.cpp, ``server_context::process_token``: a line is checked from the token on that
+    follows that of its line break.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n, self._text, self._line, self._has_line = n, "", 0, False
+
+    def add(self, text: str) -> int | None:
+        """Add a token's text; returns the length of the text up to a line that ends it."""
+        self._text += text
+        found = None
+        if self._has_line:
+            if self._line:
+                line = self._text[self._line :]
+                n = len(line) - len(line.lstrip(" \t"))
+                if n < min(self._n, len(line)):
+                    found = self._line + n
+            self._line = self._text.find("\n", self._line) + 1 or self._line
+        self._has_line = self._has_line or "\n" in text
+        return found
+
+
+class LineEnds:
+    """Ends a text at a line that is not indented, or at a line break after some time.
+
+    Args:
+        n_indent: see `Indentation`; 0 for any.
+        max_s: seconds from the first piece after which a line break ends the text; None for any.
+
+    Attributes:
+        n_cut: after ``indent``: characters of the text from the line on.
+    """
+
+    def __init__(self, n_indent: int, max_s: float | None) -> None:
+        self._indentation = Indentation(n_indent) if n_indent > 0 else None
+        self._max_s, self._first_s = max_s, 0.0
+        self._n_pushed = self.n_cut = 0
+
+    def push(self, text: str) -> Literal["indent", "time"] | None:
+        """Take the text of the next token; returns why it is the last one, or None."""
+        self._n_pushed += len(text)
+        length = None if self._indentation is None else self._indentation.add(text)
+        if length is not None:
+            self.n_cut = self._n_pushed - length
+            return "indent"
+        now = time.perf_counter()
+        self._first_s = self._first_s or now
+        is_late = self._max_s is not None and now - self._first_s > self._max_s
+        return "time" if is_late and "\n" in text else None

@@ -110,38 +110,30 @@ class CellLists(CellTable):
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
-    def append(self, seq: int, last: int, n: int = 1) -> tuple[int, int, int] | None:
-        """Fast ``place`` of the next tokens of one sequence in the next cells.
+    def append(self, seq: int, last: int) -> tuple[int, int, int] | None:
+        """Fast ``place`` of the next token of one sequence in the next cell.
 
         Args:
             last: the largest legal position.
-            n: number of tokens.
 
         Returns:
-            Cell, index in the list and position of the first; None where ``place`` must be used.
+            Its cell, index in the list and position; None where ``place`` must be used.
         """
         if self._trees:
             self.drop_tree(seq)
         cell, place = self._next, self._lengths[seq]
         lists, n_refs = self._list_items, self._n_ref_items
-        if cell + n > self.n_cells or self.window or not self.unified:
-            return None
-        if n_refs[cell] if n == 1 else self._n_refs[cell : cell + n].any():
+        if cell >= self.n_cells or self.window or not self.unified or n_refs[cell]:
             return None
         position: int = lists[seq, place - 1, 1] + 1 if place else 0
-        if position + n - 1 > last:
+        if position > last:
             return None
-        if n == 1:
-            lists[seq, place, 0], lists[seq, place, 1], n_refs[cell] = cell, position, 1
-        else:
-            entries = self._lists[seq, place : place + n]
-            entries[:, 0], entries[:, 1] = range(cell, cell + n), range(position, position + n)
-            self._n_refs[cell : cell + n] = 1
+        lists[seq, place, 0], lists[seq, place, 1], n_refs[cell] = cell, position, 1
         if self.mirrored:
             self._note_change(seq, place)
-        self._n_used += n
-        self._lengths[seq] = place + n
-        self._next = cell + n
+        self._n_used += 1
+        self._lengths[seq] = place + 1
+        self._next = cell + 1
         return cell, place, position
 
     def drop_last(self, seq: int, n: int) -> None:

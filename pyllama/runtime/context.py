@@ -207,8 +207,6 @@ class Context:
         with self._lock.mutex:
             for file in self._files:
                 file.check()
-            if self._decode_chain(batch):
-                return
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, embedded_ids, n = batch.outputs(), batch.embedded(), len(tokens)
             parts, finished = [], 0
@@ -279,40 +277,6 @@ class Context:
             finally:
                 self._running = False
             self.n_reused += 1
-
-    def _decode_chain(self, batch: Batch) -> bool:
-        """``decode`` of the next tokens of one sequence in one graph, with little Python.
-
-        Returns:
-            False where ``decode`` must do it: nothing was done.
-        """
-        tokens, seq, cache = batch.tokens, batch.seq_id, self.kv.caches[0]
-        n = len(tokens)
-        if self._token_graph is None or cache.pending.any or not self.hparams.causal:
-            return False
-        if type(seq) is not int or not isinstance(batch.logits, str) or batch.has_embeddings:
-            return False
-        if batch.pos is not None or batch.parent is not None or not 1 <= n <= self.n_ubatch:
-            return False
-        if min(tokens) < 0 or max(tokens) >= self._n_vocab or not 0 <= seq < cache.n_seq_max:
-            return False
-        outputs = batch.outputs()
-        size = self._size(n, len(outputs))
-        placed = cache.append(seq, self._last_position, n) if size in self._graphs else None
-        if placed is None:
-            return False
-        self._stop, self._running = False, True
-        try:
-            if cache.mirrored:
-                cache.update_tables()
-            self._outputs = self._graph(size).run_chain(tokens, seq, placed, outputs)
-        except BaseException:
-            self._outputs = self._no_outputs
-            self.kv.seq_rm(seq, placed[2])
-            raise
-        finally:
-            self._running = False
-        return True
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Remove the tokens of a failed ubatch, and of the following ones, from the cache."""

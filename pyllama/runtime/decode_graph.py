@@ -154,30 +154,6 @@ class DecodeGraph:
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
 
-    def run_chain(
-        self, tokens: Sequence[int], seq: int, placed: tuple[int, int, int], outputs: Sequence[int]
-    ) -> Outputs:
-        """`run` for consecutive tokens of one sequence, and one cache without a window.
-
-        Args:
-            placed: cell, index in the sequence's list and position of the first, from
-                ``CellLists.append``.
-
-        Raises:
-            UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
-        """
-        n, n_outputs = len(tokens), len(outputs)
-        cell, place, position = placed
-        cells, rows = self.kv_index[0], self.rows[0]
-        if n < len(self.tokens):
-            self.tokens[n:], self.positions[n:], cells[n:], rows[n:] = 0, 0, -1, 0
-        self.tokens[:n], self.positions[:n] = tokens, range(position, position + n)
-        cells[:n] = range(cell, cell + n)
-        rows[:n, :2], rows[:n, 2] = (seq, 0), range(place + 1, place + n + 1)
-        rows[:n, 3], rows[:n, 5] = self.positions[:n], 0
-        self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        return self._evaluate(n_outputs)
-
     def run_token(self, token: int, seq: int, placed: tuple[int, int, int]) -> Outputs:
         """`run` for one token and one cache without a window.
 

@@ -1,6 +1,6 @@
 """The ASGI application: its routes, and how errors become responses.
 
-app = make_app(Served(engine, options))        # or a `Lifecycle`, which loads the model later
+app = make_app(ServedModel(engine, options))        # or a `Lifecycle`, which loads the model later
 uvicorn.run(app)                               # the command uses `listener.serve`
 """
 
@@ -39,11 +39,11 @@ from .request.fields import Body
 from .request.options import ServerOptions
 from .worker.kept_streams import KeptStreams
 from .worker.lifecycle import Lifecycle
-from .worker.served import Served
+from .worker.served import ServedModel
 from .worker.threads import Workers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-Handler = Callable[[Request, Served], Awaitable[Response]]
+Handler = Callable[[Request, ServedModel], Awaitable[Response]]
 SleepingHandler = Callable[[Request, Lifecycle], Awaitable[Response]]
 _N_THREADS = 8
 _IN_HEADER = ", !#$&'()*+-./:;<=>?@[]^_`{|}~"
@@ -107,12 +107,12 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
 """Those that do not need the model, do not wake it, and do not keep it awake."""
 
 
-def make_app(model: Served | Lifecycle) -> ASGIApp:
+def make_app(model: ServedModel | Lifecycle) -> ASGIApp:
     """The application that serves a model; its lifespan loads it and runs the engine's thread.
 
     While the model is being loaded, all paths but those of the page answer with 503.
     """
-    life = Lifecycle.of(model) if isinstance(model, Served) else model
+    life = Lifecycle.of(model) if isinstance(model, ServedModel) else model
     options = life.options
     awake = [(method, paths, _awake(handler)) for method, paths, handler in ROUTES]
     routes = [

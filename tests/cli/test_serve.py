@@ -74,15 +74,15 @@ PLAIN = "from pyllama_cli.commands.serve import command; command()"
 STUCK = """
 import threading
 from pyllama.engine import Engine
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 from pyllama_cli.commands.serve import command
 
 def spin(*args, **options):
     while True:
         pass
 
-prompts, step = Served.prompts, Engine.step
-Served.prompts = lambda served, value: spin() if value == "spin" else prompts(served, value)
+prompts, step = ServedModel.prompts, Engine.step
+ServedModel.prompts = lambda served, value: spin() if value == "spin" else prompts(served, value)
 Engine.step = lambda engine: threading.Event().wait() if engine.n_waiting else step(engine)
 command()
 """

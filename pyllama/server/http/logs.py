@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyggml.visible import visible
 
 from ..request.fields import Body
-from ..worker.text import Text
+from ..worker.choice import Choice
 
 TEXTS = "pyllama.texts"
 """Key of a request's texts in its ASGI scope."""
@@ -91,7 +91,7 @@ def ignored_fields(scope: Scope) -> list[str]:
     return [visible(name, limit=_MAX_NAME) for name in found[:_MAX_NAMES]]
 
 
-def _counts(texts: Iterable[Text]) -> dict[str, int]:
+def _counts(texts: Iterable[Choice]) -> dict[str, int]:
     """Numbers of tokens of a request's texts; the choices of a prompt share its tokens."""
     texts = list(texts)
     if not texts:

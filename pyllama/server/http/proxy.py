@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ..request.errors import ApiError
 from ..request.options import ServerOptions
-from ..worker.served import Served
+from ..worker.served import ServedModel
 from ..worker.threads import Workers
 from .sse import read_body
 
@@ -25,7 +25,7 @@ _MAX_BYTES = 64 << 20
 _DROPPED = {"connection", "content-length", "transfer-encoding", "content-encoding", "server"}
 
 
-async def cors_proxy(request: Request, served: Served) -> Response:
+async def cors_proxy(request: Request, served: ServedModel) -> Response:
     """``GET`` and ``POST /cors-proxy?url=...``."""
     return await forward_for_page(request, served.options)
 

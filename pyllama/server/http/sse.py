@@ -24,10 +24,10 @@ from ..request.errors import ApiError
 from ..request.fields import Body
 from ..request.limits import check_sizes
 from ..request.options import ServerOptions
+from ..worker.choice import Choice, Piece
 from ..worker.kept_streams import KeptStreams, conversation_of, streams_of
 from ..worker.preparing import CLIENT, disconnected
-from ..worker.runner import Pieces, Stream
-from ..worker.text import Piece, Text
+from ..worker.stream import Pieces, Stream
 from ..worker.threads import Workers
 from .logs import BODY, TEXTS
 
@@ -49,7 +49,7 @@ class ResponseWriter(Protocol):
 
     media_type: str
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         """What is sent for a piece of a text; may be empty."""
         ...
 
@@ -61,7 +61,7 @@ class ResponseWriter(Protocol):
         """An error within the stream."""
         ...
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         """The body of a response that is not streamed."""
         ...
 

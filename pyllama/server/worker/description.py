@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import TemplateError
-from .served import FINGERPRINT, Served
+from .served import FINGERPRINT, ServedModel
 
 _VOCAB_TYPES = {  # numbers of ``llama_vocab_type`` by ``tokenizer.ggml.model``
     "none": 0, "llama": 1, "gpt2": 2, "gemma4": 2, "whitespace": 2, "bert": 3, "t5": 4, "rwkv": 5,
@@ -27,12 +27,12 @@ class Description:
     models: dict[str, Any]
 
 
-def describe(served: Served) -> Description:
+def describe(served: ServedModel) -> Description:
     """The description of a model."""
     return Description(_props(served), _models(served))
 
 
-def _props(served: Served) -> dict[str, Any]:
+def _props(served: ServedModel) -> dict[str, Any]:
     """Source: llama.cpp, ``get_res_props``."""
     options, vocab = served.options, served.tokenizer.vocab
     bos, eos = served.tokenizer.bos, served.tokenizer.eos
@@ -67,7 +67,7 @@ def _props(served: Served) -> dict[str, Any]:
     return found
 
 
-def _capabilities(served: Served) -> dict[str, bool]:
+def _capabilities(served: ServedModel) -> dict[str, bool]:
     try:
         can = served.chat_format().capabilities()
     except TemplateError:
@@ -85,7 +85,7 @@ def _capabilities(served: Served) -> dict[str, bool]:
     }
 
 
-def _models(served: Served) -> dict[str, Any]:
+def _models(served: ServedModel) -> dict[str, Any]:
     """Source: llama.cpp, ``get_res_models``."""
     name, model = served.name, served.model
     modalities = {"input_modalities": ["text"], "output_modalities": ["text"]}

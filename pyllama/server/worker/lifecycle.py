@@ -1,6 +1,6 @@
 """When the model of a server is loaded, and freed while nobody asks.
 
-    life = Lifecycle(load, options, sleep_idle_s=600)  # load() returns a `Served`
+    life = Lifecycle(load, options, sleep_idle_s=600)  # load() returns a `ServedModel`
     app = make_app(life)                           # its lifespan begins to load
     async with life.use() as served: ...           # ApiError 503 until the model is loaded
 
@@ -26,7 +26,7 @@ from ..request.errors import ApiError
 from ..request.options import ServerOptions
 from .description import Description, describe
 from .metrics import Counts
-from .served import Served
+from .served import ServedModel
 from .threads import Workers
 from .warm_up import loading
 
@@ -52,14 +52,14 @@ class Lifecycle:
 
     def __init__(
         self,
-        load: Callable[[], Served],
+        load: Callable[[], ServedModel],
         options: ServerOptions,
         sleep_idle_s: float | None = None,
     ) -> None:
         self.options = options
-        self.served: Served | None = None
+        self.served: ServedModel | None = None
         self.error: BaseException | None = None
-        self.on_ready: Callable[[Served], object] = _ignore
+        self.on_ready: Callable[[ServedModel], object] = _ignore
         self.on_failed: Callable[[BaseException], object] = _ignore
         self.on_sleeping: Callable[[], object] = _nothing
         self.on_awake: Callable[[], object] = _nothing
@@ -68,15 +68,15 @@ class Lifecycle:
         self._counts: Counts | None = None
         self._loader = Workers(2, "load")  # for the model, and for `later`
         self._tasks: list[asyncio.Task[None]] = []
-        self._waking: asyncio.Task[Served] | None = None
+        self._waking: asyncio.Task[ServedModel] | None = None
         self._lock = asyncio.Lock()  # held while the model is loaded or freed
         self._n_users, self._last_used_s = 0, 0.0
 
     @classmethod
-    def of(cls, served: Served) -> Lifecycle:
+    def of(cls, served: ServedModel) -> Lifecycle:
         """The lifecycle of a model that is loaded already."""
 
-        def load() -> Served:
+        def load() -> ServedModel:
             return served
 
         life = cls(load, served.options)
@@ -129,7 +129,7 @@ class Lifecycle:
         return self._counts
 
     @contextlib.asynccontextmanager
-    async def use(self) -> AsyncIterator[Served]:
+    async def use(self) -> AsyncIterator[ServedModel]:
         """The model for a request; one that sleeps is loaded again.
 
         Raises:
@@ -159,11 +159,11 @@ class Lifecycle:
         self._enter(served)
         self.on_ready(served)
 
-    def _described(self) -> tuple[Served, Description]:
+    def _described(self) -> tuple[ServedModel, Description]:
         served = self._load()
         return served, describe(served)
 
-    def _enter(self, served: Served) -> None:
+    def _enter(self, served: ServedModel) -> None:
         """Let a loaded model run."""
         if self._counts is None:
             self._counts = served.runner.counts
@@ -174,13 +174,13 @@ class Lifecycle:
         served.runner.start(asyncio.get_running_loop())
         self.served, self._last_used_s = served, time.monotonic()
 
-    async def _woken(self) -> Served:
+    async def _woken(self) -> ServedModel:
         """Load the model again; all requests that wait share one loading."""
         if self._waking is None:
             self._waking = asyncio.create_task(self._wake())
         return await asyncio.shield(self._waking)
 
-    async def _wake(self) -> Served:
+    async def _wake(self) -> ServedModel:
         try:
             async with self._lock:
                 _log.info("loading the model again")
@@ -219,7 +219,7 @@ class Lifecycle:
         self.error = error
         self.on_failed(error)
 
-    async def _close(self, served: Served, abort_s: float | None = None) -> None:
+    async def _close(self, served: ServedModel, abort_s: float | None = None) -> None:
         await served.runner.close(0.0, abort_s)
         if served.engine.speculation is not None:
             self.counts.keep(served.engine.speculation.stats)

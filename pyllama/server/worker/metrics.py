@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Histogram
 
     from ...speculative.stats import Stats
-    from .text import Text
+    from .choice import Choice
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -47,7 +47,7 @@ class Counts:
         self._accepted_at: list[int] = []
         self._histograms: tuple[CollectorRegistry, Histogram, Histogram] | None = None
 
-    def add(self, text: Text) -> None:
+    def add(self, text: Choice) -> None:
         """Count a text that has ended."""
         self.n_prompt += text.n_prompt_evaluated
         self.n_cached += text.n_cached

@@ -5,11 +5,11 @@
     stream = runner.submit(requests, texts)        # from any thread
     async for pieces in stream: ...                # [(text, piece), ...]; all that has arrived
     stream.close()                                 # aborts what still runs
-    n = await runner.call(lambda engine: ...)      # a job between two steps
+    n = await runner.call(lambda engine: ...)      # between two steps
     await runner.close(timeout_s)
 
 All events of a step reach the event loop by one wake-up. Only the thread that steps touches the
-context; everything else about a context, such as saving a slot, is a job for that thread.
+context; everything else about a context, such as saving a slot, is a call for that thread.
 
 A request is admitted or refused as a whole, by the number of requests that wait before it. The
 engine gets a few of its texts at a time and further ones as those end, so the states of samplers
@@ -17,8 +17,8 @@ and grammars are bounded, and requests of few texts get a slot in the meantime. 
 bounded too, a request of more texts than that is refused while many texts wait.
 
 If a step fails, only the requests whose own steps fail end; if its drafter fails, texts go on
-without drafts. If the thread cannot go on, all streams
-and jobs end with an error, and further ones are refused (`EngineDead`).
+without drafts. If the thread cannot go on, all streams and calls end with an error, and further
+ones are refused (`EngineDead`).
 """
 
 from __future__ import annotations
@@ -27,67 +27,24 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ...engine import Engine, Event, Request, TokenLogprob
+from ...engine import Engine, Event, Request
 from ...errors import EngineDead, PyllamaError, QueueFull
 from ..request.errors import ApiError, error_of, shutting_down
+from .calls import EngineCalls
+from .choice import Choice, Piece
 from .metrics import Counts
-from .text import Piece, Text
+from .stream import Stream
 from .threads import Workers
 
 T = TypeVar("T")
-Pieces = list[tuple[Text, Piece]]
 _log = logging.getLogger("pyllama.server")
-_IDLE_S = 60.0  # the longest wait for work; jobs and requests end it
+_IDLE_S = 60.0  # the longest wait for work; calls and requests end it
 _MAX_FAILED_STEPS = 3  # in a row, after which the requests that make them fail are ended
 _FED_PER_SLOT = 2  # texts of one request that the engine has at a time, for each slot
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    """An event on its way to the event loop."""
-
-    stream: Stream
-    text: Text
-    event: Event
-    time_s: float
-    prob: TokenLogprob | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A job for the thread that steps, and its result."""
-
-    work: Callable[[Engine], Any]
-    may_run: Callable[[Engine], bool]
-    done: Future[Any]
-
-    def run(self, engine: Engine) -> bool:
-        """Run the job if it may run now. Returns False if it must be tried again later."""
-        if self.done.cancelled():
-            return True
-        try:
-            if not self.may_run(engine):
-                return False
-        except Exception as error:
-            self.fail(error)
-            return True
-        if self.done.set_running_or_notify_cancel():
-            try:
-                self.done.set_result(self.work(engine))
-            except BaseException as error:
-                self.done.set_exception(error)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """End the job with an error, unless nobody waits for it."""
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)
 
 
 @dataclass
@@ -100,7 +57,7 @@ class Slot:
     """
 
     id: int
-    text: Text | None = None
+    text: Choice | None = None
     task_id: int = -1
 
     @property
@@ -109,77 +66,8 @@ class Slot:
         return self.text is not None and not self.text.is_done
 
 
-@dataclass(eq=False)
-class Stream:
-    """The texts of one request.
-
-    Attributes:
-        texts: all of them, in order of their index.
-        id: of the response, by which other requests can find it; empty for none.
-        numbers: of the engine's requests so far.
-        n_open: number of texts that have not ended.
-        n_fed: number of those that the engine has.
-        waiting: the engine's requests that it does not have yet, and their texts.
-    """
-
-    runner: EngineRunner
-    texts: Sequence[Text]
-    id: str = ""
-    numbers: list[int] = field(default_factory=list)
-    n_open: int = 0
-    n_fed: int = 0
-    waiting: deque[tuple[Request, Sequence[Text]]] = field(default_factory=deque)
-    is_closed: bool = False
-    _ready: deque[tuple[Text, Piece]] = field(default_factory=deque)
-    _waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> Pieces:
-        """All pieces that have arrived, at least one."""
-        while not self._ready:
-            if not self.n_open or self.is_closed:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        pieces = list(self._ready)
-        self._ready.clear()
-        return pieces
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether pieces have arrived."""
-        return bool(self._ready)
-
-    def put(self, text: Text, piece: Piece) -> None:
-        """Add a piece; the waiting reader is woken by `wake`."""
-        self._ready.append((text, piece))
-        if piece.is_last:
-            self.n_open -= 1
-            self.n_fed -= 1
-
-    def wake(self) -> None:
-        """Let the reader go on."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Abort the texts that have not ended; their slots are free after the running step."""
-        if not self.is_closed:
-            self.is_closed = True
-            self.runner.forget(self)
-        self.wake()
-
-    async def wait(self) -> None:
-        """Wait for the end of all texts. Raises: ApiError, of the first text that failed."""
-        async for _ in self:
-            for text in self.texts:
-                if text.error is not None:
-                    raise text.error
+Outbox = list[tuple[Stream, Choice, Event, float]]
+"""Events of some texts on their way to the event loop, with their times."""
 
 
 class EngineRunner:
@@ -206,9 +94,8 @@ class EngineRunner:
         self._max_waiting = max_waiting
         self._lock = threading.Lock()  # of what other threads than the event loop's use
         self._streams: dict[Stream, None] = {}  # in the order of their arrival
-        self._jobs: deque[_Job] = deque()
-        self._ended: ApiError | None = None  # why no job runs any more
-        self._outbox: list[_Outgoing] = []
+        self._calls = EngineCalls()
+        self._outbox: Outbox = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._n_tasks = 0
@@ -229,12 +116,12 @@ class EngineRunner:
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs, or was not started yet."""
-        return self._ended is None and (self._loop is None or self._thread.is_alive())
+        return self._calls.error is None and (self._loop is None or self._thread.is_alive())
 
     def check(self) -> None:
         """Raise ApiError (503) if the thread has ended."""
-        if self._ended is not None:
-            raise self._ended
+        if self._calls.error is not None:
+            raise self._calls.error
 
     @property
     def n_processing(self) -> int:
@@ -256,7 +143,7 @@ class EngineRunner:
         """Whether no request is open."""
         return not self._streams
 
-    def submit(self, requests: Sequence[Request], texts: Sequence[Text]) -> Stream:
+    def submit(self, requests: Sequence[Request], texts: Sequence[Choice]) -> Stream:
         """Queue requests, whose texts follow each other in ``texts``; from any thread.
 
         Raises:
@@ -266,7 +153,7 @@ class EngineRunner:
         """
         for request in requests:
             self.engine.check(request)
-        stream, first = Stream(self, texts, n_open=len(texts)), 0
+        stream, first = Stream(texts, self.forget, n_open=len(texts)), 0
         for request in requests:
             n = request.sampling.n
             stream.waiting.append((request, texts[first : first + n]))
@@ -320,11 +207,11 @@ class EngineRunner:
             if request.deadline_s is not None:  # counts from the arrival of the whole request
                 gone_s = time.perf_counter() - texts[0].queued_s
                 request = replace(request, deadline_s=request.deadline_s - gone_s)
-            jobs = self.engine.make_jobs(request, self._sink(stream, texts))
+            runs = self.engine.make_runs(request, self._sink(stream, texts))
             with self._lock:
                 if stream in self._streams:  # else it has ended in the meantime
-                    stream.numbers.append(jobs[0].number)
-                    self.engine.enqueue(jobs)
+                    stream.numbers.append(runs[0].number)
+                    self.engine.enqueue(runs)
 
     def _feed_later(self, stream: Stream) -> None:
         """Give the engine further requests of a stream, by a thread for this."""
@@ -340,23 +227,20 @@ class EngineRunner:
 
     def call(
         self,
-        job: Callable[[Engine], T],
+        work: Callable[[Engine], T],
         may_run: Callable[[Engine], bool] = lambda engine: True,
     ) -> asyncio.Future[T]:
-        """Run a job in the thread that steps, between two steps.
+        """Run work in the thread that steps, between two steps.
 
         Args:
-            may_run: asked between steps, in that thread; the job waits until it returns true.
+            may_run: asked between steps, in that thread; it waits until it returns true.
 
-        Cancelling the result removes a job that has not begun.
+        Cancelling the result removes work that has not begun.
 
         Raises:
-            ApiError: the server shuts down, or its engine ends, before the job has run (503).
+            ApiError: the server shuts down, or its engine ends, before it has run (503).
         """
-        done: Future[T] = Future()
-        with self._lock:
-            self.check()
-            self._jobs.append(_Job(job, may_run, done))
+        done = self._calls.add(work, may_run)
         self.engine.wake()
         return asyncio.wrap_future(done)
 
@@ -385,7 +269,7 @@ class EngineRunner:
         """Drain, and stop the thread; returns whether it has ended.
 
         Args:
-            abort_s: seconds that the running step or job gets to end; None for as long as it takes.
+            abort_s: seconds that the running step or call gets to end; None for any.
         """
         await self.drain(timeout_s)
         self._stopped.set()
@@ -401,33 +285,23 @@ class EngineRunner:
     # --- the thread that steps ------------------------------------------------------------------
 
     def _run(self) -> None:
-        error, waiting = shutting_down(), deque[_Job]()
+        error = shutting_down()
         try:
-            self._step_until_stopped(waiting)
+            self._step_until_stopped()
         except BaseException as found:
             _log.critical("the engine's thread has ended", exc_info=found)
             dead = found if isinstance(found, EngineDead) else _dead(found)
             error = error_of(dead)
             self._in_loop(self._die, dead, self._outbox)
-        with self._lock:
-            self._ended = error
-            waiting.extend(self._jobs)
-            self._jobs.clear()
-        for job in waiting:
-            job.fail(error)
+        self._calls.end(error)
 
-    def _step_until_stopped(self, waiting: deque[_Job]) -> None:
-        """Step, and run jobs, of which those that must wait are kept in ``waiting``."""
+    def _step_until_stopped(self) -> None:
+        """Step, and run calls between steps."""
         engine, n_failed, n_useless = self.engine, 0, 0
         while not self._stopped.is_set():
-            while self._jobs:
-                waiting.append(self._jobs.popleft())
-            for _ in range(len(waiting)):
-                if not waiting[0].run(engine):
-                    waiting.append(waiting[0])
-                waiting.popleft()
+            self._calls.run(engine)
             try:
-                if not engine.wait(_IDLE_S) or self._jobs or self._stopped.is_set():
+                if not engine.wait(_IDLE_S) or self._calls.has_new or self._stopped.is_set():
                     continue
                 engine.step()
                 n_failed = n_useless = 0
@@ -453,37 +327,36 @@ class EngineRunner:
         except RuntimeError:  # the event loop has ended
             self._stopped.set()
 
-    def _sink(self, stream: Stream, texts: Sequence[Text]) -> Callable[[Event], None]:
+    def _sink(self, stream: Stream, texts: Sequence[Choice]) -> Callable[[Event], None]:
         """Takes the events of one request, in the thread that steps."""
         clock = time.perf_counter
 
         def take(event: Event) -> None:
             text = texts[event.choice]
             # an error of `stamp` ends the text by an "error", which must arrive
-            prob = text.stamp(event) if event.kind == "tokens" else None
+            stamped = text.stamp(event) if event.kind == "tokens" else event
             # `self._outbox` is replaced after each step
-            self._outbox.append(_Outgoing(stream, text, event, clock(), prob))
+            self._outbox.append((stream, text, stamped, clock()))
 
         return take
 
     # --- the event loop -------------------------------------------------------------------------
 
-    def _deliver(self, outbox: list[_Outgoing]) -> None:
+    def _deliver(self, outbox: Outbox) -> None:
         """Take the events of a step."""
         self.counts.n_decode += 1
         self.counts.n_busy_slots += self.n_processing
         self.last_active_s = time.monotonic()
         touched: dict[Stream, None] = {}
-        for out in outbox:
-            stream = out.stream
-            if stream.is_closed or out.text.is_done:
+        for stream, text, event, time_s in outbox:
+            if stream.is_closed or text.is_done:
                 continue
             try:
-                if self._take(out):
+                if self._take(stream, text, event, time_s):
                     touched[stream] = None
             except Exception as error:  # of this request alone
                 _log.exception("an event cannot be delivered")
-                self._fail(stream, error_of(error), out.text)
+                self._fail(stream, error_of(error), text)
         for stream in touched:
             if not stream.n_open:
                 self._discard(stream)
@@ -491,32 +364,21 @@ class EngineRunner:
                 self._feed_later(stream)
             stream.wake()
 
-    def _take(self, out: _Outgoing) -> bool:
-        """Take an event; returns whether its stream has got a piece."""
-        stream, text = out.stream, out.text
+    def _take(self, stream: Stream, text: Choice, event: Event, time_s: float) -> bool:
+        """Take an event that occurred at some time; returns whether its stream has got a piece."""
         slot = text.slot
-        pieces = text.take(out.event, out.time_s, out.prob)
+        pieces = text.take(event, time_s)
         if text.slot != slot and text.slot >= 0:
             self._enter(self.slots[text.slot], text)
         for piece in pieces:
             if piece.is_last:
                 self.counts.add(text)
             stream.put(text, piece)
-        if text.is_over and not text.is_done:
-            self._cut(stream, text)
         return bool(pieces)
 
-    def _enter(self, slot: Slot, text: Text) -> None:
+    def _enter(self, slot: Slot, text: Choice) -> None:
         slot.text, slot.task_id = text, self._n_tasks
         self._n_tasks += 1
-
-    def _cut(self, stream: Stream, text: Text) -> None:
-        """End a text, as if its maximum length were reached."""
-        request, choice = divmod(text.index, text.options.params.n)
-        self.engine.abort(stream.numbers[request], choice)
-        text.is_done, text.stop_type = True, "limit"
-        self.counts.add(text)
-        stream.put(text, Piece(is_last=True, n_generated=text.n_generated))
 
     def _open_streams(self) -> list[Stream]:
         with self._lock:
@@ -539,7 +401,7 @@ class EngineRunner:
                 self.engine.abort(number)
         return was_open
 
-    def _fail(self, stream: Stream, error: ApiError, cause: Text | None = None) -> None:
+    def _fail(self, stream: Stream, error: ApiError, cause: Choice | None = None) -> None:
         """End an open stream's texts with an error, also the one that is its cause."""
         if not self._remove(stream):
             return
@@ -553,7 +415,7 @@ class EngineRunner:
         for stream in self._open_streams():
             self._fail(stream, error)
 
-    def _die(self, error: EngineDead, outbox: list[_Outgoing]) -> None:
+    def _die(self, error: EngineDead, outbox: Outbox) -> None:
         """End all streams after the thread that steps, and its last events."""
         with self._lock:
             self.refusal = error_of(error)

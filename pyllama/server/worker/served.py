@@ -1,6 +1,6 @@
 """The model that a server serves, and the way from a request to its texts.
 
-    served = Served(engine, options)
+    served = ServedModel(engine, options)
     made = await served.prepare(lambda: ...)       # in a thread: templates, grammars, tokens
     stream = served.submit([tokens], options)      # in that thread too
 
@@ -30,9 +30,10 @@ from ..request.errors import ApiError, prompt_too_long
 from ..request.fields import Fields
 from ..request.options import ServerOptions
 from ..request.request_options import CompletionOptions, FromChat, default_options, read_completion
+from .choice import Choice, Recorder
 from .preparing import Preparing, check_wanted
-from .runner import EngineRunner, Stream
-from .text import Recorder, Text
+from .runner import EngineRunner
+from .stream import Stream
 
 T = TypeVar("T")
 FINGERPRINT = f"b0-pyllama-{__version__}"
@@ -50,7 +51,7 @@ class GraphTexts:
     drawing: str
 
 
-class Served:
+class ServedModel:
     """A model with its engine, runner and options.
 
     Args:
@@ -206,7 +207,7 @@ class Served:
             PyllamaError: as ``Engine.submit``.
         """
         requests: list[Request] = []
-        texts: list[Text] = []
+        texts: list[Choice] = []
         check_number("n", len(prompts) * options.params.n)
         for prompt in prompts:
             check_wanted()
@@ -218,7 +219,7 @@ class Served:
                 params = _replace(params, samplers=(*chosen, recorder))
             for _ in range(params.n):
                 index = len(texts)
-                texts.append(Text(options, self.tokenizer, index, prompt, recorder))
+                texts.append(Choice(options, self.tokenizer, index, prompt, recorder))
             requests.append(self._request(prompt, options, params, has_recorder=bool(recorder)))
         return self.runner.submit(requests, texts)
 
@@ -254,6 +255,8 @@ class Served:
             n_keep=shift,
             n_discard=options.n_discard,
             deadline_s=self.options.deadline_s,
+            max_predict_s=1e-3 * options.max_predict_ms if options.max_predict_ms > 0 else None,
+            n_indent=options.n_indent,
             progress=True,
             max_draft=0 if has_recorder else None,
             seq_id=None if options.id_slot < 0 else options.id_slot,

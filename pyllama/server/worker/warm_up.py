@@ -20,13 +20,13 @@ from pyggml.compiler.progress import progress
 from ...runtime.decode_graph import GraphSize, bucket
 from ...sampling import SamplingParams, chain_for
 from ..request.errors import ApiError
-from .served import Served
+from .served import ServedModel
 
 _FEW = 8  # tokens: for each number up to this, matmuls may have a kernel of their own
 _MANY = 32
 
 
-def warm_up(served: Served) -> None:
+def warm_up(served: ServedModel) -> None:
     """Compile the kernels of an ordinary request: prompts, batches of all slots, samplers.
 
     The context has compiled those of its largest graph and of one token. Where nothing was missing
@@ -43,7 +43,7 @@ def warm_up(served: Served) -> None:
         context.compile_for(_sizes(served))
 
 
-def _sizes(served: Served) -> list[GraphSize]:
+def _sizes(served: ServedModel) -> list[GraphSize]:
     """Sizes of graphs whose kernels are all that a request needs."""
     context, speculation = served.engine.context, served.engine.speculation
     found: list[GraphSize] = []

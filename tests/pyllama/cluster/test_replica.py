@@ -21,7 +21,7 @@ from pyllama.engine import Engine
 from pyllama.errors import ClusterError
 from pyllama.server.app import make_app
 from pyllama.server.request.options import ServerOptions
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 
 ASK = {"prompt": "a b", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
@@ -52,7 +52,7 @@ def test_answers_are_those_of_the_server(options: ReplicaOptions, model: Model) 
 
     good, bad = asyncio.run(answers())
     context = Context(model, n_ctx=1024, n_threads=1, n_seq_max=2)
-    app = make_app(Served(Engine(context), ServerOptions()))
+    app = make_app(ServedModel(Engine(context), ServerOptions()))
     with TestClient(app, base_url="http://localhost") as client:
         expected = client.post("/v1/completions", json=ASK)
         assert (good.status, bad.status) == (200, 400)

@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass
-class Served:
+class ServedModel:
     """A running server and its cluster."""
 
     server: RunningServer
@@ -94,7 +94,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(path: Path) -> Iterator[Served]:
+def served(path: Path) -> Iterator[ServedModel]:
     arguments = {"model": str(path), "replicas": 2, "parallel": 2, "ctx_size": 2048, "drain_s": 60}
     options = ClusterOptions.from_arguments(arguments)
     (port,) = free_ports(1)
@@ -103,7 +103,7 @@ def served(path: Path) -> Iterator[Served]:
         with ray_session(cluster.address):
             server = RunningServer(options, port=port)
             server.start()
-            yield Served(server, cluster, [node])
+            yield ServedModel(server, cluster, [node])
             server.drain()
 
 
@@ -124,7 +124,7 @@ def texts(path: Path) -> dict[int, str]:
     return found
 
 
-def wait_for_replicas(served: Served, n: int = 2) -> None:
+def wait_for_replicas(served: ServedModel, n: int = 2) -> None:
     def are_there() -> bool:
         try:
             return len(served.statuses()) == n
@@ -134,7 +134,7 @@ def wait_for_replicas(served: Served, n: int = 2) -> None:
     until(are_there, 300)
 
 
-def test_every_path_of_the_server(served: Served) -> None:
+def test_every_path_of_the_server(served: ServedModel) -> None:
     for get in ("/health", "/props", "/slots", "/v1/models", "/", "/api/version"):
         assert served.ask(get).status == 200
     for post, fields in (
@@ -148,14 +148,14 @@ def test_every_path_of_the_server(served: Served) -> None:
     assert served.ask("/nothing").status == 404
 
 
-def test_streams_have_the_texts_of_an_engine(served: Served, texts: dict[int, str]) -> None:
+def test_streams_have_the_texts_of_an_engine(served: ServedModel, texts: dict[int, str]) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = [*threads.map(lambda i: served.ask("/v1/completions", body(i)), range(4))]
     assert [one.text for one in found] == [texts[i] for i in range(4)]
     assert {one.n_ends for one in found} == {1}
 
 
-def test_equal_prefixes_go_to_one_replica(served: Served) -> None:
+def test_equal_prefixes_go_to_one_replica(served: ServedModel) -> None:
     begin = "A long text that all of these begin with. " * 20
     asked = [{"prompt": f"{begin}{i}", "max_tokens": 1} for i in range(6)]
     alike = {served.ask("/v1/completions", one).replica for one in asked}
@@ -164,7 +164,7 @@ def test_equal_prefixes_go_to_one_replica(served: Served) -> None:
     assert len(different) == 2
 
 
-def test_a_client_that_hangs_up_frees_its_slot(served: Served) -> None:
+def test_a_client_that_hangs_up_frees_its_slot(served: ServedModel) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(body(0, 1900)))
     connection.getresponse().read(100)
@@ -174,7 +174,7 @@ def test_a_client_that_hangs_up_frees_its_slot(served: Served) -> None:
     until(lambda: not any(one["running"] for one in served.statuses().values()), 30)
 
 
-def test_ray_listens_on_loopback_only(served: Served) -> None:
+def test_ray_listens_on_loopback_only(served: ServedModel) -> None:
     listening = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -191,7 +191,7 @@ def test_ray_listens_on_loopback_only(served: Served) -> None:
             assert not links & listening, command[:200]
 
 
-def under_load(served: Served, n: int, fault: Any) -> list[Outcome]:
+def under_load(served: ServedModel, n: int, fault: Any) -> list[Outcome]:
     """The outcomes of requests during which a fault happens once texts are generated."""
     found: list[Outcome | None] = [None] * n
 
@@ -223,7 +223,7 @@ def check(outcomes: list[Outcome], texts: dict[int, str]) -> None:
             assert (one.status, one.text, one.n_ends) == (200, texts[i], 1)
 
 
-def test_a_replica_is_killed_under_load(served: Served, texts: dict[int, str]) -> None:
+def test_a_replica_is_killed_under_load(served: ServedModel, texts: dict[int, str]) -> None:
     before = served.statuses()
     victim, other = before
 
@@ -242,7 +242,7 @@ def test_a_replica_is_killed_under_load(served: Served, texts: dict[int, str]) -
     assert not any(one.errors for one in later)
 
 
-def test_a_node_is_lost_under_load(served: Served, texts: dict[int, str]) -> None:
+def test_a_node_is_lost_under_load(served: ServedModel, texts: dict[int, str]) -> None:
     wait_for_replicas(served)
     node = served.nodes.pop()
     outcomes = under_load(served, 8, lambda: served.cluster.remove_node(node, allow_graceful=False))
@@ -253,13 +253,13 @@ def test_a_node_is_lost_under_load(served: Served, texts: dict[int, str]) -> Non
     wait_for_replicas(served)
 
 
-def test_more_requests_than_replicas_take_wait(served: Served, texts: dict[int, str]) -> None:
+def test_more_requests_than_replicas_take_wait(served: ServedModel, texts: dict[int, str]) -> None:
     with ThreadPoolExecutor(24) as threads:  # two replicas take four each
         asked = threads.map(lambda i: served.ask("/v1/completions", body(i % 12)), range(24))
         check([*asked], texts | {i: texts[i - 12] for i in range(12, 24)})
 
 
-def test_the_end_drains(served: Served, texts: dict[int, str]) -> None:
+def test_the_end_drains(served: ServedModel, texts: dict[int, str]) -> None:
     """The last test of this server: running and waiting requests are answered, new ones refused."""
     found: list[Outcome | None] = [None] * 12
 

@@ -119,7 +119,7 @@ def run(
     while engine.has_work:
         for event in engine.step():
             events[numbers[event.request]].append(event)
-    for sequence in engine._sequences:
+    for sequence in engine.sequences:
         assert context.kv.seq_pos_max(sequence.seq_id) + 1 == sequence.n_tokens
     return events
 

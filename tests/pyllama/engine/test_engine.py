@@ -602,7 +602,7 @@ def test_a_request_whose_steps_fail_ends_alone(
     assert last.kind == "error" and isinstance(last.error, ComputeError) and n_failed == 1
     for number, request in zip(numbers, good, strict=True):
         assert made(of(events, number)) == alone(request, 6)
-    assert not engine._jobs and all(s.owner is None for s in engine.sequences)
+    assert not engine.scheduler.runs and all(s.owner is None for s in engine.sequences)
 
 
 def test_steps_that_only_fail_together(
@@ -622,14 +622,14 @@ def test_a_request_that_cannot_be_admitted(
     make: Make, alone: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(make(n_ctx=256, n_seq_max=3))
-    assign = engine._assign
+    assign = engine.scheduler._assign
 
     def failing(job: Any, sequence: Any) -> None:
         if BAD in job.tokens:
             raise ComputeError("it broke")
         assign(job, sequence)
 
-    monkeypatch.setattr(engine, "_assign", failing)
+    monkeypatch.setattr(engine.scheduler, "_assign", failing)
     good = good_requests()
     numbers = [engine.submit(good[0])]
     engine.step()
@@ -678,7 +678,7 @@ def test_an_error_at_the_rows_of_an_embedding(make: Make, monkeypatch: pytest.Mo
     """Rows are added once: the text cannot be tried again."""
     engine = Engine(make(n_ctx=256, n_seq_max=2))
     requests = [replace(request, pooling="mean") for request in good_requests()[:2]]
-    jobs = [engine.make_jobs(request) for request in requests]
+    jobs = [engine.make_runs(request) for request in requests]
     monkeypatch.setattr(jobs[0][0].pooled, "add", lambda *_: 1 // 0, raising=False)
     numbers = [engine.enqueue(one) for one in jobs]
     events = finish(engine)

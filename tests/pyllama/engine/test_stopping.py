@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.engine.stopping import StopStrings
+from pyllama.engine.stopping import Indentation, LineEnds, StopStrings
 from pyllama.errors import SamplingError
 
 PROPERTY = settings(deadline=None, max_examples=200)
@@ -103,3 +103,29 @@ def test_texts_with_equal_stop_strings_share_their_automaton() -> None:
     assert one._automaton is other._automaton is copy.deepcopy(one)._automaton
     assert one.push("xa") == ("x", False) and other.push("b→") == ("", True)
     assert one.push("b") == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "whole"),
+    [
+        (["a", "\n", "  ", "b", "\n", "  c"], None),
+        (["a", "\n", "  ", "b", "\n", " ", "c"], "a\n  b\n "),
+        (["a\n", "\tb", "c"], "a\n\t"),  # one tab is not two
+        (["a\n", "\t", "b", "c"], "a\n\t"),
+        (["a", "b"], None),
+        (["a\n", "b", "\n", "c"], "a\n"),
+    ],
+)
+def test_indentation(tokens: list[str], whole: str | None) -> None:
+    one = Indentation(2)
+    lengths = [n for n in map(one.add, tokens) if n is not None]
+    assert ("".join(tokens)[: lengths[0]] if lengths else None) == whole
+
+
+def test_ends_at_lines() -> None:
+    lines = LineEnds(2, None)
+    assert [lines.push(text) for text in ("a\n", "\t", "b c")] == [None, None, "indent"]
+    assert lines.n_cut == len("b c")
+    lines = LineEnds(0, 0.0)
+    assert [lines.push(text) for text in ("a\n", "b", "c\n")] == [None, None, "time"]
+    assert [LineEnds(0, 1e9).push(text) for text in ("a\n", "\n")] == [None, None]

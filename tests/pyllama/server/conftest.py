@@ -23,7 +23,7 @@ from pyllama.server.app import make_app
 from pyllama.server.http.listener import Drain, DrainingServer, Listening, open_sockets
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.worker.lifecycle import Lifecycle
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 from pyllama.speculative import Speculation
 
 from ...waiting import until
@@ -39,12 +39,12 @@ def make_served(
     unified: bool = True,
     speculation: Speculation | None = None,
     **options: Any,
-) -> Served:
+) -> ServedModel:
     """A served model; ``options`` are those of `ServerOptions`."""
     context = Context(model, n_ctx=n_ctx, n_threads=1, n_seq_max=n_slots, unified=unified)
     options.setdefault("sampling", SamplingParams(seed=1))
     settings = ServerOptions(**options)
-    return Served(Engine(context, speculation=speculation), settings)
+    return ServedModel(Engine(context, speculation=speculation), settings)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def client(serve: Serve) -> TestClient:
 
 
 @contextmanager
-def held(served: Served, n_steps: int = 4) -> Iterator[threading.Event]:
+def held(served: ServedModel, n_steps: int = 4) -> Iterator[threading.Event]:
     """Once all texts have a slot and some steps, none makes progress until the event; jobs run."""
     go_on, step = threading.Event(), served.engine.step
     left = iter(range(n_steps))
@@ -107,7 +107,7 @@ def at_a_socket(app: Any, drain: Drain | None = None, **options: Any) -> Iterato
 
 
 @contextmanager
-def listening(served: Served, **options: Any) -> Iterator[int]:
+def listening(served: ServedModel, **options: Any) -> Iterator[int]:
     """Serve a model at a real socket in a thread; yields the port."""
     life = Lifecycle.of(served)
     with at_a_socket(make_app(life), life.drain, **options) as port:

@@ -10,7 +10,6 @@ from starlette.testclient import TestClient
 
 from pyllama import Model
 from pyllama.server.app import make_app
-from pyllama.server.worker.text import Indentation
 from pyllama.speculative import PromptLookup, Speculation
 
 from .conftest import Serve, events, make_served
@@ -280,23 +279,6 @@ def test_a_grammar_that_a_word_starts(client: TestClient) -> None:
     for wrong in ([], [{"type": 2, "value": "(a*)*b"}], ["x"], [{"type": 1}], [{}], "x"):
         body = base | {"grammar_triggers": wrong}
         assert client.post("/completion", json=body).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("tokens", "whole"),
-    [
-        (["a", "\n", "  ", "b", "\n", "  c"], None),
-        (["a", "\n", "  ", "b", "\n", " ", "c"], "a\n  b\n "),
-        (["a\n", "\tb", "c"], "a\n\t"),  # one tab is not two
-        (["a\n", "\t", "b", "c"], "a\n\t"),
-        (["a", "b"], None),
-        (["a\n", "b", "\n", "c"], "a\n"),
-    ],
-)
-def test_indentation(tokens: list[str], whole: str | None) -> None:
-    one = Indentation(2)
-    lengths = [n for n in map(one.add, tokens) if n is not None]
-    assert ("".join(tokens)[: lengths[0]] if lengths else None) == whole
 
 
 def test_a_block_ends_where_it_is_not_indented(client: TestClient) -> None:

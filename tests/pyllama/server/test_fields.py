@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from pyllama.server.request.errors import ApiError
 from pyllama.server.request.fields import Body, Fields
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 
 from .conftest import PNG, Serve
 from .test_chat import TOOL
@@ -138,9 +138,9 @@ class Probe:
 
     def __init__(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         self._client, self._submitted = client, list[Any]()
-        submit = Served.submit
+        submit = ServedModel.submit
 
-        def recorded(served: Served, prompts: Any, options: Any) -> Any:
+        def recorded(served: ServedModel, prompts: Any, options: Any) -> Any:
             grammar = None if options.grammar is None else options.grammar.text
             params = {
                 f.name: getattr(options.params, f.name) for f in dataclass_fields(options.params)
@@ -151,7 +151,7 @@ class Probe:
             )
             return submit(served, prompts, options)
 
-        monkeypatch.setattr(Served, "submit", recorded)
+        monkeypatch.setattr(ServedModel, "submit", recorded)
 
     def send(self, path: str, body: Any) -> tuple[int, list[str], Any]:
         """The status, the ignored fields, and all that a field might change."""

@@ -33,7 +33,7 @@ from benchmarks.soak_serve import Run, answer, huge, slow, verdict
 from pyllama import Model
 from pyllama.server.app import ROUTES
 from pyllama.server.request.options import MIB
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 from pyllama.tokenizer import Tokenizer
 
 from .conftest import Serve, listening, make_served
@@ -42,7 +42,7 @@ ALLOWED = {200, 400, 404, 405, 413, 429, 501}
 _MAX_STEP_S = 5.0  # of a processor; benchmarks.soak_serve --largest measures it on an idle one
 
 
-def _with_infill(served: Served) -> None:
+def _with_infill(served: ServedModel) -> None:
     """Give a model the tokens of an infill prompt."""
     vocab = served.tokenizer.vocab
     special = {"fim_pre": 3, "fim_suf": 4, "fim_mid": 5}

@@ -17,7 +17,7 @@ from pyllama.server.app import make_app
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.worker import lifecycle
 from pyllama.server.worker.lifecycle import Lifecycle
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 
 from ...waiting import WAIT_S, until
 from .conftest import events, make_served
@@ -28,7 +28,7 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 def test_a_server_answers_while_it_loads(model: Model) -> None:
     may_end, ready = threading.Event(), []
 
-    def load() -> Served:
+    def load() -> ServedModel:
         assert may_end.wait(WAIT_S)
         return make_served(model)
 
@@ -50,7 +50,7 @@ def test_a_server_answers_while_it_loads(model: Model) -> None:
 def test_a_model_that_cannot_be_loaded() -> None:
     failed: list[BaseException] = []
 
-    def load() -> Served:
+    def load() -> ServedModel:
         raise OSError("no such file")
 
     life = Lifecycle(load, ServerOptions())
@@ -64,7 +64,7 @@ def test_a_model_that_cannot_be_loaded() -> None:
 def test_a_server_that_ends_while_it_loads() -> None:
     may_end = threading.Event()
 
-    def load() -> Served:
+    def load() -> ServedModel:
         may_end.wait(WAIT_S)
         raise OSError("nobody waits for it")
 
@@ -116,7 +116,7 @@ def test_an_idle_model_is_freed_and_loaded_again(
 ) -> None:
     made: list[weakref.ref[Context]] = []
 
-    def load() -> Served:
+    def load() -> ServedModel:
         served = make_served(model, endpoint_metrics=True)
         made.append(weakref.ref(served.engine.context))
         return served
@@ -168,7 +168,7 @@ def test_a_stream_keeps_the_model_awake(model: Model) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_again(model: Model) -> None:
-    made: list[Served] = [make_served(model)]
+    made: list[ServedModel] = [make_served(model)]
     life = Lifecycle(lambda: made.pop(), ServerOptions(), sleep_idle_s=0.05)
     with TestClient(make_app(life), base_url="http://localhost") as client:
         until(lambda: client.get("/health").status_code == 200)

@@ -20,9 +20,9 @@ from pyllama.engine import Request
 from pyllama.errors import BatchError, EngineDead
 from pyllama.server.app import make_app
 from pyllama.server.request.errors import ApiError
+from pyllama.server.worker.choice import Choice, Recorder
 from pyllama.server.worker.lifecycle import Lifecycle
 from pyllama.server.worker.runner import EngineRunner
-from pyllama.server.worker.text import Recorder, Text
 from pyllama.speculative import Draft, DraftView, Speculation
 
 from ...waiting import WAIT_S, until
@@ -98,7 +98,7 @@ def test_a_request_of_many_texts_is_admitted_whole(
 
     def counted() -> Any:
         nonlocal most
-        most = max(most, engine.n_waiting + len(engine._running))
+        most = max(most, engine.n_waiting + len(engine.scheduler.running))
         return step()
 
     monkeypatch.setattr(engine, "step", counted)
@@ -177,16 +177,16 @@ def test_a_text_that_cannot_begin_ends_its_request(
 ) -> None:
     client = serve()
     engine = runner_of(client).engine
-    make_jobs, n_made = engine.make_jobs, 0
+    make_runs, n_made = engine.make_runs, 0
 
     def failing(*args: Any) -> Any:
         nonlocal n_made
         n_made += 1
         if n_made > 6:
             raise MemoryError
-        return make_jobs(*args)
+        return make_runs(*args)
 
-    monkeypatch.setattr(engine, "make_jobs", failing)
+    monkeypatch.setattr(engine, "make_runs", failing)
     response = client.post("/completion", json={**ASK, "prompt": ["a"] * 20})
     assert response.status_code == 500 and runner_of(client).is_idle
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_takes_its_waiting_texts_along(serve: Serve) -> Non
         assert asked.result().status_code == 499
         assert runner.is_idle and not stream.waiting
     assert client.post("/completion", json=ASK).is_success
-    assert not runner.engine._jobs
+    assert not runner.engine.scheduler.runs
 
 
 # --- races ----------------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def test_no_request_begins_after_the_server_has_drained(
     client = serve()
     runner = runner_of(client)
     begun, may_end = threading.Event(), threading.Event()
-    make_jobs, enqueued = runner.engine.make_jobs, []
+    make_runs, enqueued = runner.engine.make_runs, []
 
     def slow(*args: Any) -> Any:
         begun.set()
         assert may_end.wait(WAIT_S)
-        return make_jobs(*args)
+        return make_runs(*args)
 
-    monkeypatch.setattr(runner.engine, "make_jobs", slow)
+    monkeypatch.setattr(runner.engine, "make_runs", slow)
     monkeypatch.setattr(runner.engine, "enqueue", enqueued.append)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(client.post, "/completion", json=ASK)
@@ -264,14 +264,19 @@ def asked_twice(client: TestClient) -> list[Any]:
         return [one.result() for one in asked]
 
 
-INSIDE = ["engine.wait", "engine.step", "engine._take_all", "engine._step", "engine._admit",
-          "engine._plan", "context.decode", "context.decode_token", "may_run"]  # fmt: skip
+INSIDE = ["engine.wait", "engine.step", "engine._take_all", "stepper.step",
+          "scheduler._admit", "scheduler.plan", "context.decode", "context.decode_token",
+          "may_run"]  # fmt: skip
 """What the thread calls; an error of the first call costs nobody anything."""
 
 
 def place(runner: EngineRunner, name: str) -> tuple[Any, str]:
     owner, _, method = name.rpartition(".")
-    owners = {"engine": runner.engine, "context": runner.engine.context, "": runner}
+    engine = runner.engine
+    owners: dict[str, Any] = {
+        "engine": engine, "context": engine.context, "scheduler": engine.scheduler,
+        "stepper": engine.stepper, "": runner,
+    }  # fmt: skip
     return owners[owner], method
 
 
@@ -355,16 +360,16 @@ def test_an_error_of_one_text_ends_its_request(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     client = serve()
-    original, n_calls = getattr(Text, method), Counter[int]()
+    original, n_calls = getattr(Choice, method), Counter[int]()
 
-    def failing(text: Text, *args: Any) -> Any:
+    def failing(text: Choice, *args: Any) -> Any:
         n_calls[text.prompt[-1]] += 1
         if n_calls[bad] > 2 and text.prompt[-1] == bad:
             raise ZeroDivisionError
         return original(text, *args)
 
     bad = client.post("/tokenize", json={"content": "z"}).json()["tokens"][-1]
-    monkeypatch.setattr(Text, method, failing)
+    monkeypatch.setattr(Choice, method, failing)
     with ThreadPoolExecutor(2) as threads:
         with job_held(client):
             asked: list[Future[Any]] = []
@@ -376,7 +381,7 @@ def test_an_error_of_one_text_ends_its_request(
     assert good.is_success and good.json()["tokens_predicted"] == 5
     assert failed.status_code == 500 and runner_of(client).is_idle
     until(lambda: not runner_of(client).engine.has_work)
-    assert not runner_of(client).engine._jobs
+    assert not runner_of(client).engine.scheduler.runs
 
 
 def test_an_error_of_a_sampler_ends_its_request(

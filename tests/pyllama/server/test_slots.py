@@ -117,7 +117,7 @@ def test_a_change_that_waits_ends_with_its_client(
         with socket.create_connection(("127.0.0.1", port)) as connection:  # one that still waits
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-        assert len(waiting) == 1 and not served.runner._jobs
+        assert len(waiting) == 1 and not served.runner._calls.has_new
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/etc/x", "a/b", "a\\b", "a\0", "-x", "é"])

@@ -17,7 +17,7 @@ from pyllama.server.app import make_app
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.worker import warm_up as module
 from pyllama.server.worker.lifecycle import Lifecycle
-from pyllama.server.worker.served import Served
+from pyllama.server.worker.served import ServedModel
 
 from ...waiting import WAIT_S
 from .conftest import make_served
@@ -102,7 +102,7 @@ def test_progress_is_told_while_the_model_loads_and_after_it(
     progress, now, may_end = CompileProgress(lambda: now), 5.0, threading.Event()
     monkeypatch.setattr(module, "progress", progress)
 
-    def load() -> Served:
+    def load() -> ServedModel:
         assert may_end.wait(WAIT_S)
         return make_served(model)
 
@@ -135,7 +135,7 @@ def test_the_rest_is_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> Non
             self.name, self.is_kept = name, lambda: is_kept
 
         @property
-        def compiled(self) -> None:
+        def machine_code(self) -> None:
             done.append(self.name)
 
     asked = {"pyllama": [Function("run"), Function("kept", True), Function("pick")]}

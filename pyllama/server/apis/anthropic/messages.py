@@ -14,9 +14,9 @@ from ....chat.turn import Turn
 from ...http.sse import JsonResponse, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
-from ...worker.runner import Stream
-from ...worker.served import Served, random_id
-from ...worker.text import Piece, Text
+from ...worker.choice import Choice, Piece
+from ...worker.served import ServedModel, random_id
+from ...worker.stream import Stream
 from ..openai.chat import PreparedChat, Replies, prepare_chat
 
 _DEFAULT_MAX_TOKENS = 4096
@@ -24,7 +24,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # OpenAI's names
 _BILLING = re.compile(r"\A(x-anthropic-billing-header:.*?cch=)[^;]{5}(?=;)", re.DOTALL)
 
 
-async def messages(request: Request, served: Served) -> Response:
+async def messages(request: Request, served: ServedModel) -> Response:
     """``POST /v1/messages``."""
     body = await read_json(request, served.options)
     found: list[PreparedChat] = []
@@ -37,7 +37,7 @@ async def messages(request: Request, served: Served) -> Response:
     return await respond(request, stream, AnthropicWriter(served, found[0].turn))
 
 
-async def count_tokens(request: Request, served: Served) -> Response:
+async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/messages/count_tokens``."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, to_openai(body)))
@@ -206,7 +206,7 @@ class AnthropicWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served, turn: Turn) -> None:
+    def __init__(self, served: ServedModel, turn: Turn) -> None:
         self._served, self._replies = served, Replies(turn)
         self._own_stops = turn.prompt.stop  # of the template: they end a turn
         self._id = random_id("msg_")
@@ -214,7 +214,7 @@ class AnthropicWriter:
         self._block: tuple[str, int] | None = None  # kind, and index of the call
         self._n_blocks = 0
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         if piece.progress:
             return ""
         events: list[tuple[str, dict[str, Any]]] = []
@@ -272,7 +272,7 @@ class AnthropicWriter:
     def error(self, error: ApiError) -> str:
         return event_lines("error", error.body("/v1/messages"))
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         text, blocks = texts[0], list[dict[str, Any]]()
         message = self._replies.message(text)
         if message.reasoning:
@@ -289,7 +289,7 @@ class AnthropicWriter:
         return self._message(text, blocks, self._reason(text), text.n_generated)
 
     def _message(
-        self, text: Text, content: list[Any], reason: str | None, n_output: int
+        self, text: Choice, content: list[Any], reason: str | None, n_output: int
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -306,13 +306,13 @@ class AnthropicWriter:
             },
         }
 
-    def _reason(self, text: Text) -> str:
+    def _reason(self, text: Choice) -> str:
         if text.stop_type not in ("eos", "word"):
             return "max_tokens"
         if self._replies.message(text).calls:
             return "tool_use"
         return "stop_sequence" if self._stop(text) else "end_turn"
 
-    def _stop(self, text: Text) -> str | None:
+    def _stop(self, text: Choice) -> str | None:
         word = text.stopping_word
         return word if word and word not in self._own_stops else None

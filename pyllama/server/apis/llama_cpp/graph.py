@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from ...page.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
 from ...request.errors import ApiError
-from ...worker.served import GraphTexts, Served
+from ...worker.served import GraphTexts, ServedModel
 
 
-async def data(request: Request, served: Served) -> Response:
+async def data(request: Request, served: ServedModel) -> Response:
     """``GET /graph.json``: nodes and times; ``times=1`` measures again."""
     query = _query(request)
     if query.times or served.graph is None or served.graph.query != query:
@@ -19,7 +19,7 @@ async def data(request: Request, served: Served) -> Response:
     return Response(served.graph.data, media_type="application/json")
 
 
-async def drawing(request: Request, served: Served) -> Response:
+async def drawing(request: Request, served: ServedModel) -> Response:
     """``GET /graph.html``: the drawing of the run that ``/graph.json`` has measured."""
     query = _query(request)
     if served.graph is None or served.graph.query != query:
@@ -35,7 +35,7 @@ def _query(request: Request) -> GraphQuery:
         raise ApiError.invalid(str(error)) from None
 
 
-async def _draw(served: Served, query: GraphQuery) -> None:
+async def _draw(served: ServedModel, query: GraphQuery) -> None:
     def draw() -> GraphTexts:
         drawn = draw_graph(served.engine.context, query)
         return GraphTexts(query, graph_json(drawn, query), graph_drawing(drawn))

@@ -10,15 +10,15 @@ from starlette.responses import Response
 from ...http.sse import read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
-from ...worker.runner import Stream
-from ...worker.served import Served
+from ...worker.served import ServedModel
+from ...worker.stream import Stream
 from ..openai.completion import CompletionWriter
 
 _ROLES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, if the model has no token for it
 
 
-async def infill(request: Request, served: Served) -> Response:
+async def infill(request: Request, served: ServedModel) -> Response:
     """``POST /infill``."""
     check_infill(served)
     body = await read_json(request, served.options)
@@ -31,23 +31,23 @@ async def infill(request: Request, served: Served) -> Response:
     return await respond(request, await served.prepare(prepare), CompletionWriter(served))
 
 
-def can_infill(served: Served) -> bool:
+def can_infill(served: ServedModel) -> bool:
     """Whether the model has the tokens of an infill prompt."""
     return not _missing(served)
 
 
-def check_infill(served: Served) -> None:
+def check_infill(served: ServedModel) -> None:
     """Raise ApiError (501) for a model without these tokens."""
     if missing := _missing(served):
         raise ApiError.not_supported(f"Infill is not supported by this model: {missing}")
 
 
-def _missing(served: Served) -> str:
+def _missing(served: ServedModel) -> str:
     roles = served.tokenizer.vocab.roles
     return "".join(f"{n} token is missing. " for role, n in _ROLES.items() if role not in roles)
 
 
-def infill_prompt(served: Served, fields: Fields, n_predict: int) -> list[int]:
+def infill_prompt(served: ServedModel, fields: Fields, n_predict: int) -> list[int]:
     """The tokens of an infill prompt.
 
         [rep] name [sep] file, extra text ... [sep] file [pre] prefix, prompt [suf] suffix [mid]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ...http.sse import JsonResponse, read_body, read_json
 from ...request.errors import ApiError
 from ...worker.lifecycle import Lifecycle
-from ...worker.served import Served
+from ...worker.served import ServedModel
 from ...worker.warm_up import progress_fields
 
 
@@ -28,7 +28,7 @@ async def props(request: Request, life: Lifecycle) -> Response:
     return JsonResponse({**life.description.props, "is_sleeping": life.is_sleeping})
 
 
-async def change_props(request: Request, served: Served) -> Response:
+async def change_props(request: Request, served: ServedModel) -> Response:
     """``POST /props``: nothing can be changed yet, as in llama.cpp."""
     if not served.options.endpoint_props:
         raise ApiError.not_supported(
@@ -80,12 +80,12 @@ async def metrics(request: Request, life: Lifecycle) -> Response:
     )
 
 
-async def lora_adapters(request: Request, served: Served) -> Response:
+async def lora_adapters(request: Request, served: ServedModel) -> Response:
     """``GET /lora-adapters``: none are loaded."""
     return JsonResponse([])
 
 
-async def change_lora_adapters(request: Request, served: Served) -> Response:
+async def change_lora_adapters(request: Request, served: ServedModel) -> Response:
     """``POST /lora-adapters``: there are none to change."""
     data = await read_body(request, served.options)
     if data.strip() not in (b"", b"[]"):

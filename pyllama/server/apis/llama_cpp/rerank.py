@@ -11,12 +11,12 @@ from ...http.sse import JsonResponse, finished, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...worker.preparing import check_wanted
-from ...worker.runner import Stream
-from ...worker.served import Served, check_number
+from ...worker.served import ServedModel, check_number
+from ...worker.stream import Stream
 from ..openai.embedding import Embedded, submit, usage
 
 
-async def rerank(request: Request, served: Served) -> Response:
+async def rerank(request: Request, served: ServedModel) -> Response:
     """``POST /v1/rerank``: with ``documents`` in Jina's format, with ``texts`` in TEI's.
 
     Source: llama.cpp, ``format_response_rerank``.

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....engine import Engine
-from ....engine.sequence import UNKNOWN, Sequence
+from ....engine.sequence import UNKNOWN, CacheSequence
 from ....errors import StateError
 from ....runtime.state import load_state, save_state
 from ...http.sse import JsonResponse, read_json
@@ -22,12 +22,12 @@ from ...request.fields import Fields
 from ...request.paths import without_folders
 from ...worker.preparing import while_connected
 from ...worker.runner import Slot
-from ...worker.served import Served
+from ...worker.served import ServedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. +@=,()\[\]-]{0,199}")
 
 
-async def slots(request: Request, served: Served) -> Response:
+async def slots(request: Request, served: ServedModel) -> Response:
     """``GET /slots``. Source: llama.cpp, ``server_slot::to_json``."""
     if not served.options.endpoint_slots:
         raise ApiError.not_supported(
@@ -39,7 +39,7 @@ async def slots(request: Request, served: Served) -> Response:
     return JsonResponse([_slot_json(served, slot) for slot in found])
 
 
-def _slot_json(served: Served, slot: Slot) -> dict[str, Any]:
+def _slot_json(served: ServedModel, slot: Slot) -> dict[str, Any]:
     found: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": served.n_ctx,
@@ -68,7 +68,7 @@ def _slot_json(served: Served, slot: Slot) -> dict[str, Any]:
     return found
 
 
-async def change_slot(request: Request, served: Served) -> Response:
+async def change_slot(request: Request, served: ServedModel) -> Response:
     """``POST /slots/{id}?action=save|restore|erase``; waits for a text that runs in the slot."""
     folder = served.options.slot_save_path
     if folder is None:
@@ -112,7 +112,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 async def _when_idle(
-    request: Request, served: Served, id: int, change: Callable[..., int], *args: Any
+    request: Request, served: ServedModel, id: int, change: Callable[..., int], *args: Any
 ) -> tuple[int, float]:
     """Call ``change(engine, sequence, *args)`` as soon as no text runs in a slot.
 
@@ -132,21 +132,21 @@ async def _when_idle(
     return await while_connected(request, served.runner.call(job, is_idle))
 
 
-def _erase(engine: Engine, sequence: Sequence) -> int:
+def _erase(engine: Engine, sequence: CacheSequence) -> int:
     n = sequence.n_tokens
     sequence.clear()
     return n
 
 
-def _save(engine: Engine, sequence: Sequence, path: Path) -> int:
+def _save(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     tokens, id = sequence.tokens(), sequence.seq_id
-    if sequence.n_exact < sequence.n_tokens or (tokens == UNKNOWN).any():
+    if sequence.n_unshifted < sequence.n_tokens or (tokens == UNKNOWN).any():
         raise ApiError.invalid(f"slot {id} cannot be saved: its context was shifted")
     save_state(engine.context, path, tokens.tolist(), seq=id)
     return len(tokens)
 
 
-def _restore(engine: Engine, sequence: Sequence, path: Path) -> int:
+def _restore(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     id = sequence.seq_id
     try:
         if not os.path.exists(path):

@@ -12,10 +12,10 @@ from ...http.sse import long_response, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...request.limits import TO_TOKENIZE, check_size
-from ...worker.served import Served
+from ...worker.served import ServedModel
 
 
-async def tokenize(request: Request, served: Served) -> Response:
+async def tokenize(request: Request, served: ServedModel) -> Response:
     """``POST /tokenize``: the tokens of a text, with their pieces if wanted."""
     body = await read_json(request, served.options)
 
@@ -37,7 +37,7 @@ async def tokenize(request: Request, served: Served) -> Response:
     return await long_response(lambda: {"tokens": found})
 
 
-async def detokenize(request: Request, served: Served) -> Response:
+async def detokenize(request: Request, served: ServedModel) -> Response:
     """``POST /detokenize``: the text of tokens."""
     fields = Fields(await read_json(request, served.options))
     tokens = fields.get("tokens", [], list)
@@ -53,7 +53,7 @@ async def detokenize(request: Request, served: Served) -> Response:
     return await long_response(lambda: {"content": text})
 
 
-def _piece(served: Served, token: int) -> str | list[int]:
+def _piece(served: ServedModel, token: int) -> str | list[int]:
     """The text of a token, or its bytes if they are not UTF-8."""
     data = served.tokenizer.token_to_piece(token, True)
     try:

@@ -18,10 +18,10 @@ from ...http.sse import JsonResponse, dump, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...request.refused_media import refused
+from ...worker.choice import Choice, Piece
 from ...worker.lifecycle import Lifecycle
-from ...worker.runner import Stream
-from ...worker.served import Served
-from ...worker.text import Piece, Text
+from ...worker.served import ServedModel
+from ...worker.stream import Stream
 from ..llama_cpp.infill import can_infill, check_infill, infill_prompt
 from ..openai.chat import PreparedChat, Replies, prepare_chat
 
@@ -39,7 +39,7 @@ _NAMES = {"reasoning_effort": "think", "chat_template_kwargs.enable_thinking": "
 _MAX_TOP = 20  # of top_logprobs
 
 
-async def generate(request: Request, served: Served) -> Response:
+async def generate(request: Request, served: ServedModel) -> Response:
     """``POST /api/generate``: a text in the chat format, as it is with ``raw``, or one that fits
     between the prompt and a ``suffix``."""
     body = await read_json(request, served.options)
@@ -75,7 +75,7 @@ async def generate(request: Request, served: Served) -> Response:
     return await respond(request, stream, OllamaWriter(served, replies, "response", fields))
 
 
-async def chat(request: Request, served: Served) -> Response:
+async def chat(request: Request, served: ServedModel) -> Response:
     """``POST /api/chat``."""
     body = await read_json(request, served.options)
     fields = Fields(body)
@@ -97,12 +97,12 @@ async def chat(request: Request, served: Served) -> Response:
     return await respond(request, stream, OllamaWriter(served, replies, "message", fields))
 
 
-async def tags(request: Request, served: Served) -> Response:
+async def tags(request: Request, served: ServedModel) -> Response:
     """``GET /api/tags``: the one model."""
     return JsonResponse({"models": [_model(served)]})
 
 
-async def running(request: Request, served: Served) -> Response:
+async def running(request: Request, served: ServedModel) -> Response:
     """``GET /api/ps``: the one model, loaded."""
     found = loaded_model(_model(served))
     if len(served.model.devices) == 1:  # the CPU
@@ -116,7 +116,7 @@ async def version(request: Request, life: Lifecycle) -> Response:
     return JsonResponse({"version": VERSION})
 
 
-async def show(request: Request, served: Served) -> Response:
+async def show(request: Request, served: ServedModel) -> Response:
     """``POST /api/show``: the model's metadata, without its long lists."""
     await read_json(request, served.options)
     metadata = served.model.metadata
@@ -155,7 +155,7 @@ def _image(data: Any) -> ApiError:
     return refused({"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}})
 
 
-def _converted(served: Served, fields: Fields) -> dict[str, Any]:
+def _converted(served: ServedModel, fields: Fields) -> dict[str, Any]:
     """The fields that both APIs have, with llama.cpp's names."""
     options = fields.inner("options")
     converted: dict[str, Any] = {"stream": fields.flag("stream", True)}
@@ -227,11 +227,13 @@ class OllamaWriter:
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, served: Served, replies: Replies | None, field: str, fields: Fields) -> None:
+    def __init__(
+        self, served: ServedModel, replies: Replies | None, field: str, fields: Fields
+    ) -> None:
         self._served, self._replies, self._field = served, replies, field
         self._n_top = fields.whole("top_logprobs", 0) if fields.flag("logprobs") else 0
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         content, thinking = piece.text, ""
         if self._replies is not None:
             delta = self._replies.delta(text, piece)
@@ -251,7 +253,7 @@ class OllamaWriter:
     def error(self, error: ApiError) -> str:
         return dump(error.body("/api/")) + "\n"
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         text = texts[0]
         probs = self._logprobs(text, text.probs)
         if self._replies is None:
@@ -259,7 +261,7 @@ class OllamaWriter:
         message = self._replies.message(text)
         return self._final(text, message.content, message.reasoning, self._calls(text)) | probs
 
-    def _logprobs(self, text: Text, probs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, text: Choice, probs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The probabilities of tokens, with those of the likeliest ones if they are wanted."""
         if not probs:
             return {}
@@ -271,7 +273,7 @@ class OllamaWriter:
                 del one["top_logprobs"]
         return {"logprobs": found}
 
-    def _calls(self, text: Text) -> list[Any]:
+    def _calls(self, text: Choice) -> list[Any]:
         if self._replies is None:
             return []
         found = []
@@ -296,7 +298,7 @@ class OllamaWriter:
     def _head(self, done: bool) -> dict[str, Any]:
         return {"model": self._served.name, "created_at": _now(), "done": done}
 
-    def _final(self, text: Text, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
+    def _final(self, text: Choice, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
         prompt_ns, predict_ns = int(1e6 * text.prompt_ms), int(1e6 * text.predict_ms)
         return {
             **self._head(True),
@@ -311,7 +313,7 @@ class OllamaWriter:
         }
 
 
-def _end(served: Served, field: str, value: Any, reason: str) -> dict[str, Any]:
+def _end(served: ServedModel, field: str, value: Any, reason: str) -> dict[str, Any]:
     return {
         "model": served.name,
         "created_at": _now(),
@@ -321,7 +323,7 @@ def _end(served: Served, field: str, value: Any, reason: str) -> dict[str, Any]:
     }
 
 
-def _model(served: Served) -> dict[str, Any]:
+def _model(served: ServedModel) -> dict[str, Any]:
     model = served.model
     return model_json(served.name, model.size_bytes, model.fingerprint, model.desc)
 

@@ -27,9 +27,9 @@ from ...request.errors import ApiError
 from ...request.fields import INT32_MAX, Fields
 from ...request.refused_media import KINDS, refused
 from ...request.request_options import CONTENT_ONLY, MAX_PROBS, CompletionOptions, FromChat
-from ...worker.runner import Stream
-from ...worker.served import FINGERPRINT, Served, random_id
-from ...worker.text import Piece, Text
+from ...worker.choice import Choice, Piece
+from ...worker.served import FINGERPRINT, ServedModel, random_id
+from ...worker.stream import Stream
 from .completion import final_json, usage_json
 
 
@@ -40,12 +40,12 @@ class PreparedChat:
     turn: Turn
     options: CompletionOptions
 
-    def submit(self, served: Served) -> Stream:
-        """Queue the reply. Raises: as ``Served.submit``."""
+    def submit(self, served: ServedModel) -> Stream:
+        """Queue the reply. Raises: as ``ServedModel.submit``."""
         return served.submit([self.turn.prompt.tokens], self.options)
 
 
-async def chat_completion(request: Request, served: Served) -> Response:
+async def chat_completion(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions``."""
     body = await read_json(request, served.options)
     found: list[PreparedChat] = []
@@ -60,7 +60,7 @@ async def chat_completion(request: Request, served: Served) -> Response:
     return await respond(request, stream, writer)
 
 
-async def control(request: Request, served: Served) -> Response:
+async def control(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions/control``: ends the reasoning of a running reply.
 
     Source: llama.cpp, ``server_routes::post_control``.
@@ -84,7 +84,7 @@ async def control(request: Request, served: Served) -> Response:
     return JsonResponse({"success": not problem, **({"message": problem} if problem else {})})
 
 
-async def count_tokens(request: Request, served: Served) -> Response:
+async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, body))
@@ -92,14 +92,14 @@ async def count_tokens(request: Request, served: Served) -> Response:
     return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
-async def apply_template(request: Request, served: Served) -> Response:
+async def apply_template(request: Request, served: ServedModel) -> Response:
     """``POST /apply-template``: the text of a prompt."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, body))
     return JsonResponse({"prompt": made.turn.prompt.text})
 
 
-def prepare_chat(served: Served, body: Mapping[str, Any]) -> PreparedChat:
+def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> PreparedChat:
     """Read a request of OpenAI's chat API.
 
     Raises:
@@ -280,7 +280,7 @@ class Replies:
         self._readers: dict[int, Reader] = {}
         self._n_reasoning: dict[int, int] = {}
 
-    def delta(self, text: Text, piece: Piece) -> Delta:
+    def delta(self, text: Choice, piece: Piece) -> Delta:
         """What a piece adds to the message of its text."""
         reader = self._readers.get(text.index)
         if reader is None:
@@ -298,7 +298,7 @@ class Replies:
             )
         return delta
 
-    def message(self, text: Text) -> Message:
+    def message(self, text: Choice) -> Message:
         """The message of a text that has ended, without the prefill of its prompt."""
         if text.index in self._readers:
             message = self._readers[text.index].message
@@ -316,7 +316,7 @@ class Replies:
                 )
         return message
 
-    def n_reasoning(self, text: Text, tokenizer: Tokenizer) -> int:
+    def n_reasoning(self, text: Choice, tokenizer: Tokenizer) -> int:
         """Number of tokens of the reasoning of a text that has ended."""
         if text.index in self._readers or not self.message(text).reasoning:
             return self._n_reasoning.get(text.index, 0)
@@ -326,7 +326,7 @@ class Replies:
         return sum(bool(reader.feed(decoder.decode(piece)).reasoning) for piece in pieces)
 
 
-def chat_finish_reason(text: Text, calls: Sequence[ToolCall]) -> str:
+def chat_finish_reason(text: Choice, calls: Sequence[ToolCall]) -> str:
     """OpenAI's reason of the end of a reply."""
     if text.stop_type not in ("eos", "word"):
         return "length"
@@ -341,10 +341,10 @@ class ChatWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served, turn: Turn) -> None:
+    def __init__(self, served: ServedModel, turn: Turn) -> None:
         self._served, self._replies = served, Replies(turn)
         self.id, self._created = random_id("chatcmpl-"), int(time.time())
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, Choice] = {}
         self._begun: set[int] = set()
 
     def _head(self, choices: list[Any], kind: str = "chat.completion.chunk") -> dict[str, Any]:
@@ -357,10 +357,10 @@ class ChatWriter:
             "object": kind,
         }
 
-    def _chunk(self, text: Text, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _chunk(self, text: Choice, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return self._head([{"finish_reason": reason, "index": text.index, "delta": delta}])
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         chunks: list[dict[str, Any]] = []
         if piece.progress or text.index not in self._begun:
             if piece.progress is None:
@@ -381,7 +381,7 @@ class ChatWriter:
             chunks += self._end(text)
         return "".join(map(data_line, chunks))
 
-    def _end(self, text: Text) -> list[dict[str, Any]]:
+    def _end(self, text: Choice) -> list[dict[str, Any]]:
         self._texts[text.index] = text
         reason = chat_finish_reason(text, self._replies.message(text).calls)
         chunks = [self._chunk(text, {}, reason)]
@@ -399,7 +399,7 @@ class ChatWriter:
     def error(self, error: ApiError) -> str:
         return data_line(error.body())
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         choices = []
         for text in texts:
             message = self._replies.message(text)

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from ...http.sse import data_line, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
-from ...worker.runner import Stream
-from ...worker.served import FINGERPRINT, Served, random_id
-from ...worker.text import Piece, Text
+from ...worker.choice import Choice, Piece
+from ...worker.served import FINGERPRINT, ServedModel, random_id
+from ...worker.stream import Stream
 
 
-async def completion(request: Request, served: Served) -> Response:
+async def completion(request: Request, served: ServedModel) -> Response:
     """``POST /completion``: llama.cpp's format."""
     body = await read_json(request, served.options)
 
@@ -31,7 +31,7 @@ async def completion(request: Request, served: Served) -> Response:
     return await respond(request, await served.prepare(prepare), CompletionWriter(served))
 
 
-async def openai_completion(request: Request, served: Served) -> Response:
+async def openai_completion(request: Request, served: ServedModel) -> Response:
     """``POST /v1/completions``: OpenAI's format.
 
     Source: llama.cpp, ``oaicompat_completion_params_parse``.
@@ -60,16 +60,16 @@ class CompletionWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served = served
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         found = ""
         if piece.text or piece.probs or piece.progress or (piece.tokens and not piece.is_last):
             found = data_line(self._partial(text, piece))
         return found + data_line(final_json(self._served, text)) if piece.is_last else found
 
-    def _partial(self, text: Text, piece: Piece) -> dict[str, Any]:
+    def _partial(self, text: Choice, piece: Piece) -> dict[str, Any]:
         found: dict[str, Any] = {
             "index": text.index,
             "content": piece.text,
@@ -93,12 +93,12 @@ class CompletionWriter:
     def error(self, error: ApiError) -> str:
         return data_line(error.body())
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         found = [final_json(self._served, text) for text in texts]
         return found[0] if len(found) == 1 else found
 
 
-def final_json(served: Served, text: Text) -> dict[str, Any]:
+def final_json(served: ServedModel, text: Choice) -> dict[str, Any]:
     """The last object of a text in llama.cpp's format, also of ``__verbose``."""
     options = text.options
     found: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _nested(found: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def usage_json(texts: Sequence[Text]) -> dict[str, Any]:
+def usage_json(texts: Sequence[Choice]) -> dict[str, Any]:
     """The object ``usage`` of OpenAI."""
     n_prompt = sum({id(text.prompt): text.n_prompt for text in texts}.values())
     n_generated = sum(text.n_generated for text in texts)
@@ -159,9 +159,9 @@ class OpenAIWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served, self._id, self._created = served, random_id("chatcmpl-"), int(time.time())
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, Choice] = {}
 
     def _head(self, choices: list[Any]) -> dict[str, Any]:
         return {
@@ -173,7 +173,7 @@ class OpenAIWriter:
             "id": self._id,
         }
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         found = ""
         if piece.text or piece.probs or piece.progress or (piece.tokens and not piece.is_last):
             chunk = self._head([_choice(text, piece.text, piece.probs, None)])
@@ -198,7 +198,7 @@ class OpenAIWriter:
     def error(self, error: ApiError) -> str:
         return data_line(error.body())
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         found = self._head(
             [_choice(text, text.content, text.probs, finish_reason(text)) for text in texts]
         )
@@ -209,11 +209,11 @@ class OpenAIWriter:
         return found
 
 
-def _choice(text: Text, content: str, probs: Sequence[Any], reason: str | None) -> dict[str, Any]:
+def _choice(text: Choice, content: str, probs: Sequence[Any], reason: str | None) -> dict[str, Any]:
     logprobs = {"content": text.probabilities(list(probs))} if probs else None
     return {"text": content, "index": text.index, "logprobs": logprobs, "finish_reason": reason}
 
 
-def finish_reason(text: Text) -> str:
+def finish_reason(text: Choice) -> str:
     """OpenAI's reason of the end of a text without tool calls."""
     return "stop" if text.stop_type in ("eos", "word") else "length"

@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....embeddings import normalize
-from ....engine import Event, TokenLogprob
+from ....engine import Event
 from ....engine import Request as EngineRequest
 from ...http.sse import finished, long_response, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
-from ...worker.runner import Stream
-from ...worker.served import Served, check_number
-from ...worker.text import Piece, Text
+from ...worker.choice import Choice, Piece
+from ...worker.served import ServedModel, check_number
+from ...worker.stream import Stream
 
 Vector = npt.NDArray[np.float32]
 
 
-class Embedded(Text):
+class Embedded(Choice):
     """A text of which an embedding is computed.
 
     Attributes:
@@ -33,14 +33,14 @@ class Embedded(Text):
 
     vector: Vector = np.empty(0, np.float32)
 
-    def _take(self, event: Event, now: float, prob: TokenLogprob | None) -> Piece | None:
+    def _take(self, event: Event, now: float) -> Piece | None:
         if event.embedding is not None:
             self.vector, self.n_evaluated, self._last_s = event.embedding, self.n_prompt, now
             return None
-        return super()._take(event, now, prob)
+        return super()._take(event, now)
 
 
-async def embeddings(request: Request, served: Served) -> Response:
+async def embeddings(request: Request, served: ServedModel) -> Response:
     """``POST /embeddings``: a list with the rows of each text."""
     found = await _embedded(request, served, openai=False)
     if isinstance(found, Response):
@@ -49,7 +49,7 @@ async def embeddings(request: Request, served: Served) -> Response:
     return await long_response(lambda: _plain(served, fields, texts))
 
 
-async def openai_embeddings(request: Request, served: Served) -> Response:
+async def openai_embeddings(request: Request, served: ServedModel) -> Response:
     """``POST /v1/embeddings``."""
     found = await _embedded(request, served, openai=True)
     if isinstance(found, Response):
@@ -60,7 +60,7 @@ async def openai_embeddings(request: Request, served: Served) -> Response:
     return await long_response(lambda: _openai(served, fields, texts))
 
 
-def _openai(served: Served, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
+def _openai(served: ServedModel, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
     """OpenAI's format: a vector of each text, as numbers or in base64."""
     p, n = fields.whole("embd_normalize", 2, low=-1), _dimensions(served, fields)
     as_base64 = fields.body.get("encoding_format") == "base64"
@@ -81,7 +81,7 @@ def _openai(served: Served, fields: Fields, texts: Sequence[Embedded]) -> dict[s
 
 
 async def _embedded(
-    request: Request, served: Served, *, openai: bool
+    request: Request, served: ServedModel, *, openai: bool
 ) -> Response | tuple[Fields, list[Embedded]]:
     """The fields of a request and its texts with their embeddings; a response if nobody reads it.
 
@@ -109,13 +109,13 @@ async def _embedded(
     return gone or (fields, texts)
 
 
-def _dimensions(served: Served, fields: Fields) -> int:
+def _dimensions(served: ServedModel, fields: Fields) -> int:
     """The length of vectors that a request asks for; they are cut, and then normalized."""
     n = served.model.n_embd
     return fields.whole("dimensions", n, low=1, high=n)
 
 
-def _plain(served: Served, fields: Fields, texts: Sequence[Embedded]) -> list[Any]:
+def _plain(served: ServedModel, fields: Fields, texts: Sequence[Embedded]) -> list[Any]:
     """llama.cpp's format: rows of each text; those of all tokens are not normalized."""
     p = fields.whole("embd_normalize", 2, low=-1)
     rows = [np.atleast_2d(text.vector) for text in texts]
@@ -124,7 +124,7 @@ def _plain(served: Served, fields: Fields, texts: Sequence[Embedded]) -> list[An
     return [{"index": i, "embedding": one.tolist()} for i, one in enumerate(rows)]
 
 
-def _inputs(served: Served, fields: Fields) -> list[list[int]]:
+def _inputs(served: ServedModel, fields: Fields) -> list[list[int]]:
     """The tokens of each text of ``input`` or ``content``. Source: llama.cpp's server."""
     value = fields.body.get("input", fields.body.get("content"))
     if value is None:
@@ -160,7 +160,7 @@ def _entry(entry: Any) -> Any:
 
 
 def submit(
-    served: Served, prompts: Sequence[list[int]], pooling: str
+    served: ServedModel, prompts: Sequence[list[int]], pooling: str
 ) -> tuple[Stream, list[Embedded]]:
     """Queue the embeddings of some texts.
 
@@ -180,7 +180,7 @@ def submit(
     return served.runner.submit(requests, texts), texts
 
 
-def usage(texts: Sequence[Text]) -> dict[str, int]:
+def usage(texts: Sequence[Choice]) -> dict[str, int]:
     """The object ``usage`` of texts without replies."""
     n = sum(text.n_prompt for text in texts)
     return {"prompt_tokens": n, "total_tokens": n}

@@ -14,9 +14,9 @@ from ....chat.turn import Turn
 from ...http.sse import JsonResponse, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
-from ...worker.runner import Stream
-from ...worker.served import Served, random_id
-from ...worker.text import Piece, Text
+from ...worker.choice import Choice, Piece
+from ...worker.served import ServedModel, random_id
+from ...worker.stream import Stream
 from .chat import PreparedChat, Replies, prepare_chat
 
 Events = list[dict[str, Any]]
@@ -29,7 +29,7 @@ _ECHOED = (
 )  # fmt: skip
 
 
-async def responses(request: Request, served: Served) -> Response:
+async def responses(request: Request, served: ServedModel) -> Response:
     """``POST /v1/responses``."""
     body = await read_json(request, served.options)
     found: list[PreparedChat] = []
@@ -42,7 +42,7 @@ async def responses(request: Request, served: Served) -> Response:
     return await respond(request, stream, ResponsesWriter(served, found[0].turn, body))
 
 
-async def count_tokens(request: Request, served: Served) -> Response:
+async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/responses/input_tokens``."""
     body = await read_json(request, served.options)
     made = await served.prepare(lambda: prepare_chat(served, to_chat(body)))
@@ -196,7 +196,7 @@ class ResponsesWriter:
 
     media_type = "text/event-stream"
 
-    def __init__(self, served: Served, turn: Turn, body: Body) -> None:
+    def __init__(self, served: ServedModel, turn: Turn, body: Body) -> None:
         self._served, self._replies, self._created = served, Replies(turn), int(time.time())
         self._echoed = {name: body.get(name) for name in _ECHOED}
         self._id, self._message_id = random_id("resp_"), random_id("msg_")
@@ -206,7 +206,7 @@ class ResponsesWriter:
         self._output: list[dict[str, Any]] = []
         self._n_events = 0
 
-    def piece(self, text: Text, piece: Piece) -> str:
+    def piece(self, text: Choice, piece: Piece) -> str:
         events: Events = []
         if not self._is_created:
             self._is_created = True
@@ -245,7 +245,7 @@ class ResponsesWriter:
         return {"type": "response.in_progress", "response": self._response("in_progress")}
 
     def _enter(
-        self, events: Events, item: tuple[str, int], text: Text, call: CallDelta | None = None
+        self, events: Events, item: tuple[str, int], text: Choice, call: CallDelta | None = None
     ) -> None:
         """Begin an item unless it is the open one."""
         if self._open == item:
@@ -280,7 +280,7 @@ class ResponsesWriter:
         else:
             events.append(self._event(kind, item_id=self._output[-1]["id"], delta=delta))
 
-    def _leave(self, events: Events, text: Text) -> None:
+    def _leave(self, events: Events, text: Choice) -> None:
         """End the open item."""
         if self._open is None:
             return
@@ -312,7 +312,7 @@ class ResponsesWriter:
     def error(self, error: ApiError) -> str:
         return event_lines("error", {"type": "error", "error": error.fields, **error.fields})
 
-    def whole(self, texts: Sequence[Text]) -> Any:
+    def whole(self, texts: Sequence[Choice]) -> Any:
         text = texts[0]
         self._output = self._items(self._replies.message(text))
         return {**self._response("completed", text), "timings": text.timings()}
@@ -328,7 +328,7 @@ class ResponsesWriter:
             for call in message.calls
         ]
 
-    def _response(self, status: str, text: Text | None = None) -> dict[str, Any]:
+    def _response(self, status: str, text: Choice | None = None) -> dict[str, Any]:
         body = self._echoed
         found: dict[str, Any] = {
             "id": self._id,

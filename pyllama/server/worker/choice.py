@@ -1,6 +1,6 @@
 """One text that is generated: its counts, timings and probabilities, from the engine's events.
 
-    text = Text(options, tokenizer, 0, prompt)
+    text = Choice(options, tokenizer, 0, prompt)
     pieces = text.take(event, now)                 # what the event adds
     text.timings(); text.stop_type
 
@@ -75,35 +75,7 @@ class Recorder:
         return TokenLogprob(token, prob, tuple(pair for pair in pairs if pair[1] > 0))
 
 
-class Indentation:
-    """Finds the end of an indented block: a line that begins further left.
-
-    Args:
-        n: spaces and tabs that each line but the first must begin with.
-
-    Source: llama.cpp, ``server_context::process_token``: a line is checked from the token on that
-    follows that of its line break.
-    """
-
-    def __init__(self, n: int) -> None:
-        self._n, self._text, self._line, self._has_line = n, "", 0, False
-
-    def add(self, text: str) -> int | None:
-        """Add a token's text; returns the length of the text up to a line that ends it."""
-        self._text += text
-        found = None
-        if self._has_line:
-            if self._line:
-                line = self._text[self._line :]
-                n = len(line) - len(line.lstrip(" \t"))
-                if n < min(self._n, len(line)):
-                    found = self._line + n
-            self._line = self._text.find("\n", self._line) + 1 or self._line
-        self._has_line = self._has_line or "\n" in text
-        return found
-
-
-class Text:
+class Choice:
     """The state of one text.
 
     Args:
@@ -118,7 +90,6 @@ class Text:
         slot: the slot it runs in, -1 before.
         stop_type: reason of its end in llama.cpp's words: ``none``, ``eos``, ``word``, ``limit``.
         error: why it failed.
-        is_over: whether it must end now, because of its time or its indentation.
     """
 
     def __init__(
@@ -139,20 +110,20 @@ class Text:
         self.queued_s = self._begun_s = self._first_s = self._last_s = 0.0
         self._wants_progress = options.stream and options.return_progress
         self._is_empty = options.n_predict == 0  # one token is generated, and not reported
-        self._is_eog = self.is_over = False
-        self._indentation = Indentation(options.n_indent) if options.n_indent > 0 else None
 
-    def stamp(self, event: Event) -> TokenLogprob | None:
-        """Probabilities after sampling; called by the thread that steps, at a token's event."""
-        return None if self._recorder is None else self._recorder.of(event.tokens[0])
+    def stamp(self, event: Event) -> Event:
+        """A token's event with probabilities after sampling; called by the thread that steps."""
+        if self._recorder is None:
+            return event
+        return event._replace(logprobs=(self._recorder.of(event.tokens[0]),))
 
-    def take(self, event: Event, now: float, prob: TokenLogprob | None = None) -> tuple[Piece, ...]:
+    def take(self, event: Event, now: float) -> tuple[Piece, ...]:
         """Add an event that occurred at ``now``; returns what is to be sent for it."""
         before: tuple[Piece, ...] = ()
         if self._wants_progress and event.kind == "tokens" and not self.n_generated:
             self._last_s, self.n_evaluated = now, self.n_prompt
             before = (self._stamped(Piece(progress=self._progress())),)
-        piece = self._take(event, now, prob)
+        piece = self._take(event, now)
         return before if piece is None else (*before, self._stamped(piece))
 
     def _stamped(self, piece: Piece) -> Piece:
@@ -162,10 +133,10 @@ class Text:
             piece.timings = self.timings()
         return piece
 
-    def _take(self, event: Event, now: float, prob: TokenLogprob | None) -> Piece | None:
+    def _take(self, event: Event, now: float) -> Piece | None:
         kind = event.kind
         if kind == "tokens":
-            return self._take_token(event, now, prob)
+            return self._take_token(event, now)
         if kind == "progress":
             return self._take_progress(event, now)
         if kind == "shift":
@@ -201,7 +172,7 @@ class Text:
             "time_ms": 1e3 * (self._last_s - self._begun_s),
         }
 
-    def _take_token(self, event: Event, now: float, prob: TokenLogprob | None) -> Piece | None:
+    def _take_token(self, event: Event, now: float) -> Piece | None:
         self.n_generated += 1
         self._last_s = now
         if self.n_generated == 1:
@@ -211,24 +182,11 @@ class Text:
         self.n_accepted += event.drafted
         if self._is_empty:
             return None
-        text, tokens = event.text, event.tokens
-        probs = event.logprobs if prob is None else (prob,)
+        text, tokens, probs = event.text, event.tokens, event.logprobs
         if not self.has_new_line and "\n" in text:
             self.has_new_line = True
-        if tokens[0] in self._tokenizer.eog and not self.options.params.ignore_eos:
-            self._is_eog = True
         self._keep(text, tokens, probs)
-        self._end_block(text)
         return Piece(text, tokens, probs)
-
-    def _end_block(self, text: str) -> None:
-        """End the text at a line break after its time, or at a line that is not indented."""
-        limit_ms = self.options.max_predict_ms
-        if "\n" in text and 0 < limit_ms < self.predict_ms:
-            self.is_over = True
-        length = None if self._indentation is None else self._indentation.add(text)
-        if length is not None:
-            self.is_over, self.content = True, self.content[:length]
 
     def _keep(self, text: str, tokens: tuple[int, ...], probs: tuple[TokenLogprob, ...]) -> None:
         options = self.options
@@ -244,6 +202,7 @@ class Text:
         text = "" if reason == "eog" or self._is_empty else event.text
         if text:
             self._keep(text, (), ())
+        self.content = self.content[: len(self.content) - event.n_cut]
         usage = event.usage
         if usage is not None and not self._begun_s:  # it ended while it waited
             self._begun_s = self._first_s = self._last_s = now
