@@ -89,20 +89,17 @@ class CellLists(CellTable):
         """
         n = len(seqs)
         cells = self._new_cells(seqs, positions)
-        lengths, places = self._lengths.copy(), []
-        n_refs, entries = [], []
+        lengths, lists, places, n_refs = self._lengths.copy(), self._list_items, [], []
         for cell, seq, position in zip(cells, seqs, positions, strict=True):
             group = seq_tuple(seq)
             places.append(lengths[group[0]])
             n_refs.append(len(group))
             for s in group:
-                entries.append((s, lengths[s], cell, position))
-                lengths[s] += 1
-        new = np.array(entries, np.int32).reshape(-1, 4)
-        self._lists[new[:, 0], new[:, 1]] = new[:, 2:]
-        if self.mirrored:
-            for s, place, _, _ in entries:
-                self._note_change(s, place)
+                place = lengths[s]
+                lists[s, place, 0], lists[s, place, 1] = cell, position
+                lengths[s] = place + 1
+                if self.mirrored:
+                    self._note_change(s, place)
         # State changes only from here on, so that an interrupt above leaves it consistent.
         self._n_refs[cells] = n_refs
         self._n_used += n
@@ -293,8 +290,7 @@ class CellLists(CellTable):
         """Free cells for the tokens, consecutive ones if the next cells are free."""
         n, first = len(seqs), self._next
         if self.unified:
-            window = self._n_refs[first : first + n]
-            if len(window) == n and not window.any():
+            if first + n <= self.n_cells and not any(self._n_ref_items[first : first + n]):
                 return list(range(first, first + n))
             scattered: list[int] = np.flatnonzero(self._n_refs == 0)[:n].tolist()
             return scattered

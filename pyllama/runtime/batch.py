@@ -98,7 +98,7 @@ class Batch:
 
 
 def _sequences(seq: int | Sequence[int]) -> int | tuple[int, ...]:
-    if not isinstance(seq, Sized):
+    if type(seq) is int or not isinstance(seq, Sized):
         return int(seq)
     seqs = tuple(int(s) for s in seq)
     if not seqs or len(set(seqs)) < len(seqs):

@@ -549,6 +549,10 @@ def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) ->
     """
     positions = []
     for i, seq in enumerate(seqs):
+        if given is None and type(seq) is int:
+            ends[seq] += 1
+            positions.append(ends[seq])
+            continue
         following = max(ends[s] for s in seq_tuple(seq)) + 1
         position = following if given is None else int(given[i])
         for s in seq_tuple(seq):
