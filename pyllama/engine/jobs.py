@@ -24,8 +24,7 @@ from .logprobs import PromptLogprobs
 from .pooling import PooledRows
 from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt
 from .sequence import UNKNOWN, CacheSequence
-from .stopping import LineEnds
-from .text import TextAssembler
+from .text import LineEnds, TextAssembler
 
 if TYPE_CHECKING:
     from ..runtime.context import Context
@@ -60,7 +59,7 @@ class Verified:
 
 @dataclass(slots=True, eq=False)
 class TextRun:
-    """One text of a request, and the `View` of it that drafters see.
+    """One text of a request, and the `DraftView` of it that drafters see.
 
     Invariant while it runs: the cache of its sequence holds ``tokens[:sequence.n_tokens]``. After
     a prompt, a preemption or a context shift, the remaining tokens are evaluated.
@@ -130,7 +129,7 @@ class TextRun:
 
     @property
     def matcher(self) -> Matcher | None:
-        """See `View.matcher`."""
+        """See `DraftView.matcher`."""
         return self.chain.matcher
 
     def needs_one_token(self, sequence: CacheSequence, n: int) -> bool:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from ..errors import GrammarError
 from .gbnf import (
+    Alternatives,
     Chars,
-    Choice,
     Expression,
     Literal,
     Ranges,
@@ -146,7 +146,7 @@ def _size(node: Expression) -> int:
         return len(node.text)
     if isinstance(node, Sequence):
         return sum(map(_size, node.items))
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         return 1 + sum(map(_size, node.options))
     if isinstance(node, Repeat):
         copies = max(node.least, 1) if node.most is None else node.most
@@ -220,7 +220,7 @@ class _RuleBuilder:
             for item in reversed(node.items):
                 after = self.build(item, after)
             return after
-        if isinstance(node, Choice):
+        if isinstance(node, Alternatives):
             texts = [option.text for option in node.options if isinstance(option, Literal)]
             options = [option for option in node.options if not isinstance(option, Literal)]
             entries = [self.build(option, after) for option in options]
@@ -470,7 +470,7 @@ def _references(node: Expression, ends: Container[str], with_text: bool) -> Iter
             yield from _references(item, ends, with_text)
             if not _ends(item, ends, with_text):
                 return
-    elif isinstance(node, Choice):
+    elif isinstance(node, Alternatives):
         for option in node.options:
             yield from _references(option, ends, with_text)
     elif isinstance(node, Repeat) and node.most != 0:
@@ -483,7 +483,7 @@ def _ends(node: Expression, ends: Container[str], with_text: bool) -> bool:
         return node.name in ends
     if isinstance(node, Sequence):
         return all(_ends(item, ends, with_text) for item in node.items)
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         return any(_ends(option, ends, with_text) for option in node.options)
     if isinstance(node, Repeat):
         return not node.least or _ends(node.item, ends, with_text)

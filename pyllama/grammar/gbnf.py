@@ -1,7 +1,7 @@
 """llama.cpp's grammar language GBNF, parsed into rules.
 
     rules = parse('root ::= "yes" | "no" ("," root)?')
-    rules["root"].body      # Choice((Literal("yes"), Sequence((Literal("no"), Repeat(...)))))
+    rules["root"].body      # Alternatives((Literal("yes"), Sequence((Literal("no"), Repeat(...)))))
 
 A rule is ``name ::= alternatives``. An alternative is a sequence of literals ``"text"``, classes
 ``[a-z]`` and ``[^a-z]``, any character ``.``, names of rules, groups ``( )`` and tokens ``<text>``,
@@ -64,7 +64,7 @@ class Sequence(NamedTuple):
     items: tuple[Expression, ...]
 
 
-class Choice(NamedTuple):
+class Alternatives(NamedTuple):
     """One of these."""
 
     options: tuple[Expression, ...]
@@ -78,7 +78,7 @@ class Repeat(NamedTuple):
     most: int | None
 
 
-Expression = Chars | Literal | Token | Reference | Sequence | Choice | Repeat
+Expression = Chars | Literal | Token | Reference | Sequence | Alternatives | Repeat
 
 
 class Rule(NamedTuple):
@@ -221,7 +221,7 @@ class _Parser:
             self.at += 1
             self.skip_space(newlines=True)
             options.append(self.sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def sequence(self) -> Expression:
         items: list[Expression] = []

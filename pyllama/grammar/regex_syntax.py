@@ -1,6 +1,6 @@
 r"""The syntax of regular expressions: the common part of ECMAScript's and Python's, as a tree.
 
-    parse_regex(r"a{2}|b")    # Choice((Repeat(Char(97), 2, 2), Char(98)))
+    parse_regex(r"a{2}|b")    # RegexChoice((Repeat(Char(97), 2, 2), Char(98)))
 
 Supported are literals, escapes, classes, groups, alternation, quantifiers, lookahead, the anchors
 ``^``, ``$``, ``\b`` and ``\B``, general categories as ``\p{...}``, and the flags ``i`` and ``s``.

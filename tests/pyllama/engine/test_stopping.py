@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.engine.stopping import Indentation, LineEnds, StopStrings
+from pyllama.engine.text import Indentation, LineEnds, StopStrings
 from pyllama.errors import SamplingError
 
 PROPERTY = settings(deadline=None, max_examples=200)
