@@ -138,8 +138,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
     monkeypatch.setattr("pyllama.engine.Lease", lambda engine: engine)
     fakes = {
-        "core.model": {"Model": FakeModel},
-        "core.context": {"Context": FakeContext},
+        "runtime.model": {"Model": FakeModel},
+        "runtime.context": {"Context": FakeContext},
         "eval.perplexity": {
             "perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n]),
             "strided_perplexity": lambda context, tokens, stride, n_ctx, n: iter(
