@@ -9,7 +9,7 @@ A file has
 - ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional
   tensor; a tensor with a size of 0 must not be in the file;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
-- ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``convert.mapping``).
+- ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``mapping.rules``).
 """
 
 from __future__ import annotations

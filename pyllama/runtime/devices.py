@@ -60,7 +60,7 @@ class Offload:
 
     Attributes:
         n_gpu_layers: number of layers, counted from the end with the output as one; negative for
-            all, ``auto`` for as many as fit (see ``core.offload``).
+            all, ``auto`` for as many as fit (see ``runtime.offload``).
         main_gpu: index of the only GPU with split mode ``none``; negative for no GPU.
         split_mode: ``layer`` divides the layers among the GPUs, ``none`` uses one GPU.
         tensor_split: proportions of the layers on each GPU; empty for those of free memory.

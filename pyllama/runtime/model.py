@@ -136,7 +136,7 @@ class Model:
             kv_overrides: metadata to change or add, by key.
             check_tensors: look for NaN, infinity and illegal scales in the weights first.
             sparse: source of active neurons: ``auto``, ``off`` for dense, or one of the sources of
-                ``sparsity.ffn``, optionally per layer: ``predictor,exact:0-3``.
+                ``graph.sparse.ffn``, optionally per layer: ``predictor,exact:0-3``.
             sparse_threshold: minimum score of an active neuron; None for that of the environment
                 or the file.
             devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
@@ -146,7 +146,7 @@ class Model:
             n_gpu_layers: number of layers, counted from the end with the output as one, on
                 devices other than the CPU; None or negative for all, ``auto`` for what fits.
             main_gpu, split_mode, tensor_split, override_tensor, vram_budget: see
-                ``core.devices.Offload``.
+                ``runtime.devices.Offload``.
             params: sizes of the context, for what fits; None for the defaults.
             placement: neurons of a sparse model to put on the GPUs, instead of whole layers (see
                 ``sparsity.placement`` and ``sparsity.division``).

@@ -4,7 +4,7 @@
     params.n_ctx, params.n_ubatch                  # as the context will have them
     memory = params.memory(hparams, layer_buft)
 
-`Context` takes the same values as arguments. `core.offload` plans with them before any weight is
+`Context` takes the same values as arguments. `runtime.offload` plans with them before any weight is
 loaded.
 """
 
