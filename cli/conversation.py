@@ -164,9 +164,9 @@ def _banner(context: Context, template: str) -> None:
 def _conversation(lease: Lease, options: ConversationOptions) -> tuple[Conversation, str]:
     """Return the conversation and a description of its chat template."""
     from pyllama.chat.conversation import Conversation
-    from pyllama.chat.formats import NAMES_OF_TOOLS, ChatFormats
+    from pyllama.chat.formats import LLAMA_CPP_FORMATS, ChatFormats
 
-    formats, name = ChatFormats(lease.context.model, NAMES_OF_TOOLS), options.template()
+    formats, name = ChatFormats(lease.context.model, LLAMA_CPP_FORMATS), options.template()
     if name is None:
         template = "the model's own" if formats.has_own else "chatml"
         if not formats.has_own:

@@ -1,7 +1,7 @@
 """CPU affinity, priority and polling of threads: ``-C``, ``-Cr``, ``--cpu-strict``, ``--prio``.
 
     @machine_options                               # declares the flags
-    apply(ctx)                                     # ``Tool`` does it before the command runs
+    apply(ctx)                                     # ``Program`` does it before the command runs
 
 A priority that the system refuses (real-time without permission) gives a note, not an error.
 """

@@ -1,6 +1,6 @@
 """Command-line programs that behave like llama.cpp's, on top of click.
 
-    @click.command("bench", cls=Tool)
+    @click.command("bench", cls=Program)
     @click.option("-n", "--n-gen", type=int)
     def command(n_gen): ...
 
@@ -49,7 +49,7 @@ _GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Tool(click.Command):
+class Program(click.Command):
     """One command-line tool: strict flags, errors as one line and an exit code."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -22,7 +22,7 @@ from ..options.prompt import escape_option
 from ..options.sampling import SamplingOptions, sampling_options
 from ..output import note, progress_bar
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 
 if TYPE_CHECKING:
     from pyllama.cluster.batch_files import Part, PartFolder, Source
@@ -32,7 +32,7 @@ _MOST_PARTS = 2000  # Ray Data plans each part
 _PARTS_PER_WORKER = 4  # at least, so that all have work until the end
 
 
-@click.command("batch", cls=Tool)
+@click.command("batch", cls=Program)
 @click.argument("input", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
 @parallel_option

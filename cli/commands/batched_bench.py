@@ -23,7 +23,7 @@ from ..options.options import (
     model_options,
 )
 from ..output import note, write
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.bench.batched import BatchedRow
@@ -38,7 +38,7 @@ def _list(
     return click.option(*flags, type=IntList(minimum, 1 << 20), default=default, help=help)
 
 
-@click.command("batched-bench", cls=Tool)
+@click.command("batched-bench", cls=Program)
 @_list("-npp", default="128", minimum=1, help="Number of prompt tokens per sequence.")
 @_list("-ntg", default="128", minimum=0, help="Number of tokens to generate per sequence.")
 @_list("-npl", default="1,2,4,8", minimum=1, help="Number of parallel sequences, up to 256.")

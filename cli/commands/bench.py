@@ -24,7 +24,7 @@ from ..options.hub import hub_options
 from ..options.options import ModelOptions, Number, load_options, numa_option
 from ..output import note, write
 from ..tables.bench import PRINTERS, Printer, comparison_table
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 from ..unsupported import OP_OFFLOAD
 
 
@@ -50,7 +50,7 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     return found
 
 
-@click.command("bench", cls=Tool)
+@click.command("bench", cls=Program)
 @click.option(
     "-m",
     "--model",

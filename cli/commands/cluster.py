@@ -32,7 +32,7 @@ from ..options.prompt import escape_option
 from ..options.sampling import SamplingOptions, sampling_options
 from ..output import note, write
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 
 if TYPE_CHECKING:
     from pyllama.cluster.options import ClusterOptions
@@ -138,7 +138,7 @@ plan_options = stack(
 )  # fmt: skip
 
 
-@click.command("cluster", cls=Tool)
+@click.command("cluster", cls=Program)
 @parallel_option
 @cluster_options
 @plan_options

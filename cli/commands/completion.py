@@ -38,7 +38,7 @@ from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.sampling import SamplingOptions, sampling_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, wants_color, write_raw
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.engine import Engine, Lease, Request
@@ -117,7 +117,7 @@ run_options = stack(
 )
 
 
-@click.command("completion", cls=Tool)
+@click.command("completion", cls=Program)
 @prompt_options
 @run_options
 @conversation_options

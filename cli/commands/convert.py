@@ -15,10 +15,10 @@ import click
 
 from ..options.options import INT32_MAX, ByteCount, Number
 from ..output import note, progress_bar, visible_logs, write_line
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 
 
-@click.command("convert", cls=Tool)
+@click.command("convert", cls=Program)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--outfile",

@@ -27,7 +27,7 @@ from ..options.options import (
 from ..options.overrides import current_overrides
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, visible, write
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.embeddings import Floats
@@ -38,7 +38,7 @@ _CELLS = 8192  # of texts that are evaluated at the same time, if the context's 
 _N_SHOWN = 16  # numbers of each of several embeddings
 
 
-@click.command("embedding", cls=Tool)
+@click.command("embedding", cls=Program)
 @prompt_options
 @click.option(
     "--pooling",

@@ -20,7 +20,7 @@ from ..loading import load_model, make_context
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyggml.tensor import Tensor
@@ -38,7 +38,7 @@ def _patterns(
     return tuple(found)
 
 
-@click.command("eval-callback", cls=Tool)
+@click.command("eval-callback", cls=Program)
 @prompt_options
 @click.option(
     "--tensor-filter",

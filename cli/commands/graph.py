@@ -25,7 +25,7 @@ from ..options.options import (
 )
 from ..options.sparse import sparse_options
 from ..output import write
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 
 if TYPE_CHECKING:
     from pyggml.viz import Options
@@ -46,7 +46,7 @@ def _layers(
     return int(match[1]), int(match[2])
 
 
-@click.command("graph", cls=Tool)
+@click.command("graph", cls=Program)
 @model_option
 @click.option(
     "--tokens",

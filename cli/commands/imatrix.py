@@ -27,7 +27,7 @@ from ..options.options import (
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write, write_line
 from ..paths import writable
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.eval.imatrix import Collector
@@ -41,7 +41,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return [Path(name) for value in values for name in next(csv.reader([value]), [])]
 
 
-@click.command("imatrix", cls=Tool)
+@click.command("imatrix", cls=Program)
 @prompt_options
 @click.option("-o", "--output", "--output-file", "output", type=_PATH, callback=writable,
               default=Path("imatrix.gguf"), help="Output file.")  # fmt: skip

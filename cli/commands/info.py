@@ -15,13 +15,13 @@ import click
 
 from ..devices import backends, device_list
 from ..output import write
-from ..tool import Tool, version_option, version_text
+from ..tool import Program, version_option, version_text
 
 if TYPE_CHECKING:
     pass
 
 
-@click.command("info", cls=Tool)
+@click.command("info", cls=Program)
 @click.option("--list-devices", is_flag=True, help="Only list the available devices.")
 @click.option(
     "--tune",

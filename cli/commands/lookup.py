@@ -32,7 +32,7 @@ from ..options.speculative import (
 )
 from ..output import note
 from ..paths import writable
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 from .speculative import Speeds, complete, text_options
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _PATH = click.Path(path_type=Path)
 _TYPE = ("ngram-cache",)
 
 
-@click.command("lookup", cls=Tool)
+@click.command("lookup", cls=Program)
 @text_options
 @lookup_cache_options
 @length_options
@@ -97,7 +97,7 @@ def _encoded(options: dict[str, Any]) -> tuple[Model, list[int]]:
     return model, model.tokenizer.encode(text, add_special=True, parse_special=True)
 
 
-@click.command("lookup-create", cls=Tool)
+@click.command("lookup-create", cls=Program)
 @model_option
 @prompt_options
 @click.option(
@@ -124,7 +124,7 @@ def create(output: Path, **options: Any) -> None:
     note(f"{output}: {len(cache.counts)} n-grams of {len(tokens)} tokens")
 
 
-@click.command("lookup-merge", cls=Tool)
+@click.command("lookup-merge", cls=Program)
 @click.argument("files", nargs=-1, type=_PATH, required=True, metavar="PART... MERGED")
 @version_option()
 def merge(files: tuple[Path, ...]) -> None:
@@ -152,7 +152,7 @@ class _Text:
     matcher: None = None
 
 
-@click.command("lookup-stats", cls=Tool)
+@click.command("lookup-stats", cls=Program)
 @model_option
 @prompt_options
 @click.option(

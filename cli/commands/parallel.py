@@ -31,7 +31,7 @@ from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.sampling import SamplingOptions, sampling_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.engine import Event
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MAX_TEXTS = 100_000
 
 
-@click.command("parallel", cls=Tool)
+@click.command("parallel", cls=Program)
 @prompt_options
 @click.option(
     "-np",

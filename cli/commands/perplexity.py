@@ -29,7 +29,7 @@ from ..options.options import (
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
 from ..tables.kl import HEADER, chunk_line, statistics
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.runtime.context import Context
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _CTX_STEP = 256  # llama.cpp rounds the size of a context up to a multiple, that is of a chunk here
 
 
-@click.command("perplexity", cls=Tool)
+@click.command("perplexity", cls=Program)
 @prompt_options
 @click.option(
     "--chunks",

@@ -18,7 +18,7 @@ from ..options.kv_overrides import override_kv_option
 from ..options.options import MAX_THREADS, Number
 from ..output import note, progress_bar, write, write_line
 from ..paths import read_text
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.quantize import Importance, QuantizeOptions, QuantizePlan
@@ -34,7 +34,7 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> fr
     return frozenset(int(number.convert(part, param, ctx)) for part in parts)
 
 
-@click.command("quantize", cls=Tool)
+@click.command("quantize", cls=Program)
 @click.argument("arguments", nargs=-1, metavar="MODEL [OUTFILE] TYPE [THREADS]")
 @click.option("--allow-requantize", is_flag=True,
               help="Requantize tensors that are already quantized; reduces quality.")  # fmt: skip

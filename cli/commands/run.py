@@ -25,7 +25,7 @@ from ..options.options import context_options, load_options
 from ..options.sampling import sampling_options
 from ..options.speculative import speculative_options
 from ..paths import MAX_TEXT_BYTES
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 from .completion import generate, run_options
 
 _DEMO = "demo"
@@ -33,7 +33,7 @@ _HUB_HOST = re.compile(r"(https://)?(hf\.co|huggingface\.co)/")
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
-@click.command("run", cls=Tool)
+@click.command("run", cls=Program)
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.argument("words", nargs=-1, metavar="[PROMPT]...")
 @run_options

@@ -45,7 +45,7 @@ from ..options.server_presets import preset_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, report
 from ..paths import read_text
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.engine.prefix_store import PrefixStore
@@ -394,7 +394,7 @@ serve_options = stack(
 )  # fmt: skip
 
 
-@click.command("serve", cls=Tool)
+@click.command("serve", cls=Program)
 @network_options
 @serve_options
 @model_options

@@ -32,7 +32,7 @@ from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.sampling import SamplingOptions, sampling_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
-from ..tool import Tool, ignored_option, version_option
+from ..tool import Program, ignored_option, version_option
 
 text_options = stack(
     prompt_options,
@@ -142,7 +142,7 @@ def _write_stats(drafting: Drafting, speeds: Speeds) -> None:
     drafting.write_stats(speeds.n_predict)
 
 
-@click.command("speculative", cls=Tool)
+@click.command("speculative", cls=Program)
 @text_options
 @speculative_options("-np", "--parallel")
 @version_option()
@@ -157,7 +157,7 @@ def command(**options: Any) -> None:
     complete(options, drafts, _write_stats)
 
 
-@click.command("speculative-simple", cls=Tool)
+@click.command("speculative-simple", cls=Program)
 @text_options
 @speculative_options()
 @version_option()

@@ -17,10 +17,10 @@ from ..options.kv_overrides import override_kv_option
 from ..options.options import model_option
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import write
-from ..tool import Tool, version_option
+from ..tool import Program, version_option
 
 
-@click.command("tokenize", cls=Tool)
+@click.command("tokenize", cls=Program)
 @model_option
 @prompt_options
 @click.option("--stdin", is_flag=True, help="Read the text from standard input.")

@@ -1,6 +1,6 @@
 """Option groups that the tools share, with llama.cpp's names, defaults and meaning.
 
-    @click.command(cls=Tool)
+    @click.command(cls=Program)
     @model_options
     @context_options()
     def command(**options: Any) -> None:

@@ -49,9 +49,12 @@ DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""
 
 Writer = JinjaTemplate | NamedFormat | TextFormat | ToolFormat
-NAMES_OF_TOOLS: Mapping[str, Writer] = llama_cpp_formats.FORMATS
+LLAMA_CPP_FORMATS: Mapping[str, Writer] = llama_cpp_formats.FORMATS
 """Names of the tools: llama.cpp's."""
-NAMES_OF_LLAMA: Mapping[str, Writer] = {**NAMES_OF_TOOLS, **llama_cpp_python_formats.FORMATS}
+LLAMA_CPP_PYTHON_FORMATS: Mapping[str, Writer] = {
+    **LLAMA_CPP_FORMATS,
+    **llama_cpp_python_formats.FORMATS,
+}
 """Names of `Llama`: llama-cpp-python's, and those that only llama.cpp has."""
 
 _KEY = "tokenizer.chat_template"
@@ -275,8 +278,8 @@ class ChatFormats:
 
     Args:
         model: provides tokenizer and metadata.
-        named: the formats that have names, apart from the model's own templates: `NAMES_OF_TOOLS`
-            or `NAMES_OF_LLAMA`.
+        named: formats by name, apart from the model's own templates: `LLAMA_CPP_FORMATS` or
+            `LLAMA_CPP_PYTHON_FORMATS`.
     """
 
     def __init__(self, model: Model, named: Mapping[str, Writer]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import TemplateError
 from .capabilities import Capabilities
 from .template import JinjaTemplate, Messages
-from .tools.call_format import Family
+from .tools.call_format import ToolCallFormat
 from .tools.functionary import FUNCTIONARY_0, FUNCTIONARY_1, FUNCTIONARY_2
 from .tools.recipient import FUNCTIONS
 
@@ -68,7 +68,7 @@ class ToolFormat:
 
     write: Callable[[ToolRequest], str]
     reply: str
-    family: Family
+    family: ToolCallFormat
     call_head: Callable[[str], str]
     content_head: str = ""
     stop: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SamplingError, TemplateError
 from .reader import Reader, Steps
 from .reasoning import Markers, ReasoningFormat, State, read_reasoning
-from .tools.call_format import Family
+from .tools.call_format import ToolCallFormat
 from .tools.definitions import ResponseSchema, Tool
 from .tools.grammar import ReplyGrammar
 
@@ -82,7 +82,7 @@ class Turn:
     grammar: ReplyGrammar | None
     thinking: tuple[Markers, State] | None
     shown: frozenset[int]
-    family: Family
+    family: ToolCallFormat
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
     only_calls: bool = False

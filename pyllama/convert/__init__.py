@@ -1,8 +1,8 @@
 """Converts Hugging Face checkpoints to GGUF files.
 
-    from pyllama.convert import convert
+from pyllama.convert import convert
 
-    path = convert("Llama-3.2-1B", "llama.gguf", outtype="bf16")
+path = convert("Llama-3.2-1B", "llama.gguf", outtype="bf16")
 """
 
 from .conversion import ConvertOptions, convert

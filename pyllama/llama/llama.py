@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from pyggml.host import default_threads
 
-from ..chat.formats import DEFAULT, NAMES_OF_LLAMA, ChatFormats
+from ..chat.formats import DEFAULT, LLAMA_CPP_PYTHON_FORMATS, ChatFormats
 from ..chat.turn import TurnOptions, legacy_tools
 from ..engine import CallLock, Engine, Event, Lease, Request, StoppingCriteria, Timings
 from ..engine.call_lock import Steps, locked
@@ -238,7 +238,7 @@ class Llama:
         )
         self._model = LlamaModel(model)
         self.tokenizer_ = self.tokenizer() if tokenizer is None else tokenizer
-        self._chat_formats = ChatFormats(model, NAMES_OF_LLAMA)
+        self._chat_formats = ChatFormats(model, LLAMA_CPP_PYTHON_FORMATS)
         self.chat_format, self.chat_handler = chat_format, chat_handler
         if chat_format is not None and not is_registered(chat_format):
             self._chat_formats.check(chat_format)

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature"))
 """llama.cpp's sampling of drafts: the likeliest token, its probability among the first ten."""
 
-_SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
+_READ_SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
 _LONG = 256  # tokens: as many are read in large batches, whose graphs are built then
 _ACCEPT_RATE = 0.7  # of small models of one family, see Leviathan 2023, table 3
 _NOTHING = Distribution(np.empty(0, np.int32), np.empty(0))
@@ -234,7 +234,7 @@ class ModelDrafter:
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
-        context.reserve((n for n in _SIZES if n <= context.n_ubatch), "last")
+        context.reserve((n for n in _READ_SIZES if n <= context.n_ubatch), "last")
         self.costs = self._measure()
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
@@ -282,7 +282,7 @@ class ModelDrafter:
     def _measure(self) -> Costs:
         """What reading and drafting costs; the first round touches the pages of a new context."""
         context, read_s, draft_s = self.context, inf, inf
-        n = max(1, min(max(_SIZES), context.n_batch, self._n_ctx - 1))
+        n = max(1, min(max(_READ_SIZES), context.n_batch, self._n_ctx - 1))
         try:
             for _ in range(3):
                 context.kv.clear()
@@ -411,7 +411,7 @@ class ModelDrafter:
             while start < len(g.rest):
                 n = len(g.rest) - start
                 if len(growing) == 1 and n < _LONG:
-                    n = max((size for size in _SIZES if size <= n), default=1)
+                    n = max((size for size in _READ_SIZES if size <= n), default=1)
                     room = min(n, self.context.n_batch)
                 tokens = g.rest[start : start + room]
                 start, room = start + len(tokens), room - len(tokens)

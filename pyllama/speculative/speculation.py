@@ -28,9 +28,9 @@ from .length import AcceptRates, DraftLength, Step
 from .stats import Stats
 
 _log = logging.getLogger(__name__)
-_SIZES = (2, 3, 4, 6, 8, 12)
-_MOST = 17
-_MISSES = 4  # calls in a row that found nothing: then they may cost 1 / _MISS_SHARE of the time
+_STEP_ROWS = (2, 3, 4, 6, 8, 12)  # sizes of graphs that are built at once
+_MAX_STEP_ROWS = 17
+_FREE_MISSES = 4  # calls that found nothing; further ones may cost 1 / _MISS_SHARE of the time
 _MISS_SHARE = 100
 _MAX_PAUSE = 7  # steps
 _PLANNED_STEPS = 8  # without drafts: after so many, plan again
@@ -87,8 +87,8 @@ class Speculation:
 
     def sizes(self, n_texts: int) -> list[int]:
         """Numbers of rows of the graphs of steps with drafts; others are rounded up at first."""
-        most = min(n_texts * (1 + self.max_draft), _MOST)
-        return [n for n in _SIZES if n < most] + [most]
+        most = min(n_texts * (1 + self.max_draft), _MAX_STEP_ROWS)
+        return [n for n in _STEP_ROWS if n < most] + [most]
 
     def propose(
         self, views: Sequence[DraftView], limits: Sequence[int]
@@ -131,7 +131,7 @@ class Speculation:
                 self._n_missed = 0
                 return self._used(views, drafts)
         self._n_missed += 1
-        if self.adaptive and self._n_missed >= _MISSES:  # a slow drafter is asked less often
+        if self.adaptive and self._n_missed >= _FREE_MISSES:  # a slow drafter is asked less often
             step_s = self._lengths.times.seconds(len(views))
             self._pause = min(int(_MISS_SHARE * self._draft_s / max(step_s, 1e-9)), _MAX_PAUSE)
         return None

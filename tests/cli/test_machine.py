@@ -20,10 +20,10 @@ from pyllama.hub.demo import downloaded_path
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
 from pyllama_cli.machine import machine_options
-from pyllama_cli.tool import Tool
+from pyllama_cli.tool import Program
 
 
-@click.command("t", cls=Tool)
+@click.command("t", cls=Program)
 @click.option("-c", "--ctx-size", type=int, default=5)
 @click.option("-b", "--batch-size", type=int, default=6)
 @click.option("--mmap/--no-mmap", default=True)

@@ -18,7 +18,7 @@ from pyllama_cli import loading
 from pyllama_cli.commands import batched_bench, bench, completion
 from pyllama_cli.offload import PlannedOffload
 from pyllama_cli.options.options import OffloadOptions, offload_options
-from pyllama_cli.tool import Tool
+from pyllama_cli.tool import Program
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
 from ..pyllama.models import Spec, random_weights, write_model
@@ -62,7 +62,7 @@ def run(command: click.Command, *args: Any) -> tuple[int, str, str]:
 def take(*args: str) -> Offload:
     seen: list[Offload] = []
 
-    @click.command("x", cls=Tool)
+    @click.command("x", cls=Program)
     @offload_options
     def command(**options: Any) -> None:
         seen.append(OffloadOptions.from_click(options).offload())

@@ -19,13 +19,13 @@ from pyllama_cli.options.options import (
 from pyllama_cli.options.overrides import current_overrides
 from pyllama_cli.options.prompt import PromptOptions, escape_option, process_escapes, prompt_options
 from pyllama_cli.options.sampling import SamplingOptions, sampling_options
-from pyllama_cli.tool import Tool
+from pyllama_cli.tool import Program
 
 
 def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    @click.command("x", cls=Tool)
+    @click.command("x", cls=Program)
     @model_options
     @prompt_options
     @escape_option()
@@ -156,7 +156,7 @@ def test_an_empty_list_of_samplers_is_a_plain_draw(flag: str) -> None:
     ],
 )
 def test_invalid_sampling_options(flag: str, text: str, message: str) -> None:
-    command = click.command("x", cls=Tool)(sampling_options(lambda **_: None))
+    command = click.command("x", cls=Program)(sampling_options(lambda **_: None))
     result = CliRunner().invoke(command, [flag, text])
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
@@ -230,7 +230,7 @@ def test_metadata_overrides() -> None:
 )
 def test_invalid_values(flag: str, text: str, message: str) -> None:
     result = CliRunner().invoke(
-        click.command("x", cls=Tool)(model_options(lambda **_: None)), [flag, text]
+        click.command("x", cls=Program)(model_options(lambda **_: None)), [flag, text]
     )
     assert result.exit_code == 2 and message in result.stderr
 
@@ -238,7 +238,7 @@ def test_invalid_values(flag: str, text: str, message: str) -> None:
 def test_rope_and_activation_overrides() -> None:
     seen: list[Any] = []
 
-    @click.command(cls=Tool)
+    @click.command(cls=Program)
     @context_options()
     def command(**options: Any) -> None:
         seen.append(current_overrides())

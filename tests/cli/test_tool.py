@@ -23,7 +23,7 @@ from pyllama_cli.main import pyllama
 from pyllama_cli.options.options import CACHE_TYPES
 from pyllama_cli.output import report
 from pyllama_cli.programs import COMMANDS
-from pyllama_cli.tool import Tool, all_flags, ignored_option
+from pyllama_cli.tool import Program, all_flags, ignored_option
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..waiting import WAIT_S
@@ -145,7 +145,7 @@ def test_an_unknown_flag_without_a_near_one_points_to_help() -> None:
 
 
 def test_a_value_may_look_like_a_flag() -> None:
-    @click.command("x", cls=Tool)
+    @click.command("x", cls=Program)
     @click.option("-p")
     @click.option("-fa", type=click.Choice(["on", "off"]), is_flag=False, flag_value="on")
     @click.option("-no-cnv", "no_cnv", is_flag=True)
@@ -207,7 +207,7 @@ def test_cache_types_match_attention() -> None:
 
 
 def test_ignored_flags_give_their_reason_once() -> None:
-    @click.command("x", cls=Tool)
+    @click.command("x", cls=Program)
     @ignored_option("-ngl", "--n-gpu-layers", takes_value=True, why="no GPU")
     @ignored_option("--no-warmup")
     def command() -> None:
@@ -226,7 +226,7 @@ def test_the_group_lists_and_runs_every_tool() -> None:
     assert (code, err) == (2, "error: no such command bnech (did you mean bench?)\n")
     assert run(pyllama) == run(pyllama, "--help")
     assert run(pyllama, "--verison")[2].endswith("(did you mean --version?)\n")
-    assert all(isinstance(tool, Tool) for tool in TOOLS)
+    assert all(isinstance(tool, Program) for tool in TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ import click
 from pyllama_cli.output import write
 from pyllama_cli.tool import Tool
 
-@click.command('x', cls=Tool)
+@click.command('x', cls=Program)
 def command():
     {body}
 

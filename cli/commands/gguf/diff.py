@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...output import FAILED, progress_bar, write, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyllama.gguf_tools.diff import Diff, ValueChange
 
 
-@click.command("diff", cls=Tool)
+@click.command("diff", cls=Program)
 @gguf_argument("a")
 @gguf_argument("b")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

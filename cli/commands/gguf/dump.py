@@ -14,14 +14,14 @@ from typing import Any
 import click
 
 from ...output import visible, write, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 _FEW, _SHORT = 6, 60  # displayed elements of an array, displayed characters of a string
 _LONG = 200  # displayed characters of a key
 
 
-@click.command("dump", cls=Tool)
+@click.command("dump", cls=Program)
 @gguf_argument()
 @click.option("--no-tensors", is_flag=True, help="Do not list the tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

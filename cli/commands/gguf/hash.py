@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ...output import FAILED, note, progress_bar, visible, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 if TYPE_CHECKING:
     from pyllama.gguf_tools.digest import Digest
 
 
-@click.command("hash", cls=Tool)
+@click.command("hash", cls=Program)
 @gguf_argument()
 @click.option("--xxh64", is_flag=True, help="Use XXH64: fast, not cryptographic.")
 @click.option("--sha1", is_flag=True, help="Use SHA-1.")

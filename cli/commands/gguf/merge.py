@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from ...output import progress_bar, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 
-@click.command("merge", cls=Tool)
+@click.command("merge", cls=Program)
 @gguf_argument()
 @gguf_argument("output")
 @click.option("--dry-run", is_flag=True, help="Only check that all parts exist and match.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...output import note, progress_bar
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import confirm, gguf_argument
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _settings(
         raise click.BadParameter(str(error)) from None
 
 
-@click.command("new", cls=Tool)
+@click.command("new", cls=Program)
 @gguf_argument("source")
 @gguf_argument("output")
 @click.option("--general-name", help="Set general.name.")

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from ...output import write_line
-from ...tool import Tool, ignored_option, version_option
+from ...tool import Program, ignored_option, version_option
 from .files import confirm, gguf_argument
 
 
-@click.command("set", cls=Tool)
+@click.command("set", cls=Program)
 @gguf_argument()
 @click.argument("key")
 @click.argument("value")

@@ -11,11 +11,11 @@ import click
 
 from ...options.options import INT32_MAX, ByteCount, Number
 from ...output import progress_bar, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 
-@click.command("split", cls=Tool)
+@click.command("split", cls=Program)
 @gguf_argument()
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option("--split-max-tensors", type=Number(1, INT32_MAX),

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from ...output import FAILED, note, progress_bar, write_line
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import gguf_argument
 
 
-@click.command("validate", cls=Tool)
+@click.command("validate", cls=Program)
 @gguf_argument()
 @version_option()
 def command(model: Path) -> None:

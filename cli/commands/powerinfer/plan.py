@@ -18,7 +18,7 @@ from ...options.options import ContextOptions, context_options, model_option
 from ...options.sparse import sparse_options
 from ...output import note, write
 from ...tables.placement import plan_table, simulation_table
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import svg_option
 from .plan_options import PlanOptions, SimulateOptions, plan_options, simulate_options
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyllama.sparsity.speeds import Speeds
 
 
-@click.command("plan", cls=Tool)
+@click.command("plan", cls=Program)
 @model_option
 @sparse_options
 @plan_options

@@ -20,7 +20,7 @@ from ...options.options import INT32_MAX, MAX_THREADS, ModelOptions, Number, mod
 from ...options.prompt import PromptOptions, escape_option, prompt_options
 from ...output import progress_bar, write
 from ...paths import writable
-from ...tool import Tool, version_option
+from ...tool import Program, version_option
 from .files import svg_option
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("stats", cls=Tool)
+@click.command("stats", cls=Program)
 @prompt_options
 @click.option("-o", "--output", type=_PATH, callback=writable, help="Write the statistics as JSON.")
 @svg_option("--plot")

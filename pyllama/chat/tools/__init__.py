@@ -8,7 +8,7 @@ A family is an object in a file of its own (see `call_format.Family`), and a lin
 
 from __future__ import annotations
 
-from .call_format import Family
+from .call_format import ToolCallFormat
 from .functionary import (
     FUNCTIONARY_0,
     FUNCTIONARY_1,
@@ -23,7 +23,7 @@ from .mistral import MISTRAL_ARRAY, MISTRAL_NAMED
 from .recipient import FUNCTIONS
 from .section import SECTIONS
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[ToolCallFormat, ...] = (
     FUNCTIONARY_32,
     FUNCTIONARY_31,
     FUNCTIONARY_2,
@@ -40,6 +40,6 @@ FAMILIES: tuple[Family, ...] = (
 """All families; the first that detects a template is used."""
 
 
-def find_family(source: str) -> Family:
+def find_family(source: str) -> ToolCallFormat:
     """The family of a template, by its source."""
     return next(family for family in FAMILIES if family.detect(source))

@@ -27,7 +27,7 @@ _MAX_HEAD = 512  # characters of a name with its id
 _MAX_FIELDS = 1024  # of a JSON call before the name; bounds the time of texts that are no calls
 
 
-class Family(Protocol):
+class ToolCallFormat(Protocol):
     """The format of tool calls in a family of chat templates.
 
     Attributes:

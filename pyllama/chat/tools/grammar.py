@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...grammar import Grammar, Trigger
 from ..reasoning import Markers, State
-from .call_format import Family
+from .call_format import ToolCallFormat
 from .definitions import Mode, ResponseSchema, Tool
 from .rules import LeftOut, Split, ToolRules
 
@@ -49,7 +49,7 @@ class ReplyRules:
         split: splits markers at control tokens.
     """
 
-    family: Family
+    family: ToolCallFormat
     tools: tuple[Tool, ...] = ()
     mode: Mode = "none"
     parallel: bool = False

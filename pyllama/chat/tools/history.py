@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import TemplateError
 from ..capabilities import Capabilities
 from ..reader import ToolCall
-from .call_format import Family
+from .call_format import ToolCallFormat
 from .definitions import Tool
 
 _Message = dict[str, Any]
@@ -67,7 +67,7 @@ def _call(where: str, call: Any) -> _Message:
 
 
 def for_template(
-    messages: Sequence[_Message], family: Family, capabilities: Capabilities
+    messages: Sequence[_Message], family: ToolCallFormat, capabilities: Capabilities
 ) -> list[_Message]:
     """Messages in a form that the template writes.
 
@@ -118,7 +118,9 @@ def _result(message: _Message) -> str:
     return json.dumps({"tool_response": fields}, ensure_ascii=False)
 
 
-def instruction(family: Family, tools: Sequence[Tool], *, required: bool, describe: bool) -> str:
+def instruction(
+    family: ToolCallFormat, tools: Sequence[Tool], *, required: bool, describe: bool
+) -> str:
     """The text that tells a model how to call tools, for the system message.
 
     Args:

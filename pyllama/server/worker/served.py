@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from pyggml import __version__
 
-from ...chat.formats import NAMES_OF_TOOLS, ChatFormat, ChatFormats
+from ...chat.formats import LLAMA_CPP_FORMATS, ChatFormat, ChatFormats
 from ...engine import Engine, Request
 from ...sampling.chain import DEFAULT_SAMPLERS
 from ..page.graph_page import GraphQuery
@@ -72,7 +72,7 @@ class ServedModel:
         self.engine, self.options = engine, options
         self.model = engine.context.model
         self.tokenizer = self.model.tokenizer
-        self.formats = ChatFormats(self.model, NAMES_OF_TOOLS)
+        self.formats = ChatFormats(self.model, LLAMA_CPP_FORMATS)
         self.runner = EngineRunner(engine, options.max_waiting)
         self.n_ctx = engine.context.n_ctx_seq
         self._longest_token = max(1, max(map(len, self.tokenizer.vocab.tokens)))

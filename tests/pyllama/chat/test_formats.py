@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyllama.chat.formats import DEFAULT, NAMES_OF_LLAMA, ChatFormats, Writer
+from pyllama.chat.formats import DEFAULT, LLAMA_CPP_PYTHON_FORMATS, ChatFormats, Writer
 from pyllama.errors import TemplateError
 from pyllama.tokenizer import load_tokenizer
 
@@ -19,7 +19,9 @@ USER = [{"role": "user", "content": "Hi"}]
 
 
 def formats(
-    template: str | None = None, named: Mapping[str, Writer] = NAMES_OF_LLAMA, **metadata: Any
+    template: str | None = None,
+    named: Mapping[str, Writer] = LLAMA_CPP_PYTHON_FORMATS,
+    **metadata: Any,
 ) -> ChatFormats:
     """The formats of a model with this template."""
     values = {**METADATA, **metadata}

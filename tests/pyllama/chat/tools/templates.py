@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.chat.formats import NAMES_OF_LLAMA, ChatFormat
+from pyllama.chat.formats import LLAMA_CPP_PYTHON_FORMATS, ChatFormat
 from pyllama.chat.template import JinjaTemplate
 from pyllama.tokenizer import Tokenizer
 
@@ -170,7 +170,7 @@ class Case:
     def format(self, tokenizer: Tokenizer) -> ChatFormat:
         """The chat format of a model with this template."""
         if self.named:
-            return ChatFormat(self.named, NAMES_OF_LLAMA[self.named], tokenizer)
+            return ChatFormat(self.named, LLAMA_CPP_PYTHON_FORMATS[self.named], tokenizer)
         template = JinjaTemplate(self.source, {"bos_token": "<s>", "eos_token": "</s>"})
         return ChatFormat("jinja", template, tokenizer)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyllama.chat.reader import Delta, Message, Reader, ToolCall
 from pyllama.chat.tools import FAMILIES
-from pyllama.chat.tools.call_format import Family
+from pyllama.chat.tools.call_format import ToolCallFormat
 from pyllama.chat.turn import Turn, TurnOptions
 
 from ...fake_context import TOKENIZER
@@ -404,7 +404,7 @@ SECTIONS: list[tuple[str, str, str, list[Any]]] = [
 ]  # fmt: skip
 
 
-def reader_of(family: Family) -> Reader:
+def reader_of(family: ToolCallFormat) -> Reader:
     return Reader(lambda reader: family.read(reader, ["special_function", "get_time"]))
 
 
@@ -427,7 +427,7 @@ def test_families_that_differ_in_markers(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("n", [1, 2])
-def test_written_calls_are_read(family: Family, n: int) -> None:
+def test_written_calls_are_read(family: ToolCallFormat, n: int) -> None:
     calls = [
         ToolCall("a1b2c3d4e", "special_function", '{"arg1": 1}'),
         ToolCall("000000001", "get_time", '{"city": "\\"]}</tool_call>"}'),
