@@ -408,7 +408,7 @@ serve_options = stack(
 @version_option()
 def command(router_child: bool, **options: Any) -> None:
     """Serve a model over HTTP, for many clients at once; or several, with --models-dir."""
-    link = _router_link() if router_child else None
+    router_link = _open_router_link() if router_child else None
     try:
         from pyllama.server.app import make_app
         from pyllama.server.http.listener import serve
@@ -419,46 +419,49 @@ def command(router_child: bool, **options: Any) -> None:
     from pyllama.server.worker.served import ServedModel
     from pyllama.server.worker.warm_up import compile_rest, warm_up
 
-    own, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
+    serving, network = ServeOptions.from_click(options), NetworkOptions.from_click(options)
     listening = network.listening()
     params = SamplingOptions.from_click(options).params()
-    sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
+    sizes, loading = ContextOptions.from_click(options), ModelOptions.from_click(options)
     grammar = GrammarOptions.from_click(options).parse()
-    _log_to(own)
+    _log_to(serving)
     drafts = SpeculativeOptions.from_click(options)
-    settings = _server_options(own, network, params, grammar)
-    several = RouterOptions.from_click(options)
-    if several.is_router and link is None:
-        if of_model.model is None and HubOptions.current() is None:
-            _route(several, settings, listening, own)
+    settings = _server_options(serving, network, params, grammar)
+    router = RouterOptions.from_click(options)
+    if router.is_router and router_link is None:
+        if loading.model is None and HubOptions.current() is None:
+            _route(router, settings, listening, serving)
             return
         note("--models-dir and --models-preset are ignored: one model is named")
-    if link is not None:
-        settings = replace(settings, api_keys=(link.key,), open_health=False, aliases=(link.name,))
+    if router_link is not None:
+        settings = replace(
+            settings, api_keys=(router_link.key,), open_health=False, aliases=(router_link.name,)
+        )
     click_context = click.get_current_context()
 
     def load() -> ServedModel:
         with click_context.scope(cleanup=False), ExitStack() as resources:
-            n_slots, unified = own.n_slots, own.is_unified
-            made = Drafting(drafts, of_model, sizes, params, n_slots, unified)
-            drafting = resources.enter_context(made)
+            n_slots, unified = serving.n_slots, serving.is_unified
+            drafting = resources.enter_context(
+                Drafting(drafts, loading, sizes, params, n_slots, unified)
+            )
             cells = sizes.params(n_slots, unified)
-            model = load_model(of_model, cells, sizes.n_threads, drafting.reserved)
+            model = load_model(loading, cells, sizes.n_threads, drafting.reserved)
             context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
             engine = Engine(
                 context,
                 speculation=drafting.speculation(context),
-                prefixes=own.prefixes(),
+                prefixes=serving.prefixes(),
             )
             own_options = replace(
                 settings,
                 model_path=str(model.path),
-                pooling=own.how_pooled(model),
+                pooling=serving.how_pooled(model),
                 drafters=tuple(drafts.types),
             )
             served = ServedModel(engine, own_options)
             served.chat_format()  # a wrong template is found now
-            if own.warmup:
+            if serving.warmup:
                 warm_up(served)
             served.resources = resources.pop_all()
             # a full collection stops all threads; it need not look at what stays
@@ -466,23 +469,23 @@ def command(router_child: bool, **options: Any) -> None:
             gc.freeze()
             return served
 
-    sleep_s = own.sleep_idle_seconds
+    sleep_s = serving.sleep_idle_seconds
     life = Lifecycle(load, settings, sleep_s if sleep_s > 0 else None)
 
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
         def ready(served: ServedModel) -> None:
             n_slots = len(served.runner.slots)
             line = f"{served.name}, {n_slots} slots of {served.n_ctx} tokens: {' '.join(urls)}"
-            _say(line, own)
-            if link is not None:
-                link.report("loaded", info=life.description.models["data"][0])
-            if own.warmup:
+            _say(line, serving)
+            if router_link is not None:
+                router_link.report("loaded", info=life.description.models["data"][0])
+            if serving.warmup:
                 life.later(compile_rest)
 
-        if link is not None:
-            link.report("listening", port=int(urls[0].rpartition(":")[2]))
-            life.on_sleeping = partial(link.report, "sleeping")
-            life.on_awake = partial(link.report, "loaded")
+        if router_link is not None:
+            router_link.report("listening", port=int(urls[0].rpartition(":")[2]))
+            life.on_sleeping = partial(router_link.report, "sleeping")
+            life.on_awake = partial(router_link.report, "loaded")
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
     serve(make_app(life), listening, listens, life.drain, lambda: _leave(life.error))
@@ -503,15 +506,15 @@ def _leave(error: BaseException | None = None) -> NoReturn:
     os._exit(code)
 
 
-def _say(line: str, own: ServeOptions) -> None:
+def _say(line: str, serving: ServeOptions) -> None:
     """Say that the server is ready."""
-    if own.log_jsonl:
+    if serving.log_jsonl:
         logging.getLogger("pyllama.server").info(line)
     else:
         note(line)
 
 
-def _router_link() -> RouterLink:
+def _open_router_link() -> RouterLink:
     """The pipes to the router that started this process."""
     from pyllama.server.router.child import RouterLink
 
@@ -522,7 +525,7 @@ def _router_link() -> RouterLink:
 
 
 def _route(
-    several: RouterOptions, settings: ServerOptions, listening: Listening, own: ServeOptions
+    router: RouterOptions, settings: ServerOptions, listening: Listening, serving: ServeOptions
 ) -> None:
     """Serve several models."""
     from pyllama.server.http.listener import serve
@@ -533,59 +536,59 @@ def _route(
 
     def entries() -> list[CatalogEntry]:
         with ctx.scope(cleanup=False):
-            return several.entries(ctx)
+            return router.entries(ctx)
 
-    pool = Pool(entries(), spawner(ctx), several.models_max)
-    app = make_router(pool, settings, entries, autoload=several.models_autoload)
+    pool = Pool(entries(), spawner(ctx), router.models_max)
+    app = make_router(pool, settings, entries, autoload=router.models_autoload)
 
     def listens(urls: Sequence[str], stop: Callable[[], None]) -> None:
-        _say(f"{len(pool.instances)} models: {' '.join(urls)}", own)
+        _say(f"{len(pool.instances)} models: {' '.join(urls)}", serving)
 
     serve(app, listening, listens, pool.drain, _leave)
 
 
-def _log_to(own: ServeOptions) -> None:
+def _log_to(serving: ServeOptions) -> None:
     """Set up logging: messages on stderr, or JSON lines on stdout."""
     from pyllama.server.http.logs import JsonFormatter
 
-    handler = logging.StreamHandler(sys.stdout if own.log_jsonl else sys.stderr)
+    handler = logging.StreamHandler(sys.stdout if serving.log_jsonl else sys.stderr)
     plain = logging.Formatter("%(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if own.log_jsonl else plain)
+    handler.setFormatter(JsonFormatter() if serving.log_jsonl else plain)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    level = logging.INFO if own.log_jsonl else logging.WARNING
-    logging.getLogger("pyllama.server").setLevel(logging.DEBUG if own.verbose else level)
+    level = logging.INFO if serving.log_jsonl else logging.WARNING
+    logging.getLogger("pyllama.server").setLevel(logging.DEBUG if serving.verbose else level)
 
 
 def _server_options(
-    own: ServeOptions, network: NetworkOptions, params: Any, grammar: Any
+    serving: ServeOptions, network: NetworkOptions, params: Any, grammar: Any
 ) -> ServerOptions:
     """The options of the server, without those that depend on the model."""
     from pyllama.server.request.options import MIB, ServerOptions
 
-    folder = own.slot_save_path
+    folder = serving.slot_save_path
     if folder is not None and not folder.is_dir():
         raise click.UsageError(f"--slot-save-path: {folder} is not a folder")
     if network.path is not None and not network.path.is_dir():
         raise click.UsageError(f"--path: {network.path} is not a folder")
     return ServerOptions(
         sampling=params,
-        n_predict=own.predict,
-        n_keep=own.keep,
-        context_shift=own.context_shift,
-        stop=tuple(filter(None, own.reverse_prompt)),
+        n_predict=serving.predict,
+        n_keep=serving.keep,
+        context_shift=serving.context_shift,
+        stop=tuple(filter(None, serving.reverse_prompt)),
         grammar=grammar,
-        cache_prompt=own.cache_prompt,
-        aliases=_words(own.alias),
-        tags=_words(own.tags),
-        chat_template=own.template(),
-        template_values=own.template_values(),
-        reasoning_format=own.reasoning_format,
-        reasoning_budget=own.reasoning_budget,
-        reasoning_message=own.reasoning_budget_message,
-        prefill_assistant=own.prefill_assistant,
-        endpoint_slots=own.slots,
-        endpoint_props=own.props,
-        endpoint_metrics=own.metrics,
+        cache_prompt=serving.cache_prompt,
+        aliases=_words(serving.alias),
+        tags=_words(serving.tags),
+        chat_template=serving.template(),
+        template_values=serving.template_values(),
+        reasoning_format=serving.reasoning_format,
+        reasoning_budget=serving.reasoning_budget,
+        reasoning_message=serving.reasoning_budget_message,
+        prefill_assistant=serving.prefill_assistant,
+        endpoint_slots=serving.slots,
+        endpoint_props=serving.props,
+        endpoint_metrics=serving.metrics,
         slot_save_path=folder,
         api_keys=network.keys(),
         api_prefix=network.api_prefix.rstrip("/"),
@@ -598,12 +601,12 @@ def _server_options(
         cors_proxy=network.ui_mcp_proxy,
         allowed_hosts=network.names(),
         max_body_bytes=network.max_body_size * MIB,
-        sse_ping_s=own.sse_ping_interval,
-        max_waiting=own.max_waiting,
-        deadline_s=own.request_timeout,
-        reranking=own.rerank or own.pooling == "rank",
-        spm_infill=own.spm_infill,
-        verbose=own.verbose,
+        sse_ping_s=serving.sse_ping_interval,
+        max_waiting=serving.max_waiting,
+        deadline_s=serving.request_timeout,
+        reranking=serving.rerank or serving.pooling == "rank",
+        spm_infill=serving.spm_infill,
+        verbose=serving.verbose,
     )
 
 

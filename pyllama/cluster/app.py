@@ -57,8 +57,8 @@ class EngineReplica:
         self._n_served = 0
         self._id = serve.get_replica_context().replica_id.unique_id
 
-        async def cached(name: str) -> Unloading:
-            return Unloading(await self._load(name), self._loaded)
+        async def cached(name: str) -> LoadedHandle:
+            return LoadedHandle(await self._load(name), self._loaded)
 
         self._cached = serve.multiplexed(max_num_models_per_replica=n_models)(cached)
 
@@ -92,8 +92,8 @@ class EngineReplica:
     async def _model(self, name: str) -> LoadedModel:
         if len(self._options.models) == 1:
             return self._loaded.get(name) or await self._load(name)
-        found: Unloading = await self._cached(name)
-        return found.model
+        handle: LoadedHandle = await self._cached(name)
+        return handle.model
 
     async def _load(self, name: str) -> LoadedModel:
         first, self._first = self._first, None
@@ -104,8 +104,8 @@ class EngineReplica:
         return first
 
 
-class Unloading:
-    """A model in Ray's cache, which calls ``__del__`` in a thread to unload it.
+class LoadedHandle:
+    """A model in Ray's cache, which closes it when another one takes its place.
 
     Args:
         model: the model.
@@ -113,22 +113,14 @@ class Unloading:
     """
 
     def __init__(self, model: LoadedModel, loaded: dict[str, LoadedModel]) -> None:
-        self.model, self._all = model, loaded
-        self._loop = asyncio.get_running_loop()
-        self._is_unloaded = False
+        self.model, self._loaded = model, loaded
+        # Ray awaits this name; Python's own finalizer would be an attribute of the class
+        vars(self)["__del__"] = self.close
 
-    def __del__(self) -> None:
-        """Wait for the model's requests and free it; only the first call, only in a thread."""
-        try:
-            if asyncio.get_running_loop() is self._loop:
-                return  # collected with the process
-        except RuntimeError:
-            pass
-        if self._is_unloaded or self._loop.is_closed():
-            return
-        self._is_unloaded = True
-        self._all.pop(self.model.name, None)
-        asyncio.run_coroutine_threadsafe(self.model.close(), self._loop).result(_UNLOAD_S)
+    async def close(self) -> None:
+        """Wait for the model's requests and free it. Raises: TimeoutError."""
+        self._loaded.pop(self.model.name, None)
+        await asyncio.wait_for(asyncio.shield(self.model.close()), _UNLOAD_S)
 
 
 class Ingress:
