@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.compiler.jit import inline_strict, jitted
+from pyggml.compiler.jit import JittedFunction, inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr, f64_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import weight
 from pyllama.sampling.sampler import Sampler
@@ -39,7 +39,7 @@ from pyllama.sampling.top import (
 )
 
 STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Typical, Xtc, TopNSigma, Temperature]
-"""Samplers that can be fused; `_pick` identifies them by their index."""
+"""Samplers that can be fused; `_keep` identifies them by their index."""
 _TOP_K, _TOP_P, _MIN_P, _TYPICAL, _XTC, _TOP_N_SIGMA = range(6)
 _NOT_DUE, _DUE, _DRAWN = range(3)  # third argument of XTC; _DRAWN is added where it was applied
 _ONE = 1 << 30  # a probability of 1
@@ -84,34 +84,34 @@ class Fused:
             logits: float32[n_vocab], contiguous; NaN counts as -inf.
             uniform: a random number in [0, 1).
         """
-        return self._run(logits, uniform, 0)
+        return self._run(_sample, logits, uniform)
 
     def weights(self, logits: Floats) -> tuple[NDArray[np.int32], Floats] | None:
         """The candidates' ids and their `Candidates.weights`; None where `pick` gives -1."""
         k = self._sizes[1]
         found = np.empty((2, k), np.int32)
-        n = self._run(logits, 0.0, found.ctypes.data)
+        n = self._run(_weights, logits, found.ctypes.data)
         return None if n < 0 else (found[0, :n], found[1, :n].view(np.float32))
 
     def likeliest(self, logits: Floats) -> tuple[int, float] | None:
         """The likeliest token and its probability; None where `pick` gives -1."""
-        result = self._run(logits, -1.0, 0)
+        result = self._run(_likeliest, logits)
         return None if result < 0 else (result & POSITION, (result >> 32) / _ONE)
 
-    def _run(self, logits: Floats, uniform: float, found: int) -> int:
+    def _run(self, function: JittedFunction, logits: Floats, *arguments: float) -> int:
         n_vocab, k, n_columns = self._sizes
         work = self._work.ctypes.data  # not cached: a deepcopy has its own memory
         chosen, n_steps = work + self._chosen, self._n_steps
         if self._random:
-            arguments = self._work.view(np.float64)
+            steps = self._work.view(np.float64)
             for sampler, at in self._random:
-                arguments[at] = _DUE if sampler.is_due() else _NOT_DUE
-        result: int = _pick(
-            logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform, found
+                steps[at] = _DUE if sampler.is_due() else _NOT_DUE
+        result: int = function(
+            logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, *arguments
         )
         if result >= 0 and self._random:
             for sampler, at in self._random:
-                if arguments[at] >= _DRAWN:
+                if steps[at] >= _DRAWN:
                     sampler.consume()
         return result
 
@@ -166,24 +166,17 @@ def _largest(logits: Any, n: Any) -> Any:
     return top
 
 
-@jitted(types.int64(*[types.int64] * 7, types.float64, types.int64))
-def _pick(
-    logits: Any,
-    n_vocab: Any,
-    k: Any,
-    n_columns: Any,
-    work: Any,
-    chosen: Any,
-    n_steps: Any,
-    uniform: Any,
-    found: Any,
+@inline_strict
+def _keep(
+    logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any
 ) -> Any:
-    """A token; if ``uniform`` is negative, the likeliest one plus its probability in units of
-    1 / _ONE, times 2**32; if ``found`` is not 0, the number of candidates, whose ids and weights
-    are written there: int32[k], float32[k]."""
+    """Apply all samplers; returns the number of candidates that are left, -1 if there is no room.
+
+    Their keys are at ``work``, their logits at ``chosen``.
+    """
     count = gather(logits, n_vocab, k, n_columns, work)
     if count < 0:
-        return -1
+        return np.int64(-1)
     logits, keys, steps = f32_ptr(logits), i64_ptr(work), f64_ptr(chosen + 8 * k)
     # free memory: at least 2 k int64 of the grid of `gather`, and k float32
     order, distances, probs = work + 16 * k, work + 24 * k, chosen + 4 * k
@@ -239,18 +232,51 @@ def _pick(
             divide(chosen, n, a)
         elif n > 1:
             scale_dynamic(chosen, n, a, b, c)
-    top = _largest(chosen, n)
-    if uniform < 0:
-        best, whole = 0, 0.0
-        for i in range(n):
-            whole += weight(chosen, i, top)
-            if chosen[i] > chosen[best]:
-                best = i
-        share = np.int64(weight(chosen, best, top) / whole * _ONE)
-        return (share << 32) + (keys[best] & POSITION)
-    if found == 0:
-        return keys[draw(chosen, n, top, uniform)] & POSITION
-    ids, weights = i32_ptr(found), f32_ptr(found + 4 * k)
+    return np.int64(n)
+
+
+@jitted(types.int64(*[types.int64] * 7, types.float64))
+def _sample(
+    logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any,
+    uniform: Any,
+) -> Any:  # fmt: skip
+    """A token."""
+    n = _keep(logits, n_vocab, k, n_columns, work, chosen, n_steps)
+    if n < 0:
+        return n
+    keys, kept = i64_ptr(work), f32_ptr(chosen)
+    return keys[draw(kept, n, _largest(kept, n), uniform)] & POSITION
+
+
+@jitted(types.int64(*[types.int64] * 7))
+def _likeliest(
+    logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any
+) -> Any:
+    """The likeliest token plus its probability in units of 1 / _ONE, times 2**32."""
+    n = _keep(logits, n_vocab, k, n_columns, work, chosen, n_steps)
+    if n < 0:
+        return n
+    keys, kept = i64_ptr(work), f32_ptr(chosen)
+    top, best, total = _largest(kept, n), 0, 0.0
     for i in range(n):
-        ids[i], weights[i] = keys[i] & POSITION, weight(chosen, i, top)
+        total += weight(kept, i, top)
+        if kept[i] > kept[best]:
+            best = i
+    share = np.int64(weight(kept, best, top) / total * _ONE)
+    return (share << 32) + (keys[best] & POSITION)
+
+
+@jitted(types.int64(*[types.int64] * 8))
+def _weights(
+    logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any,
+    found: Any,
+) -> Any:  # fmt: skip
+    """The number of candidates; writes ids and weights, int32[k] and float32[k], to ``found``."""
+    n = _keep(logits, n_vocab, k, n_columns, work, chosen, n_steps)
+    if n < 0:
+        return n
+    keys, kept = i64_ptr(work), f32_ptr(chosen)
+    top, ids, weights = _largest(kept, n), i32_ptr(found), f32_ptr(found + 4 * k)
+    for i in range(n):
+        ids[i], weights[i] = keys[i] & POSITION, weight(kept, i, top)
     return n
