@@ -95,7 +95,7 @@ PICKLES = {
     "torch.load": (called("torch.serialization load"), "not part of a tensor: refused"),
     "a module within a name": (called("torch FloatStorage.__init__"), "refused, since"),
     "a storage is called": (called("torch FloatStorage"), "calls 'torch FloatStorage'"),
-    "a tensor is called": (state(w=tensor("0", 6, 0, (6,), (1,)) + b")R"), "calls View"),
+    "a tensor is called": (state(w=tensor("0", 6, 0, (6,), (1,)) + b")R"), "calls StorageView"),
     "INST": (b"(ios\nsystem\n.", "opcode INST"),
     "NEWOBJ": (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "opcode NEWOBJ"),
     "EXT1": (b"\x80\x02\x82\x01.", "opcode EXT1"),
