@@ -287,7 +287,7 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
 PIPE = """
 import click
 from pyllama_cli.output import write
-from pyllama_cli.tool import Tool
+from pyllama_cli.tool import Program
 
 @click.command('x', cls=Program)
 def command():
