@@ -13,7 +13,6 @@ from .dot import graph_dump_dot
 from .html import graph_html
 from .memory import memory_svg
 from .options import Options
-from .render import render_svg
 from .svg import graph_svg
 from .table import graph_print
 from .times import NodeTime, node_times, times_table
@@ -28,7 +27,6 @@ __all__ = [
     "graph_svg",
     "memory_svg",
     "node_times",
-    "render_svg",
     "times_table",
     "trace_json",
     "write_trace",
