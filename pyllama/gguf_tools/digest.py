@@ -72,9 +72,9 @@ def digests(
 
 def _new(kind: str) -> _State:
     if kind == "xxh64":
-        from .xxh64 import XXH64  # Numba is slow to import
+        import xxhash
 
-        return XXH64()
+        return xxhash.xxh64()
     return hashlib.new("sha1" if kind == "uuid" else kind)
 
 
