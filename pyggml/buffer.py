@@ -1,93 +1,29 @@
-"""Memory that tensors live in: the buffer and buffer-type protocols, and plain host memory.
+"""Memory that tensors live in: plain host memory, and addresses without memory.
 
     buffer = HostBufferType().alloc_buffer(1 << 20)
     buffer.base % 64                               # 0
     planned = AddressBufferType(HOST)              # in its place: counts bytes, allocates none
 
-A buffer type decides alignment and layout; a buffer owns the bytes. Host buffers come zeroed, and
-the kernel commits a page only when it is first written.
+They follow ``BufferType`` and ``Buffer`` of ``tensor``. Host buffers come zeroed, and the kernel
+commits a page only when it is first written.
 """
 
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import AllocError, ShapeError
 from .host import lock_memory
-
-if TYPE_CHECKING:
-    from .tensor import Tensor
+from .tensor import BufferType, Tensor
 
 _MAPPED_BYTES = 1 << 20  # from here on memory comes from the system, not from malloc
 _PRIVATE: dict[str, int] = (  # shared memory, the default of mmap, never gets huge pages
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 )
 ALIGNMENT = 64  # bytes: one cache line, and the widest vector
-
-
-class BufferType(Protocol):
-    """How a backend lays out tensors in memory."""
-
-    name: str
-    alignment: int  # bytes
-    is_host: bool  # ggml's layout, at addresses that the host reads and writes
-
-    def alloc_buffer(self, size: int) -> Buffer:
-        """A new buffer of ``size`` bytes. Raises: AllocError."""
-        ...
-
-    def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that ``tensor`` takes in a buffer of this type (padding included)."""
-        ...
-
-
-class Buffer(Protocol):
-    """A piece of memory that tensors point into; it lives as long as a tensor refers to it."""
-
-    @property
-    def buft(self) -> BufferType: ...
-
-    @property
-    def base(self) -> int:
-        """Address of the first byte."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        ...
-
-    @property
-    def mem(self) -> npt.NDArray[np.uint8] | None:
-        """The bytes; None when the host cannot address them."""
-        ...
-
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
-        """Store ggml's bytes of ``tensor`` (converted to the buffer's own layout).
-
-        Args:
-            offset: byte of the tensor that ``data`` begins at. Layouts other than ggml's may want
-                all of it at once.
-        """
-        ...
-
-    def get_tensor(
-        self, tensor: Tensor, offset: int = 0, size: int | None = None
-    ) -> npt.NDArray[np.uint8]:
-        """ggml's bytes of ``tensor``, a copy unless ``is_host``.
-
-        Args:
-            offset: the first byte; size: how many, None for all from there on.
-        """
-        ...
-
-    def lock(self) -> str:
-        """Keep it from being swapped out; an empty string, or why that is not possible."""
-        ...
 
 
 def zeroed(size: int, alignment: int = ALIGNMENT) -> npt.NDArray[np.uint8]:

@@ -4,27 +4,24 @@
     a.set(np.arange(8, dtype=np.float32).reshape(4, 2))
     a.numpy()                                      # the same memory, shape ne[::-1] without ones
 
-Headers are cheap and own no data: ``data`` is an address inside ``buffer``. ``ne[0]`` is the
-contiguous dimension, so NumPy's shape is ``ne`` reversed.
+Headers are cheap and own no data: ``data`` is an address inside ``buffer``, which owns the bytes; a
+buffer type decides alignment and layout. ``ne[0]`` is the contiguous dimension, so NumPy's shape is
+``ne`` reversed.
 Source: ggml, ``struct ggml_tensor`` and its stride rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntFlag
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .dtype import GGMLType, numpy_dtype, row_size
 from .errors import AllocError, ShapeError, TypeMismatch
-
-if TYPE_CHECKING:
-    from .buffer import Buffer
-    from .ops.op import Op
 
 MAX_DIMS = 4
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with the closing NUL
@@ -47,6 +44,96 @@ def strides(type: GGMLType, ne: Dims) -> Dims:
     return (type.type_size, nb1, nb1 * ne[1], nb1 * ne[1] * ne[2])
 
 
+class NodeOp(Protocol):
+    """The op of a node, as readers of graphs need it; ``ops.op.Op`` is one."""
+
+    @property
+    def name(self) -> str:
+        """ggml's name."""
+        ...
+
+    @property
+    def src(self) -> tuple[str, ...]:
+        """Names of the sources; a trailing ``?`` marks an optional one."""
+        ...
+
+    @property
+    def inplace_ok(self) -> bool:
+        """Whether the result may take the place of the first source."""
+        ...
+
+    @property
+    def reference(self) -> Callable[..., npt.NDArray[Any]] | None:
+        """The op on NumPy arrays; None for an op that makes views."""
+        ...
+
+    @property
+    def is_view(self) -> bool:
+        """Whether nodes of this op are views, for which nothing runs."""
+        ...
+
+
+class BufferType(Protocol):
+    """How a backend lays out tensors in memory."""
+
+    name: str
+    alignment: int  # bytes
+    is_host: bool  # ggml's layout, at addresses that the host reads and writes
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        """A new buffer of ``size`` bytes. Raises: AllocError."""
+        ...
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that ``tensor`` takes in a buffer of this type (padding included)."""
+        ...
+
+
+class Buffer(Protocol):
+    """A piece of memory that tensors point into; it lives as long as a tensor refers to it."""
+
+    @property
+    def buft(self) -> BufferType: ...
+
+    @property
+    def base(self) -> int:
+        """Address of the first byte."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def mem(self) -> npt.NDArray[np.uint8] | None:
+        """The bytes; None when the host cannot address them."""
+        ...
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """Store ggml's bytes of ``tensor`` (converted to the buffer's own layout).
+
+        Args:
+            offset: byte of the tensor that ``data`` begins at. Layouts other than ggml's may want
+                all of it at once.
+        """
+        ...
+
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """ggml's bytes of ``tensor``, a copy unless ``is_host``.
+
+        Args:
+            offset: the first byte; size: how many, None for all from there on.
+        """
+        ...
+
+    def lock(self) -> str:
+        """Keep it from being swapped out; an empty string, or why that is not possible."""
+        ...
+
+
 class Tensor:
     """One tensor header.
 
@@ -67,7 +154,7 @@ class Tensor:
         self.type = type
         self.ne = ne
         self.nb = strides(type, ne) if nb is None else nb
-        self.op: Op | None = None
+        self.op: NodeOp | None = None
         self.op_params: Mapping[str, Any] = NO_PARAMS
         self.src: tuple[Tensor | None, ...] = ()
         self.view_src: Tensor | None = None
@@ -179,6 +266,12 @@ class Tensor:
         return np.ndarray(
             self.ne[:n][::-1], dtype, mem, self.data - int(mem.ctypes.data), self.nb[:n][::-1]
         )
+
+    def span(self) -> Tensor:
+        """All bytes from the first element to the last, gaps included, as a row of I8."""
+        row = Tensor(GGMLType.I8, (self.nbytes, 1, 1, 1)).set_name(self.name)
+        row.buffer, row.data = self.buffer, self.data
+        return row
 
     def bytes(self) -> npt.NDArray[np.uint8]:
         """ggml's bytes of a contiguous tensor, whatever layout its buffer has."""

@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakSet
 
-from ..buffer import Buffer, BufferType
 from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import AllocError
 from ..rounding import round_up
-from ..tensor import Flag, Tensor
+from ..tensor import Buffer, BufferType, Flag, Tensor
 
 BEFORE = -1  # first step of tensors that the caller writes
 FOREVER = sys.maxsize  # last step of tensors that the caller reads

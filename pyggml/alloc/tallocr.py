@@ -11,11 +11,10 @@ Source: ggml, ``ggml_tallocr``, ``ggml_backend_alloc_ctx_tensors_from_buft``.
 
 from __future__ import annotations
 
-from ..buffer import Buffer, BufferType
 from ..context import Context, place_view
 from ..errors import AllocError
 from ..rounding import round_up
-from ..tensor import Tensor
+from ..tensor import Buffer, BufferType, Tensor
 
 
 class TensorAllocator:

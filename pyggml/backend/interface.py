@@ -21,11 +21,11 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..buffer import HOST, Buffer, BufferType
+from ..buffer import HOST
 from ..cgraph import CGraph
 from ..dtype import GGMLType
 from ..errors import Aborted
-from ..tensor import Dims, Tensor
+from ..tensor import Buffer, BufferType, Dims, Tensor
 from .trace import RunTrace
 
 _PIECE_BYTES = 16 << 20  # of weights that are written at a time
@@ -259,10 +259,6 @@ class Backend(Protocol):
         """Lines for ``pyllama info``: what was chosen for this machine, and why."""
         return ""
 
-    def tune(self) -> None:
-        """Measure again what depends on this machine."""
-        return None
-
     def close(self) -> None:
         """Release threads and memory; a second call does nothing."""
         return None
@@ -301,17 +297,10 @@ def copy_bytes(source: Tensor, target: Tensor) -> None:
         Both have the same type, ne and nb.
     """
     if not source.is_contiguous():
-        source, target = flat(source), flat(target)
+        source, target = source.span(), target.span()
     buffers: tuple[Buffer | None, Buffer | None] = source.buffer, target.buffer
     assert buffers[0] is not None and buffers[1] is not None
     buffers[1].set_tensor(target, buffers[0].get_tensor(source))
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """All bytes that a tensor spans, as a row of I8."""
-    row = Tensor(GGMLType.I8, (tensor.nbytes, 1, 1, 1)).set_name(tensor.name)
-    row.buffer, row.data = tensor.buffer, tensor.data
-    return row
 
 
 class BackendFactory(Protocol):

@@ -38,10 +38,8 @@ def to_float(tensor: Tensor) -> npt.NDArray[Any]:
     if tensor.type.is_quantized:
         return reference_dequantize(get_blocks(tensor), tensor.type)
     dtype = numpy_dtype(tensor.type)
-    if tensor.is_contiguous() and dtype is not None:
-        values = tensor.bytes().view(dtype).reshape(tensor.ne[::-1])  # any buffer's layout
-    else:
-        values = tensor.numpy(squeeze=False)
+    assert dtype is not None
+    values = _view(tensor, tensor.ne[::-1], dtype, tensor.nb[::-1])
     if tensor.type == GGMLType.BF16:
         return bf16_to_float(values)
     return values.astype(np.float32) if tensor.type == GGMLType.F16 else values
@@ -69,22 +67,24 @@ def from_float(tensor: Tensor, values: npt.NDArray[Any]) -> None:
 def get_blocks(tensor: Tensor) -> Bytes:
     """The bytes of a quantized tensor of any strides, uint8 [ne3, ne2, ne1, row bytes]."""
     shape = (*tensor.ne[:0:-1], row_size(tensor.type, tensor.ne[0]))
-    if tensor.is_contiguous():
-        return tensor.bytes().reshape(shape)
-    return _strided_rows(tensor, shape)
+    return _view(tensor, shape, np.uint8, (*tensor.nb[:0:-1], 1))
 
 
 def set_blocks(tensor: Tensor, rows: Bytes) -> None:
     """The inverse of ``get_blocks``."""
     if tensor.is_contiguous():
         tensor.set(rows.reshape(-1))
-    else:
-        _strided_rows(tensor, rows.shape)[...] = rows
-
-
-def _strided_rows(tensor: Tensor, shape: tuple[int, ...]) -> Bytes:
+        return
     if tensor.buffer is None or tensor.buffer.mem is None:
         raise TypeMismatch(f"'{tensor.name}' {tensor.ne} has gaps and no host memory: cont() it")
-    mem = tensor.buffer.mem
-    offset = tensor.data - int(mem.ctypes.data)
-    return np.ndarray(shape, np.uint8, mem, offset, (*tensor.nb[:0:-1], 1))
+    get_blocks(tensor)[...] = rows
+
+
+def _view(
+    tensor: Tensor, shape: tuple[int, ...], dtype: npt.DTypeLike, strides: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """A tensor's bytes, those of its own memory on the host, else a copy, as an array."""
+    if tensor.nelements == 0:
+        return np.empty(shape, dtype)
+    data = (tensor if tensor.is_contiguous() else tensor.span()).bytes()
+    return np.ndarray(shape, dtype, np.ascontiguousarray(data).data, 0, strides)

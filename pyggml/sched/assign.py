@@ -19,10 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ..backend.interface import Backend
-from ..buffer import HOST, BufferType
+from ..buffer import HOST
 from ..cgraph import CGraph
 from ..errors import UnsupportedOp
-from ..tensor import Flag, Tensor
+from ..tensor import BufferType, Flag, Tensor
 
 _log = logging.getLogger("pyggml")
 _TABLES = ("ROPE",)  # ops whose given source is a small table, which decides nothing

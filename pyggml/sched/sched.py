@@ -23,22 +23,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ..alloc import GraphAllocator
 from ..alloc.gallocr import Plan
 from ..backend.interface import Backend, DeviceEvent, Program, StopToken
 from ..backend.trace import RunTrace
-from ..buffer import BufferType
 from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import BackendError, PyggmlError
-from ..tensor import Tensor
+from ..quants import to_float
+from ..tensor import BufferType, Tensor
 from .assign import assign, buffer_types, runs
 from .split import Cut, DeviceCopy, Split, cut, in_order
 from .stages import by_stage
 from .steps import Step, make_steps
-from .values import to_numpy
 
 EvalCallback = Callable[[Tensor, bool], bool]
 MAX_BACKENDS = 16
@@ -520,3 +520,11 @@ class Schedule:
 
 def _size(graph: CGraph) -> tuple[int, int]:
     return len(graph.nodes), len(graph.leafs)
+
+
+def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """A copy of a tensor's values, wherever it lives: see ``quants.to_float``.
+
+    Synchronize backends that queue their work first.
+    """
+    return np.array(to_float(tensor), order="C")

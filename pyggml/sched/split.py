@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..buffer import BufferType
 from ..cgraph import CGraph
 from ..dtype import GGMLType
 from ..rounding import round_up
-from ..tensor import Flag, Tensor
+from ..tensor import BufferType, Flag, Tensor
 from .assign import Assignment, runs
 
 

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..buffer import Buffer
-from ..tensor import Tensor
+from ..tensor import Buffer, Tensor
 from .assign import runs
 from .split import Cut, DeviceCopy, Split
 

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.buffer import HOST, Buffer, BufferType
+from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import AllocError
 from pyggml.host import advise_hugepages, available_memory
-from pyggml.tensor import Tensor
+from pyggml.tensor import Buffer, BufferType, Tensor
 
 from ..errors import BatchError
 from ..hparams import HParams

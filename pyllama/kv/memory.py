@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pyggml.buffer import HOST, BufferType
+from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
 from pyggml.rounding import round_up
+from pyggml.tensor import BufferType
 
 from ..errors import BatchError, PyllamaError
 from ..hparams import HParams

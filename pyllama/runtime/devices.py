@@ -26,11 +26,11 @@ from typing import Literal, NamedTuple, Protocol
 from pyggml import ops
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import HOST_BACKENDS, available, init_backend, missing
-from pyggml.buffer import HOST, BufferType
+from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
-from pyggml.tensor import Tensor
+from pyggml.tensor import BufferType, Tensor
 
 from ..hparams import HParams
 from .params import ContextParams

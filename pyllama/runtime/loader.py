@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.interface import Backend, WeightLayout, WeightUse
-from pyggml.buffer import HOST, AddressBuffer, AddressBufferType, BufferType, HostBuffer
+from pyggml.buffer import HOST, AddressBuffer, AddressBufferType, HostBuffer
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -27,7 +27,7 @@ from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.gguf.mapped import Mapped
 from pyggml.quants import BLOCK_TYPES
 from pyggml.quants.validity import count_invalid
-from pyggml.tensor import Dims, Tensor
+from pyggml.tensor import BufferType, Dims, Tensor
 
 from ..arch import Arch, get_arch
 from ..errors import ModelError

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyggml.backend.interface import Backend
-from pyggml.buffer import AddressBufferType, BufferType
+from pyggml.buffer import AddressBufferType
 from pyggml.gguf import GGUFFile
 from pyggml.rounding import round_up
 from pyggml.sched import Sched
-from pyggml.tensor import Tensor
+from pyggml.tensor import BufferType, Tensor
 
 from ..arch import Arch
 from ..graph.builder import GraphBuilder

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from pyggml.buffer import BufferType
 from pyggml.dtype import GGMLType
 from pyggml.ops.attention.attention import KV_TYPES
+from pyggml.tensor import BufferType
 
 from ..errors import BatchError
 from ..hparams import HParams

@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.interface import Backend, WeightUse
-from pyggml.buffer import HOST, AddressBufferType, BufferType
+from pyggml.buffer import HOST, AddressBufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.tensor import Dims, Tensor
+from pyggml.tensor import BufferType, Dims, Tensor
 
 from ..errors import ModelError
 from ..hparams import HParams

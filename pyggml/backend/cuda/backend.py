@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ... import env
-from ...buffer import BufferType
 from ...cgraph import CGraph
-from ...tensor import Tensor
+from ...tensor import BufferType, Tensor
 from ..interface import Backend, Bytes, Device, WeightLayout, WeightUse
 from . import kernels as kernels  # it registers the lowerings
 from .buffer import CudaType, PinnedType

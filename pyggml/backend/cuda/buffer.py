@@ -15,9 +15,9 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from ...buffer import BufferType, HostBuffer, HostBufferType
+from ...buffer import HostBuffer, HostBufferType
 from ...errors import AllocError, ShapeError
-from ...tensor import Tensor
+from ...tensor import BufferType, Tensor
 from .driver import Driver
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,7 +18,7 @@ import numpy as np
 from ...cgraph import CGraph
 from ...errors import ComputeError, PyggmlError
 from ...tensor import Tensor
-from ..interface import DeviceEvent, copy_bytes, flat
+from ..interface import DeviceEvent, copy_bytes
 from .buffer import CudaBuffer, CudaType, PinnedBuffer, PinnedType
 from .driver import Driver
 from .kernel import GpuKernel, KernelImage
@@ -123,7 +123,7 @@ class StreamQueue:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Enqueue a copy; one of the two is in memory of this device."""
         if not source.is_contiguous():
-            source, target = flat(source), flat(target)
+            source, target = source.span(), target.span()
         here, there = source.buffer, target.buffer
         assert here is not None and there is not None
         driver, n = self.driver, source.nbytes

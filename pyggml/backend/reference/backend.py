@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...buffer import HOST, BufferType, HostBufferType
+from ...buffer import HOST, HostBufferType
 from ...cgraph import CGraph
 from ...errors import AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
 from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
-from ...tensor import Tensor
+from ...tensor import BufferType, Tensor
 from ..interface import Backend, Device, HostQueue, StopToken, WeightLayout, WeightUse
 from ..trace import RunTrace, TracedLaunch
 

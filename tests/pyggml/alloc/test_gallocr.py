@@ -6,12 +6,12 @@ from hypothesis import given
 
 from pyggml import ops
 from pyggml.alloc import GraphAllocator, Plan, alloc_ctx_tensors
-from pyggml.buffer import HOST, Buffer, HostBufferType
+from pyggml.buffer import HOST, HostBufferType
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
-from pyggml.tensor import Flag, Tensor
+from pyggml.tensor import Buffer, Flag, Tensor
 
 from .llama import llama_graph
 from .strategies import Recipe, build, recipes, run

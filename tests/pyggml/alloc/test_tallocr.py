@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.alloc import TensorAllocator, alloc_ctx_tensors
-from pyggml.buffer import HOST, Buffer, HostBufferType
+from pyggml.buffer import HOST, HostBufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
-from pyggml.tensor import Tensor
+from pyggml.tensor import Buffer, Tensor
 
 F32 = GGMLType.F32
 

@@ -18,7 +18,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context, place_view
 from pyggml.dtype import GGMLType, numpy_dtype
 from pyggml.ops import PERMUTE, Arg, Case, Op
-from pyggml.quants import BLOCK_TYPES, dequantize, quantize, to_float
+from pyggml.quants import BLOCK_TYPES, dequantize, quantize
 from pyggml.quants.block import Field, get, put
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
@@ -123,7 +123,7 @@ class CaseRun:
 
     def _values(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values, from memory of the host or of a device."""
-        return np.array(to_float(tensor)) if self.buffer.buft.is_host else to_numpy(tensor)
+        return to_numpy(tensor)
 
     def _rounded(self, result: npt.NDArray[Any], old: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
         """The reference's result in the precision of the node's type."""

@@ -29,10 +29,10 @@ from pyggml.backend.interface import (
     copy_bytes,
 )
 from pyggml.backend.trace import RunTrace
-from pyggml.buffer import ALIGNMENT, BufferType, HostBufferType, zeroed
+from pyggml.buffer import ALIGNMENT, HostBufferType, zeroed
 from pyggml.cgraph import CGraph
 from pyggml.errors import ShapeError
-from pyggml.tensor import Tensor
+from pyggml.tensor import BufferType, Tensor
 
 Bytes = npt.NDArray[np.uint8]
 Log = list[tuple[str, ...]]  # what happens, the backend, and ops or tensors

@@ -11,13 +11,13 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.reference.backend import ReferenceBackend
-from pyggml.buffer import HOST, Buffer, HostBufferType
+from pyggml.buffer import HOST, HostBufferType
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, UnsupportedOp
 from pyggml.sched import Sched, assign, to_numpy
-from pyggml.tensor import Flag
+from pyggml.tensor import Buffer, Flag
 
 from .fake_device import DeferredDevice, FakeDevice, HostOnly
 from .graphs import chain, graph_of, input_of, move, prefer
