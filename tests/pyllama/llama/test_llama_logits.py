@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml.backend.cpu.simd.vector import HardwareFloats, vectors
+from pyggml.backend.cpu.simd.isa import vectors
+from pyggml.backend.cpu.simd.vector import HardwareFloats
 from pyggml.dtype import GGMLType
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....compiler.jit import CpuKernel
-from ....quants.block import BLOCK_TYPES
+from ....quants import BLOCK_TYPES
 
 DECODED = tuple(int(type) for type in BLOCK_TYPES)
 # Of each format with an encoder: the function that makes it, without or with importance weights.

@@ -16,17 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .... import host
 from ....cgraph import CGraph
 from ....compiler.jit import CpuKernel, inline_strict, kernel
 from ....context import Context
 from ....dtype import GGMLType, row_size
-from ....quants.block import BLOCK_TYPES, Bytes, Floats, row_weights
+from ....quants import BLOCK_TYPES
+from ....quants.block import Bytes, Floats, row_weights
 from ....quants.reference import reference_quantize
 from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, params_of, set_error
 from ..atomics import call_address
-from ..backend import CpuBackend
 from ..compile.lowering import Lowering
+from ..compile.program import PhaseTable
 from ..compile.work import WorkMemory, WorkStore
+from ..run.pool import get_pool
+from ..selftest import ensure_isa
 from ..simd.lanes import bits, lanes_f32, mask_bits, sqrt, store
 from ..simd.math import ZERO
 from . import ENCODED, row_encoder
@@ -146,14 +150,16 @@ class _Rows:
         self, made: CpuKernel, codec: CpuKernel, n_threads: int | None, extra: tuple[int, ...] = ()
     ) -> None:
         """Compute on the pool."""
-        backend = CpuBackend(n_threads)
+        ensure_isa()
+        n_threads = host.default_threads() if n_threads is None else max(1, n_threads)
         length = self.length or math.gcd(self.n, _GRAIN)
         rows = self.n // length
         result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
         result.data = int(self.out.ctypes.data)
         chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
-        lowering = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
+        lowering = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
         source, row_bytes = int(self.source.ctypes.data), row_size(self.type, length)
         params = Rows(source, rows, length, row_bytes, codec.address, *extra)
         lowering.launch(made, result, params, chunks, src=(), scratch=4 * length)
-        backend.run_launches(lowering)
+        pool = get_pool()
+        pool.run(PhaseTable(lowering, pool.error_slot))

@@ -25,10 +25,12 @@ from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
-from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
+from ....quants import BLOCK_TYPES
+from ....quants.block import SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
 from ..simd.block_dot import byte_in_lines, moved, power_of_two
+from ..simd.isa import load_floats, vectors, widen
 from ..simd.transpose import gather_bits
 from ..simd.vector import (
     F16,
@@ -46,14 +48,11 @@ from ..simd.vector import (
     lanes_of,
     like,
     load,
-    load_floats,
     shifted,
     splat,
     store,
     times,
     vec,
-    vectors,
-    widen,
     zeroed_stack,
 )
 from ..weights.layout import (

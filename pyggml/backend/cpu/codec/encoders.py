@@ -22,7 +22,8 @@ from numba.extending import intrinsic
 
 from ....compiler.jit import CpuKernel, inline_strict, named_kernel
 from ....dtype import GGMLType
-from ....quants.block import BLOCK_TYPES, BlockType
+from ....quants import BLOCK_TYPES
+from ....quants.block import BlockType
 from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
 from ....quants.iq4 import SMALLEST as SMALLEST_IQ4
 from ....quants.iq4 import VALUES, encode_nl, encode_xs

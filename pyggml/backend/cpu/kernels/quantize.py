@@ -43,6 +43,7 @@ from ..compile.lowering import ANY_CHUNKS, Lowering
 from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
+from ..simd.isa import vectors
 from ..simd.vector import (
     at,
     broadcast,
@@ -57,7 +58,6 @@ from ..simd.vector import (
     splat,
     store,
     vec,
-    vectors,
 )
 from ..weights.layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 

@@ -34,11 +34,12 @@ from llvmlite import ir
 
 from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
-from ....quants.block import BLOCK_TYPES
+from ....quants import BLOCK_TYPES
 from ....rounding import ceil_div
 from ..tuning import tuning
 from ..weights.layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from .block_dot import CODES_32, CODES_256, SCALE, SUM, GroupBlock, GroupKBlock, KDot, signed_codes
+from .isa import fma, vectors
 from .vector import (
     LINE,
     at,
@@ -47,7 +48,6 @@ from .vector import (
     const,
     counted_loop,
     f32,
-    fma,
     for_range,
     i8,
     i32,
@@ -60,7 +60,6 @@ from .vector import (
     store,
     times,
     vec,
-    vectors,
 )
 
 Value = Any

@@ -18,6 +18,7 @@ from llvmlite import ir
 
 from ....compiler.jit import intrinsic_from_ir
 from ....rounding import ceil_div
+from .isa import fma, vectors
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
 from .vector import (
     LINE,
@@ -29,7 +30,6 @@ from .vector import (
     const,
     counted_loop,
     f32,
-    fma,
     for_range,
     i64,
     item_at,
@@ -41,7 +41,6 @@ from .vector import (
     store,
     times,
     vec,
-    vectors,
     zeroed_stack,
 )
 

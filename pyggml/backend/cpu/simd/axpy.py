@@ -24,6 +24,7 @@ from numba import types
 from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from ....rounding import ceil_div
+from .isa import fma, load_floats, vectors, widen
 from .kv_row import BLOCKS
 from .vector import (
     BF16,
@@ -39,7 +40,6 @@ from .vector import (
     const,
     counted_loop,
     f32,
-    fma,
     for_range,
     i8,
     i16,
@@ -48,16 +48,13 @@ from .vector import (
     item_at,
     lanes_of,
     load,
-    load_floats,
     prefetch_lines,
     splat,
     store,
     times,
     vec,
-    vectors,
     when,
     while_loop,
-    widen,
 )
 
 Value = Any

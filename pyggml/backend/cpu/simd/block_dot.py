@@ -26,6 +26,7 @@ from llvmlite import ir
 
 from ....quants.block import Bits
 from ..weights.layout import COLUMNS, LINE, ROWS, STEP, STEPS, layout_32, layout_k, pieces
+from .isa import fma, load_floats, vectors
 from .vector import (
     F16,
     Generic,
@@ -36,14 +37,12 @@ from .vector import (
     const,
     counted_loop,
     f32,
-    fma,
     i8,
     i16,
     i32,
     item_at,
     like,
     load,
-    load_floats,
     pointer,
     shifted,
     splat,
@@ -51,7 +50,6 @@ from .vector import (
     store,
     times,
     vec,
-    vectors,
 )
 
 Value = Any

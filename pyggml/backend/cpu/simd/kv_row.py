@@ -17,8 +17,10 @@ from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
-from ....quants.block import BLOCK_TYPES, BlockType
+from ....quants import BLOCK_TYPES
+from ....quants.block import BlockType
 from ..weights.layout import Layout32, is_bit_row, is_folded, layout_32
+from .isa import fma, load_floats, vectors, widen
 from .vector import (
     BF16,
     F16,
@@ -28,21 +30,17 @@ from .vector import (
     concat,
     const,
     f32,
-    fma,
     i8,
     i16,
     i32,
     item_at,
     lanes_of,
     load,
-    load_floats,
     part_of,
     splat,
     store,
     times,
     vec,
-    vectors,
-    widen,
 )
 
 Value = Any

@@ -39,6 +39,7 @@ from ..weights.layout import (
     source_bytes,
 )
 from .block_dot import BlockDot, KDot, power_of_two
+from .isa import fma, vectors, widen
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     BF16,
@@ -51,7 +52,6 @@ from .vector import (
     const,
     counted_loop,
     f32,
-    fma,
     for_range,
     i8,
     i16,
@@ -69,8 +69,6 @@ from .vector import (
     store,
     times,
     vec,
-    vectors,
-    widen,
 )
 
 Value = Any

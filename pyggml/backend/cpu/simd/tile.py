@@ -26,23 +26,21 @@ from ..weights.layout import (
     layout_k,
 )
 from .block_dot import BlockDot, GroupBlock, KDot
+from .isa import fma, load_floats, vectors
 from .vector import (
     LINE,
     at,
     broadcast_f32,
     counted_loop,
     f32,
-    fma,
     item_at,
     load,
-    load_floats,
     prefetch,
     prefetch_lines,
     splat,
     store,
     times,
     vec,
-    vectors,
 )
 
 Value = Any

@@ -12,7 +12,16 @@ from typing import Any
 from llvmlite import ir
 
 from ..weights.layout import ROWS
-from .vector import concat, i16, i32, lanes_of, like, load, vec, vectors
+from .isa import vectors
+from .vector import (
+    concat,
+    i16,
+    i32,
+    lanes_of,
+    like,
+    load,
+    vec,
+)
 
 Value = Any
 

@@ -1,25 +1,22 @@
-"""LLVM vector IR for each instruction set: loops, memory, half floats and integer dot products.
+"""LLVM vector IR that runs anywhere: loops, memory, half floats and integer dot products.
 
     @intrinsic_from_ir(literals=1)                           # jitted code calls scale(F16, x, n)
     def scale(b, kind, x, n): ...                  # b: llvmlite's IRBuilder; x, n: IR values
-    v = vectors()                                  # for the instruction set in use
-    acc = v.u4_add(b, acc, weights, activations)
+    acc = Generic().u4_add(b, acc, weights, activations)
 
-Functions that emit IR are written once, for vectors of ``v.width`` bytes and ``v.parts`` vectors in
-a line of 64 bytes. Everything that differs between instruction sets is here, in ``x86`` and in
-``aarch64``.
+Functions that emit IR are written once, for vectors of ``width`` bytes and ``parts`` vectors in a
+line of 64 bytes. What differs between instruction sets is a method of ``Generic`` that ``x86`` and
+``aarch64`` replace; ``isa.vectors`` gives the set in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import isa
 from ....compiler.numba_internals import cgutils
 from ....dtype import GGMLType
 
@@ -123,21 +120,6 @@ def times(b: Value, x: int | Value, y: int | Value) -> Value:
 def item_at(b: Value, start: Value, i: int | Value, n_bytes: int | Value) -> Value:
     """The address of item ``i`` of an array of items of ``n_bytes``."""
     return b.add(start, times(b, i, n_bytes))
-
-
-def widen(b: Value, kind: int, x: Value) -> Value:
-    """Floats as they lie in memory (i16 of F16 and BF16), scalars or vectors, as float32."""
-    if kind == F16:
-        return vectors().half_to_float(b, x)
-    if kind == BF16:
-        x = b.zext(x, with_element(x, i32))
-        return b.bitcast(b.shl(x, like(x, 16)), with_element(x, f32))
-    return x
-
-
-def load_floats(b: Value, kind: int, address: Value, n: int) -> Value:
-    """``n`` floats in memory, F16, BF16 or F32, as <n x float>."""
-    return widen(b, kind, load(b, address, vec(f32 if kind == F32 else i16, n)))
 
 
 def broadcast_f32(b: Value, address: Value, lanes: int) -> Value:
@@ -261,11 +243,6 @@ def prefetch_lines(b: Value, address: Value, n: int | Value, hint: int = 2) -> N
     else:
         with for_range(b, n) as line:
             prefetch(b, item_at(b, address, line, LINE), hint)
-
-
-def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
-    """x * y + z of vectors of floats, rounded once where the host can."""
-    return vectors().fma(b, x, y, z)
 
 
 class Generic:
@@ -413,12 +390,3 @@ class HardwareFloats(Generic):
 
     def float_to_half(self, b: Value, x: Value) -> Value:
         return b.bitcast(b.fptrunc(x, f16), i16)
-
-
-@lru_cache(maxsize=1)
-def vectors() -> Generic:
-    """The emitter of the instruction set in use."""
-    from . import aarch64, x86  # which build on this file
-
-    sets: dict[str, type[Generic]] = {"generic": Generic, **x86.SETS, **aarch64.SETS}
-    return sets[isa()]()

@@ -31,8 +31,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ....dtype import GGMLType
+from ....quants import BLOCK_TYPES
 from ....quants.block import (
-    BLOCK_TYPES,
     Bits,
     BlockType,
     Bytes,

@@ -17,7 +17,8 @@ from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
-from pyggml.backend.cpu.simd.vector import HardwareFloats, vectors
+from pyggml.backend.cpu.simd.isa import vectors
+from pyggml.backend.cpu.simd.vector import HardwareFloats
 from pyggml.backend.cpu.weights.layout import INTERLEAVED
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
