@@ -64,7 +64,6 @@ def name_of(made: Any) -> str:
 def kernels() -> list[Any]:
     """All kernels and compiled functions of the package that any lowering asks for, or declared."""
     import pyggml.backend.cpu.codec.arrays
-    import pyggml.backend.cpu.measure
     import pyggml.backend.cpu.run.trace  # noqa: F401
     from pyggml.backend.cpu.backend import CpuBackend
     from pyggml.backend.cpu.compile import lowering
@@ -252,7 +251,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
-            "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "default", "PYGGML_CACHE_DIR": folder
+            "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "", "PYGGML_CACHE_DIR": folder
         }  # fmt: skip
         if given.isa:
             os.environ["PYGGML_ISA"] = given.isa

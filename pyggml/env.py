@@ -93,14 +93,13 @@ CACHE_DIR = Variable(
 SELF_TEST = Variable(
     "PYGGML_SELF_TEST",
     "1",
-    "`0` skips the child processes that test an instruction set before its first use and measure "
-    "the values of `PYGGML_TUNING`.",
+    "`0` skips the child processes that test an instruction set before its first use.",
 )
 TUNING = Variable(
     "PYGGML_TUNING",
     None,
-    "Replaces values that were measured on this CPU: `one_hint=3,one_bytes=2048`, or `default` to "
-    "ignore all measured values. `pyllama info` lists names and values.",
+    "Prefetch distances, chunk sizes and the like, in place of their defaults: "
+    "`one_hint=3,one_bytes=2048`. `pyllama info` lists names and values.",
 )
 FUSION = Variable("PYGGML_FUSION", "1", "`0` disables the fusion of graph nodes.")
 CUDA_GRAPHS = Variable(

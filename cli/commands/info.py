@@ -2,7 +2,6 @@
 
 pyllama info
 pyllama info --list-devices
-pyllama info --tune
 pyllama info --clear-cache
 """
 
@@ -23,21 +22,14 @@ if TYPE_CHECKING:
 
 @click.command("info", cls=Program)
 @click.option("--list-devices", is_flag=True, help="Only list the available devices.")
-@click.option(
-    "--tune",
-    is_flag=True,
-    help="Measure prefetch distances and chunk sizes again; the CPU should be idle.",
-)
 @click.option("--clear-cache", is_flag=True, help="Delete compiled kernels and the demo model.")
 @version_option()
-def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
+def command(list_devices: bool, clear_cache: bool) -> None:
     """Show versions, instruction set, tuning, threads, caches and devices."""
     if clear_cache:
         _clear()
     elif list_devices:
         write(device_list())
-    elif tune:
-        write(_tuned_again())
     else:
         parts = (_cpu(), _reports(), _threads(), _caches(), device_list())
         write("\n".join([f"{version_text()}\n", *parts]))
@@ -67,15 +59,6 @@ def _cpu() -> str:
 def _reports() -> str:
     """Return the backends' reports of their choices for this machine."""
     return "".join(backend.report() for _, backend in backends() if not isinstance(backend, str))
-
-
-def _tuned_again() -> str:
-    lines = []
-    for _, backend in backends():
-        if not isinstance(backend, str):
-            backend.tune()
-            lines.append(backend.report())
-    return "".join(lines)
 
 
 def _threads() -> str:

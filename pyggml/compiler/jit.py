@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import inspect
-import json
 import os
 import platform
 import sys
@@ -40,7 +39,6 @@ from .numba_internals import (
     FunctionCache,
     IsCached,
     NotCached,
-    Origin,
     asked,
     assembly,
     compile_cfunc,
@@ -69,6 +67,7 @@ _AARCH64 = {
 }
 ISAS = _AARCH64 if platform.machine().lower() in ("aarch64", "arm64") else _X86
 _CPUINFO = Path("/proc/cpuinfo")
+_PACKAGE = __package__.partition(".")[0]
 
 
 def _host_features() -> Any:
@@ -169,53 +168,15 @@ def code_cache(isa_name: str) -> CodeCache:
     return cache
 
 
-@lru_cache(maxsize=len(ISAS))
-def _sources(isa_name: str) -> Sources:
-    return Sources(code_cache(isa_name))
+@lru_cache(maxsize=1)
+def _sources() -> Sources:
+    return Sources()
 
 
-def tree_digest(isa_name: str, *packages: str) -> str:
-    """The digest of all modules of some packages, for entries in an instruction set's cache."""
+def tree_digest(*packages: str) -> str:
+    """The digest of all modules of some packages, for entries in the cache."""
     with _compile_lock:
-        return _sources(isa_name).tree(*packages)
-
-
-def closure_digest(isa_name: str, module: str) -> str:
-    """The digest of a module and all that it imports, for entries in the cache."""
-    with _compile_lock:
-        return _sources(isa_name).closure(module)
-
-
-class _Formats:
-    """The formats that exist, and those that existed when a program was compiled.
-
-    Each set of formats is an entry of the cache, named by its digest, which compiled code names.
-    """
-
-    def __init__(self, cache: CodeCache, parts: dict[str, str]) -> None:
-        self._cache, self._parts = cache, parts
-        text = json.dumps(parts).encode()
-        self.digest = digest(text)
-        self._compatible = {self.digest: True}
-        if cache.read(self._entry(self.digest)) is None:
-            cache.write(self._entry(self.digest), text)
-
-    @staticmethod
-    def _entry(of: str) -> str:
-        return f"formats-{of}.json"
-
-    def compatible(self, then: str) -> bool:
-        """Whether all formats that existed then are the same now; there may be new ones."""
-        if then not in self._compatible:
-            data = self._cache.read(self._entry(then))
-            parts = {"": ""} if data is None else json.loads(data)
-            self._compatible[then] = parts.items() <= self._parts.items()
-        return self._compatible[then]
-
-
-@lru_cache(maxsize=len(ISAS))
-def _formats(isa_name: str) -> _Formats:
-    return _Formats(code_cache(isa_name), _sources(isa_name).formats())
+        return _sources().tree(*packages)
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
@@ -224,21 +185,17 @@ def _cache_of(function: Callable[..., Any]) -> Any:
     A function of a user's file depends on all files of that folder, since any of them may be
     inlined, and on all of this package. A function without a file is not kept.
     """
-    file, name = Path(function.__code__.co_filename), isa()
-    module = _sources(name).module(file)
+    file = Path(function.__code__.co_filename)
+    module = _sources().module(file)
     if module is None and not file.is_file():
         return NO_CACHE
-    formats = _formats(name)
     if module is not None:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         assert all(isinstance(x, (int, str)) for x in cells), "a closure's key differs by process"
-        found = _sources(name).closure(module)
+        sources = _sources().closure(module)
     else:
-        found = digest(
-            repr(_stamps(file.parent, file)), _sources(name).tree(__package__.partition(".")[0])
-        )
-    origin = Origin(module or str(file), found, formats.digest, formats.compatible)
-    return FunctionCache(function, code_cache(name), origin)
+        sources = digest(repr(_stamps(file.parent, file)), tree_digest(_PACKAGE))
+    return FunctionCache(function, code_cache(isa()), module or str(file), sources)
 
 
 @lru_cache(maxsize=16)

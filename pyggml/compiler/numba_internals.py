@@ -16,7 +16,6 @@ import pickle
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -139,39 +138,25 @@ class _Result(_caching.CompileResultCacheImpl):  # type: ignore[misc]
         self._locator = SimpleNamespace(_py_file=function.__code__.co_filename)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the code of a function depends on, besides its own variables.
-
-    Attributes:
-        file: the function's file, which tells it from others of its name.
-        sources: digest of the sources that it is compiled from; part of an entry's name.
-        formats: digest of the formats that exist.
-        compatible: whether code is current that was compiled when formats had a certain digest.
-    """
-
-    file: str
-    sources: str
-    formats: str
-    compatible: Callable[[str], bool]
-
-
 class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, in place of Numba's.
 
     Numba numbers the variants of a function in an index: of two processes that compile different
     variants at the same time, both may write under the same number, and then run each other's code.
-    Here each variant is an entry whose name follows from its key. A hit does not fill Numba's
+    Here each variant is an entry whose name follows from its key, of which the digest of the
+    function's ``sources`` is a part. A hit does not fill Numba's
     tables of types and functions: machine code needs only the runtime's symbols; the tables, 0.3 s
     at every start, are filled when something is compiled.
     """
 
-    def __init__(self, function: Callable[..., Any], cache: CodeCache, origin: Origin) -> None:
+    def __init__(
+        self, function: Callable[..., Any], cache: CodeCache, file: str, sources: str
+    ) -> None:
         self._name = repr(function)
         self._py_func = function
         self._impl = _Result(function)
-        self._place = origin.file, function.__qualname__, function.__code__.co_firstlineno
-        self._entries, self._origin = cache, origin
+        self._place = file, function.__qualname__, function.__code__.co_firstlineno, sources
+        self._entries = cache
 
     @property
     def cache_path(self) -> str:
@@ -183,28 +168,23 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
         data = self._entries.read(self._entry(sig, target_context.codegen()))
         if data is None:
             return None
-        formats, payload = pickle.loads(data)
-        if not self._origin.compatible(formats):
-            return None
         try:
-            parts = pickle.loads(payload)
+            parts = pickle.loads(data)
         except (ImportError, AttributeError):  # it names a module that this process does not have
             return None
         return _result._rebuild(target_context, *parts)
 
     def has_overload(self, sig: Any, target_context: Any) -> bool:
-        """Whether a variant is kept; it is not read, so it may be damaged or of older formats."""
+        """Whether a variant is kept; it is not read, so it may be damaged."""
         return self._entries.has(self._entry(sig, target_context.codegen()))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a variant in place of an older one."""
         if self._entries.writable and self._impl.check_cachable(data):
-            entry = self._entry(sig, data.codegen)
-            self._entries.write(entry, _dumps((self._origin.formats, _dumps(data._reduce()))))
+            self._entries.write(self._entry(sig, data.codegen), _dumps(data._reduce()))
 
     def _entry(self, sig: Any, codegen: Any) -> str:
-        key = self._place, self._origin.sources, self._index_key(sig, codegen)
-        digest = hashlib.sha256(repr(key).encode())
+        digest = hashlib.sha256(repr((self._place, self._index_key(sig, codegen))).encode())
         return f"{self._py_func.__name__}-{digest.hexdigest()[:24]}.nbc"
 
 

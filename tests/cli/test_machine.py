@@ -12,9 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyggml import env, host
-from pyggml.backend.cpu import selftest, tuning
-from pyggml.backend.registry import init_backend
-from pyggml.compiler import jit
+from pyggml.backend.cpu import tuning
 from pyggml.compiler.code_cache import CodeCache
 from pyllama.hub.demo import downloaded_path
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
@@ -166,37 +164,13 @@ def test_info_lists_versions_and_devices(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "no compiled kernels" in run("--clear-cache", command=info.command)[1]
 
 
-def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    raced = tuning.Choice("few_bytes", 16384, {8192: 10.0, 16384: 12.5}, 1.25)
-    records = {
-        "not measured yet": None,
-        "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
-        "measuring failed: out of memory": tuning.Record("a CPU", problem="out of memory"),
-    }
-    init_backend("cpu")  # the first start measures
-    cache = CodeCache(tmp_path / "code")
-    monkeypatch.setattr(jit, "code_cache", lambda name: cache)
-    monkeypatch.delenv("PYGGML_TUNING", raising=False)
-    for text, record in records.items():
-        with tuning.using(None):
-            if record:
-                tuning.save(record)
-            lines = run(command=info.command)[1].splitlines()
-        (head,) = [line for line in lines if line.startswith("tuning")]
-        assert text in head
-        at = lines.index(next(line for line in lines if line.split()[:1] == ["few_bytes"]))
-        assert lines[at].split()[1] == ("16384" if record and record.choices else "8192")
-        if record and record.choices:
-            assert "8192: 10.0, 16384: 12.5; best other 1.25 x" in lines[at + 1]
-            assert any("a pause takes 50.0 ns" in line for line in lines)
-    monkeypatch.setattr(selftest, "measure_again", lambda: tuning.save(records["0.25 s"]))
-    with tuning.using(None):
-        out = run("--tune", command=info.command)[1]
-    assert out.startswith("tuning           measured in 0.25 s")
-    monkeypatch.setenv("PYGGML_TUNING", "default,look=3")
+def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_TUNING", "look=3")
     with tuning.using(None):
         out = run(command=info.command)[1]
-    assert "the defaults (PYGGML_TUNING)" in out and "set by PYGGML_TUNING" in out
+    lines = {words[0]: words[1:] for words in map(str.split, out.splitlines()) if words}
+    assert lines["few_bytes"][0] == "8192" and lines["look"][0] == "3"
+    assert lines["look"][-3:] == ["(set", "by", "PYGGML_TUNING)"]
     monkeypatch.setenv("PYGGML_TUNING", "look=none")
     with tuning.using(None):
         code, _, err = run(command=info.command)

@@ -81,3 +81,24 @@ def test_calls_without_a_c_library_do_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_available_memory_is_plausible() -> None:
     available = host.available_memory()
     assert available is None or 0 <= available < 1 << 50
+
+
+SAMPLES = {
+    "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD "
+    "EPYC\nstepping\t: 1\n\nprocessor\t: 1\nmodel\t\t: 3\n":
+    "AuthenticAMD, family 26, model 2, stepping 1",
+    "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nstepping\t: 8\n":
+    "GenuineIntel, family 6, model 143, stepping 8",
+    "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\n"
+    "CPU part\t: 0xd0c\nCPU revision\t: 1\n":
+    "CPU implementer 0x41, CPU architecture 8, CPU variant 0x3, CPU part 0xd0c, CPU revision 1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_cpu_identity(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(host, "_CPUINFO", path)
+    assert host.cpu_identity()  # from the platform module
+    path.write_text(text)
+    assert host.cpu_identity() == SAMPLES[text]

@@ -15,22 +15,20 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from ... import env, host
-from ...buffer import HOST, BufferType, HostBufferType
+from ...buffer import HOST, HostBufferType
 from ...cgraph import CGraph
 from ...compiler.jit import CpuKernel
 from ...errors import ComputeError
-from ...tensor import Tensor
+from ...tensor import BufferType, Tensor
 from ..interface import Backend, Bytes, Device, HostQueue, StopToken, WeightLayout, WeightUse
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
-from . import (
-    selftest,
-)
 from .codec import DECODED
 from .compile.lowering import LOWERINGS, READS_INTERLEAVED, Lowering
 from .compile.program import PhaseTable, compile_program
 from .compile.work import WorkMemory, WorkStore
 from .run.pool import get_pool
+from .selftest import ensure_isa
 from .tuning import report
 from .weights.buffer import REPACK, RepackBufferType
 from .weights.layout import INTERLEAVED
@@ -78,7 +76,7 @@ class CpuBackend(Backend):
     name = "cpu"
 
     def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
-        selftest.ensure_isa()
+        ensure_isa()
         self.n_threads = host.default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
         self.queue = HostQueue()
@@ -159,6 +157,3 @@ class CpuBackend(Backend):
 
     def report(self) -> str:
         return report()
-
-    def tune(self) -> None:
-        selftest.measure_again()

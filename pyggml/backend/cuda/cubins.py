@@ -29,7 +29,7 @@ def _cache() -> CodeCache:
 
 @cache
 def _sources() -> Sources:
-    return Sources(_cache())
+    return Sources()
 
 
 @cache
@@ -47,8 +47,7 @@ def _versions() -> str:
 def entry(kernel: GpuKernel, cc: tuple[int, int]) -> str:
     """The name under which what is compiled of a kernel for a capability is kept."""
     module = kernel.function.__module__
-    formats = json.dumps(_sources().formats())
-    key = digest(_sources().closure(module), formats, kernel.name, repr(kernel.parameters),
+    key = digest(_sources().closure(module), kernel.name, repr(kernel.parameters),
                  repr((cc, kernel.threads)), _versions())  # fmt: skip
     return f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}"
 

@@ -225,9 +225,9 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Sets that were tried; the host has a, b and c, and "a" fails."""
     names: list[str] = []
 
-    def attempt(name: str) -> tuple[str, None]:
+    def attempt(name: str) -> str:
         names.append(name)
-        return "exit code -4: no message" if name == "a" else "", None
+        return "exit code -4: no message" if name == "a" else ""
 
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
@@ -252,17 +252,17 @@ def test_self_test_falls_back_with_one_line_and_remembers_passes(
 
 
 def test_no_instruction_set_works(tries: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "_try", lambda name: ("no", None))
+    monkeypatch.setattr(selftest, "_try", lambda name: "no")
     with pytest.raises(BackendError, match="PYGGML_SELF_TEST"):
         selftest._first_working()
 
 
 def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "wrong_isa" in selftest._try("wrong_isa")[0]
-    monkeypatch.setattr(selftest, "__name__", "no_such_module")
-    assert "no_such_module" in selftest._try(jit.host_isas()[0])[0]
+    assert "wrong_isa" in selftest._try("wrong_isa")
+    monkeypatch.setattr(selftest, "_CHILD", "no_such_module")
+    assert "no_such_module" in selftest._try(jit.host_isas()[0])
     monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
-    assert "/nowhere/python" in selftest._try("generic")[0]
+    assert "/nowhere/python" in selftest._try("generic")
 
 
 TRIES = "from pyggml.backend.cpu import selftest; selftest._try({name!r})"
