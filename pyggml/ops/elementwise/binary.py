@@ -7,7 +7,6 @@ The second source repeats over the first; the result has the first one's type an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -34,6 +33,7 @@ from ..op import (
     require_type,
     same,
 )
+from .formulas import reference
 
 
 def repeats_over(b: Tensor, a: Tensor) -> bool:
@@ -98,24 +98,24 @@ def _cases(name: str, low: float) -> list[Case]:
     return cases
 
 
-def _define(name: str, function: Callable[[Array, Array], Array], low: float) -> Op:
+def _define(name: str, low: float) -> Op:
     return define_op(
         name,
         src=("a", "b"),
         params={"type": None} if name == "ADD" else {},
         infer=_infer_add if name == "ADD" else partial(_infer, name),
-        reference=lambda a, b, type=None: function(a, repeat_over(b, a.shape)),
+        reference=lambda a, b, type=None: reference(name.lower(), a, repeat_over(b, a.shape)),
         cases=partial(_cases, name, low),
         inplace_ok=True,
         max_nmse=half_nmse,
-        doc=f"`{function.__name__}` of `a` and `b`, which repeats over `a`.",
+        doc=f"`{name.lower()}` of `a` and `b`, which repeats over `a`.",
     )
 
 
-ADD = _define("ADD", np.add, -1)
-SUB = _define("SUB", np.subtract, -1)
-MUL = _define("MUL", np.multiply, -1)
-DIV = _define("DIV", np.divide, 0.5)
+ADD = _define("ADD", -1)
+SUB = _define("SUB", -1)
+MUL = _define("MUL", -1)
+DIV = _define("DIV", 0.5)
 
 
 def _infer_add1(a: Tensor, b: Tensor) -> Out:

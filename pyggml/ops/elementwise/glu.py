@@ -32,7 +32,7 @@ from ..op import (
     require_type,
     same,
 )
-from .unary import KINDS as UNARY_KINDS
+from .formulas import LIMITED, reference
 
 # kind -> the unary kind that acts on the gate
 ACTIVATIONS = {
@@ -44,6 +44,11 @@ ACTIVATIONS = {
 }
 OAI, CLAMP = "swiglu_oai", "swiglu_clamp"  # the kinds with a limit
 KINDS = (*ACTIVATIONS, OAI, CLAMP)
+
+
+def limits(kind: str, alpha: float, limit: float) -> tuple[float, float, float]:
+    """(alpha, limit, shift): ``g * sigmoid(alpha * g) * (u + shift)`` with g and u limited."""
+    return (alpha, limit, 1.0) if kind == OAI else (1.0, limit, 0.0)
 
 
 def _infer(
@@ -71,14 +76,9 @@ def _glu(a: Array, b: Array | None, kind: str, swapped: bool, alpha: float, limi
         a, b = np.split(a, 2, axis=-1)
         if swapped:
             a, b = b, a
-    a = a.astype(np.float64)
     if kind in ACTIVATIONS:
-        return UNARY_KINDS[ACTIVATIONS[kind]](a) * b
-    a, b = np.minimum(a, limit), np.clip(b, -limit, limit)
-    if kind == CLAMP:
-        return UNARY_KINDS["silu"](a) * b
-    out: Array = a * UNARY_KINDS["sigmoid"](alpha * a) * (b + 1)
-    return out
+        return reference(ACTIVATIONS[kind], a) * b
+    return reference(LIMITED, a, b, *limits(kind, alpha, limit))
 
 
 def _cases() -> list[Case]:

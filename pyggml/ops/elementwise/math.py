@@ -7,7 +7,7 @@ NaN propagates through all of them (in ggml's CPU backend, CLAMP makes it ``max`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 
 import numpy as np
@@ -32,6 +32,7 @@ from ..op import (
     require_type,
     same,
 )
+from .formulas import reference
 
 
 def _infer(name: str, types: Collection[GGMLType], x: Tensor, **params: float) -> Out:
@@ -40,9 +41,8 @@ def _infer(name: str, types: Collection[GGMLType], x: Tensor, **params: float) -
     return same(x)
 
 
-def _float64(function: Callable[[Array], Array], x: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        return function(x.astype(np.float64))
+def _reference(name: str, x: Array, **params: float) -> Array:
+    return reference(name, x, *map(np.float32, params.values()))
 
 
 def _edges(*values: float) -> Arg:
@@ -51,9 +51,7 @@ def _edges(*values: float) -> Arg:
     return Arg((67,), values=lambda rng: row.reshape(1, 1, 1, -1))
 
 
-def _define(
-    name: str, function: Callable[[Array], Array], low: float, high: float, inplace_ok: bool
-) -> Op:
+def _define(name: str, low: float, high: float, inplace_ok: bool) -> Op:
     x = partial(arg, low=low, high=high)
     edges = {
         "SQR": (0.0, -0.0, 1e-30, -1e18, np.inf, -np.inf),
@@ -64,7 +62,7 @@ def _define(
         name,
         src=("x",),
         infer=partial(_infer, name, ALL_FLOATS),
-        reference=partial(_float64, function),
+        reference=partial(_reference, name.lower()),
         cases=lambda: [
             case(x(1)),
             case(x(65, 17, 3, 2)),
@@ -77,22 +75,22 @@ def _define(
         ],
         inplace_ok=inplace_ok,
         max_nmse=half_nmse,
-        doc=f"`{function.__name__}` of every element.",
+        doc=f"`{name.lower()}` of every element.",
     )
 
 
-SQR = _define("SQR", np.square, -8, 8, True)
-SQRT = _define("SQRT", np.sqrt, 0, 100, True)
-LOG = _define("LOG", np.log, 1e-3, 100, True)
-SIN = _define("SIN", np.sin, -20, 20, False)
-COS = _define("COS", np.cos, -20, 20, False)
+SQR = _define("SQR", -8, 8, True)
+SQRT = _define("SQRT", 0, 100, True)
+LOG = _define("LOG", 1e-3, 100, True)
+SIN = _define("SIN", -20, 20, False)
+COS = _define("COS", -20, 20, False)
 
 LEAKY_RELU = define_op(
     "LEAKY_RELU",
     src=("x",),
     params={"negative_slope": 0.0},
     infer=partial(_infer, "LEAKY_RELU", FLOATS),
-    reference=lambda x, negative_slope: np.where(x > 0, x, np.float32(negative_slope) * x),
+    reference=partial(_reference, "leaky_relu"),
     cases=lambda: [
         case(arg(1), negative_slope=0.1),
         case(arg(65, 17, 3, 2), negative_slope=0.1),
@@ -109,9 +107,7 @@ CLAMP = define_op(
     src=("x",),
     params={"min": 0.0, "max": 0.0},
     infer=partial(_infer, "CLAMP", FLOATS),
-    reference=lambda x, min, max: np.maximum(
-        np.minimum(x, np.float32(max)), np.float32(min), dtype=np.float32
-    ),
+    reference=partial(_reference, "clamp"),
     cases=lambda: [
         case(arg(1), min=-0.5, max=0.5),
         case(arg(65, 17, 3, 2), min=-0.5, max=0.25),

@@ -10,6 +10,7 @@ import numpy as np
 from ...context import Context
 from ...tensor import Tensor
 from ..op import F32, Out, arg, case, define_op, require_rows, require_type, same
+from .formulas import reference
 
 
 def _infer(x: Tensor, s: float, b: float) -> Out:
@@ -23,7 +24,7 @@ SCALE = define_op(
     src=("x",),
     params={"s": 1.0, "b": 0.0},
     infer=_infer,
-    reference=lambda x, s, b: x * np.float32(s) + np.float32(b),
+    reference=lambda x, s, b: reference("scale", x, np.float32(s), np.float32(b)),
     cases=lambda: [
         case(arg(1), s=3.0),
         case(arg(65, 17, 3, 2), s=0.125, b=0.0),

@@ -9,7 +9,6 @@ in an F16 table).
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import erf, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -32,44 +31,13 @@ from ..op import (
     require_type,
     same,
 )
+from .formulas import PARAMETERS, reference
 
-_erf = np.vectorize(erf, otypes=[np.float64])
-
-
-def _sigmoid(x: Array) -> Array:
-    e = np.exp(-np.abs(x))
-    out: Array = np.where(x >= 0, 1, e) / (1 + e)
-    return out
-
-
-def _hardsigmoid(x: Array) -> Array:
-    return np.minimum(np.maximum((x + 3) / 6, 0), 1)
-
-
-# kind: float64 -> float64
-KINDS: dict[str, Callable[[Array], Array]] = {
-    "abs": np.abs,
-    "sgn": np.sign,
-    "neg": np.negative,
-    "step": lambda x: np.where(x > 0, 1.0, 0.0),
-    "tanh": np.tanh,
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": _sigmoid,
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * x * (1 + 0.044715 * x * x))),
-    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
-    "silu": lambda x: x * _sigmoid(x),
-    "hardswish": lambda x: x * _hardsigmoid(x),
-    "hardsigmoid": _hardsigmoid,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / sqrt(2))),
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": lambda x: np.trunc(x + np.copysign(0.5, x)),  # half away from zero
-    "trunc": np.trunc,
-}
+KINDS = (
+    "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu",
+    "hardswish", "hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "floor", "ceil", "round",
+    "trunc",
+)  # fmt: skip
 XIELU = "xielu"  # the one kind with parameters
 _XIELU_PARAMS = {"alpha_n": 0.0, "alpha_p": 0.0, "beta": 0.0, "eps": 0.0}
 
@@ -81,13 +49,8 @@ def _infer(x: Tensor, kind: str, **params: float) -> Out:
     return same(x)
 
 
-def _unary(x: Array, kind: str, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Array:
-    x = x.astype(np.float64)
-    if kind != XIELU:
-        with np.errstate(over="ignore"):
-            return KINDS[kind](x)
-    negative = (np.expm1(np.minimum(x, eps)) - x) * alpha_n + beta * x
-    return np.where(x > 0, alpha_p * x * x + beta * x, negative)
+def _unary(x: Array, kind: str, **params: float) -> Array:
+    return reference(kind, x, *(params[key] for key in PARAMETERS.get(kind, ())))
 
 
 def _cases() -> list[Case]:
@@ -124,7 +87,7 @@ def unary(ctx: Context, x: Tensor, kind: str) -> Tensor:
     """An element-wise function of ``x`` (F32, F16 or BF16, any shape with rows without gaps).
 
     Args:
-        kind: a key of ``KINDS``.
+        kind: one of ``KINDS``.
 
     Raises:
         ShapeError, TypeMismatch: an unknown kind, or a source that does not fit.
@@ -139,7 +102,7 @@ def xielu(
 
     Source: Huang and Schlag, "Deriving Activation Functions Using Integration".
     """
-    positive_n, positive_p = KINDS["softplus"](np.array([alpha_n, alpha_p]))
+    positive_n, positive_p = reference("softplus", np.array([alpha_n, alpha_p]))
     return UNARY.build(
         ctx,
         x,

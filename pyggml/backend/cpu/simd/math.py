@@ -22,7 +22,7 @@ from ....compiler.jit import intrinsic_from_ir
 from ..abi import bits_f32, f32_bits
 from .vector import i64
 
-_exact = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
+contracted = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
 _F = np.float32
 ZERO, HALF, ONE, TWO, INF = _F(0), _F(0.5), _F(1), _F(2), _F(np.inf)
@@ -39,7 +39,7 @@ E0, E1, E2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
 E3, E4, E5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
 
 
-@_exact
+@contracted
 def exp_f32(x):
     """e^x."""
     t = x * LOG2E + MAGIC
@@ -60,7 +60,7 @@ G3, G4, G5 = _F(-1.2420140846e-1), _F(1.4249322787e-1), _F(-1.6668057665e-1)
 G6, G7, G8 = _F(2.0000714765e-1), _F(-2.4999993993e-1), _F(3.3333331174e-1)
 
 
-@_exact
+@contracted
 def log_f32(x):
     """The natural logarithm: -inf of 0, NaN of negative numbers."""
     tiny = x < SMALLEST
@@ -74,43 +74,13 @@ def log_f32(x):
     return y if x < INF else x  # inf, or NaN
 
 
-@_exact
-def sigmoid_f32(x):
-    """1 / (1 + e^-x)."""
-    return ONE / (ONE + exp_f32(-x))
-
-
-@_exact
-def silu_f32(x):
-    """x / (1 + e^-x)."""
-    return x / (ONE + exp_f32(-x))
-
-
-GELU_A = _F(2 * 0.79788456080286535588 * 0.044715)
-GELU_B = _F(2 * 0.79788456080286535588)
-GELU_QUICK = _F(1.702)
-SQRT_HALF = _F(0.70710678118654752440)
-
-
-@_exact
-def gelu_f32(x):
-    """x/2 * (1 + tanh(u)), u = sqrt(2/pi) * (x + 0.044715 x^3); the same as x / (1 + e^-2u)."""
-    return x / (ONE + exp_f32(-x * (GELU_B + GELU_A * (x * x))))
-
-
-@_exact
-def gelu_quick_f32(x):
-    """x * sigmoid(1.702 x)."""
-    return x / (ONE + exp_f32(-GELU_QUICK * x))
-
-
-@_exact
+@contracted
 def with_sign(magnitude, x):
     """The magnitude of the first with the sign of the second."""
     return bits_f32((f32_bits(magnitude) & MAGNITUDE) | (f32_bits(x) & SIGN))
 
 
-@_exact
+@contracted
 def abs_f32(x):
     """|x|."""
     return bits_f32(f32_bits(x) & MAGNITUDE)
@@ -120,7 +90,7 @@ T0, T1, T2 = _F(-5.70498872745e-3), _F(2.06390887954e-2), _F(-5.37397155531e-2)
 T3, T4, TANH_SMALL = _F(1.33314422036e-1), _F(-3.33332819422e-1), _F(0.625)
 
 
-@_exact
+@contracted
 def tanh_f32(x):
     """Hyperbolic tangent."""
     z = x * x
@@ -137,7 +107,7 @@ S3, S4, S5 = _F(1.12819925e-1), _F(-3.76125336e-1), _F(1.28379166e-1)
 ERF_SMALL, ERF_MAX = _F(0.927734375), _F(4.0)
 
 
-@_exact
+@contracted
 def erf_f32(x):
     """The error function."""
     s, a = x * x, abs_f32(x)
@@ -147,12 +117,6 @@ def erf_f32(x):
     u = ((u * t + L4) * t + L5) * t + L6
     large = with_sign(ONE - exp_f32(u * t - t), x)
     return small if a <= ERF_SMALL else large
-
-
-@_exact
-def gelu_erf_f32(x):
-    """x/2 * (1 + erf(x / sqrt(2)))."""
-    return HALF * x * (ONE + erf_f32(x * SQRT_HALF))
 
 
 @intrinsic_from_ir(result=types.int64, args=(types.float64,))
@@ -166,7 +130,7 @@ COS0, COS1, COS2 = _F(2.443315711809948e-5), _F(-1.388731625493765e-3), _F(4.166
 TWO_OVER_PI, PI_OVER_2 = 0.63661977236758134308, 1.57079632679489661923
 
 
-@_exact
+@contracted
 def sincos_f32(x):
     """(sin x, cos x) of an angle in radians, to 1e-7 up to a million periods."""
     t = np.float64(x) * TWO_OVER_PI + MAGIC_F64

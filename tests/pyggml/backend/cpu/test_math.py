@@ -13,10 +13,14 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.abi import f32_ptr
+from pyggml.backend.cpu.kernels.elementwise.elementwise import FUNCTIONS
 from pyggml.backend.cpu.simd import math as simd
 from pyggml.compiler.jit import isa, kernel
 
 Array = npt.NDArray[Any]
+SIGMOID, SILU, GELU, GELU_QUICK, GELU_ERF = (
+    FUNCTIONS[name] for name in ("sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf")
+)
 
 
 @kernel
@@ -29,15 +33,15 @@ def all_functions(x, y, n, unused):  # type: ignore[no-untyped-def]
     for i in range(n):
         ys[2 * n + i] = simd.erf_f32(xs[i])
     for i in range(n):
-        ys[3 * n + i] = simd.sigmoid_f32(xs[i])
+        ys[3 * n + i] = SIGMOID(xs[i])
     for i in range(n):
-        ys[4 * n + i] = simd.silu_f32(xs[i])
+        ys[4 * n + i] = SILU(xs[i])
     for i in range(n):
-        ys[5 * n + i] = simd.gelu_f32(xs[i])
+        ys[5 * n + i] = GELU(xs[i])
     for i in range(n):
-        ys[6 * n + i] = simd.gelu_quick_f32(xs[i])
+        ys[6 * n + i] = GELU_QUICK(xs[i])
     for i in range(n):
-        ys[7 * n + i] = simd.gelu_erf_f32(xs[i])
+        ys[7 * n + i] = GELU_ERF(xs[i])
     for i in range(n):
         ys[8 * n + i], ys[9 * n + i] = simd.sincos_f32(xs[i])
     for i in range(n):

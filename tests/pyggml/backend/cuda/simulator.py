@@ -371,6 +371,8 @@ class _Rebuilt:
             return _value(x)
         if isinstance(x, FunctionType):
             return self._function(x)
+        if getattr(x, "__module__", "") == "math":
+            return getattr(_MATH, x.__name__)
         if callable(x):
             try:
                 if x in TWINS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .....compiler.jit import CpuKernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
@@ -16,27 +16,13 @@ from ...abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_add
 from ...compile.lowering import GRAIN, Lowering, lowers
 from ...simd.element import load_elem, store_elem
 from ..span import Parts, columns, repeated_row, split
-
-ADD, SUB, MUL, DIV = range(4)
-_OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
-
-
-@inline_strict
-def combine(op, a, b):
-    """``a op b``; ``op`` is a constant where this is inlined."""
-    if op == ADD:
-        return a + b
-    if op == SUB:
-        return a - b
-    if op == MUL:
-        return a * b
-    return a / b
+from .elementwise import IDS, function
 
 
 @cache
-def binary_kernel(op: int, a: int, b: int, result: int) -> CpuKernel:
+def binary_kernel(op: str, a: int, b: int, result: int) -> CpuKernel:
     """The kernel of an op for the types of the sources and of the result."""
-    size = GGMLType(b).type_size
+    size, kind = GGMLType(b).type_size, IDS[op]
 
     def binary(node, chunk, n_chunks, scratch):
         n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Parts).parts
@@ -50,19 +36,19 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> CpuKernel:
             if period == 1:
                 v = load_elem(b, z, 0)
                 for i in range(begin, end):
-                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
+                    store_elem(result, y, i, function(kind, load_elem(a, x, i), v))
             elif period == n and stride == size:
                 for i in range(begin, end):
-                    store_elem(result, y, i, combine(op, load_elem(a, x, i), load_elem(b, z, i)))
+                    store_elem(result, y, i, function(kind, load_elem(a, x, i), load_elem(b, z, i)))
             else:
                 j = begin % period
                 for i in range(begin, end):
                     v = load_elem(b, z + j * stride, 0)
-                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
+                    store_elem(result, y, i, function(kind, load_elem(a, x, i), v))
                     j = j + 1 if j + 1 < period else 0
 
     names = "_".join(GGMLType(t).name.lower() for t in (a, b))
-    return kernel(binary, f"{[*_OPS][op].lower()}_{names}")
+    return kernel(binary, f"{op}_{names}")
 
 
 def _supports(node: Tensor) -> bool:
@@ -73,8 +59,10 @@ def _supports(node: Tensor) -> bool:
 def _lower(lowering: Lowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
-    lowering.launch(binary_kernel(_OPS[node.op.name], *types), node, Parts(parts), chunks)
+    lowering.launch(
+        binary_kernel(node.op.name.lower().removesuffix("1"), *types), node, Parts(parts), chunks
+    )
 
 
-for _op in _OPS:
+for _op in ("ADD", "SUB", "MUL", "DIV", "ADD1"):
     lowers(_op, _supports)(_lower)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
-from .....compiler.jit import CpuKernel, inline_strict, kernel
+from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
-from .....ops.elementwise.glu import ACTIVATIONS, OAI
+from .....ops.elementwise.formulas import LIMITED
+from .....ops.elementwise.glu import ACTIVATIONS, limits
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, first_row, ne, nrows, params_of, row_address
 from ...compile.lowering import Lowering, lowers
 from ...simd.element import F32, load_elem, store_elem
-from ...simd.math import exp_f32
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
 from ..span import columns, split
@@ -26,7 +24,6 @@ from .elementwise import IDS, function
 
 GLU_GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)
-ONE = np.float32(1)
 
 
 class Glu(NamedTuple):
@@ -40,19 +37,10 @@ class Glu(NamedTuple):
     shift: float  # added to ``up``
 
 
-@inline_strict
-def _limited(gate, up, alpha, limit, shift):
-    """``g * sigmoid(alpha * g) * (u + shift)`` with gate g and up u clamped to the limit."""
-    gate = limit if gate > limit else gate
-    up = limit if up > limit else up
-    up = -limit if up < -limit else up
-    return gate / (ONE + exp_f32(-alpha * gate)) * (up + shift)
-
-
 @cache
 def glu_kernel(kind: int, fmt: int) -> CpuKernel:
-    """The kernel of an activation (-1: limited) for a type; without SRC1 the rows are packed."""
-    size = GGMLType(fmt).type_size
+    """The kernel of an activation or ``LIMITED``; without SRC1 the rows are packed."""
+    size, is_limited = GGMLType(fmt).type_size, kind == IDS[LIMITED]
 
     def glu(node, chunk, n_chunks, scratch):
         p = params_of(node, Glu)
@@ -70,11 +58,10 @@ def glu_kernel(kind: int, fmt: int) -> CpuKernel:
                 first, second = gate, gate + n * size
                 swapped = p.swapped != 0
                 gate, up = (second, first) if swapped else (first, second)
-            if kind < 0:
+            if is_limited:
                 for i in range(begin, end):
-                    v = _limited(
-                        load_elem(fmt, gate, i), load_elem(fmt, up, i), alpha, limit, shift
-                    )
+                    g, u = load_elem(fmt, gate, i), load_elem(fmt, up, i)
+                    v = function(kind, g, u, alpha, limit, shift)
                     store_elem(fmt, y, i, v)
             else:
                 for i in range(begin, end):
@@ -85,9 +72,7 @@ def glu_kernel(kind: int, fmt: int) -> CpuKernel:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
-    return kernel(
-        glu, f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
-    )
+    return kernel(glu, f"glu_{[*IDS][kind]}_{GGMLType(fmt).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:
@@ -98,9 +83,8 @@ def _supports(node: Tensor) -> bool:
 def _lower_glu(lowering: Lowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GLU_GRAIN)
     p = node.op_params
-    kind = IDS[ACTIVATIONS[p["kind"]]] if p["kind"] in ACTIVATIONS else -1
-    alpha = float(p["alpha"]) if p["kind"] == OAI else 1.0
-    shift = 1.0 if p["kind"] == OAI else 0.0
-    params = Glu(parts, p["swapped"], 0, alpha, p["limit"], shift)
+    kind = IDS[ACTIVATIONS.get(p["kind"], LIMITED)]
+    alpha, limit, shift = limits(p["kind"], p["alpha"], p["limit"])
+    params = Glu(parts, p["swapped"], 0, alpha, limit, shift)
     src, made = (*node.src, None)[:2], glu_kernel(kind, int(node.type))
     lowering.launch(made, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
+from .....ops.elementwise.formulas import PARAMETERS
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
 from ....common.lowering import all_f32
@@ -20,7 +21,9 @@ from ...simd.element import F32, load_elem, store_elem
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
 from ..span import columns, split
-from .elementwise import IDS, PARAMETERS, function
+from .elementwise import IDS, function
+
+SCALE = IDS["scale"]
 
 
 class Element(NamedTuple):
@@ -96,7 +99,7 @@ def scale_f32(node, chunk, n_chunks, scratch):
         begin, end = columns(n, u - row * parts, parts)
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for i in range(begin, end):
-            store_elem(F32, y, i, load_elem(F32, x, i) * s + b)
+            store_elem(F32, y, i, function(SCALE, load_elem(F32, x, i), s, b))
 
 
 @lowers("SCALE", all_f32)

@@ -17,7 +17,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from .....compiler.jit import CpuKernel, inline, kernel, named_kernel
+from .....compiler.jit import CpuKernel, inline, inline_strict, kernel, named_kernel
 from .....dtype import GGMLType
 from .....ops.elementwise.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from .....rounding import ceil_div
@@ -31,8 +31,6 @@ from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ...tuning import tuning
 from ...weights.buffer import is_repacked
 from ...weights.layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
-from ..elementwise.binary import ADD as SUM
-from ..elementwise.binary import combine
 from ..elementwise.elementwise import IDS, function
 from ..quantize import add_quantize, quantize_blocks, widened
 from .weights import (
@@ -86,6 +84,12 @@ def first_token(n, chunk, n_chunks, panel):
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
+@inline_strict
+def add_in_order(x, y, z):
+    """``(x + y) + z``, as by two nodes."""
+    return x + y + z
+
+
 @inline
 def emit_tile(node, tile, tokens, t, row, rows, out, stride):
     """Copy a tile to the result, adding bias and residual if there are any."""
@@ -99,7 +103,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):
             if p.add == 2:
                 u = f32_ptr(data(node, SRC3) + (t + k) * nb(node, SRC3, 1) + 4 * row)
                 for r in range(rows):
-                    y[r] = combine(SUM, combine(SUM, x[r], z[r]), u[r])
+                    y[r] = add_in_order(x[r], z[r], u[r])
             else:
                 for r in range(rows):
                     y[r] = x[r] + z[r]

@@ -22,7 +22,6 @@ from ...compile.lowering import ANY_CHUNKS, Lowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import squares_f32
 from ...weights.layout import Q8_BLOCK
-from ..elementwise.binary import ADD, MUL, combine
 from ..quantize import BLOCK, quantize_row
 from ..span import repeated_row
 from .reduce import sum_f32
@@ -91,12 +90,11 @@ def norm_f32(node, chunk, n_chunks, scratch):
                 b = repeated_row(node, DST, SRC2, row)
                 for i in range(n):
                     v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
-                    v = combine(MUL, v, load_elem(F32, w, i))
-                    store_elem(F32, y, i, combine(ADD, v, load_elem(F32, b, i)))
+                    store_elem(F32, y, i, v * load_elem(F32, w, i) + load_elem(F32, b, i))
             else:
                 for i in range(n):
                     v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
-                    store_elem(F32, y, i, combine(MUL, v, load_elem(F32, w, i)))
+                    store_elem(F32, y, i, v * load_elem(F32, w, i))
         else:
             for i in range(n):
                 store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))

@@ -10,10 +10,10 @@ Nothing is read or written for neurons that are not listed. The bits are those o
 from __future__ import annotations
 
 from .....dtype import GGMLType
+from .....ops.elementwise.formulas import PARAMETERS
 from .....ops.elementwise.glu import ACTIVATIONS
 from .....tensor import Tensor
 from ...compile.lowering import Lowering, fuses
-from ..elementwise.elementwise import FUNCTIONS
 from .axpy import launch_axpy
 from .mul_mat import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
 
@@ -68,7 +68,7 @@ def _fuse(lowering: Lowering, *nodes: Tensor) -> bool:
         return False
     if up.src[2:] != axpy.src[2:] or up.op_params != axpy.op_params:
         return False
-    if form.act not in FUNCTIONS or (form.up_act and form.up_act not in FUNCTIONS):
+    if form.act in PARAMETERS or form.up_act in PARAMETERS:
         return False
     in_group = [n for n in inner if _op(n) == "MUL_MAT_SPARSE"]
     if len(in_group) != 1 + (form.kind == GATE_ROWS) or up not in in_group:

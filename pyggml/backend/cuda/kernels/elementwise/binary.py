@@ -6,32 +6,19 @@ are chosen by ids; an id without a row writes nothing and reports an error.
 """
 
 from functools import cache
-from typing import Any
 
 from numba import cuda, int32, int64
 
 from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
-from ...intrin import device, divide, load_f32, load_i32, store_f32
+from ...intrin import divide, load_f32, load_i32, store_f32
 from ...kernel import I32, U8, GpuKernel, i32, i64, kernel
 from ...lowering import Lowering, blocks, lowers
 from ..span import THREADS, Span, in_range, span_of
+from .elementwise import FORMULAS
 
 FULL, ONE, REPEATED = range(3)  # how long the second source's rows are
-
-
-@cache
-def combiner(op: str) -> Any:
-    """The device function of an op."""
-    return device(
-        {
-            "ADD": lambda a, b: a + b,
-            "SUB": lambda a, b: a - b,
-            "MUL": lambda a, b: a * b,
-            "DIV": lambda a, b: a / b,
-        }[op]
-    )
 
 
 @cache
@@ -43,7 +30,7 @@ def binary_kernel(
     Args:
         columns: FULL, ONE or REPEATED.
     """
-    combine = combiner(op)
+    combine = FORMULAS[op]
     a_type, b_type, y_type = types
     load_a, load_b, store = element_loader(a_type), element_loader(b_type), element_storer(y_type)
     load_a4, load_b4, store4 = quad_loader(a_type), quad_loader(b_type), quad_storer(y_type)
@@ -52,7 +39,7 @@ def binary_kernel(
     names = "_".join(t.name.lower() for t in types)
     form = ("", "_one", "_repeated")[columns] + Span(flat, quads, 0, 0).suffix
 
-    @kernel(f"{op.lower()}_{names}{form}", threads=THREADS)
+    @kernel(f"{op}_{names}{form}", threads=THREADS)
     def binary(
         a: U8, b: U8, y: U8, units: i64, per_row: i32, ne1: i32, ne2: i32, a1: i64, a2: i64,
         a3: i64, nb0: i32, nb_ne1: i32, nb_ne2: i32, nb_ne3: i32, b1: i64, b2: i64, b3: i64,
@@ -118,7 +105,7 @@ def _lower_binary(lowering: Lowering, node: Tensor) -> None:
         span = span_of(node, a, by_rows=b.nelements > 1)
     else:
         span = Span(False, False, node.nelements, node.ne[0])
-    op = "ADD" if node.op.name == "ADD1" else node.op.name
+    op = node.op.name.lower().removesuffix("1")
     call = binary_kernel(op, (a.type, b.type, node.type), columns, span.flat, span.quads)(
         a=a, b=b, y=node, units=span.units, per_row=span.per_row, ne1=node.ne[1], ne2=node.ne[2],
         a1=a.nb[1], a2=a.nb[2], a3=a.nb[3], nb0=b.ne[0], nb_ne1=b.ne[1], nb_ne2=b.ne[2],

@@ -1,44 +1,33 @@
 """GLU: ``activation(gate) * up``, packed or split. See ``span`` for how threads take elements."""
 
-import math
 from functools import cache
 
 from numba import cuda, int32, int64
 
 from .....dtype import GGMLType
-from .....ops.elementwise.glu import ACTIVATIONS, OAI
+from .....ops.elementwise.formulas import LIMITED
+from .....ops.elementwise.glu import ACTIVATIONS, limits
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import device, divide
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
-from .elementwise import FUNCTIONS, ONE, ZERO
+from .elementwise import FUNCTIONS, ZERO
 
 
 @cache
 def gated(kind: str):
-    """A device function: (gate, up, alpha, limit) -> an element of the result."""
+    """A device function: (gate, up, alpha, limit, shift) -> an element of the result."""
     if kind in ACTIVATIONS:
         activation = FUNCTIONS[ACTIVATIONS[kind]]
 
         @device
-        def plain(g, u, alpha, limit):
+        def plain(g, u, alpha, limit, shift):
             return activation(g, ZERO, ZERO, ZERO, ZERO) * u
 
         return plain
-    oai = kind == OAI
-
-    @device
-    def limited(g, u, alpha, limit):
-        g = limit if g > limit else g
-        u = limit if u > limit else u
-        u = -limit if u < -limit else u
-        if oai:
-            return g / (ONE + math.exp(-alpha * g)) * (u + ONE)
-        return g / (ONE + math.exp(-g)) * u
-
-    return limited
+    return FUNCTIONS[LIMITED]
 
 
 @cache
@@ -54,7 +43,7 @@ def glu_kernel(kind: str, type: GGMLType, flat: bool, quads: bool) -> GpuKernel:
     def glu(
         g: U8, up: U8, y: U8, units: i64, per_row: i32, ne1: i32, ne2: i32, g_at: i64,
         up_at: i64, g1: i64, g2: i64, g3: i64, up1: i64, up2: i64, up3: i64, y1: i64, y2: i64,
-        y3: i64, alpha: f32, limit: f32,
+        y3: i64, alpha: f32, limit: f32, shift: f32,
     ):  # fmt: skip
         u = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if u >= units:
@@ -70,12 +59,12 @@ def glu_kernel(kind: str, type: GGMLType, flat: bool, quads: bool) -> GpuKernel:
             a0, a1, a2, a3 = load4(g, g_row + j * size)
             b0, b1, b2, b3 = load4(up, up_row + j * size)
             store4(
-                y, y_row + j * size, function(a0, b0, alpha, limit),
-                function(a1, b1, alpha, limit), function(a2, b2, alpha, limit),
-                function(a3, b3, alpha, limit),
+                y, y_row + j * size, function(a0, b0, alpha, limit, shift),
+                function(a1, b1, alpha, limit, shift), function(a2, b2, alpha, limit, shift),
+                function(a3, b3, alpha, limit, shift),
             )  # fmt: skip
         else:
-            v = function(load(g, g_row, j), load(up, up_row, j), alpha, limit)
+            v = function(load(g, g_row, j), load(up, up_row, j), alpha, limit, shift)
             store(y, y_row, j, v)
 
     return glu
@@ -97,10 +86,11 @@ def _lower_glu(lowering: Lowering, node: Tensor) -> None:
         span = span_of(node, by_rows=True, more=(gate,))
     else:
         span = span_of(node, gate, up)
+    alpha, limit, shift = limits(p["kind"], p["alpha"], p["limit"])
     call = glu_kernel(p["kind"], node.type, span.flat, span.quads)(
         g=gate, up=up, y=node, units=span.units, per_row=span.per_row, ne1=node.ne[1],
         ne2=node.ne[2], g_at=gate_at, up_at=up_at, g1=gate.nb[1], g2=gate.nb[2], g3=gate.nb[3],
         up1=up.nb[1], up2=up.nb[2], up3=up.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-        alpha=p["alpha"], limit=p["limit"],
+        alpha=alpha, limit=limit, shift=shift,
     )  # fmt: skip
     lowering.launch(call, span.grid)

@@ -8,13 +8,14 @@ from functools import cache
 from numba import cuda, int32, int64
 
 from .....dtype import GGMLType
+from .....ops.elementwise.formulas import PARAMETERS
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import divide
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import Lowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
-from .elementwise import FUNCTIONS, PARAMETERS
+from .elementwise import FUNCTIONS
 
 
 @cache
