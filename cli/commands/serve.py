@@ -489,16 +489,16 @@ def command(router_child: bool, **options: Any) -> None:
         life.on_ready, life.on_failed = ready, lambda error: stop()
 
     serve(make_app(life), listening, listens, life.drain, lambda: _leave(life.error))
-    if life.is_computing:
+    if life.error is None or life.is_computing:
         _leave(life.error)
-    if life.error is not None:
-        raise life.error
+    raise life.error
 
 
 def _leave(error: BaseException | None = None) -> NoReturn:
     """End the process at once, from any thread.
 
-    Python would wait until a thread that computes lets go of the GIL, and end it at any place.
+    Python would free all that there is, which takes half a second on a busy machine, and wait until
+    a thread that computes lets go of the GIL.
     """
     code = report(error) if isinstance(error, Exception) else 0
     sys.stdout.flush()
@@ -545,6 +545,7 @@ def _route(
         _say(f"{len(pool.instances)} models: {' '.join(urls)}", serving)
 
     serve(app, listening, listens, pool.drain, _leave)
+    _leave()
 
 
 def _log_to(serving: ServeOptions) -> None:
