@@ -76,7 +76,7 @@ _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers belo
 
 def least_tokens(type: GGMLType) -> int:
     """The fewest tokens for which a format's matmuls use tiles; 0 if they never do."""
-    if not vectors().has_tiles or type not in QUANTIZED:
+    if type not in QUANTIZED:
         return 0
     if type not in K_TYPES:
         return tuning().amx_tokens

@@ -45,20 +45,22 @@ from .weights import (
     COLUMNS,
     MAX_TOKENS,
     PACK,
+    REG_TILE_1,
+    REG_TILE_4,
     RESULTS_BYTES,
-    TILE_1,
-    TILE_4,
-    TILE_TOKENS,
     decode_to_scratch,
     layout_name,
-    multiply_tiles,
+    multiply,
     pack_group,
     packed_bytes,
     prefetch_ahead,
-    room_for_tiles,
-    tile,
-    use_tiles,
+    room_for_unit,
+    start_unit,
+    stop_unit,
+    unit_for,
+    unit_or,
     weight_traits,
+    whole_units,
 )
 
 _GATHER = 16  # rows that are gathered at a time
@@ -80,7 +82,7 @@ class MulMatId(NamedTuple):
     row_bytes: int  # of a token's activations
     traits: int
     plain: int  # whether the weights have ggml's layout
-    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+    panel: int  # where in scratch the matrix unit works; 0: it is not used
 
 
 @inline
@@ -143,17 +145,14 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     listed = i64_ptr(scratch + RESULTS_BYTES)
     gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
-    panel = scratch + p.panel
-    tiled = p.panel != 0 and end - first >= TILE_TOKENS
-    if tiled:
-        use_tiles(traits, 1)
+    panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, end - first)
     if plain != 0:
         weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
     else:
         weights = data(node, SRC0) + expert * groups * group
     while first < end:
         n = min(gather, end - first)
-        t_tiles = n // TILE_TOKENS * TILE_TOKENS if tiled else 0
+        here = min(by_unit, whole_units(n))  # of these tokens
         for i in range(n):
             use = first if lists == 0 else order[first + i]
             token = use // n_used
@@ -177,21 +176,16 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
                 w = weights + g * group
             t = 0
             while t < n:
-                tokens, which = (4, TILE_4) if t + 4 <= n else (1, TILE_1)
+                one_or_four = (4, REG_TILE_4) if t + 4 <= n else (1, REG_TILE_1)
+                tokens, which = unit_or(t, here, one_or_four)
                 x = gathered + t * row_bytes
-                if t < t_tiles:
-                    tokens = t_tiles - t
-                    n_tiles = tokens // TILE_TOKENS
-                    multiply_tiles(traits, w, x, row_bytes, scratch, blocks, n_tiles, panel)
-                else:
-                    ahead = prefetch_ahead(traits, t, n - t, blocks)
-                    tile(traits, which, w, x, row_bytes, scratch, blocks, ahead)
+                ahead = prefetch_ahead(traits, t, n - t, blocks)
+                multiply(traits, which, w, x, row_bytes, scratch, blocks, tokens, ahead, panel)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
                     copy_run(scratch + 4 * ROWS * i, y, rows)
                 t += tokens
-    if tiled:
-        use_tiles(traits, 0)
+    stop_unit(traits, by_unit)
 
 
 def _listed(lowering: Lowering, node: Tensor) -> WorkRange:
@@ -215,11 +209,11 @@ def _lower_mul_mat_id(lowering: Lowering, node: Tensor) -> None:
     row_chunks = max(
         1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * lowering.n_threads))
     )
-    functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
+    functions = (PACK, REG_TILE_4, REG_TILE_1) if plain else (REG_TILE_4, REG_TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
-    gather = MAX_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
+    gather = MAX_TOKENS if unit_for(w, n) else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
-    more, panel, scratch = room_for_tiles(w, n, scratch)
+    more, panel, scratch = room_for_unit(w, n, scratch)
     params = MulMatId(
         row_chunks=row_chunks,
         lists=lists[0].address if lists else 0,

@@ -41,20 +41,21 @@ from .weights import (
     PACK,
     RESULTS_BYTES,
     ROW_TILES,
-    TILE_TOKENS,
+    UNIT_TOKENS,
     decode_to_scratch,
     is_decoded,
     layout_name,
-    multiply_tiles,
+    multiply,
     pack_group,
     packed_bytes,
     prefetch_ahead,
-    room_for_tiles,
-    tile,
+    room_for_unit,
+    start_unit,
+    stop_unit,
     tile_size,
     tiles_for,
     times_rows,
-    use_tiles,
+    unit_or,
     weight_traits,
 )
 
@@ -74,13 +75,13 @@ class MulMat(NamedTuple):
     quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
     traits: int
     plain: int  # whether the weights have ggml's layout
-    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+    panel: int  # where in scratch the matrix unit works; 0: it is not used
 
 
 @inline
 def first_token(n, chunk, n_chunks, panel):
     """First token of a chunk; a multiple of the matrix unit's tile if there is a ``panel``."""
-    unit = 1 if panel == 0 else TILE_TOKENS
+    unit = 1 if panel == 0 else UNIT_TOKENS
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
@@ -145,10 +146,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
     g1 = first_row(groups, place + 1, row_chunks)
     table = scratch + RESULTS_BYTES
     packed = table + TABLE_BYTES
-    panel, t_tiles = scratch + p.panel, t0
-    if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
-        t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-        use_tiles(traits, 1)
+    panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, t1 - t0)
     for g in range(g0, g1):
         row, w = g * ROWS, weights + g * group
         rows = min(ROWS, m - row)
@@ -164,18 +162,12 @@ def mul_mat(node, chunk, n_chunks, scratch):
         t = t0
         while t < t1:
             y = x + t * stride
-            if t < t_tiles:
-                tokens = t_tiles - t
-                n_tiles = tokens // TILE_TOKENS
-                multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
-            else:
-                tokens, which = tile_size(traits, t1 - t)
-                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
-                tile(traits, which, w, y, stride, scratch, blocks, ahead)
+            tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
+            ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
+            multiply(traits, which, w, y, stride, scratch, blocks, tokens, ahead, panel)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
-    if t_tiles > t0:
-        use_tiles(traits, 0)
+    stop_unit(traits, by_unit)
 
 
 @cache
@@ -206,27 +198,20 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
         rows = min(ROWS, ne(node, DST, 0))  # 16; a constant would make LLVM unroll to scalars
-        panel, t_tiles = scratch + p.panel, t0
+        panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, t1 - t0)
         up = scratch + RESULTS_BYTES
-        if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
-            t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-            use_tiles(traits, 1)
         for u in range(u0, u1):
             t = t0
             while t < t1:
-                tokens, which = tile_size(traits, t1 - t)
-                if t < t_tiles:
-                    tokens = t_tiles - t
-                x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
+                tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
+                x = acts + t * stride
                 ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
-                    if t < t_tiles:
-                        multiply_tiles(traits, gate_w, x, stride, scratch, blocks, n_tiles, panel)
-                        multiply_tiles(traits, up_w, x, stride, up, blocks, n_tiles, panel)
-                    else:
-                        tile(traits, which, gate_w, x, stride, scratch, blocks, ahead)
-                        tile(traits, which, up_w, x, stride, up, blocks, ahead)
+                    multiply(
+                        traits, which, gate_w, x, stride, scratch, blocks, tokens, ahead, panel
+                    )
+                    multiply(traits, which, up_w, x, stride, up, blocks, tokens, ahead, panel)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
@@ -238,8 +223,7 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
                     row = quantized + (t * units + u) * Q8_BLOCK
                     quantize_blocks(y, out_stride, row, units * Q8_BLOCK, tokens)
                 t += tokens
-        if t_tiles > t0:
-            use_tiles(traits, 0)
+        stop_unit(traits, by_unit)
 
     return named_kernel(mul_mat_glu, [*IDS][activation])
 
@@ -297,7 +281,7 @@ def _launch(
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES + 1,)
     scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
-    more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
+    more, panel, scratch = room_for_unit(w, node.ne[1], scratch)
     params = MulMat(
         row_chunks=row_chunks,
         token_chunks=token_chunks,

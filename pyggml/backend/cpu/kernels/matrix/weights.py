@@ -1,8 +1,8 @@
 """Traits of a weight's format: a few numbers, and functions that kernels call by address.
 
-    traits = weight_traits(low, w, TILE_4, TILE_1) # in a lowering: a value of the node
+    traits = weight_traits(lowering, w, REG_TILE_4) # in a lowering: a value of the node
     blocks = k // trait(traits, COLUMNS)           # in a kernel
-    tile(traits, TILE_4, weights, x, stride, out, blocks, ahead)
+    reg_tile(traits, TILE_4, weights, x, stride, out, blocks, ahead)
 
 So a matmul is compiled once and not for each format, and the inner loops of a format are compiled
 once for all kernels.
@@ -29,8 +29,10 @@ from ...codec import DECODED
 from ...codec.rows import decode_columns, row_decoder, row_unpacker
 from ...compile.lowering import Lowering
 from ...compile.type_traits import TypeTraits, trait
-from ...simd import amx, axpy
+from ...simd import axpy
 from ...simd.element import F32
+from ...simd.matrix_unit import TOKENS as UNIT_TOKENS
+from ...simd.matrix_unit import MatrixUnit, matrix_unit
 from ...simd.plain_rows import pack_rows, row_tiles
 from ...simd.tile import float_tile, q_tile, widest_tile
 from ...simd.vector import LINE
@@ -56,15 +58,14 @@ PACK = 8
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. A function: a row's groups as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_UNPACK = range(9, 14)
-# Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(14, 16)
-TILE = 15  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
-TILE_1, TILE_4 = TILE + 1, TILE + 4
+# Functions of the matrix unit: a group times many tokens; switch it on and off.
+MATRIX_UNIT, UNIT_SWITCH = range(14, 16)
+REG_TILE = 15  # in the places ``REG_TILE + n``: the tiles of n = 1 to 8 tokens
+REG_TILE_1, REG_TILE_4 = REG_TILE + 1, REG_TILE + 4
 ROW_TILES = 23  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
 AXPY_ROWS = 27  # in the places ``AXPY_ROWS + n``: rows added to the sums of n = 1 to 4 tokens
 _L2 = 2  # the prefetch hint for the second-level cache
 ROW_TOKENS = 4  # that plain rows are multiplied with, or added for, at a time
-TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
 RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
@@ -84,17 +85,23 @@ def _tile(tokens: int, kind: int, hint: int) -> CpuKernel:
 
 
 @cache
-def _tiles(kind: int) -> CpuKernel:
+def _unit(kind: int) -> CpuKernel:
+    tiles = matrix_unit().tiles
+
     def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
-        amx.tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
+        tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
 
     return named_kernel(tiles_of, GGMLType(kind).name)
 
 
-@kernel
-def configure_tiles(on):
-    """See ``amx.use_tiles``."""
-    amx.use_tiles(on)
+@cache
+def _unit_switch() -> CpuKernel:
+    use_tiles = matrix_unit().use_tiles
+
+    def switch_unit(on):
+        use_tiles(on)
+
+    return kernel(switch_unit)
 
 
 @cache
@@ -159,11 +166,11 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        **{TILE + n: partial(_tile, n, kind, one if n == 1 else several) for n in range(1, 9)},
+        **{REG_TILE + n: partial(_tile, n, kind, one if n == 1 else several) for n in range(1, 9)},
         **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
-        TILES: partial(_tiles, kind),
-        USE_TILES: lambda: configure_tiles,
+        MATRIX_UNIT: partial(_unit, kind),
+        UNIT_SWITCH: _unit_switch,
         **{
             AXPY_ROWS + n: partial(_axpy_rows, n, summed, tuned.axpy_hint)
             for n in range(1, ROW_TOKENS + 1)
@@ -196,24 +203,30 @@ def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
     """The tiles by which ``tile_size`` multiplies a weight with so many tokens, or with more."""
     wide = widest_tile(tile_kind(w.type))
     if n_tokens <= wide:
-        return (TILE + n_tokens,)
-    after_amx = 0 < amx.least_tokens(w.type) <= n_tokens  # tiles multiply any number of the rest
-    return tuple(TILE + n for n in range(1 if after_amx else (wide + 1) // 2, wide + 1))
+        return (REG_TILE + n_tokens,)
+    fewest = 1 if unit_for(w, n_tokens) else (wide + 1) // 2  # a unit leaves any number of them
+    return tuple(REG_TILE + n for n in range(fewest, wide + 1))
 
 
-def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
-    """(functions, place of the panel in scratch, bytes of scratch) of a matmul with ``TILES``.
+def unit_for(w: Tensor, n_tokens: int) -> MatrixUnit | None:
+    """The matrix unit that multiplies a weight with so many tokens; None if none does."""
+    unit = matrix_unit()
+    used = unit is not None and 0 < unit.least_tokens(w.type) <= n_tokens
+    return unit if used else None
 
-    The place is 0 where the matrix unit is not used for so many tokens.
+
+def room_for_unit(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
+    """(functions, place in scratch, bytes of scratch) of a matmul, for its matrix unit.
+
+    The place is 0 where the unit is not used.
 
     Args:
         scratch: bytes that the matmul needs besides.
     """
-    least = amx.least_tokens(w.type)
-    if not 0 < least <= n_tokens:
+    unit, place = unit_for(w, n_tokens), round_up(scratch, LINE)
+    if unit is None:
         return (), 0, scratch
-    panel = round_up(scratch, LINE)
-    return (TILES, USE_TILES), panel, panel + amx.panel_bytes(int(w.type), w.ne[0])
+    return (MATRIX_UNIT, UNIT_SWITCH), place, place + unit.panel_bytes(int(w.type), w.ne[0])
 
 
 def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:
@@ -270,25 +283,59 @@ def tile_size(traits, left):
     if left > wide:
         passes = (left + wide - 1) // wide
         tokens = (left + passes - 1) // passes
-    return tokens, TILE + tokens
+    return tokens, REG_TILE + tokens
 
 
 @inline
-def tile(traits, which, w, x, stride, out, n_blocks, ahead):
+def reg_tile(traits, which, w, x, stride, out, n_blocks, ahead):
     """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
     call_address(trait(traits, which), (w, x, stride, out, n_blocks, ahead))
 
 
 @inline
-def use_tiles(traits, on):
-    """Configure this thread's tiles for ``multiply_tiles``, or release them."""
-    call_address(trait(traits, USE_TILES), (on,))
+def start_unit(traits, panel, tokens):
+    """Switch on this thread's matrix unit if it is used (``panel`` is not 0) for so many tokens.
+
+    Returns how many it multiplies: the first ones, in ``multiply``; for ``stop_unit``.
+    """
+    by_unit = whole_units(tokens) if panel != 0 else 0
+    if by_unit != 0:
+        call_address(trait(traits, UNIT_SWITCH), (1,))
+    return by_unit
 
 
 @inline
-def multiply_tiles(traits, w, x, stride, out, n_blocks, n_tiles, panel):
-    """A group of interleaved rows times ``n_tiles`` times 16 tokens; see ``simd/amx``."""
-    call_address(trait(traits, TILES), (w, x, stride, out, n_blocks, n_tiles, panel))
+def stop_unit(traits, by_unit):
+    """Switch off what ``start_unit`` switched on."""
+    if by_unit != 0:
+        call_address(trait(traits, UNIT_SWITCH), (0,))
+
+
+@inline
+def whole_units(tokens):
+    """Of so many tokens, how many the matrix unit can multiply."""
+    return tokens // UNIT_TOKENS * UNIT_TOKENS
+
+
+@inline
+def unit_or(passed, by_unit, tile):
+    """(tokens, function) of the next pass: the matrix unit's for its tokens, else ``tile``."""
+    return (by_unit - passed, MATRIX_UNIT) if passed < by_unit else tile
+
+
+@inline
+def multiply(traits, which, w, x, stride, out, n_blocks, tokens, ahead, panel):
+    """A group of interleaved rows times some tokens, by the unit or the tile that ``which`` names.
+
+    Args:
+        ahead: bytes that a register tile prefetches ahead.
+        panel: scratch of the matrix unit.
+    """
+    if which == MATRIX_UNIT:
+        arguments = (w, x, stride, out, n_blocks, tokens // UNIT_TOKENS, panel)
+        call_address(trait(traits, MATRIX_UNIT), arguments)
+    else:
+        reg_tile(traits, which, w, x, stride, out, n_blocks, ahead)
 
 
 @inline

@@ -53,16 +53,16 @@ from ..matrix.weights import (
     COLUMNS,
     DECODER,
     PACK,
+    REG_TILE_1,
+    REG_TILE_4,
     ROW_TILES,
     ROW_TOKENS,
-    TILE_1,
-    TILE_4,
     decode_to_scratch,
     is_decoded,
     layout_name,
     pack_group,
     packed_bytes,
-    tile,
+    reg_tile,
     times_rows,
     weight_traits,
 )
@@ -269,10 +269,10 @@ def mul_mat_sparse_kernel(form: Form) -> CpuKernel:
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
                     x = acts + t * stride
-                    which = TILE_4 if tokens == 4 else TILE_1
-                    tile(traits, which, packed, x, stride, tiled, blocks, 0)
+                    which = REG_TILE_4 if tokens == 4 else REG_TILE_1
+                    reg_tile(traits, which, packed, x, stride, tiled, blocks, 0)
                     if what == GATE_ROWS:
-                        tile(traits, which, gate_packed, x, stride, gate_tile, blocks, 0)
+                        reg_tile(traits, which, gate_packed, x, stride, gate_tile, blocks, 0)
                     for u in range(tokens):
                         scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
                         y = f32_ptr(out + (t + u) * out_bytes)
@@ -317,7 +317,7 @@ def launch_rows(
     passes = {1, min(n, ROW_TOKENS), n % ROW_TOKENS or 1}  # numbers of tokens
     functions = [ROW_TILES + tokens for tokens in passes]
     if n > ROW_TOKENS:
-        functions += [PACK, TILE_4, TILE_1]
+        functions += [PACK, REG_TILE_4, REG_TILE_1]
     params = MulMatSparse(
         activations=act[0].address if act else 0,
         listed=listed.address,
