@@ -145,8 +145,8 @@ def largest(n_ctx: int) -> dict[str, tuple[str, Body]]:
     Args:
         n_ctx: tokens of a slot; prompts are as long as fits where that makes a field dearer.
     """
+    from pyllama.parameters.generation import MAX_PROBS
     from pyllama.server.request.limits import LIMITS, TO_TOKENIZE, Size
-    from pyllama.server.request.request_options import MAX_PROBS
 
     def texts(limit: Size, begin: str) -> list[str]:
         n_chars = limit.chars // limit.items

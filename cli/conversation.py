@@ -25,6 +25,7 @@ from .drafting import drafted_text
 from .flags import in_flags
 from .lines import Discarded, Reader, line_reader
 from .options.conversation import ConversationOptions, Mode, is_terminal
+from .options.conversation import template as chosen_template
 from .output import note, wants_color, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
 
@@ -166,7 +167,7 @@ def _conversation(lease: Lease, options: ConversationOptions) -> tuple[Conversat
     from pyllama.chat.conversation import Conversation
     from pyllama.chat.formats import LLAMA_CPP_FORMATS, ChatFormats
 
-    formats, name = ChatFormats(lease.context.model, LLAMA_CPP_FORMATS), options.template()
+    formats, name = ChatFormats(lease.context.model, LLAMA_CPP_FORMATS), chosen_template(options)
     if name is None:
         template = "the model's own" if formats.has_own else "chatml"
         if not formats.has_own:
@@ -181,7 +182,7 @@ def _conversation(lease: Lease, options: ConversationOptions) -> tuple[Conversat
         values=options.template_values(),
         reasoning_format=options.reasoning_format,
         reasoning_budget=options.reasoning_budget,
-        budget_message=options.reasoning_budget_message,
+        budget_message=options.reasoning_message,
     )
     return conversation, template
 

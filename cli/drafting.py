@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters.drafting import DRAFTERS
+
 from .flags import in_flags
 from .loading import load_draft, make_context, model_path
 from .options.hub import HubOptions
@@ -84,7 +86,7 @@ class Drafting:
         if options.types and options.has_model:
             own = replace(
                 model,
-                override_kv={},
+                kv_overrides={},
                 sparse="auto",
                 sparse_threshold=None,
                 offload=_draft_offload(options, model.offload),
@@ -122,17 +124,20 @@ class Drafting:
         from pyllama.speculative.speculation import Speculation
         from pyllama.speculative.stats import Stats
 
-        n_draft = self._options.draft_max
-        of_types: dict[str, Mapping[str, Any]] = {
-            **self._options.ngram,
-            "prompt-lookup": {} if n_draft is None else {"num_pred_tokens": n_draft},
-            "suffix": {"is_tree": self._options.draft_branches > 1},
+        of_types: dict[str, dict[str, Any]] = {
+            name: {
+                argument: value
+                for argument, option in DRAFTERS[name].options.items()
+                if (value := getattr(self._options, option)) is not None
+            }
+            | dict(self._options.ngram.get(name, {}))
+            for name in names
         }
         if "ngram-cache" in names:
             n_vocab = context.model.tokenizer.n_vocab
             caches, self.cache_s = load_lookup_caches(self._options, n_vocab)
             self._dynamic = caches["dynamic"]
-            of_types["ngram-cache"] = {**caches, "n_draft": self.max_draft}
+            of_types["ngram-cache"] |= caches
         drafter = drafter_by_name(names, of_types, lambda: self._model_drafter(context))
         assert drafter is not None
         self.stats = Stats(",".join(names))
@@ -191,14 +196,14 @@ class Drafting:
         options = self._options
         sizes = replace(
             self._sizes,
-            ctx_size=options.ctx_size_draft or n_ctx or self._sizes.ctx_size,
-            cache_type_k=options.cache_type_k_draft,
-            cache_type_v=options.cache_type_v_draft,
+            n_ctx=options.ctx_size_draft or n_ctx or self._sizes.n_ctx,
+            type_k=options.cache_type_k_draft,
+            type_v=options.cache_type_v_draft,
         )
-        if options.threads_draft > 0:
-            sizes = replace(sizes, threads=options.threads_draft, threads_batch=-1)
+        if (n := options.threads_draft) > 0:
+            sizes = replace(sizes, n_threads=n, n_threads_batch=n)
         if options.threads_batch_draft > 0:
-            sizes = replace(sizes, threads_batch=options.threads_batch_draft)
+            sizes = replace(sizes, n_threads_batch=options.threads_batch_draft)
         return sizes
 
     def _self_draft(self, context: Context) -> Drafter:
@@ -267,15 +272,15 @@ def _draft_offload(options: SpeculativeOptions, target: OffloadOptions) -> Offlo
     """The devices of a draft model, within the target's memory budget."""
     from pyggml.backend.registry import HOST_BACKENDS, available
 
-    device, budget = options.device_draft or target.device, target.vram_budget
-    if budget is not None and len(budget) > 1 and device is not None:  # of other devices, in order
+    device, budget = options.device_draft or target.devices, target.vram_budget
+    if len(budget) > 1 and device is not None:  # of other devices, in order
         every = ",".join(name for name in available() if name not in HOST_BACKENDS)
-        names = [name.strip().lower() for name in (target.device or every).split(",")]
+        names = [name.strip().lower() for name in (target.devices or every).split(",")]
         of_name = dict(zip(names, budget, strict=False))
         budget = tuple(of_name.get(name.strip().lower(), 0.0) for name in device.split(","))
     return OffloadOptions(
-        device=device,
-        gpu_layers=options.gpu_layers_draft,
+        devices=device,
+        n_gpu_layers=options.gpu_layers_draft,
         vram_budget=budget,
         dry_run=target.dry_run,
     )
@@ -294,7 +299,7 @@ def _target_n_ctx(model: ModelOptions, wanted: ContextParams) -> int:
         return wanted.n_ctx
     from pyllama.runtime.model import Model
 
-    header = Model.load(model_path(model.model), vocab_only=True, kv_overrides=model.override_kv)
+    header = Model.load(model_path(model.model), vocab_only=True, kv_overrides=model.kv_overrides)
     return wanted.resolve(header.hparams).n_ctx
 
 

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import rows
+from pyllama.parameters.loading import FileParams
+
 from .offload import PlannedOffload, planned_offload
 from .options.hub import HubOptions
 from .options.kv_overrides import Value
@@ -85,40 +88,29 @@ def load_draft(
 
 
 def _header(options: ModelOptions) -> dict[str, Any]:
-    """The arguments of ``Model.load`` that change metadata and hyperparameters."""
-    return {
-        "kv_overrides": options.override_kv,
-        "sparse": options.sparse,
-        "sparse_threshold": options.sparse_threshold,
-    }
+    """The fields of `LoadOptions` that change metadata and hyperparameters."""
+    names = ("kv_overrides", "sparse", "sparse_threshold")
+    return {name: getattr(options, name) for name in names}
 
 
 def _load(
     path: Path, options: ModelOptions, planned: PlannedOffload, n_threads: int | None, label: str
 ) -> Model:
-    from pyllama.runtime.model import Model
+    from pyllama.runtime.model import LoadOptions, Model
 
     announce_compiles()
+    fields = {name: getattr(options, name) for name in rows(FileParams)}
+    how = LoadOptions(**fields, n_threads=n_threads, **planned.arguments)
     with progress_bar(label) as progress:
-        return Model.load(
-            path,
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
-            repack=not options.no_repack,
-            check_tensors=options.check_tensors,
-            n_threads=n_threads,
-            progress=progress,
-            **_header(options),
-            **planned.arguments,
-        )
+        return Model.load(path, how, progress=progress)
 
 
-def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = None) -> Model:
+def load_vocab(given: Path | None, kv_overrides: Mapping[str, Value] | None = None) -> Model:
     """Load and return a model with hyperparameters and tokenizer, but no weights."""
     path = model_path(given)
     from pyllama.runtime.model import Model
 
-    return Model.load(path, vocab_only=True, kv_overrides=override_kv)
+    return Model.load(path, vocab_only=True, kv_overrides=kv_overrides or {})
 
 
 def make_context(
@@ -136,12 +128,7 @@ def make_context(
     """
     from pyllama.runtime.context import Context
 
-    return Context(
-        model,
-        **vars(options.params(n_seq_max, unified, overrides)),
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-    )
+    return Context(model, options.params(n_seq_max, unified, overrides))
 
 
 def announce_compiles() -> None:

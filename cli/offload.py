@@ -109,7 +109,7 @@ def planned_offload(
             model.hparams,
             backends,
             params or ContextParams(),
-            repack=not options.no_repack,
+            repack=options.repack,
         )
         plan, neurons = planner.plan(offload), None
         where = _arguments(devices, params, plan.offload)
@@ -134,11 +134,11 @@ def _devices(given: OffloadOptions, *, is_draft: bool) -> Sequence[str | Backend
     """The devices asked for, or all GPUs found; a note if there is none for the given flags."""
     from pyllama.runtime.devices import CPU, gpu_devices, parse_devices, start_devices, why_no_gpu
 
-    if given.device is not None:
-        named = parse_devices(given.device)
+    if given.devices is not None:
+        named = parse_devices(given.devices)
         return [x if x == CPU else start_devices((x,), None)[0] for x in named]
-    found = gpu_devices() if given.gpu_layers != 0 else ()
-    flags = given.given()
+    found = gpu_devices() if given.n_gpu_layers != 0 else ()
+    flags = given.asked_for
     if not found and flags:
         names = ", ".join("-ngld" if is_draft and flag == "-ngl" else flag for flag in flags)
         verb = "are" if len(flags) > 1 else "is"

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import rows
+from pyllama.parameters.loading import FileParams
+
 from .loading import model_path
-from .options.options import ContextOptions, ModelOptions, Number
+from .options.options import ContextOptions, ModelOptions
+from .options.parameters import Number
 
 if TYPE_CHECKING:
     from pyllama.cluster.options import ReplicaOptions
@@ -55,18 +59,10 @@ def replica_options(
 
     of_model, sizes = ModelOptions.from_click(options), ContextOptions.from_click(options)
     offload = of_model.offload
-    given = [*offload.given(), *(["-dev"] if offload.device not in (None, "none") else [])]
+    given = [*offload.asked_for, *(["-dev"] if offload.devices not in (None, "none") else [])]
     if given:
         raise click.UsageError(f"{given[0]}: replicas compute on the CPU alone")
     path = model_path(of_model.model).resolve()
     context = {**vars(sizes.params(n_slots, unified=True)), "n_threads": threads}
-    loading = {
-        "use_mmap": of_model.use_mmap,
-        "use_mlock": of_model.use_mlock,
-        "repack": not of_model.no_repack,
-        "check_tensors": of_model.check_tensors,
-        "kv_overrides": of_model.override_kv,
-        "sparse": of_model.sparse,
-        "sparse_threshold": of_model.sparse_threshold,
-    }
+    loading = {name: getattr(of_model, name) for name in rows(FileParams)}
     return ReplicaOptions({path.name: str(path)}, server, context, loading)

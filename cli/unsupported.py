@@ -92,7 +92,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe",
     ),
     "there is no RPC backend": ("--rpc", "-rpc"),
-    "this is the default; -nr switches it off": ("--repack",),
     "a mapped file is read on demand, page by page; --no-mmap reads all of it": (
         "-lzm", "--lazy-mode",
     ),

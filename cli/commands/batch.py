@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options.options import INT32_MAX, ContextOptions, Number, context_options, model_options
+from ..options.options import ContextOptions, context_options, model_options
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import escape_option
-from ..options.sampling import SamplingOptions, sampling_options
+from ..options.sampling import sampling_options, sampling_params
 from ..output import note, progress_bar
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
 from ..tool import Program, version_option
@@ -60,7 +61,7 @@ def command(input: Path, output: Path, **options: Any) -> None:
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{MISSING} ({error.name} is missing)") from None
 
-    params = SamplingOptions.from_click(options).params()
+    params = sampling_params(options)
     threads = n_threads(ContextOptions.from_click(options), options["workers"])
     server = ServerOptions(sampling=params, n_predict=options["predict"], max_waiting=None)
     replica = replica_options(options, options["n_parallel"], threads, server)

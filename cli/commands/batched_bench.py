@@ -71,9 +71,9 @@ def command(
     from pyllama.bench.batched import batched_bench, required_cells
 
     sizes = ContextOptions.from_click(options)
-    if sizes.ctx_size == 0:
+    if sizes.n_ctx == 0:
         sizes = replace(
-            sizes, ctx_size=required_cells(max(npp), max(ntg), max(npl), pps and kv_unified)
+            sizes, n_ctx=required_cells(max(npp), max(ntg), max(npl), pps and kv_unified)
         )
     n_seq = max(npl)
     of_model = ModelOptions.from_click(options)

@@ -21,7 +21,8 @@ from ..loading import load_model
 from ..machine import machine_options
 from ..options.bench_lists import Lists, list_options
 from ..options.hub import hub_options
-from ..options.options import ModelOptions, Number, load_options, numa_option
+from ..options.options import ModelOptions, load_options, numa_option
+from ..options.parameters import Number
 from ..output import note, write
 from ..tables.bench import PRINTERS, Printer, comparison_table
 from ..tool import Program, ignored_option, version_option
@@ -116,7 +117,7 @@ def command(
     from pyllama.bench.bench import run_bench
 
     lists, loading = Lists.from_click(options), ModelOptions.from_click({**options, "model": None})
-    loaded = {"load_mode": options["load_mode"] or "auto", "repack": not options["no_repack"]}
+    loaded = {"load_mode": options["load_mode"] or "auto", "repack": loading.repack}
     cases = list(lists.cases())
     printers = _printers(options["output"], options["output_err"], lists.extra_fields())
     if not cases:

@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..help_pages import stack
-from ..options.options import (
-    INT32_MAX,
-    ContextOptions,
-    Group,
-    Number,
-    context_options,
-    keys_of,
-    model_options,
-)
+from ..options.options import ContextOptions, Group, context_options, keys_of, model_options
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import escape_option
-from ..options.sampling import SamplingOptions, sampling_options
+from ..options.sampling import sampling_options, sampling_params
 from ..output import note, write
 from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
 from ..tool import Program, version_option
@@ -81,7 +74,7 @@ class ApiOptions(Group):
             given = tuple(filter(None, (n.strip() for n in self.allowed_hosts.split(","))))
             names = None if "*" in given else given
         return ServerOptions(
-            sampling=SamplingOptions.from_click(options).params(),
+            sampling=sampling_params(options),
             n_predict=self.predict,
             api_keys=tuple(key for text in self.api_key for key in keys_of("--api-key", text)),
             allowed_hosts=names,

@@ -13,32 +13,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..conversation import converse, note_cache
 from ..drafting import Drafting, write_event
-from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options.conversation import ConversationOptions, conversation_options
 from ..options.grammar import GrammarOptions, grammar_options
-from ..options.options import (
-    INT32_MAX,
-    ContextOptions,
-    Group,
-    ModelOptions,
-    Number,
-    context_options,
-    model_options,
-)
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.parameters import from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
-from ..options.sampling import SamplingOptions, sampling_options
+from ..options.run import FILL, RunOptions, run_options
+from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, wants_color, write_raw
-from ..tool import Program, ignored_option, version_option
+from ..tool import Program, version_option
 
 if TYPE_CHECKING:
     from pyllama.engine import Engine, Lease, Request
@@ -46,75 +38,6 @@ if TYPE_CHECKING:
     from pyllama.grammar import Grammar
     from pyllama.runtime.context import Context
     from pyllama.sampling import SamplingParams
-
-FILL = -2  # --predict -2: generate until the context is full, without a context shift
-
-
-@dataclass(frozen=True)
-class RunOptions(Group):
-    """When to stop, what to show, and the prompt cache."""
-
-    predict: int
-    reverse_prompt: tuple[str, ...]
-    display_prompt: bool
-    special: bool
-    perf: bool
-    verbose: bool
-    color: str
-    prompt_cache: Path | None
-    prompt_cache_all: bool
-    prompt_cache_ro: bool
-
-
-run_options = stack(
-    click.option(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=Number(-2, INT32_MAX),
-        default=-1,
-        help="Number of tokens to generate. -1: until the end of text or a full context, -2: until "
-        "a full context, without context shift.",
-    ),
-    click.option(
-        "-r",
-        "--reverse-prompt",
-        multiple=True,
-        help="Stop generating at this text. Repeatable.",
-    ),
-    click.option(
-        "--display-prompt/--no-display-prompt",
-        default=True,
-        help="Print the prompt before the generated text.",
-    ),
-    click.option(
-        "--context-shift/--no-context-shift",
-        default=False,
-        help="When the context is full, discard half of it and continue, or stop.",
-    ),
-    click.option(
-        "--keep",
-        type=Number(-1, INT32_MAX),
-        default=0,
-        help="Number of prompt tokens that a context shift keeps. -1: all.",
-    ),
-    click.option(
-        "--prompt-cache",
-        type=click.Path(path_type=Path),
-        help="File to cache the prompt state in, for a faster start of the next run.",
-    ),
-    click.option(
-        "--prompt-cache-all", is_flag=True, help="Save the generated text to the cache as well."
-    ),
-    click.option("--prompt-cache-ro", is_flag=True, help="Read the prompt cache, never write it."),
-    click.option("-sp", "--special", is_flag=True, help="Print special tokens."),
-    click.option("--perf/--no-perf", default=True, help="Print timings at the end."),
-    click.option(
-        "-v", "--verbose", is_flag=True, help="Print the model and the parameters on stderr."
-    ),
-    ignored_option("--no-warmup", "--warmup"),
-    ignored_option("--log-disable"),
-)
 
 
 @click.command("completion", cls=Program)
@@ -136,9 +59,9 @@ def command(**options: Any) -> None:
 def generate(options: Mapping[str, Any]) -> None:
     """Complete a prompt or chat, as the values of the command's options say."""
     start = time.perf_counter()
-    run = RunOptions.from_click(options)
+    run = from_options(RunOptions, options, color=options["color"])
     prompt = PromptOptions.from_click(options).text() or ""
-    params = SamplingOptions.from_click(options).params()
+    params = sampling_params(options)
     grammar = GrammarOptions.from_click(options).parse()
     sizes = ContextOptions.from_click(options)
     talk = ConversationOptions.from_click(options)

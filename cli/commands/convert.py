@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from ..options.options import INT32_MAX, ByteCount, Number
+from ..options.options import ByteCount
+from ..options.parameters import INT32_MAX, Number
 from ..output import note, progress_bar, visible_logs, write_line
 from ..tool import Program, version_option
 

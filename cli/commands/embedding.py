@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options.options import (
-    ContextOptions,
-    ModelOptions,
-    Number,
-    context_options,
-    model_options,
-)
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
 from ..options.overrides import current_overrides
+from ..options.parameters import Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, visible, write
 from ..tool import Program, ignored_option, version_option
@@ -170,12 +165,12 @@ def _tokens(model: Model, texts: list[str], pair_separator: str | None) -> list[
 def _with_room(sizes: ContextOptions, lengths: list[int], causal: bool) -> ContextOptions:
     """The sizes with a context for all texts, if it is not given; texts are whole if they must."""
     longest = max(lengths)
-    if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=max(longest, min(sum(lengths), _CELLS), 1))
+    if sizes.n_ctx == 0:
+        sizes = replace(sizes, n_ctx=max(longest, min(sum(lengths), _CELLS), 1))
     if causal:
         return sizes
-    whole = min(max(longest, sizes.ubatch_size), sizes.ctx_size)
-    return replace(sizes, ubatch_size=whole, batch_size=max(whole, sizes.batch_size))
+    whole = min(max(longest, sizes.n_ubatch), sizes.n_ctx)
+    return replace(sizes, n_ubatch=whole, n_batch=max(whole, sizes.n_batch))
 
 
 def _embed(context: Context, tokens: list[list[int]], pooling: str) -> list[Floats]:

@@ -81,7 +81,7 @@ def command(
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise click.UsageError("the prompt is empty: give one with -p or -f")
-    sizes = replace(sizes, batch_size=max(sizes.batch_size, len(tokens)))
+    sizes = replace(sizes, n_batch=max(sizes.n_batch, len(tokens)))
     context = make_context(model, sizes)
     if len(tokens) > context.n_ctx:
         raise click.UsageError(

@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters.loading import MAX_THREADS
+
 from ..loading import load_model, model_path
-from ..options.options import (
-    INT32_MAX,
-    MAX_THREADS,
-    ModelOptions,
-    Number,
-    OffloadOptions,
-    model_option,
-)
+from ..options.options import ModelOptions, OffloadOptions, model_option
+from ..options.parameters import INT32_MAX, Number
 from ..options.sparse import sparse_options
 from ..output import write
 from ..tool import Program, version_option
@@ -106,8 +102,8 @@ def command(
     path = model_path(model)
     sparse = {name: choices[name] for name in ("sparse", "sparse_threshold")}
     if run:
-        on_cpu = OffloadOptions(device="none")  # runs of several devices have no trace
-        loading = ModelOptions(path, None, True, False, False, offload=on_cpu, **sparse)
+        on_cpu = OffloadOptions(devices="none")  # runs of several devices have no trace
+        loading = ModelOptions(model=path, offload=on_cpu, **sparse)
         drawn = _run(loading, tokens, depth, threads)
     else:
         from pyllama.inspect.graph_export import drawn_graph

@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options.options import (
-    INT32_MAX,
-    ContextOptions,
-    ModelOptions,
-    Number,
-    context_options,
-    model_options,
-)
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write, write_line
 from ..paths import writable
@@ -61,7 +55,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.option("--show-statistics", is_flag=True, help="Print statistics of --in-file, and exit.")
 @model_options
 @escape_option(default=False)
-@context_options(ctx_size=512)
+@context_options(n_ctx=512)
 @ignored_option("--output-format", takes_value=True, why="the output is always GGUF")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
@@ -71,7 +65,7 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
     from pyllama.quantize import read_importance, write_importance
 
     before = [read_importance(path) for path in in_file]
-    chunk_size = next((i.chunk_size for i in before if i.chunk_size), options["ctx_size"])
+    chunk_size = next((i.chunk_size for i in before if i.chunk_size), options["n_ctx"])
     collector = Collector(chunk_size, process_output=options["process_output"])
     for importance in before:
         collector.importance.add(importance)

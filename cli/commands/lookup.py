@@ -23,7 +23,8 @@ import click
 from ..drafting import Drafting, load_lookup_caches
 from ..loading import load_vocab
 from ..options.kv_overrides import override_kv_option
-from ..options.options import INT32_MAX, Number, model_option
+from ..options.options import model_option
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.speculative import (
     SpeculativeOptions,
@@ -93,7 +94,7 @@ def _encoded(options: dict[str, Any]) -> tuple[Model, list[int]]:
     text = PromptOptions.from_click(options).text()
     if not text:
         raise click.UsageError("there is no text: give it with -p or -f")
-    model = load_vocab(options["model"], options["override_kv"])
+    model = load_vocab(options["model"], options["kv_overrides"])
     return model, model.tokenizer.encode(text, add_special=True, parse_special=True)
 
 

@@ -19,16 +19,15 @@ from ..drafting import Drafting, drafted_text
 from ..loading import load_model, make_context
 from ..options.grammar import GrammarOptions, grammar_options
 from ..options.options import (
-    INT32_MAX,
     ContextOptions,
     ModelOptions,
-    Number,
     context_options,
     kv_unified_option,
     model_options,
 )
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
-from ..options.sampling import SamplingOptions, sampling_options
+from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
 from ..tool import Program, ignored_option, version_option
@@ -92,7 +91,7 @@ def command(
         raise click.UsageError("there is no prompt: give one with -p or -f")
     total = n_sequences or len(prompts)
     sizes = ContextOptions.from_click(options)
-    params = SamplingOptions.from_click(options).params()
+    params = sampling_params(options)
     grammar = GrammarOptions.from_click(options).parse()
     text_params = [params.for_text(i) for i in range(total)]
     of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
@@ -102,8 +101,8 @@ def command(
         model = load_model(of_model, cells, sizes.n_threads, drafting.reserved)
         tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
         ids = [tokens[i % len(tokens)] for i in range(total)]
-        if sizes.ctx_size == 0:
-            sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
+        if sizes.n_ctx == 0:
+            sizes = replace(sizes, n_ctx=_cells(ids, n_seq, predict, kv_unified))
         context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
         from pyllama.engine.generate import run_many
 

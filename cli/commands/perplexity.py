@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options.options import (
-    INT32_MAX,
-    ContextOptions,
-    ModelOptions,
-    Number,
-    context_options,
-    model_options,
-)
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
 from ..tables.kl import HEADER, chunk_line, statistics
@@ -78,7 +72,7 @@ _CTX_STEP = 256  # llama.cpp rounds the size of a context up to a multiple, that
 )
 @model_options
 @escape_option(default=False)
-@context_options(ctx_size=512)
+@context_options(n_ctx=512)
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
 def command(
@@ -130,9 +124,9 @@ def command(
 def _context(options: dict[str, Any], stride: int = 0) -> Context:
     """The context; for strided perplexity of llama.cpp's size, half a stride more and rounded."""
     sizes = ContextOptions.from_click(options)
-    if stride and sizes.ctx_size:
-        rounded = -(-(sizes.ctx_size + stride // 2) // _CTX_STEP) * _CTX_STEP
-        sizes = replace(sizes, ctx_size=rounded)
+    if stride and sizes.n_ctx:
+        rounded = -(-(sizes.n_ctx + stride // 2) // _CTX_STEP) * _CTX_STEP
+        sizes = replace(sizes, n_ctx=rounded)
     model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     return make_context(model, sizes)
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters.loading import MAX_THREADS
+
 from ..options.kv_overrides import override_kv_option
-from ..options.options import MAX_THREADS, Number
+from ..options.parameters import Number
 from ..output import note, progress_bar, write, write_line
 from ..paths import read_text
 from ..tool import Program, ignored_option, version_option
@@ -126,7 +128,7 @@ def _options(n_threads: int | None, options: dict[str, Any]) -> QuantizeOptions:
         allow_requantize=options["allow_requantize"],
         keep_split=options["keep_split"],
         prune_layers=options["prune_layers"],
-        overrides=options["override_kv"],
+        overrides=options["kv_overrides"],
         importance=importance,
         imatrix_file=str(options["imatrix"] or ""),
         n_threads=n_threads,

@@ -22,11 +22,12 @@ from ..options.conversation import conversation_options
 from ..options.grammar import grammar_options
 from ..options.hub import HubOptions
 from ..options.options import context_options, load_options
+from ..options.run import run_options
 from ..options.sampling import sampling_options
 from ..options.speculative import speculative_options
 from ..paths import MAX_TEXT_BYTES
 from ..tool import Program, version_option
-from .completion import generate, run_options
+from .completion import generate
 
 _DEMO = "demo"
 _HUB_HOST = re.compile(r"(https://)?(hf\.co|huggingface\.co)/")

@@ -20,16 +20,10 @@ from ..drafting import Drafting, write_event
 from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options.grammar import GrammarOptions, grammar_options
-from ..options.options import (
-    INT32_MAX,
-    ContextOptions,
-    ModelOptions,
-    Number,
-    context_options,
-    model_options,
-)
+from ..options.options import ContextOptions, ModelOptions, context_options, model_options
+from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
-from ..options.sampling import SamplingOptions, sampling_options
+from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import color_option, note, wants_color, write_raw
 from ..tool import Program, ignored_option, version_option
@@ -96,7 +90,7 @@ def complete(
     prompt = PromptOptions.from_click(options).text()
     if not prompt:
         raise click.UsageError("there is no prompt: give one with -p or -f")
-    params = SamplingOptions.from_click(options).params()
+    params = sampling_params(options)
     grammar = GrammarOptions.from_click(options).parse()
     sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
     with Drafting(drafts, of_model, sizes, params) as drafting:

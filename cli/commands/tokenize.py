@@ -44,7 +44,7 @@ def command(
     source = PromptOptions.from_click(options)
     if stdin + (source.prompt is not None) + (source.file is not None) != 1:
         raise click.UsageError("give the text with exactly one of -p, -f and --stdin")
-    tokenizer = load_vocab(model, options["override_kv"]).tokenizer
+    tokenizer = load_vocab(model, options["kv_overrides"]).tokenizer
     text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
     assert text is not None
     tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=not no_parse_special)

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters.loading import CACHE_TYPES, MAX_THREADS
+
 from ..help_pages import stack
 from ..output import note
-from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group
+from .options import Group
+from .parameters import INT32_MAX
 
 if TYPE_CHECKING:
     from pyllama.bench.bench import BenchCase

@@ -12,16 +12,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
+
+from pyllama.parameters import Flags, row, rows
+from pyllama.parameters.generation import REASONING_FORMATS, ChatParams
 
 from ..help_pages import stack
 from ..output import color_option, note
 from ..paths import read_text
 from ..tool import ignored_option
-from .options import INT32_MAX, Group, Number
+from .parameters import from_options, parameter_options
 from .prompt import process_escapes
+from .run import RunOptions
 
 if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
@@ -35,53 +39,67 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-@dataclass(frozen=True)
-class ConversationOptions(Group):
-    """Options of a conversation. ``conversation`` None: decided by the model and the terminal.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ConversationOptions(RunOptions, ChatParams):
+    """Options of a conversation. ``conversation`` None: decided by the model and the terminal."""
 
-    The fields from ``reverse_prompt`` on are declared by other option groups.
-    """
+    conversation: bool | None = row(
+        None,
+        "Chat with the model in its chat format, or complete the prompt.  [default: chat, if the "
+        "model has a chat template and stdin and stdout are a terminal]",
+        Flags("-cnv/-no-cnv", "--conversation/--no-conversation"),
+    )
+    single_turn: bool = row(False, "Exit after one reply.", Flags("-st", "--single-turn"))
+    system_prompt: str | None = row(None, "System prompt.", Flags("-sys", "--system-prompt"))
+    system_prompt_file: Path | None = row(
+        None, "File that contains the system prompt.", Flags("-sysf", "--system-prompt-file")
+    )
+    interactive: bool = row(
+        False,
+        "Interactive mode: continue one text; at a -r text the model waits for your input.",
+        Flags("-i", "--interactive"),
+    )
+    interactive_first: bool = row(
+        False,
+        "Interactive mode that waits for your input first.",
+        Flags("-if", "--interactive-first"),
+    )
+    multiline_input: bool = row(
+        False,
+        r"Enter starts a new line; a line that ends in \ sends the message.",
+        Flags("-mli", "--multiline-input"),
+    )
+    in_prefix: str = row(
+        "", "Text before each input; replaces the chat template.", Flags("--in-prefix")
+    )
+    in_prefix_bos: bool = row(
+        False, "Put a BOS token before --in-prefix.", Flags("--in-prefix-bos")
+    )
+    in_suffix: str = row(
+        "", "Text after each input; replaces the chat template.", Flags("--in-suffix")
+    )
+    simple_io: bool = row(False, "Disable line editing and history.", Flags("--simple-io"))
+    reasoning_format: str = row(
+        "auto",
+        "none prints the reasoning as part of the reply, the others mark it as reasoning and leave "
+        "later turns without it, if the chat template does.",
+        Flags("--reasoning-format", choices=REASONING_FORMATS),
+    )
+    reasoning_effort: str = row(
+        "default",
+        "Level of reasoning for the chat template, such as low, medium or high.",
+        Flags("--reasoning-effort", metavar="LEVEL"),
+    )
+    escape: bool = True  # of `escape_option`
 
-    conversation: bool | None
-    single_turn: bool
-    interactive: bool
-    interactive_first: bool
-    system_prompt: str | None
-    system_prompt_file: Path | None
-    in_prefix: str
-    in_prefix_bos: bool
-    in_suffix: str
-    multiline_input: bool
-    color: str
-    simple_io: bool
-    chat_template: str | None
-    chat_template_file: Path | None
-    chat_template_kwargs: Mapping[str, Any]
-    reasoning: str
-    reasoning_format: str
-    reasoning_effort: str
-    reasoning_budget: int
-    reasoning_budget_message: str
-    reverse_prompt: tuple[str, ...]
-    predict: int
-    special: bool
-    display_prompt: bool
-    perf: bool
-    escape: bool
-    context_shift: bool
-    keep: int
-    prompt_cache: Path | None
-    prompt_cache_all: bool
-    prompt_cache_ro: bool
+    @classmethod
+    def from_click(cls, options: Mapping[str, Any]) -> Self:
+        """Return an instance filled from click's values."""
+        return from_options(cls, options, color=options["color"], escape=options["escape"])
 
     def __post_init__(self) -> None:
-        for flag, text, file in (
-            ("-sys", self.system_prompt, self.system_prompt_file),
-            ("--chat-template", self.chat_template, self.chat_template_file),
-        ):
-            if text is not None and file is not None:
-                raise click.UsageError(f"give {flag} as text or as a file, not both")
-
+        _check_one("-sys", self.system_prompt, self.system_prompt_file)
+        _check_one("--chat-template", self.chat_template, self.chat_template_file)
         if self.prompt_cache_all and (self.interactive or self.interactive_first):
             raise click.UsageError("--prompt-cache-all cannot be used with -i or -if")
 
@@ -122,12 +140,8 @@ class ConversationOptions(Group):
 
     def template_values(self) -> dict[str, Any]:
         """Return the variables for the chat template."""
-        values: dict[str, Any] = {}
-        if self.reasoning != "auto":
-            values["enable_thinking"] = self.reasoning == "on"
-        if self.reasoning_effort != "default":
-            values["reasoning_effort"] = self.reasoning_effort
-        return {**values, **self.chat_template_kwargs}
+        effort = {"reasoning_effort": self.reasoning_effort}
+        return (effort if self.reasoning_effort != "default" else {}) | template_values(self)
 
     def between(self) -> tuple[str, str]:
         """Return the texts before and after each message of the user."""
@@ -146,11 +160,23 @@ class ConversationOptions(Group):
             return read_text(self.system_prompt_file).removesuffix("\n")
         return self._read(self.system_prompt or "")
 
-    def template(self) -> str | None:
-        """Return the name or source of the requested chat template, None for the model's own."""
-        if self.chat_template_file is not None:
-            return read_text(self.chat_template_file)
-        return self.chat_template
+
+def template(chat: ChatParams) -> str | None:
+    """Return the name or source of the requested chat template, None for the model's own."""
+    _check_one("--chat-template", chat.chat_template, chat.chat_template_file)
+    file = chat.chat_template_file
+    return chat.chat_template if file is None else read_text(file)
+
+
+def _check_one(flag: str, text: str | None, file: Path | None) -> None:
+    if text is not None and file is not None:
+        raise click.UsageError(f"give {flag} as text or as a file, not both")
+
+
+def template_values(chat: ChatParams) -> dict[str, Any]:
+    """Return the variables for the chat template."""
+    on = {} if chat.reasoning == "auto" else {"enable_thinking": chat.reasoning == "on"}
+    return {**on, **chat.chat_template_kwargs}
 
 
 def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
@@ -166,106 +192,24 @@ def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -
     return values
 
 
-conversation_options = stack(
-    click.option(
-        "-cnv/-no-cnv",
-        "--conversation/--no-conversation",
-        "conversation",
-        default=None,
-        help="Chat with the model in its chat format, or complete the prompt.  [default: chat, if "
-        "the model has a chat template and stdin and stdout are a terminal]",
+_REASONING = ("reasoning", "reasoning_budget", "reasoning_message")
+chat_options = stack(
+    parameter_options(
+        ChatParams, but=_REASONING, callbacks={"--chat-template-kwargs": json_object}
     ),
-    click.option("-st", "--single-turn", is_flag=True, help="Exit after one reply."),
-    click.option("-sys", "--system-prompt", help="System prompt."),
-    click.option(
-        "-sysf",
-        "--system-prompt-file",
-        type=click.Path(path_type=Path),
-        help="File that contains the system prompt.",
-    ),
-    click.option(
-        "-i",
-        "--interactive",
-        is_flag=True,
-        help="Interactive mode: continue one text; at a -r text the model waits for your input.",
-    ),
-    click.option(
-        "-if",
-        "--interactive-first",
-        is_flag=True,
-        help="Interactive mode that waits for your input first.",
-    ),
-    click.option(
-        "-mli",
-        "--multiline-input",
-        is_flag=True,
-        help=r"Enter starts a new line; a line that ends in \ sends the message.",
-    ),
-    click.option(
-        "--in-prefix",
-        default="",
-        help="Text before each input; replaces the chat template.",
-    ),
-    click.option("--in-prefix-bos", is_flag=True, help="Put a BOS token before --in-prefix."),
-    click.option(
-        "--in-suffix",
-        default="",
-        help="Text after each input; replaces the chat template.",
-    ),
-    color_option,
-    click.option("--simple-io", is_flag=True, help="Disable line editing and history."),
-    click.option(
-        "--chat-template",
-        metavar="NAME|JINJA",
-        help="Chat template: a name of llama.cpp's (chatml, llama3, gemma, ...) or Jinja text.",
-    ),
-    click.option(
-        "--chat-template-file",
-        type=click.Path(path_type=Path),
-        help="File that contains the chat template.",
-    ),
-    click.option(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        callback=json_object,
-        help='Variables for the chat template, such as {"enable_thinking": false}.',
-    ),
-    stack(
-        click.option(
-            "-rea",
-            "--reasoning",
-            type=click.Choice(["on", "off", "auto"]),
-            default="auto",
-            help="Whether the model reasons before it replies, if its template has the choice.",
-        ),
-        click.option(
-            "--reasoning-format",
-            type=click.Choice(["none", "auto", "deepseek", "deepseek-legacy"]),
-            default="auto",
-            help="none prints the reasoning as part of the reply, the others mark it as reasoning "
-            "and leave later turns without it, if the chat template does.",
-        ),
-        click.option(
-            "--reasoning-effort",
-            metavar="LEVEL",
-            default="default",
-            help="Level of reasoning for the chat template, such as low, medium or high.",
-        ),
-        click.option(
-            "--reasoning-budget",
-            type=Number(-1, INT32_MAX),
-            default=-1,
-            help="Maximum number of tokens of the reasoning. -1: no limit, 0: none.",
-        ),
-        click.option(
-            "--reasoning-budget-message",
-            metavar="TEXT",
-            default="",
-            help="Text before the end of the reasoning when its budget is spent.",
-        ),
-        section="Reasoning",
-    ),
+    parameter_options(ChatParams, only=_REASONING, section="Reasoning"),
     ignored_option("--jinja"),
     ignored_option("--no-jinja", why="chat templates are always run as Jinja"),
+)
+"""The rows of `ChatParams`."""
+
+_OWN_REASONING = ("reasoning_format", "reasoning_effort")
+conversation_options = stack(
+    parameter_options(
+        ConversationOptions, but=(*rows(RunOptions), *rows(ChatParams), *_OWN_REASONING)
+    ),
+    color_option,
+    chat_options,
+    parameter_options(ConversationOptions, only=_OWN_REASONING, section="Reasoning"),
     section="Conversation",
 )

@@ -10,9 +10,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable
-from typing import Any
 
 import click
+
+from pyllama.parameters.loading import FileParams
+
+from .parameters import parameter_options
 
 Value = bool | int | float | str
 _TRUTH = {"true": True, "false": False}
@@ -48,13 +51,7 @@ def parse_overrides(
     return found
 
 
-def override_kv_option(function: Any) -> Any:
-    """``--override-kv``."""
-    return click.option(
-        "--override-kv",
-        multiple=True,
-        callback=parse_overrides,
-        metavar="KEY=TYPE:VALUE",
-        help="Override a value of the model's metadata; TYPE is int, float, bool or str. "
-        "Repeatable, or a list separated by commas.",
-    )(function)
+override_kv_option = parameter_options(
+    FileParams, only=("kv_overrides",), callbacks={"--override-kv": parse_overrides}
+)
+"""``--override-kv``."""

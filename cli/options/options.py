@@ -22,14 +22,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import click
 
+from pyllama.parameters import Flags, row, rows
+from pyllama.parameters.loading import ContextSizes, DeviceParams, FileParams
+
 from ..help_pages import stack
 from ..machine import machine_options
 from ..output import note
 from ..tool import ignored_option
 from ..unsupported import OP_OFFLOAD
 from .hub import hub_options
-from .kv_overrides import Value, override_kv_option
+from .kv_overrides import parse_overrides
 from .overrides import current_overrides, override_options
+from .parameters import from_options, parameter_options
 from .sparse import sparse_options
 
 if TYPE_CHECKING:
@@ -38,9 +42,6 @@ if TYPE_CHECKING:
     from pyllama.runtime.params import ContextParams
 
 F = TypeVar("F", bound=Callable[..., Any])
-INT32_MAX = 2**31 - 1
-MAX_THREADS = 1024
-CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # KV_TYPES
 _EXPERTS = r"\.ffn_(up|down|gate)_exps"  # names of weights of experts
 _DENSE = r"\.ffn_(up|down|down_t|gate)\."
 
@@ -58,35 +59,6 @@ def keys_of(flag: str, text: str) -> tuple[str, ...]:
             "without keys"
         )
     return keys
-
-
-class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A finite number in a range: an integer, or a float with ``kind=float``."""
-
-    name = "N"
-
-    def __init__(
-        self, minimum: float = -math.inf, maximum: float = math.inf, *, kind: type = int
-    ) -> None:
-        self.minimum, self.maximum, self.kind = minimum, maximum, kind
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | float:
-        """Return the number. NaN and infinity are refused, which a range alone would not do."""
-        try:
-            number: int | float = self.kind(value)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a {self._expected()}.", param, ctx)
-        if not (self.minimum <= number <= self.maximum and math.isfinite(number)):
-            self.fail(f"{value} is not a {self._expected()}.", param, ctx)
-        return number
-
-    def _expected(self) -> str:
-        kind = "whole number" if self.kind is int else "finite number"
-        if self.maximum == math.inf:
-            return kind if self.minimum == -math.inf else f"{kind} of at least {self.minimum:g}"
-        return f"{kind} from {self.minimum:.10g} to {self.maximum:.10g}"
 
 
 class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -113,11 +85,6 @@ class Group:
     def from_click(cls, options: Mapping[str, Any]) -> Self:
         """Return an instance filled from click's values."""
         return cls(**{f.name: options[f.name] for f in fields(cls)})  # type: ignore[arg-type]
-
-
-def _threads(*flags: str, help: str) -> Callable[[F], F]:
-    kind = Number(-1, MAX_THREADS)
-    return click.option(*flags, type=kind, default=-1, help=help)
 
 
 class GpuLayers(click.ParamType[int | Literal["auto"]]):
@@ -185,24 +152,50 @@ def _overrides(
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class OffloadOptions(Group):
-    """Devices of a model and what goes there; None: not given."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OffloadOptions(DeviceParams):
+    """Devices of a model and what goes there."""
 
-    device: str | None = None
-    gpu_layers: int | Literal["auto"] | None = None
-    main_gpu: int | None = None
-    split_mode: str = "layer"
-    tensor_split: tuple[float, ...] | None = None
-    override_tensor: tuple[tuple[str, str], ...] = ()
-    cpu_moe: bool = False
-    n_cpu_moe: int = 0
-    n_cpu_ffn: int = 0
-    vram_budget: tuple[float, ...] | None = None
-    gpu_index: Path | None = None
-    reset_gpu_index: bool = False
-    disable_gpu_index: bool = False
-    dry_run: bool = False
+    cpu_moe: bool = row(
+        False, "Keep the experts of all layers on the CPU.", Flags("-cmoe", "--cpu-moe")
+    )
+    n_cpu_moe: int = row(
+        0,
+        "Keep the experts of the first N layers on the CPU.",
+        Flags("-ncmoe", "--n-cpu-moe", high=4096),
+    )
+    n_cpu_ffn: int = row(
+        0,
+        "Keep the dense FFN weights of the first N layers on the CPU.",
+        Flags("-ncffn", "--n-cpu-ffn", high=4096),
+    )
+    gpu_index: Path | None = row(
+        None,
+        "Put the neurons listed in this .gpuidx file on the GPU; it is only read.",
+        Flags("--gpu-index"),
+    )
+    reset_gpu_index: bool = row(
+        False,
+        "Choose the neurons for the GPU again, and rewrite MODEL.generated.gpuidx.",
+        Flags("--reset-gpu-index"),
+    )
+    disable_gpu_index: bool = row(
+        False,
+        "Put only dense tensors of a sparse model on the GPU, no neurons.",
+        Flags("--disable-gpu-index"),
+    )
+    dry_run: bool = row(
+        False,
+        "Print what would be on which device, with bytes, and exit; loads no weights.",
+        Flags("--dry-run"),
+    )
+
+    @property
+    def asked_for(self) -> list[str]:
+        """The given flags that have no effect without a GPU."""
+        found = rows(type(self))
+        changed = [n for n in _GPU_ONLY if getattr(self, n) not in (found[n].default, 0, "auto")]
+        return [found[name].flags[0].names[0] for name in changed]
 
     def offload(self) -> Offload:
         """Return the library's form. Raises: BackendError."""
@@ -212,148 +205,48 @@ class OffloadOptions(Group):
         patterns += [rf"blk\.{i}{_EXPERTS}" for i in range(self.n_cpu_moe)]
         patterns += [rf"blk\.{i}{_DENSE}" for i in range(self.n_cpu_ffn)]
         return Offload(
-            "auto" if self.gpu_layers is None else self.gpu_layers,
-            self.main_gpu or 0,
+            "auto" if self.n_gpu_layers is None else self.n_gpu_layers,
+            self.main_gpu,
             self.split_mode,
-            self.tensor_split or (),
+            self.tensor_split,
             (*self.override_tensor, *((pattern, CPU) for pattern in patterns)),
-            tuple(int(gib * 2**30) for gib in self.vram_budget or ()),
+            tuple(int(gib * 2**30) for gib in self.vram_budget),
         )
 
-    def given(self) -> list[str]:
-        """Return the given flags that have no effect without a GPU."""
-        flags = {
-            "-ngl": self.gpu_layers not in (None, 0, "auto"),
-            "-mg": self.main_gpu is not None,
-            "-sm": self.split_mode != "layer",
-            "-ts": self.tensor_split is not None,
-            "--vram-budget": self.vram_budget is not None,
-            "--gpu-index": self.gpu_index is not None,
-            "--reset-gpu-index": self.reset_gpu_index,
-            "--disable-gpu-index": self.disable_gpu_index,
-        }
-        return [flag for flag, is_given in flags.items() if is_given]
+
+_GPU_ONLY = (
+    "n_gpu_layers", "main_gpu", "split_mode", "tensor_split", "vram_budget", "gpu_index",
+    "reset_gpu_index", "disable_gpu_index",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ModelOptions(Group):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModelOptions(FileParams):
     """Which model to load, and how. ``model`` None is the demo model."""
 
     model: Path | None
-    load_mode: str | None
-    mmap: bool
-    mlock: bool
-    no_repack: bool
-    override_kv: Mapping[str, Value] = field(default_factory=dict)
-    check_tensors: bool = False
-    sparse: str = "auto"
-    sparse_threshold: float | None = None
     offload: OffloadOptions = field(default_factory=OffloadOptions)
 
     @classmethod
     def from_click(cls, options: Mapping[str, Any]) -> Self:
-        """Return an instance filled from click's values."""
-        return super().from_click({**options, "offload": OffloadOptions.from_click(options)})
-
-    @property
-    def use_mmap(self) -> bool:
-        return self.mmap if self.load_mode in (None, "auto") else "mmap" in self.load_mode
-
-    @property
-    def use_mlock(self) -> bool:
-        return self.mlock if self.load_mode in (None, "auto") else "mlock" in self.load_mode
+        """Return an instance filled from click's values; --load-mode replaces --mmap, --mlock."""
+        mode, modes = options["load_mode"], {}
+        if mode not in (None, "auto"):
+            modes = {"use_mmap": "mmap" in mode, "use_mlock": "mlock" in mode}
+        offload = from_options(OffloadOptions, options)
+        return from_options(cls, {**options, **modes}, model=options["model"], offload=offload)
 
 
-offload_options = stack(
-    click.option(
-        "-dev",
-        "--device",
-        metavar="DEV,...",
-        help="Devices to offload to, in order of preference; the CPU computes the rest. none: only "
-        "the CPU. See --list-devices.  [default: all GPUs]",
-    ),
-    click.option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=GpuLayers(),
-        help="Layers to offload, counted from the last with the output as one: a number, all, or "
-        "auto for as many as fit into the free memory less 1 GiB.  [default: auto]",
-    ),
-    click.option(
-        "-sm",
-        "--split-mode",
-        default="layer",
-        callback=_split_mode,
-        metavar="MODE",
-        help="layer: divide the layers and their KV cache among the GPUs. none: use one GPU.",
-    ),
-    click.option(
-        "-mg",
-        "--main-gpu",
-        type=Number(-1, 1 << 16),
-        help="Number of the GPU to use with --split-mode none.  [default: 0]",
-    ),
-    click.option(
-        "-ts",
-        "--tensor-split",
-        type=Numbers(),
-        help="Proportions of the layers on each GPU, such as 3,1.  [default: free memory]",
-    ),
-    click.option(
-        "-ot",
-        "--override-tensor",
-        multiple=True,
-        callback=_overrides,
-        metavar="REGEX=DEV,...",
-        help="Put the tensors whose names contain a match on a device. Repeatable; the first match "
-        "decides.",
-    ),
-    click.option("-cmoe", "--cpu-moe", is_flag=True, help="Keep the experts of all layers on the "
-                 "CPU."),
-    click.option(
-        "-ncmoe",
-        "--n-cpu-moe",
-        type=Number(0, 4096),
-        default=0,
-        help="Keep the experts of the first N layers on the CPU.",
-    ),
-    click.option(
-        "-ncffn",
-        "--n-cpu-ffn",
-        type=Number(0, 4096),
-        default=0,
-        help="Keep the dense FFN weights of the first N layers on the CPU.",
-    ),
-    click.option(
-        "--vram-budget",
-        type=Numbers(),
-        metavar="GIB,...",
-        help="GPU memory that may be used, in GiB, of all GPUs or of each. Of a ReLU model with "
-        "sparse inference, dense tensors go to the GPU first, then the most active neurons.",
-    ),
-    click.option(
-        "--gpu-index",
-        type=click.Path(path_type=Path),
-        help="Put the neurons listed in this .gpuidx file on the GPU; it is only read.",
-    ),
-    click.option(
-        "--reset-gpu-index",
-        is_flag=True,
-        help="Choose the neurons for the GPU again, and rewrite MODEL.generated.gpuidx.",
-    ),
-    click.option(
-        "--disable-gpu-index",
-        is_flag=True,
-        help="Put only dense tensors of a sparse model on the GPU, no neurons.",
-    ),
-    click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Print what would be on which device, with bytes, and exit; loads no weights.",
-    ),
+offload_options = parameter_options(
+    OffloadOptions,
+    callbacks={"--split-mode": _split_mode, "--override-tensor": _overrides},
+    types={
+        "--n-gpu-layers": GpuLayers(),
+        "--tensor-split": Numbers(),
+        "--vram-budget": Numbers(),
+    },
     section="GPU",
-)  # fmt: skip
+)
 
 model_option = stack(
     click.option(
@@ -374,24 +267,10 @@ load_options = stack(
         type=click.Choice(["auto", "none", "mmap", "mlock", "mmap+mlock"]),
         help="How to load the file. auto: as --mmap and --mlock say.",
     ),
-    click.option(
-        "--mmap/--no-mmap",
-        default=True,
-        help="Memory-map the file, or read it into memory. Truncating a mapped file kills the "
-        "process (SIGBUS).",
-    ),
-    click.option("--mlock", is_flag=True, help="Lock the model in RAM, so that it is not swapped."),
-    click.option(
-        "-nr",
-        "--no-repack",
-        is_flag=True,
-        help="Do not repack weights for this CPU: faster loading, slower inference.",
-    ),
-    override_kv_option,
-    click.option(
-        "--check-tensors",
-        is_flag=True,
-        help="Check the weights for NaN, infinity and invalid scales while loading.",
+    parameter_options(
+        FileParams,
+        but=("sparse", "sparse_threshold"),
+        callbacks={"--override-kv": parse_overrides},
     ),
     sparse_options,
     offload_options,
@@ -401,47 +280,29 @@ load_options = stack(
 model_options = stack(model_option, load_options)
 
 
-@dataclass(frozen=True)
-class ContextOptions(Group):
-    """Sizes and threads of a context. ``ctx_size`` 0: the model's; threads -1: automatic."""
+@dataclass(frozen=True, eq=False, repr=False)
+class ContextOptions(ContextSizes):
+    """Sizes and threads of a context, with types of the cache by name."""
 
-    ctx_size: int
-    batch_size: int
-    ubatch_size: int
-    threads: int
-    threads_batch: int
-    cache_type_k: str
-    cache_type_v: str
-    swa_full: bool
-    kv_offload: bool
+    @classmethod
+    def from_click(cls, options: Mapping[str, Any]) -> Self:
+        """Return an instance filled from click's values."""
+        threads = options["n_threads"] if options["n_threads"] > 0 else None
+        batch = options["n_threads_batch"] if options["n_threads_batch"] > 0 else threads
+        return from_options(cls, {**options, "n_threads": threads, "n_threads_batch": batch})
 
     def params(
         self, n_seq_max: int = 1, unified: bool = True, overrides: Overrides | None = None
     ) -> ContextParams:
         """Return the library's form; ``overrides`` None: those of the command line."""
-        from pyggml.dtype import GGMLType
         from pyllama.runtime.params import ContextParams
 
         return ContextParams(
-            n_ctx=self.ctx_size,
-            n_batch=self.batch_size,
-            n_ubatch=self.ubatch_size,
+            **vars(self),
             n_seq_max=n_seq_max,
-            type_k=GGMLType[self.cache_type_k.upper()],
-            type_v=GGMLType[self.cache_type_v.upper()],
             unified=unified,
-            swa_full=self.swa_full,
-            offload_kqv=self.kv_offload,
             overrides=current_overrides() if overrides is None else overrides,
         )
-
-    @property
-    def n_threads(self) -> int | None:
-        return self.threads if self.threads > 0 else None
-
-    @property
-    def n_threads_batch(self) -> int | None:
-        return self.threads_batch if self.threads_batch > 0 else self.n_threads
 
 
 numa_option = ignored_option("--numa", takes_value=True, why="start the process with numactl(8)")
@@ -452,43 +313,12 @@ def _flash_attn(ctx: click.Context, param: click.Parameter, value: str) -> None:
         note("-fa off is ignored: attention is always fused")
 
 
-def context_options(ctx_size: int = 0) -> Callable[[F], F]:
-    """Return the decorator of the context options; ``ctx_size`` is the tool's default."""
-    positive = Number(1, INT32_MAX)
+def context_options(n_ctx: int = 0) -> Callable[[F], F]:
+    """Return the decorator of the context options; ``n_ctx`` is the tool's default."""
+    cpu, gpu = ("n_threads", "n_threads_batch"), ("offload_kqv",)
     return stack(
-        click.option(
-            "-c",
-            "--ctx-size",
-            type=Number(0, INT32_MAX),
-            default=ctx_size,
-            help="Size of the context in tokens. 0: the model's training context.",
-        ),
-        click.option(
-            "-b",
-            "--batch-size",
-            type=positive,
-            default=2048,
-            help="Logical batch size: maximum number of tokens per decode call.",
-        ),
-        click.option(
-            "-ub",
-            "--ubatch-size",
-            type=positive,
-            default=512,
-            help="Physical batch size: maximum number of tokens per graph; limits the memory for "
-            "activations.",
-        ),
-        stack(
-            _threads(
-                "-t",
-                "--threads",
-                help="Threads for generation. -1: min(affinity, cgroup quota, physical cores).",
-            ),
-            _threads(
-                "-tb", "--threads-batch", help="Threads for prompt processing. -1: same as -t."
-            ),
-            section="CPU",
-        ),
+        parameter_options(ContextSizes, only=("n_ctx", "n_batch", "n_ubatch"), n_ctx=n_ctx),
+        parameter_options(ContextSizes, only=cpu, section="CPU"),
         click.option(
             "-fa",
             "--flash-attn",
@@ -500,38 +330,9 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             callback=_flash_attn,
             help="Flash attention. It is always on; off is ignored with a note.",
         ),
-        click.option(
-            "-ctk",
-            "--cache-type-k",
-            type=click.Choice(CACHE_TYPES),
-            default="f16",
-            metavar="TYPE",
-            help=f"KV cache type for K: {', '.join(CACHE_TYPES)}. Relative to f16, f32 takes twice "
-            "the memory, q8_0 about half, q4_0 about a quarter.",
-        ),
-        click.option(
-            "-ctv",
-            "--cache-type-v",
-            type=click.Choice(CACHE_TYPES),
-            default="f16",
-            metavar="TYPE",
-            help="KV cache type for V.",
-        ),
-        click.option(
-            "--swa-full",
-            is_flag=True,
-            help="Use a full-size KV cache for sliding-window attention layers.",
-        ),
+        parameter_options(ContextSizes, but=("n_ctx", "n_batch", "n_ubatch", *cpu, *gpu)),
         override_options,
-        stack(
-            click.option(
-                "-kvo/-nkvo",
-                "--kv-offload/--no-kv-offload",
-                default=True,
-                help="Keep the KV cache of a layer on the layer's device, or in host memory.",
-            ),
-            section="GPU",
-        ),
+        parameter_options(ContextSizes, only=gpu, section="GPU"),
         *(ignored_option(flag, why=OP_OFFLOAD) for flag in ("--op-offload", "--no-op-offload")),
         machine_options,
         numa_option,

@@ -1,6 +1,6 @@
 """Options of models in an INI file, for a server of several models.
 
-    values = given_values(ctx)                     # {"ctx_size": ("--ctx-size", "4096"), ...}
+    values = given_values(ctx)                     # {"n_ctx": ("--ctx-size", "4096"), ...}
     presets = read_presets(path, ctx.command)      # of each section, ``[*]`` among them
     arguments({**presets["*"].values, **presets["tiny"].values, **values})
 
@@ -20,6 +20,9 @@ from pathlib import Path
 
 import click
 
+from pyllama.parameters import rows
+from pyllama.parameters.serving import Listening
+
 from ..environment import is_on, variables
 from ..paths import read_text
 from ..tool import given_options
@@ -30,15 +33,15 @@ Values = dict[str, tuple[str, ...]]
 GLOBAL = "*"
 _NO_SECTION = "default"  # llama.cpp's name for keys before any section
 ROUTERS = frozenset(
-    ("alias", "allowed_hosts", "api_key", "api_key_file", "api_prefix", "cors_credentials",
-     "cors_headers", "cors_methods", "cors_origins", "header_timeout", "host", "models_autoload",
-     "models_dir", "models_max", "models_preset", "path", "port", "reuse_port",
-     "router_child", "shutdown_timeout", "ssl_cert_file", "ssl_key_file", "timeout", "tools", "ui",
-     "ui_mcp_proxy")
+    (*(row.name for row in rows(Listening).values() if row.flags), "aliases",
+     "allowed_hosts", "api_key_file", "api_keys", "api_prefix",
+     "cors_credentials", "cors_headers", "cors_methods", "cors_origins", "cors_proxy",
+     "models_autoload", "models_dir", "models_max", "models_preset", "path", "router_child",
+     "tools", "ui")
 )  # fmt: skip
 """Options that the router sets for its children, or has for itself."""
 _SECRETS = frozenset(("hub_token",))
-OF_ONE_MODEL = frozenset(("alias", "hub_file", "hub_repo", "model"))
+OF_ONE_MODEL = frozenset(("aliases", "hub_file", "hub_repo", "model"))
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 
 

@@ -19,7 +19,8 @@ import click
 
 from ..environment import is_on
 from ..help_pages import stack
-from .options import INT32_MAX, Group, Number
+from .options import Group
+from .parameters import INT32_MAX, Number
 from .presets import (
     GLOBAL,
     Preset,
@@ -107,7 +108,7 @@ class RouterOptions(Group):
             name=name,
             args=arguments(values),
             shown_args=arguments(shown),
-            aliases=_words(values, "alias"),
+            aliases=_words(values, "aliases"),
             tags=_words(values, "tags"),
             source=source,
             preset=section_text(name, shown),

@@ -19,7 +19,7 @@ from ..help_pages import stack
 
 _QWEN = "ggml-org/Qwen2.5-Coder-{}-Q8_0-GGUF"
 _FILE = "qwen2.5-coder-{}-q8_0.gguf"
-_EDITOR: Mapping[str, Any] = {"port": 8012, "batch_size": 1024, "ubatch_size": 1024, "ctx_size": 0}
+_EDITOR: Mapping[str, Any] = {"port": 8012, "n_batch": 1024, "n_ubatch": 1024, "n_ctx": 0}
 _DRAFT: Mapping[str, Any] = {
     "hf_repo_draft": _QWEN.format("0.5B"),
     "model_draft": _FILE.format("0.5b"),

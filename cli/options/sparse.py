@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
+from pyllama.parameters.loading import FileParams
+
 from ..flags import in_flags
-from ..help_pages import stack
+from .parameters import parameter_options
 
 
 class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -46,22 +48,11 @@ def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-sparse_options = stack(
-    click.option(
-        "--sparse",
-        default="auto",
-        callback=_sources,
-        metavar="SOURCE",
-        help="How to select the active neurons of a ReLU model: predictor (PowerInfer's), exact "
-        "(lossless), signs, svd or svd=RANK, off (compute all). auto: predictor or exact if the "
-        "file supports it. Per layer: predictor,exact:0-3.",
-    ),
-    click.option(
-        "--sparse-threshold",
-        type=Threshold(),
-        metavar="X",
-        help="Minimum score of a neuron that is computed.  [default: the file's, or 0]",
-    ),
+sparse_options = parameter_options(
+    FileParams,
+    only=("sparse", "sparse_threshold"),
+    callbacks={"--sparse": _sources},
+    types={"--sparse-threshold": Threshold()},
     section="Sparse inference",
 )
 """``--sparse`` and ``--sparse-threshold``."""

@@ -71,6 +71,8 @@ class BenchCase:
             type_k=self.type_k,
             type_v=self.type_v,
             offload_kqv=self.offload_kqv,
+            n_threads=self.n_threads,
+            n_threads_batch=self.n_threads,
         )
 
     def __post_init__(self) -> None:
@@ -155,12 +157,7 @@ def run_bench(
     """
     if repetitions < 1:
         raise BatchError(f"bench with {repetitions} repetitions: must be at least 1")
-    context = Context(
-        model,
-        **vars(case.params),
-        n_threads=case.n_threads,
-        n_threads_batch=case.n_threads,
-    )
+    context = Context(model, case.params)
     try:
         test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return asdict(

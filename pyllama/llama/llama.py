@@ -40,8 +40,10 @@ from ..engine.request import Floats, Ids, Run, check_prompt
 from ..errors import BatchError, GrammarError, ModelError, NotSupported
 from ..grammar import Grammar
 from ..hparams import POOLINGS
+from ..parameters import from_arguments
+from ..parameters.sampling import sampling_fields
 from ..runtime.context import Context
-from ..runtime.model import Model
+from ..runtime.model import LoadOptions, Model
 from ..runtime.params import ContextParams
 from ..sampling import (
     RANDOM_SEED,
@@ -50,7 +52,6 @@ from ..sampling import (
     LogitsProcessorList,
     SamplingParams,
     chain_for,
-    sampling_fields,
 )
 from ..speculative import Speculation
 from .arguments import cache_type, check_arguments, overrides_of, warn_of_unknown
@@ -68,6 +69,7 @@ from .state import LlamaState, Scores, copy_state, restore_llama_state
 from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 T = TypeVar("T")
+_DEFAULTS = SamplingParams()  # its values are the defaults of arguments
 
 # arguments of `create_chat_completion` that llama-cpp-python's handlers do not know
 _OWN_CHAT_OPTIONS = (
@@ -211,31 +213,20 @@ class Llama:
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
         start_s = time.perf_counter()
+        sizes = {"type_k": types[0], "type_v": types[1], "swa_full": bool(swa_full)}
         params = ContextParams(
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
+            **from_arguments(ContextParams, given) | sizes,
             n_seq_max=1 + min(n_batch, N_TEXTS) if embedding else 1,
-            type_k=types[0],
-            type_v=types[1],
-            swa_full=bool(swa_full),
-            offload_kqv=offload_kqv,
             overrides=changed,
         )
-        model = Model.load(
-            model_path,
-            n_gpu_layers=n_gpu_layers or 0,
-            split_mode=split_mode_name(split_mode),
-            main_gpu=main_gpu or 0,
-            tensor_split=() if tensor_split is None else [*map(float, tensor_split)],
-            params=params,
-            use_mmap=use_mmap,
-            use_mlock=use_mlock,
-            vocab_only=vocab_only,
-            kv_overrides=kv_overrides,
-            sparse=sparse,
-            sparse_threshold=sparse_threshold,
-        )
+        devices = {
+            "n_gpu_layers": n_gpu_layers or 0,
+            "split_mode": split_mode_name(split_mode),
+            "main_gpu": main_gpu or 0,
+            "tensor_split": () if tensor_split is None else (*map(float, tensor_split),),
+        }
+        options = LoadOptions(**from_arguments(LoadOptions, given) | devices, params=params)
+        model = Model.load(model_path, options)
         self._model = LlamaModel(model)
         self.tokenizer_ = self.tokenizer() if tokenizer is None else tokenizer
         self._chat_formats = ChatFormats(model, LLAMA_CPP_PYTHON_FORMATS)
@@ -250,12 +241,7 @@ class Llama:
         self.n_threads_batch = n_threads_batch or self.n_threads
         lease = None
         if not vocab_only:
-            context = Context(
-                model,
-                **vars(params),
-                n_threads=n_threads,
-                n_threads_batch=n_threads_batch,
-            )
+            context = Context(model, params)
             speculation, self._drafting = speculation_for(draft_model, context)
             lease = Lease(Engine(context, timings=self._timings, speculation=speculation))
             self._held = Scores(lease, logits_all=logits_all)
@@ -557,18 +543,18 @@ class Llama:
 
     def sample(
         self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
+        top_k: int = _DEFAULTS.top_k,
+        top_p: float = _DEFAULTS.top_p,
+        min_p: float = _DEFAULTS.min_p,
+        typical_p: float = _DEFAULTS.typical_p,
+        temp: float = _DEFAULTS.temp,
+        repeat_penalty: float = _DEFAULTS.repeat_penalty,
+        frequency_penalty: float = _DEFAULTS.frequency_penalty,
+        presence_penalty: float = _DEFAULTS.presence_penalty,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
+        mirostat_mode: int = _DEFAULTS.mirostat,
+        mirostat_eta: float = _DEFAULTS.mirostat_eta,
+        mirostat_tau: float = _DEFAULTS.mirostat_tau,
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         grammar: Grammar | None = None,
@@ -584,14 +570,10 @@ class Llama:
         Raises:
             BatchError: nothing is evaluated at that position.
         """
-        check_arguments("sample", locals())
+        given = locals()
+        check_arguments("sample", given)
         with self._lock.mutex:
-            params = self._params(
-                temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-                mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-                repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-            )  # fmt: skip
+            params = self._params(given)
             lease = self._lease
             logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
@@ -604,19 +586,19 @@ class Llama:
     def generate(
         self,
         tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
+        top_k: int = _DEFAULTS.top_k,
+        top_p: float = _DEFAULTS.top_p,
+        min_p: float = _DEFAULTS.min_p,
+        typical_p: float = _DEFAULTS.typical_p,
+        temp: float = _DEFAULTS.temp,
+        repeat_penalty: float = _DEFAULTS.repeat_penalty,
         reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
+        frequency_penalty: float = _DEFAULTS.frequency_penalty,
+        presence_penalty: float = _DEFAULTS.presence_penalty,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        mirostat_mode: int = _DEFAULTS.mirostat,
+        mirostat_tau: float = _DEFAULTS.mirostat_tau,
+        mirostat_eta: float = _DEFAULTS.mirostat_eta,
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
@@ -637,14 +619,10 @@ class Llama:
         Raises:
             ContextFull, BatchError: at the first step; the prompt is empty or fills the context.
         """
-        check_arguments("generate", locals())
+        given = locals()
+        check_arguments("generate", given)
         with self._lock.mutex:
-            params = self._params(
-                temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-                mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-                repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-            )  # fmt: skip
+            params = self._params(given)
             n_held = 0 if reset else self._lease.n_tokens
             check_prompt(len(tokens) + n_held, 0, self._n_ctx, min_room=0)
             request = Request(
@@ -674,9 +652,12 @@ class Llama:
     def _chain(self, params: SamplingParams, grammar: Grammar | None = None) -> Chain:
         return chain_for(params, self.n_vocab(), self.model.tokenizer, grammar)
 
-    def _params(self, **given: Any) -> SamplingParams:
+    def _params(self, given: Mapping[str, Any], **more: Any) -> SamplingParams:
+        """The parameters for a method's arguments."""
         return SamplingParams(
-            **{"seed": self._seed, **given}, min_keep=1, repeat_last_n=self.last_n_tokens_size
+            **{"seed": self._seed, **from_arguments(SamplingParams, given), **more},
+            min_keep=1,
+            repeat_last_n=self.last_n_tokens_size,
         )
 
     def _next_seed(self, given: int | None) -> int:
@@ -697,23 +678,23 @@ class Llama:
         prompt: str | Sequence[int],
         suffix: str | None = None,
         max_tokens: int | None = 16,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
+        temperature: float = _DEFAULTS.temp,
+        top_p: float = _DEFAULTS.top_p,
+        min_p: float = _DEFAULTS.min_p,
+        typical_p: float = _DEFAULTS.typical_p,
         logprobs: int | None = None,
         echo: bool = False,
         stop: str | Sequence[str] | None = (),
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
+        frequency_penalty: float = _DEFAULTS.frequency_penalty,
+        presence_penalty: float = _DEFAULTS.presence_penalty,
+        repeat_penalty: float = _DEFAULTS.repeat_penalty,
+        top_k: int = _DEFAULTS.top_k,
         stream: bool = False,
         seed: int | None = None,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        mirostat_mode: int = _DEFAULTS.mirostat,
+        mirostat_tau: float = _DEFAULTS.mirostat_tau,
+        mirostat_eta: float = _DEFAULTS.mirostat_eta,
         model: str | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
@@ -757,7 +738,8 @@ class Llama:
             NotSupported: an argument that would change results.
             ValueError: ``logprobs`` without ``logits_all``.
         """
-        check_arguments("create_completion", locals())
+        given = locals()
+        check_arguments("create_completion", given)
         kept = self._scores_kept  # raises an error for a model without weights
         if logprobs is not None and not kept.logits_all:
             raise BatchError(
@@ -776,14 +758,10 @@ class Llama:
             model=self.model_path if model is None else model,
             suffix=suffix or "" if filled is None else "",
         )
+        bias = {int(token): float(value) for token, value in (logit_bias or {}).items()}
         params = self._params(
-            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
-            n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
-        )  # fmt: skip
+            given | {"logit_bias": bias}, prompt_logprobs=logprobs if echo else None
+        )
         own = sampling_fields(sampling)
         request = Request(
             tokens,
@@ -898,22 +876,22 @@ class Llama:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         temperature: float = 0.2,
-        top_p: float = 0.95,
-        top_k: int = 40,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
+        top_p: float = _DEFAULTS.top_p,
+        top_k: int = _DEFAULTS.top_k,
+        min_p: float = _DEFAULTS.min_p,
+        typical_p: float = _DEFAULTS.typical_p,
         stream: bool = False,
         stop: str | Sequence[str] | None = (),
         seed: int | None = None,
         response_format: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
+        presence_penalty: float = _DEFAULTS.presence_penalty,
+        frequency_penalty: float = _DEFAULTS.frequency_penalty,
+        repeat_penalty: float = _DEFAULTS.repeat_penalty,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        mirostat_mode: int = _DEFAULTS.mirostat,
+        mirostat_tau: float = _DEFAULTS.mirostat_tau,
+        mirostat_eta: float = _DEFAULTS.mirostat_eta,
         model: str | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         grammar: Grammar | None = None,

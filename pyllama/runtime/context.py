@@ -16,6 +16,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +40,6 @@ from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, lar
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .model import Model
-from .overrides import Overrides
 from .params import ContextParams, last_position
 
 log = logging.getLogger(__name__)
@@ -54,18 +54,8 @@ class Context:
     """The state of one or several sequences of a model, as ``llama_context``.
 
     Args:
-        n_ctx: cells of the KV cache; 0 for the context length of training.
-        n_batch: maximum tokens per ``decode``.
-        n_ubatch: maximum tokens per graph.
-        n_seq_max: number of sequences, at most 256.
-        type_k, type_v: types of keys and values, one of ``KV_TYPES``: Q8_0 takes about half of
-            F16's memory, Q4_0 about a quarter.
-        unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
-        swa_full: keep all keys and values of sliding-window layers.
-        offload_kqv: keep keys and values on the device of their layer; False: in host memory.
-        overrides: hyperparameters that replace the model's.
-        n_threads: threads for single tokens; None for the default.
-        n_threads_batch: threads for batches; None for ``n_threads``.
+        params: sizes, threads and types of the cache; None for the defaults.
+        fields: fields of `ContextParams` that replace those of ``params``.
 
     Attributes:
         params: the sizes in one object, as they were resolved.
@@ -82,41 +72,23 @@ class Context:
         ModelError: the model has no weights.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int = 0,
-        n_batch: int = 2048,
-        n_ubatch: int = 512,
-        n_seq_max: int = 1,
-        type_k: GGMLType = GGMLType.F16,
-        type_v: GGMLType = GGMLType.F16,
-        unified: bool = True,
-        swa_full: bool = False,
-        offload_kqv: bool = True,
-        overrides: Overrides | None = None,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-    ) -> None:
+    def __init__(self, model: Model, params: ContextParams | None = None, **fields: Any) -> None:
         if not model.weights:
             raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
-        self.params = params = ContextParams(
-            n_ctx, n_batch, n_ubatch, n_seq_max, type_k, type_v, unified, swa_full, offload_kqv,
-            overrides or Overrides(),
-        ).resolve(model.hparams)  # fmt: skip
+        asked = replace(params or ContextParams(), **fields)
+        self.params = params = asked.resolve(model.hparams)
         # references to the weights and their files, for after model.close()
         self.model, self._weights, self._files = model, model.weights, model.files
         self.n_ctx, self.n_ctx_seq = params.n_ctx, params.n_ctx_seq
         self._last_position = last_position(model.hparams)
-        if self.n_ctx < n_ctx:
-            log.warning(
-                "n_ctx %d: this model has learned %d positions", n_ctx, model.hparams.n_ctx_train
-            )
+        if self.n_ctx < asked.n_ctx:
+            n_learned = model.hparams.n_ctx_train
+            log.warning("n_ctx %d: this model has learned %d positions", asked.n_ctx, n_learned)
         self.hparams = params.overrides.apply(model.hparams, self.n_ctx_seq)
         self.n_batch, self.n_ubatch = params.n_batch, params.n_ubatch
+        n_threads, n_batch = params.n_threads, params.n_threads_batch
         self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
-        self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
+        self.n_threads_batch = max(0, n_batch or 0) or self.n_threads
         self.sched = Sched(start_devices(model.devices, self.n_threads))
         self.pinned_nodes: Callable[[CGraph], Mapping[Tensor, Backend]] = _no_pins
         layer_buft = kv_buffer_types(

@@ -13,11 +13,12 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,10 +34,11 @@ from ..file_types import file_type_name
 from ..graph.sparse.sources import choose_sources
 from ..graph.sparse.weights import normalize_powerinfer_metadata
 from ..hparams import KEYS, POOLINGS, HParams, Key, read_hparams
+from ..parameters import documented, row
+from ..parameters.loading import DeviceParams, FileParams
 from ..tokenizer import Tokenizer, load_tokenizer
 from .devices import (
     CPU,
-    Devices,
     Offload,
     PlannedPart,
     gpu_devices,
@@ -68,6 +70,33 @@ class WeightPlacement(Protocol):
     def parts(self) -> Sequence[WeightPart]:
         """What is on each GPU, in their order."""
         ...
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(FileParams, DeviceParams):
+    """How ``Model.load`` reads a file and where it puts the weights.
+
+    ``devices`` are names of ``pyllama info --list-devices``, as a list or separated by commas, or
+    running backends. None: all GPUs found if layers are asked for (``n_gpu_layers``,
+    ``vram_budget``), as the tools do; else the CPU, since results on another device may differ in
+    the last bits.
+    """
+
+    vocab_only: bool = row(
+        False,
+        "Load no weights; the architecture need not be supported.",
+        arguments=("vocab_only",),
+    )
+    params: ContextParams | None = row(
+        None, "Sizes of the context, for what fits. None: the defaults."
+    )
+    placement: WeightPlacement | None = row(
+        None,
+        "Neurons of a sparse model to put on the GPUs, instead of whole layers (see "
+        "sparsity.placement and sparsity.division).",
+    )
+    n_threads: int | None = row(None, "Threads for repacking.")
 
 
 class Model:
@@ -105,53 +134,17 @@ class Model:
     def load(
         cls,
         path: str | os.PathLike[str],
+        options: LoadOptions | None = None,
         *,
-        use_mmap: bool = True,
-        use_mlock: bool = False,
-        repack: bool = True,
-        vocab_only: bool = False,
-        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
-        check_tensors: bool = False,
-        sparse: str = "auto",
-        sparse_threshold: float | None = None,
-        devices: Devices | None = None,
-        n_gpu_layers: int | Literal["auto"] | None = None,
-        main_gpu: int = 0,
-        split_mode: str = "layer",
-        tensor_split: Sequence[float] = (),
-        override_tensor: Sequence[tuple[str, str]] = (),
-        vram_budget: Sequence[int] = (),
-        params: ContextParams | None = None,
-        placement: WeightPlacement | None = None,
-        n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
+        **fields: Any,
     ) -> Model:
         """Load a GGUF file; of a split model, give the first part.
 
         Args:
-            use_mmap: map the file; False reads it into memory.
-            use_mlock: pin the weights in RAM; logs a warning if the system refuses.
-            repack: copy matrices into the layout of the fast kernels; False reads them in place.
-            vocab_only: load no weights; the architecture need not be supported.
-            kv_overrides: metadata to change or add, by key.
-            check_tensors: look for NaN, infinity and illegal scales in the weights first.
-            sparse: source of active neurons: ``auto``, ``off`` for dense, or one of the sources of
-                ``graph.sparse.ffn``, optionally per layer: ``predictor,exact:0-3``.
-            sparse_threshold: minimum score of an active neuron; None for that of the environment
-                or the file.
-            devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
-                running backends; ``none`` for the CPU alone. Contexts use the same. None: all GPUs
-                found if layers are asked for (``n_gpu_layers``, ``vram_budget``), as the tools do;
-                else the CPU, since results on another device may differ in the last bits.
-            n_gpu_layers: number of layers, counted from the end with the output as one, on
-                devices other than the CPU; None or negative for all, ``auto`` for what fits.
-            main_gpu, split_mode, tensor_split, override_tensor, vram_budget: see
-                ``runtime.devices.Offload``.
-            params: sizes of the context, for what fits; None for the defaults.
-            placement: neurons of a sparse model to put on the GPUs, instead of whole layers (see
-                ``sparsity.placement`` and ``sparsity.division``).
-            n_threads: threads for repacking.
+            options: None for the defaults.
             progress: called with the completed fraction.
+            fields: fields of `LoadOptions` that replace those of ``options``.
 
         Raises:
             GGUFError: the file cannot be read, or is not a legal GGUF file.
@@ -160,43 +153,52 @@ class Model:
             AllocError: not enough memory.
             BackendError: there is no such device, or an argument for devices is illegal.
         """
+        given = replace(options or LoadOptions(), **fields)
+        n_gpu_layers, devices = given.n_gpu_layers, given.devices
         offload = Offload(
-            -1 if n_gpu_layers is None else n_gpu_layers, main_gpu, split_mode,
-            tuple(tensor_split), tuple(override_tensor), tuple(vram_budget),
+            -1 if n_gpu_layers is None else n_gpu_layers, given.main_gpu, given.split_mode,
+            tuple(given.tensor_split), tuple(given.override_tensor),
+            tuple(map(int, given.vram_budget)),
         )  # fmt: skip
-        if devices is None and (n_gpu_layers not in (None, 0) or vram_budget):
+        if devices is None and (n_gpu_layers not in (None, 0) or given.vram_budget):
             devices = gpu_devices()
             if not devices:
                 log.warning("no GPU was found (%s): all layers are on the CPU", why_no_gpu())
         requested = parse_devices(devices)
-        file = GGUFFile(path, mmap=use_mmap)
-        file.override(kv_overrides or {})
+        file = GGUFFile(path, mmap=given.use_mmap)
+        file.override(given.kv_overrides or {})
         normalize_powerinfer_metadata(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
         try:
             hparams = read_hparams(file, tokenizer.n_vocab, arch_of(file).HPARAMS)
         except (ModelError, GGUFError) as error:
-            if not vocab_only:
+            if not given.vocab_only:
                 raise
             return cls(file, error, tokenizer)
-        hparams = choose_sources(file, hparams, sparse, sparse_threshold)
+        hparams = choose_sources(file, hparams, given.sparse, given.sparse_threshold)
         model = cls(file, hparams, tokenizer)
-        if vocab_only:
+        if given.vocab_only:
             return model
         if not file.tensors:
             raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
         from .loader import check_data, load_weights, parts_in_use
         from .offload import Planner
 
-        for fault in check_data(file) if check_tensors else ():
+        for fault in check_data(file) if given.check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
-        started = start_devices(requested, n_threads)
+        started = start_devices(requested, given.n_threads)
         backends = used_devices(started, offload)
+        placement = given.placement
         if placement is not None:
             offload = placed_offload(placement, hparams, file.tensors, backends)
         elif offload.fits and gpus_of(backends):
             planner = Planner(
-                file, model.arch, hparams, backends, params or ContextParams(), repack=repack
+                file,
+                model.arch,
+                hparams,
+                backends,
+                given.params or ContextParams(),
+                repack=given.repack,
             )
             offload = planner.plan(offload).offload
         model.n_gpu_layers = offload.max_layers(hparams.n_layer) if gpus_of(backends) else 0
@@ -206,14 +208,14 @@ class Model:
             hparams,
             backends,
             offload,
-            repack=repack,
-            mlock=use_mlock,
+            repack=given.repack,
+            mlock=given.use_mlock,
             progress=progress,
         )
         model.files = parts_in_use(file, model.weights)
         model.devices = tuple(
-            given if backend.buffer_type().is_host else backend
-            for given, backend in zip(requested, started, strict=True)
+            name if backend.buffer_type().is_host else backend
+            for name, backend in zip(requested, started, strict=True)
             if backend in backends
         )
         for part, device in zip(

@@ -4,14 +4,14 @@
     params.n_ctx, params.n_ubatch                  # as the context will have them
     memory = params.memory(hparams, layer_buft)
 
-`Context` takes the same values as arguments. `runtime.offload` plans with them before any weight is
+`Context` is created with them. `runtime.offload` plans with them before any weight is
 loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pyggml.dtype import GGMLType
 from pyggml.ops.attention.attention import KV_TYPES
@@ -21,25 +21,29 @@ from ..errors import BatchError
 from ..hparams import HParams
 from ..kv.memory import Memory
 from ..kv.table import MAX_POSITION
+from ..parameters import documented, row
+from ..parameters.loading import CACHE_TYPES, ContextSizes
 from .overrides import Overrides
 
 _MAX_SEQ = 256
 
 
+@documented
 @dataclass(frozen=True)
-class ContextParams:
-    """Arguments of `Context` that decide its memory; see there."""
+class ContextParams(ContextSizes):
+    """What a context is created with."""
 
-    n_ctx: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    type_k: GGMLType = GGMLType.F16
-    type_v: GGMLType = GGMLType.F16
-    unified: bool = True
-    swa_full: bool = False
-    offload_kqv: bool = True
-    overrides: Overrides = field(default_factory=Overrides)
+    n_seq_max: int = row(1, "Number of sequences, at most 256.", low=1, high=_MAX_SEQ)
+    unified: bool = row(
+        True, "Whether sequences share the cells; otherwise each has n_ctx / n_seq_max of them."
+    )
+    overrides: Overrides = row(Overrides(), "Hyperparameters that replace the model's.")
+
+    def __post_init__(self) -> None:
+        for name in ("type_k", "type_v"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                object.__setattr__(self, name, _cache_type(name, given))
 
     @property
     def n_ctx_seq(self) -> int:
@@ -79,6 +83,12 @@ class ContextParams:
             n_ubatch=self.n_ubatch, swa_full=self.swa_full, unified=self.unified,
             layer_buft=layer_buft,
         )  # fmt: skip
+
+
+def _cache_type(name: str, given: str) -> GGMLType:
+    if given not in CACHE_TYPES:
+        raise BatchError(f"{name} is {given}, want one of {', '.join(CACHE_TYPES)}")
+    return GGMLType[given.upper()]
 
 
 def last_position(hparams: HParams) -> int:

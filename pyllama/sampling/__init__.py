@@ -8,15 +8,21 @@ A chain belongs to one generation: it has random streams and a history. Not thre
 """
 
 from pyllama.errors import SamplingError
+from pyllama.parameters.sampling import (
+    DEFAULT_SAMPLERS,
+    LETTERS,
+    RANDOM_SEED,
+    SamplingParams,
+    sampling_fields,
+)
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.chain import DEFAULT_SAMPLERS, LETTERS, SAMPLERS, Chain, sampler_name
+from pyllama.sampling.chain import SAMPLERS, Chain, sampler_name
 from pyllama.sampling.constrained import ConstrainedChain, chain_for
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
     apply_logits_processors,
 )
-from pyllama.sampling.params import RANDOM_SEED, SamplingParams, sampling_fields
 from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.samplers.dist import Distribution

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from itertools import chain as chained
 from itertools import takewhile
 from math import inf
@@ -26,56 +27,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyllama.errors import SamplingError
+from pyllama.parameters.sampling import (
+    ADAPTIVE_P,
+    DEFAULT_SAMPLERS,
+    SAMPLER_ROWS,
+    SamplingParams,
+)
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.fused import Fused
-from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.samplers.adaptive_p import AdaptiveP
 from pyllama.sampling.samplers.bad_words import BadWords
 from pyllama.sampling.samplers.bias import AllowedTokens, LogitBias
 from pyllama.sampling.samplers.custom import CustomSampler
 from pyllama.sampling.samplers.dist import Dist, Distribution, FinalDraw
-from pyllama.sampling.samplers.dry import Dry
-from pyllama.sampling.samplers.infill import Infill
 from pyllama.sampling.samplers.min_tokens import MinTokens
 from pyllama.sampling.samplers.mirostat import Mirostat, Mirostat2
-from pyllama.sampling.samplers.penalties import Penalties
 from pyllama.sampling.samplers.reasoning_budget import ReasoningBudget
 from pyllama.sampling.samplers.temperature import Temperature
-from pyllama.sampling.samplers.top_n_sigma import TopNSigma
-from pyllama.sampling.samplers.truncation import MinP, TopK, TopP
-from pyllama.sampling.samplers.typical import Typical
-from pyllama.sampling.samplers.xtc import Xtc
 from pyllama.sampling.top import Floats
 
 if TYPE_CHECKING:
     from pyllama.grammar import Matcher
     from pyllama.tokenizer import Tokenizer
 
+
+def _class_of(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(import_module(f"pyllama.sampling.samplers.{module}"), name)
+
+
 SAMPLERS: dict[str, type[Sampler]] = {
-    "penalties": Penalties,
-    "dry": Dry,
-    "top_n_sigma": TopNSigma,
-    "top_k": TopK,
-    "typ_p": Typical,
-    "top_p": TopP,
-    "min_p": MinP,
-    "xtc": Xtc,
-    "temperature": Temperature,
-    "infill": Infill,
+    name: _class_of(row.home) for name, row in SAMPLER_ROWS.items() if name != ADAPTIVE_P
 }
 """What `SamplingParams.samplers` may name; also ``adaptive_p``, which ends the chain."""
 
-DEFAULT_SAMPLERS = tuple(name for name in SAMPLERS if name != "infill")
-"""The names and the order of the default chain."""
-
-LETTERS = {
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
-    "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
-}  # fmt: skip
-"""llama.cpp's letters of the samplers, as in ``--sampler-seq edskypmxt``."""
-
-_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 _FIRST: tuple[type[Sampler], ...] = (LogitBias, AllowedTokens, BadWords, MinTokens)
 
 Mark = tuple[Any, ...]  # of the samplers, of the final draw, and of a subclass
@@ -87,8 +73,9 @@ def sampler_name(text: str) -> str:
     Raises:
         SamplingError: there is no such sampler.
     """
-    known, wanted = (*SAMPLERS, "adaptive_p"), text.lower()
-    names = {n.replace("_", dash): n for n in known for dash in ("", "-", "_")} | _ALIASES
+    known, wanted = (*SAMPLERS, ADAPTIVE_P), text.lower()
+    names = {n.replace("_", dash): n for n in known for dash in ("", "-", "_")}
+    names |= {alias: name for name, row in SAMPLER_ROWS.items() for alias in row.aliases}
     if wanted not in names:
         raise SamplingError(f"unknown sampler {text}; choose from {', '.join(known)}")
     return names[wanted]
@@ -134,7 +121,7 @@ class Chain:
         params, n_vocab = self._setup.params, self._n_vocab
         given = DEFAULT_SAMPLERS if params.samplers is None else params.samplers
         items = [sampler_name(item) if isinstance(item, str) else item for item in given]
-        self._final = _final_draw(params, n_vocab, "adaptive_p" in items)
+        self._final = _final_draw(params, n_vocab, ADAPTIVE_P in items)
         setup = replace(self._setup, seed=self._final.seed)
         head = [sampler for kind in _FIRST if (sampler := kind.create(setup)) is not None]
         links: list[tuple[str, Sampler | None]] = [(sampler.label, sampler) for sampler in head]
@@ -142,7 +129,7 @@ class Chain:
             if not isinstance(item, str):
                 custom = CustomSampler(item)
                 links.append((custom.name, custom))
-            elif item != "adaptive_p" and not params.mirostat:
+            elif item != ADAPTIVE_P and not params.mirostat:
                 links.append((SAMPLERS[item].label, SAMPLERS[item].create(setup)))
         if params.mirostat:
             links.append(("temp", Temperature(params.temp) if params.temp != 1 else None))

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import i32_ptr
 from pyllama.errors import GrammarError, SamplingError, TextComplete
+from pyllama.parameters.sampling import SamplingParams
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
-from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.samplers.dist import Distribution
 from pyllama.sampling.top import INF_RANK, Floats, rank_of
 

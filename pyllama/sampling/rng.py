@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pyllama.sampling.params import RANDOM_SEED
+from pyllama.parameters.sampling import RANDOM_SEED
 
 AHEAD = 64  # words generated at once
 BELOW_ONE = 1.0 - 2.0**-53

@@ -9,7 +9,7 @@
     SamplingParams(samplers=("penalties", TopTwo(), "temperature"))
 
 A sampler removes candidates or changes their logits in place. A sampler of this package has its
-parameters in `SamplingParams` and its name in `chain.SAMPLERS`; a user's sampler is an object (or a
+rows in `pyllama.parameters.sampling`; a user's sampler is an object (or a
 function of the candidates) in ``SamplingParams.samplers``, see `custom`.
 """
 
@@ -21,8 +21,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from pyllama.parameters.sampling import SamplingParams
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer

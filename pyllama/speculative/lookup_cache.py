@@ -219,3 +219,30 @@ def _likeliest(
         if score >= best_score:
             best, best_count, best_score = token, count, score
     return best if 100 * best_count >= min_percent * total else None
+
+
+def ngram_cache(
+    n_draft: int = 8,
+    dynamic: str | os.PathLike[str] | NgramCache | None = None,
+    static: str | os.PathLike[str] | NgramCache | None = None,
+    n_vocab: int | None = None,
+) -> LookupCache:
+    """A `LookupCache` with caches from files.
+
+    Args:
+        n_draft: maximum number of drafted tokens.
+        dynamic: cache of earlier texts (``-lcd``), or its file.
+        static: cache of a corpus (``-lcs``), or its file.
+        n_vocab: refuse files with larger token ids.
+
+    Raises:
+        DraftError: a file is damaged, too large, or of another vocabulary.
+        OSError: a file cannot be read.
+    """
+
+    def load(cache: str | os.PathLike[str] | NgramCache | None) -> NgramCache:
+        if cache is None or isinstance(cache, NgramCache):
+            return cache or NgramCache()
+        return NgramCache.load(cache, n_vocab)
+
+    return LookupCache(n_draft, load(dynamic), load(static))

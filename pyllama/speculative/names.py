@@ -10,68 +10,30 @@ the order in which they are given; a draft model is asked last.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ..errors import DraftError
+from ..parameters import drafting
+from ..parameters.drafting import DRAFT_HEADS, DRAFT_MODEL
 from .draft import Drafter
 from .first_of import FirstOf
-from .lookup import NgramSimple, PromptLookup
-from .lookup_cache import LookupCache, NgramCache
-from .ngram_map import NgramMapK, NgramMapK4V
-from .ngram_mod import NgramMod
-from .suffix import SuffixDecoding
-
-Path = str | os.PathLike[str]
 
 
-def ngram_cache(
-    n_draft: int = 8,
-    dynamic: Path | NgramCache | None = None,
-    static: Path | NgramCache | None = None,
-    n_vocab: int | None = None,
-) -> LookupCache:
-    """A `LookupCache` with caches from files.
-
-    Args:
-        n_draft: maximum number of drafted tokens.
-        dynamic: cache of earlier texts (``-lcd``), or its file.
-        static: cache of a corpus (``-lcs``), or its file.
-        n_vocab: refuse files with larger token ids.
-
-    Raises:
-        DraftError: a file is damaged, too large, or of another vocabulary.
-        OSError: a file cannot be read.
-    """
-
-    def load(cache: Path | NgramCache | None) -> NgramCache:
-        if cache is None or isinstance(cache, NgramCache):
-            return cache or NgramCache()
-        return NgramCache.load(cache, n_vocab)
-
-    return LookupCache(n_draft, load(dynamic), load(static))
+def _constructor(home: str) -> Callable[..., Drafter]:
+    module, _, name = home.partition(":")
+    found: Callable[..., Drafter] = getattr(import_module(f"pyllama.speculative.{module}"), name)
+    return found
 
 
 DRAFTERS: Mapping[str, Callable[..., Drafter]] = {
-    "ngram-simple": NgramSimple,
-    "ngram-map-k": NgramMapK,
-    "ngram-map-k4v": NgramMapK4V,
-    "ngram-mod": NgramMod,
-    "ngram-cache": ngram_cache,
-    "prompt-lookup": PromptLookup,
-    "suffix": SuffixDecoding,
+    name: _constructor(row.home) for name, row in drafting.DRAFTERS.items() if row.home
 }
 """Constructors of the drafters without a model, the most preferred one first."""
 
-DRAFT_MODEL = "draft-simple"
-"""llama.cpp's name of a draft model."""
-
 NONE = "none"
 """llama.cpp's name for no drafts."""
-
-UNSUPPORTED = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
-"""Drafters of llama.cpp that need a model trained on the target's hidden states."""
 
 
 def drafter_by_name(
@@ -93,7 +55,7 @@ def drafter_by_name(
     wanted = names.split(",") if isinstance(names, str) else list(names)
     wanted = [name.strip() for name in wanted]
     for name in wanted:
-        if name in UNSUPPORTED:
+        if name in DRAFT_HEADS:
             raise DraftError(
                 f"{name} is not supported: no model with a draft head is; use a draft model "
                 f"({DRAFT_MODEL}) or {', '.join(DRAFTERS)}"

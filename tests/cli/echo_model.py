@@ -49,7 +49,7 @@ def main(name: str = "completion") -> None:
     """Run ``pyllama-cli``, or ``pyllama run``, with the model."""
     fakes: dict[str, Any] = {
         "load_model": lambda *args: EchoModel(),
-        "make_context": lambda model, sizes: FakeContext(model, n_ctx=sizes.ctx_size or 512),
+        "make_context": lambda model, sizes: FakeContext(model, n_ctx=sizes.n_ctx or 512),
     }
     vars(completion).update(fakes)
     interrupt.begin()

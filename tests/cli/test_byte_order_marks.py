@@ -9,10 +9,12 @@ from typing import Any
 import click
 import pytest
 
+from pyllama.server.request.options import ServerOptions
 from pyllama_cli.commands import completion, serve
 from pyllama_cli.commands.gguf import new
-from pyllama_cli.options.conversation import ConversationOptions
+from pyllama_cli.options.conversation import ConversationOptions, template
 from pyllama_cli.options.grammar import GrammarOptions
+from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.presets import read_presets
 from pyllama_cli.options.prompt import PromptOptions
 
@@ -39,22 +41,26 @@ def parsed(group: Any, command: click.Command, *args: str) -> Any:
     return group.from_click(command.make_context("x", list(args)).params)
 
 
+def served(*args: str) -> ServerOptions:
+    options = serve.command.make_context("x", list(args)).params
+    own = from_options(serve.ServeOptions, options)
+    return own.server(options, serve.listening_of(options))
+
+
 def test_presets(marked: Any) -> None:
     found = read_presets(marked("[tiny]\nctx-size = 64\n"), serve.command)
-    assert found["tiny"].values == {"ctx_size": ("--ctx-size", "64")}
+    assert found["tiny"].values == {"n_ctx": ("--ctx-size", "64")}
 
 
 def test_keys(marked: Any) -> None:
-    options = parsed(serve.NetworkOptions, serve.command, "--api-key-file", str(marked("a\nb\n")))
-    assert options.keys() == ("a", "b")
+    assert served("--api-key-file", str(marked("a\nb\n"))).api_keys == ("a", "b")
 
 
 def test_chat_templates(marked: Any) -> None:
     path = str(marked(TEXT))
-    options = parsed(serve.ServeOptions, serve.command, "--chat-template-file", path)
-    assert options.template() == TEXT
+    assert served("--chat-template-file", path).chat_template == TEXT
     options = parsed(ConversationOptions, completion.command, "--chat-template-file", path)
-    assert options.template() == TEXT
+    assert template(options) == TEXT
     assert new._text(Path(path)) == TEXT
 
 

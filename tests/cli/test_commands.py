@@ -20,6 +20,7 @@ from pyggml.errors import GGUFError
 from pyggml.host import ThreadOptions
 from pyllama.engine import Event, Request, TextAssembler, Timings
 from pyllama.errors import ContextFull
+from pyllama.runtime.model import LoadOptions
 from pyllama.runtime.params import ContextParams
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 
@@ -52,17 +53,17 @@ class FakeModel:
     n_gpu_layers: int = 0
 
     @classmethod
-    def load(cls, path: Path, **options: Any) -> FakeModel:
+    def load(cls, path: Path, *args: LoadOptions, **options: Any) -> FakeModel:
         if path.name == "bad.gguf":
             raise GGUFError(f"{path}: magic is b'GGML'; this is not a GGUF file")
         return cls(path)
 
 
 class FakeContext:
-    def __init__(self, model: FakeModel, **options: Any) -> None:
+    def __init__(self, model: FakeModel, params: ContextParams) -> None:
         self.model = model
-        self.n_ctx = self.n_ctx_seq = options["n_ctx"] or 512
-        self.n_batch = options["n_batch"]
+        self.n_ctx = self.n_ctx_seq = params.n_ctx or 512
+        self.n_batch = params.n_batch
         self.n_threads = self.n_threads_batch = 2
 
 
@@ -138,7 +139,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
     monkeypatch.setattr("pyllama.engine.Lease", lambda engine: engine)
     fakes = {
-        "runtime.model": {"Model": FakeModel},
+        "runtime.model": {"Model": FakeModel, "LoadOptions": LoadOptions},
         "runtime.context": {"Context": FakeContext},
         "eval.perplexity": {
             "perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n]),

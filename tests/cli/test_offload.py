@@ -18,6 +18,7 @@ from pyllama_cli import loading
 from pyllama_cli.commands import batched_bench, bench, completion
 from pyllama_cli.offload import PlannedOffload
 from pyllama_cli.options.options import OffloadOptions, offload_options
+from pyllama_cli.options.parameters import from_options
 from pyllama_cli.tool import Program
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
@@ -65,7 +66,7 @@ def take(*args: str) -> Offload:
     @click.command("x", cls=Program)
     @offload_options
     def command(**options: Any) -> None:
-        seen.append(OffloadOptions.from_click(options).offload())
+        seen.append(from_options(OffloadOptions, options).offload())
 
     result = CliRunner().invoke(command, args)
     assert result.exit_code == 0, result.stderr

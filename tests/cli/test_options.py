@@ -18,18 +18,18 @@ from pyllama_cli.options.options import (
 )
 from pyllama_cli.options.overrides import current_overrides
 from pyllama_cli.options.prompt import PromptOptions, escape_option, process_escapes, prompt_options
-from pyllama_cli.options.sampling import SamplingOptions, sampling_options
+from pyllama_cli.options.sampling import sampling_options, sampling_params
 from pyllama_cli.tool import Program
 
 
-def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
+def take(*args: str, n_ctx: int = 0) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     @click.command("x", cls=Program)
     @model_options
     @prompt_options
     @escape_option()
-    @context_options(ctx_size)
+    @context_options(n_ctx)
     @sampling_options
     def command(**options: Any) -> None:
         seen.update(options)
@@ -42,22 +42,17 @@ def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
 def test_defaults_match_llama_cpp() -> None:
     options = take()
     context = ContextOptions.from_click(options)
-    assert (context.ctx_size, context.batch_size, context.ubatch_size) == (0, 2048, 512)
+    assert (context.n_ctx, context.n_batch, context.n_ubatch) == (0, 2048, 512)
     assert (context.n_threads, context.n_threads_batch) == (None, None)
     from pyllama.sampling import SamplingParams
 
-    assert SamplingOptions.from_click(options).params() == SamplingParams(seed=-1)
+    assert sampling_params(options) == SamplingParams(seed=-1)
     model = ModelOptions.from_click(options)
-    assert (model.model, model.use_mmap, model.use_mlock, model.no_repack) == (
-        None,
-        True,
-        False,
-        False,
-    )
+    assert (model.model, model.use_mmap, model.use_mlock, model.repack) == (None, True, False, True)
 
 
 def test_a_tool_has_its_own_context_size() -> None:
-    assert ContextOptions.from_click(take(ctx_size=512)).ctx_size == 512
+    assert ContextOptions.from_click(take(n_ctx=512)).n_ctx == 512
 
 
 def test_old_and_new_spellings_are_equal() -> None:
@@ -89,7 +84,7 @@ def test_load_modes(args: str, mmap: bool, mlock: bool) -> None:
 
 def test_sampling_options_reach_the_chain() -> None:
     args = "-s 5 --temp 0.5 --top-k 0 -l 15043+1.5 -l 2-inf --ignore-eos --samplers top-k;temp"
-    params = SamplingOptions.from_click(take(*args.split())).params()
+    params = sampling_params(take(*args.split()))
     assert (params.seed, params.temp, params.top_k, params.ignore_eos) == (5, 0.5, 0, True)
     assert params.logit_bias == {15043: 1.5, 2: float("-inf")}
     assert params.samplers == ("top_k", "temperature")
@@ -101,7 +96,7 @@ def test_sampling_options_reach_the_chain() -> None:
     )
     from pyllama.sampling import SamplingParams
 
-    assert SamplingOptions.from_click(take(*args.split())).params() == SamplingParams(
+    assert sampling_params(take(*args.split())) == SamplingParams(
         dynatemp_range=0.2, dynatemp_exponent=2, typical_p=0.9, top_n_sigma=1.5,
         xtc_probability=0.5, xtc_threshold=0.2, dry_multiplier=0.8, dry_base=2,
         dry_allowed_length=3, dry_penalty_last_n=99, adaptive_target=0.3, adaptive_decay=0.5,
@@ -113,16 +108,16 @@ def test_sampling_options_reach_the_chain() -> None:
 @pytest.mark.parametrize(
     ("args", "breakers"),
     [
-        ("", None),
+        ("", ("\n", ":", '"', "*")),
         ("a b", ("a", "b")),
         ("none", ()),
         ("a none b", ("b",)),
         ("none a none", ()),
     ],
 )
-def test_dry_sequence_breakers(args: str, breakers: tuple[str, ...] | None) -> None:
+def test_dry_sequence_breakers(args: str, breakers: tuple[str, ...]) -> None:
     flags = [x for b in args.split() for x in ("--dry-sequence-breaker", b)]
-    assert SamplingOptions.from_click(take(*flags)).dry_sequence_breakers == breakers
+    assert sampling_params(take(*flags)).dry_sequence_breakers == breakers
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def test_dry_sequence_breakers(args: str, breakers: tuple[str, ...] | None) -> N
     ],
 )
 def test_the_last_list_of_samplers_counts(args: str, samplers: tuple[str, ...]) -> None:
-    assert SamplingOptions.from_click(take(*args.split())).samplers == samplers
+    assert sampling_params(take(*args.split())).samplers == samplers
 
 
 @pytest.mark.parametrize("flag", ["--samplers", "--sampler-seq"])
@@ -142,7 +137,7 @@ def test_an_empty_list_of_samplers_is_a_plain_draw(flag: str) -> None:
     """As in llama.cpp: only the draw is left, without the default samplers."""
     from pyllama.sampling import Chain
 
-    params = SamplingOptions.from_click(take(flag, "")).params()
+    params = sampling_params(take(flag, ""))
     assert Chain(params, 5).describe() == "logits -> dist"
 
 
@@ -209,8 +204,8 @@ def test_metadata_overrides() -> None:
     quoted = '"s=str:with, a comma",n=float:2.5'
     options = take("--override-kv", "a=int:-3,b=bool:false", "--override-kv", quoted)
     model = ModelOptions.from_click(options)
-    assert model.override_kv == {"a": -3, "b": False, "s": "with, a comma", "n": 2.5}
-    assert type(model.override_kv["b"]) is bool and not model.check_tensors
+    assert model.kv_overrides == {"a": -3, "b": False, "s": "with, a comma", "n": 2.5}
+    assert type(model.kv_overrides["b"]) is bool and not model.check_tensors
     assert ModelOptions.from_click(take("--check-tensors")).check_tensors
 
 

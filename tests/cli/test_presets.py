@@ -76,7 +76,7 @@ def test_llama_cpps_example(tmp_path: Path) -> None:
 def test_what_the_router_decides_is_left_out(tmp_path: Path) -> None:
     text = "[a]\nmodel = x\nport = 1\nhost = 0.0.0.0\napi-key = k\nssl-key-file = y\nalias = z\n"
     values = read_presets(write(tmp_path, text), command)["a"].values
-    assert arguments(values) == ("--model", "x") and values["alias"] == ("--alias", "z")
+    assert arguments(values) == ("--model", "x") and values["aliases"] == ("--alias", "z")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from pyllama.errors import ModelError
+from pyllama.parameters.serving import Listening
+from pyllama.server.request.options import ServerOptions
 from pyllama_cli.commands import serve
 from pyllama_cli.options.options import ContextOptions
+from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.server_presets import PRESETS
 from pyllama_cli.options.speculative import SpeculativeOptions
 
@@ -46,6 +49,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parsed(kind: Any, *args: str) -> Any:
     with serve.command.make_context("serve", [*args]) as context:
         return kind.from_click(context.params)
+
+
+def own(*args: str) -> serve.ServeOptions:
+    with serve.command.make_context("serve", [*args]) as context:
+        return from_options(serve.ServeOptions, context.params)
+
+
+def settings(*args: str) -> ServerOptions:
+    with serve.command.make_context("serve", [*args]) as context:
+        options = from_options(serve.ServeOptions, context.params)
+        return options.server(context.params, serve.listening_of(context.params))
+
+
+def listening(*args: str) -> Listening:
+    with serve.command.make_context("serve", [*args]) as context:
+        return serve.listening_of(context.params)
 
 
 @pytest.mark.parametrize("is_json", [False, True])
@@ -187,8 +206,7 @@ def test_wrong_options(model: Path, args: list[str], message: str) -> None:
 
 def test_names_of_hosts_are_checked_on_this_machine_alone() -> None:
     def names(*args: str) -> tuple[str, ...] | None:
-        found: tuple[str, ...] | None = parsed(serve.NetworkOptions, *args).names()
-        return found
+        return settings(*args).allowed_hosts
 
     assert names() == names("--host", "::1,localhost") == names("--host", "/run/x.sock") == ()
     assert names("--host", "0.0.0.0") is names("--allowed-hosts", "*") is None
@@ -198,16 +216,16 @@ def test_names_of_hosts_are_checked_on_this_machine_alone() -> None:
 def test_keys_and_origins(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("c\n\n d \n")
-    options = parsed(serve.NetworkOptions, "--api-key", "a,b", "--api-key-file", os.fspath(file))
-    assert options.keys() == ("a", "b", "c", "d")
-    assert options.origins() == ""
-    assert parsed(serve.NetworkOptions, "--tools", "all").origins() == "localhost"
+    options = settings("--api-key", "a,b", "--api-key-file", os.fspath(file))
+    assert options.api_keys == ("a", "b", "c", "d")
+    assert options.cors_origins == ""
+    assert settings("--tools", "all").cors_origins == "localhost"
 
 
 @pytest.mark.parametrize("given", ["", ",", "a,", " , b"])
 def test_empty_keys_are_an_error(given: str) -> None:
     with pytest.raises(click.UsageError, match=r"--api-key: got .* an empty key"):
-        parsed(serve.NetworkOptions, "--api-key", given).keys()
+        settings("--api-key", given)
 
 
 def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
@@ -215,12 +233,12 @@ def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
     for text in ("", "\n \n"):
         file.write_text(text)
         with pytest.raises(click.UsageError, match="has no key in it"):
-            parsed(serve.NetworkOptions, "--api-key-file", os.fspath(file)).keys()
+            settings("--api-key-file", os.fspath(file))
 
 
 def test_slots_share_cells_unless_their_number_is_given() -> None:
     def shape(*args: str) -> tuple[int, bool]:
-        options = parsed(serve.ServeOptions, *args)
+        options = own(*args)
         return options.n_slots, options.is_unified
 
     assert shape() == (4, True) and shape("-np", "3") == (3, False)
@@ -229,7 +247,7 @@ def test_slots_share_cells_unless_their_number_is_given() -> None:
 
 def test_prompts_in_memory() -> None:
     def store(*args: str) -> Any:
-        return parsed(serve.ServeOptions, *args).prefixes()
+        return own(*args).prefixes()
 
     assert store("-cram", "0") is None
     assert store("-cram", "3").max_bytes == 3 << 20 and store("-cram", "3").save_idle
@@ -241,12 +259,12 @@ def test_prompts_in_memory() -> None:
 def test_a_template_is_given_once(tmp_path: Path) -> None:
     file = tmp_path / "t"
     file.write_text("{{ messages }}")
-    assert parsed(serve.ServeOptions, "--chat-template-file", str(file)).template()
+    assert settings("--chat-template-file", str(file)).chat_template == "{{ messages }}"
     both = ["--chat-template-file", str(file), "--chat-template", "chatml"]
     with pytest.raises(click.UsageError, match="not both"):
-        parsed(serve.ServeOptions, *both).template()
-    options = parsed(serve.ServeOptions, "--reasoning", "off")
-    assert options.template_values() == {"enable_thinking": False}
+        settings(*both)
+    options = settings("--reasoning", "off")
+    assert options.template_values == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
@@ -260,9 +278,9 @@ def test_commands_of_the_deployment_files(file: str, command: re.Pattern[str]) -
     found = command.search((DEPLOY / file).read_text(encoding="utf-8"))
     assert found is not None
     program, *args = shlex.split(found[1].replace(",", ""))
-    options = parsed(serve.ServeOptions, *args)
+    options = own(*args)
     assert program == "pyllama-server" and options.log_jsonl
-    assert parsed(serve.NetworkOptions, *args).port == 8080
+    assert listening(*args).port == 8080
 
 
 def test_presets_for_editors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,8 +310,8 @@ def test_presets_for_editors(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_presets_are_defaults(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes(*args: str) -> tuple[int, int, int, int]:
         found = parsed(ContextOptions, flag, *args)
-        port = parsed(serve.NetworkOptions, flag, *args).port
-        return port, found.batch_size, found.ubatch_size, found.ctx_size
+        port = listening(flag, *args).port
+        return port, found.n_batch, found.n_ubatch, found.n_ctx
 
     assert sizes() == (8012, 1024, 1024, 0)
     assert sizes("--port", "9", "-c", "512") == (9, 1024, 1024, 512)

@@ -16,7 +16,7 @@ from pyllama.runtime.model import Model
 from pyllama.speculative import draft_model, names
 from pyllama.speculative.lookup_cache import NgramCache
 from pyllama_cli.commands import completion, lookup, parallel, speculative, tokenize
-from pyllama_cli.options.speculative import DRAFT_HEAD_TYPES, SPEC_TYPES, SpeculativeOptions
+from pyllama_cli.options.speculative import SPEC_TYPES, SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..tiers import some
@@ -55,7 +55,6 @@ def without_colors(text: str) -> str:
 
 def test_types_are_those_of_the_library() -> None:
     assert (*names.DRAFTERS, names.DRAFT_MODEL) == SPEC_TYPES
-    assert DRAFT_HEAD_TYPES == names.UNSUPPORTED
     defaults, options = inspect.signature(draft_model).parameters, SpeculativeOptions()
     assert defaults["p_min"].default == options.draft_p_min
     assert defaults["p_split"].default == options.draft_p_split
@@ -347,9 +346,9 @@ def test_wrong_draft_models_are_found_before_the_target_is_loaded(
     loaded: list[str] = []
     load = Model.load
 
-    def recorded(path: Path, **options: object) -> Model:
+    def recorded(path: Path, *args: Any, **options: Any) -> Model:
         loaded.append(path.name)
-        return load(path, **options)  # type: ignore[arg-type]
+        return load(path, *args, **options)
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Model, "load", recorded)

@@ -18,7 +18,8 @@ from pyllama_cli.tool import LazyGroup
 
 MADE = ("spec_ngram_", "draft_")  # the rest of the name is put together
 ROOT = Path(__file__).parents[2]
-READERS = (ROOT / "cli", ROOT / "pyllama/convert")  # the second takes its command's options whole
+# the table makes options and takes their values by name; convert takes its options whole
+READERS = (ROOT / "cli", ROOT / "pyllama/parameters", ROOT / "pyllama/convert")
 
 
 def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama import Context, Llama, Model
 from pyllama.llama import llama as llama_module
+from pyllama.runtime.model import LoadOptions
 
 from .fake_context import TEXT, FakeContext, FakeModel
 from .models import Spec, random_weights, write_model
@@ -51,8 +52,8 @@ def reciting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., L
     def llama(text: str = TEXT, **options: Any) -> Llama:
         model = FakeModel(text)
 
-        def load(path: Path, **given: Any) -> FakeModel:
-            model.given = given
+        def load(path: Path, options: LoadOptions) -> FakeModel:
+            model.given = options
             return model
 
         loader = type("Model", (), {"load": staticmethod(load)})

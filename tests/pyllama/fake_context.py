@@ -10,17 +10,17 @@ depends on every token in the cache, so a wrong cache shows in the logits.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
 from pyllama.errors import BatchError, ContextFull
 from pyllama.runtime.batch import Batch
-from pyllama.runtime.overrides import Overrides
+from pyllama.runtime.params import ContextParams
 from pyllama.tokenizer import load_tokenizer
 
 from .tokenizer.vocabularies import spm
@@ -119,16 +119,16 @@ class FakeKV:
 
 
 class FakeContext:
-    def __init__(
-        self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
-        n_threads: int | None = None, n_threads_batch: int | None = None,
-        type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
-        swa_full: bool = False, overrides: Overrides | None = None, n_seq_max: int = 1,
-        unified: bool = True, offload_kqv: bool = True,
-    ) -> None:  # fmt: skip
-        given = {k: v for k, v in locals().items() if k not in ("self", "model")}
+    def __init__(self, model: Any, params: ContextParams | None = None, **fields: Any) -> None:
+        given = replace(params or ContextParams(), **fields)
         self.given = given  # for a test of the options
-        self.model, self.types, self.overrides = model, (type_k, type_v), overrides
+        self.model, self.types, self.overrides = (
+            model,
+            (given.type_k, given.type_v),
+            given.overrides,
+        )
+        n_ctx, n_batch, n_ubatch = given.n_ctx, given.n_batch, given.n_ubatch
+        n_threads, n_seq_max = given.n_threads, given.n_seq_max
         self.hparams = model.hparams
         self.n_ctx = self.n_ctx_seq = n_ctx or model.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch

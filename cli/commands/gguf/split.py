@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from ...options.options import INT32_MAX, ByteCount, Number
+from ...options.options import ByteCount
+from ...options.parameters import INT32_MAX, Number
 from ...output import progress_bar, write_line
 from ...tool import Program, version_option
 from .files import gguf_argument

@@ -106,13 +106,13 @@ def _budget(model: Model, chosen: PlanOptions, sizes: ContextOptions, sparse: st
     from pyllama.inspect.graph_export import drawn_graph
     from pyllama.sparsity.plan import MemoryBudget
 
-    n_ctx = sizes.ctx_size or model.hparams.n_ctx_train
+    n_ctx = sizes.n_ctx or model.hparams.n_ctx_train
     return MemoryBudget(
         int(chosen.vram_budget * 2**30),
         n_ctx,
-        GGMLType[sizes.cache_type_k.upper()],
-        GGMLType[sizes.cache_type_v.upper()],
-        compute_bytes=drawn_graph(model.path, min(sizes.ubatch_size, n_ctx), sparse).plan.size,
+        GGMLType[sizes.type_k.upper()],
+        GGMLType[sizes.type_v.upper()],
+        compute_bytes=drawn_graph(model.path, min(sizes.n_ubatch, n_ctx), sparse).plan.size,
     )
 
 

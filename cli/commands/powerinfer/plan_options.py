@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 
 from ...help_pages import stack
-from ...options.options import INT32_MAX, Group, Number
+from ...options.options import Group
+from ...options.parameters import INT32_MAX, Number
 
 _PATH = click.Path(path_type=Path)
 _POSITIVE = Number(1e-6, kind=float)

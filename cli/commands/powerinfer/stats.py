@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters.loading import MAX_THREADS
+
 from ...loading import load_model
-from ...options.options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_options
+from ...options.options import ModelOptions, model_options
+from ...options.parameters import INT32_MAX, Number
 from ...options.prompt import PromptOptions, escape_option, prompt_options
 from ...output import progress_bar, write
 from ...paths import writable

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pyllama.parameters.sampling import RANDOM_SEED
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.samplers.dist import FinalDraw
 
 WIDTH, PEAK, SHARPNESS = np.float32(0.3), np.float32(5), np.float32(10)

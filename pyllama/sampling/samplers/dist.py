@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pyggml.compiler.jit import inline_strict, jitted
 from pyggml.compiler.pointers import f32_ptr
+from pyllama.parameters.sampling import RANDOM_SEED
 from pyllama.sampling.candidates import Candidates, weight
-from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.top import Floats
 

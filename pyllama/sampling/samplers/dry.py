@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pyggml.compiler.jit import jitted
 from pyggml.compiler.pointers import i32_ptr
 from pyllama.errors import SamplingError
+from pyllama.parameters.sampling import SamplingParams
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 if TYPE_CHECKING:

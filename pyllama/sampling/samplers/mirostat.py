@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pyllama.parameters.sampling import RANDOM_SEED
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.float_math import log_of, sum_of
-from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.samplers.dist import FinalDraw
 
 MAX_INT32 = 2**31 - 1

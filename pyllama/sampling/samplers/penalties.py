@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pyllama.parameters.sampling import SamplingParams
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.compiler.jit import inline_strict
+from pyllama.parameters.sampling import LARGEST
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.float_math import entropy_of, log32, log_of
-from pyllama.sampling.params import LARGEST
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 SMALLEST = 1e-30  # float32 logits divided by less may overflow: treated as greedy

@@ -24,9 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +32,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ...parameters.serving import Listening
 from ..request.errors import ApiError
 
 MAX_HEADER_BYTES = 1 << 16
@@ -48,34 +47,6 @@ _SWITCH_S = 0.0005
 
 Drain = Callable[[float], Awaitable[None]]
 Leave = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where and how to listen.
-
-    Attributes:
-        hosts: addresses or names, or paths of Unix sockets that end with ``.sock``.
-        port: of all addresses; 0 for any free one.
-        ssl_key, ssl_cert: files of a TLS key and certificate; None without TLS.
-        header_s, body_s: seconds within which the headers, and then the body, must arrive; a client
-            that reads nothing of a waiting response for ``body_s`` is cut off.
-        keep_alive_s: seconds that a connection may wait for its next request.
-        shutdown_s: seconds from a signal to the end, at least 1.
-        max_connections: of all addresses; more get a 503.
-        reuse_port: whether other processes may listen there too.
-    """
-
-    hosts: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 8080
-    ssl_key: Path | None = None
-    ssl_cert: Path | None = None
-    header_s: float = 20.0
-    body_s: float = 60.0
-    keep_alive_s: int = 30
-    shutdown_s: int = 10
-    max_connections: int = 4096
-    reuse_port: bool = False
 
 
 class TimedProtocol(HttpToolsProtocol):

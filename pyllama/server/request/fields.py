@@ -13,13 +13,14 @@ nothing reads changes nothing: the client is told of it by a header.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
+from ...parameters import INT32_MAX, Json, Parameter, rows
 from .errors import ApiError
 
 T = TypeVar("T")
-INT32_MAX = 2**31 - 1
+_READ = ("int", "float", "bool", "str")
 _ABSENT = object()
 
 
@@ -161,6 +162,56 @@ class Fields:
                 self._refuse(name, f"must be a finite number, got {_shown(value)}")
             value = int(value)
         return int(self._in_range(name, value, low, high, clamp))
+
+    def given(
+        self,
+        table: type,
+        *,
+        but: Collection[str] = (),
+        is_own: bool = True,
+        high: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """The values of a table of parameters that are there, by their rows' names.
+
+        Lists and objects are not read.
+
+        Args:
+            but: rows that are not read.
+            is_own: whether the response has llama.cpp's own format, which some fields change.
+            high: upper limits that only the server knows, by the rows' names.
+        """
+        found: dict[str, Any] = {}
+        for row in rows(table).values():
+            if row.json is None or row.kind not in _READ or row.name in but:
+                continue
+            if row.json.is_own and not is_own:
+                continue
+            name, value = self._find(row.json.names[0], row.json.names[1:])
+            if value is not _ABSENT:
+                self._read(found, row, row.json, name, (high or {}).get(row.name, row.json.high))
+        return found
+
+    def _read(
+        self, found: dict[str, Any], row: Parameter, json: Json, name: str, high: float
+    ) -> None:
+        low, clamp = json.low, json.outside == "clamp"
+        if row.kind == "bool":
+            found[row.name] = self.flag(name)
+        elif row.kind == "str":
+            found[row.name] = self.get(name, "", str)
+        elif json.outside == "wrap":
+            found[row.name] = self.modulo(name, 0, int(high) + 1)
+        elif row.kind == "int":
+            ints = max(low, -INT32_MAX), min(high, INT32_MAX)
+            found[row.name] = self.whole(name, 0, low=int(ints[0]), high=int(ints[1]), clamp=clamp)
+        elif json.outside != "leave out":
+            found[row.name] = self.number(name, 0.0, low=low, high=high, clamp=clamp)
+        else:
+            number = self.number(name, 0.0)
+            if low <= number <= high:
+                found[row.name] = number
+            else:
+                self.leave_out(name)
 
     def modulo(self, name: str, default: int, n: int) -> int:
         """A whole number of any size, modulo ``n``, as a conversion to unsigned in C."""

@@ -10,30 +10,24 @@ bounds are far over what clients send.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from ...parameters import Size, rows
+from ...parameters.generation import RequestParams
+from ...parameters.sampling import SamplingParams
 from .errors import ApiError
-
-
-class Size(NamedTuple):
-    """The most elements of a list or an object, and the most characters of all texts in it."""
-
-    items: int
-    chars: int
-
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS: Mapping[str, Size] = {
-    # each token is compared with them, or a sampler is made of them
-    "dry_sequence_breakers": Size(128, 4 * KIB),
-    "samplers": Size(32, 512),
-    "stop": Size(256, 16 * KIB),
-    "stop_sequences": Size(256, 16 * KIB),
-    "logit_bias": Size(16 * KIB, 16 * KIB),
+    **{
+        name: row.json.size
+        for table in (SamplingParams, RequestParams)
+        for row in rows(table).values()
+        if row.json is not None and row.json.size is not None
+        for name in (*row.json.names, *filter(None, (row.json.anthropic, row.json.ollama)))
+    },
     "grammar_triggers": Size(256, 16 * KIB),
     "reasoning_budget_message": Size(1, 4 * KIB),
-    # each response has them
-    "response_fields": Size(128, 8 * KIB),
     "model": Size(1, KIB),
     # they are tokenized before their length in tokens is known
     "input_prefix": Size(64 * KIB, MIB),

@@ -3,7 +3,7 @@
     options = read_completion(Fields(body), server_options, tokenizer, n_slots)
     options.settings()                             # "generation_settings" of a response
 
-One table has the samplers' fields, with llama-server's names, ranges and defaults.
+`pyllama.parameters` has the fields of numbers and switches, with llama-server's names and ranges.
 """
 
 from __future__ import annotations
@@ -11,90 +11,44 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...grammar import Grammar, Trigger
-from ...sampling import SamplingParams
-from ...sampling.chain import DEFAULT_SAMPLERS, LETTERS, sampler_name
-from ...sampling.params import RANDOM_SEED
+from ...parameters import rows
+from ...parameters.generation import GenerationParams, RequestParams
+from ...parameters.sampling import DEFAULT_SAMPLERS, LETTERS, SamplingParams
+from ...sampling import sampler_name
 from ...tokenizer import Tokenizer
 from .errors import ApiError
-from .fields import INT32_MAX, Fields
+from .fields import Fields
 from .options import ServerOptions
 
-
-class _Field(NamedTuple):
-    """A field of the API, and that of `SamplingParams` which it sets."""
-
-    name: str
-    param: str
-    kind: type
-    low: float = -math.inf
-    high: float = math.inf
-    clamp: bool = True
-
-
-_FIELDS = (
-    _Field("temperature", "temp", float, 0.0),
-    _Field("dynatemp_range", "dynatemp_range", float),
-    _Field("dynatemp_exponent", "dynatemp_exponent", float),
-    _Field("top_k", "top_k", int, 0),
-    _Field("top_p", "top_p", float, 0.0, 1.0),
-    _Field("min_p", "min_p", float, 0.0, 1.0),
-    _Field("top_n_sigma", "top_n_sigma", float),
-    _Field("xtc_probability", "xtc_probability", float, 0.0, 1.0),
-    _Field("xtc_threshold", "xtc_threshold", float, 0.0, 1.0),
-    _Field("typical_p", "typical_p", float),
-    _Field("repeat_last_n", "repeat_last_n", int, -1, clamp=False),
-    _Field("repeat_penalty", "repeat_penalty", float),
-    _Field("presence_penalty", "presence_penalty", float),
-    _Field("frequency_penalty", "frequency_penalty", float),
-    _Field("dry_multiplier", "dry_multiplier", float),
-    _Field("dry_base", "dry_base", float),
-    _Field("dry_allowed_length", "dry_allowed_length", int, 0, clamp=False),
-    _Field("dry_penalty_last_n", "dry_penalty_last_n", int, 0, clamp=False),
-    _Field("mirostat", "mirostat", int, 0, 2),
-    _Field("mirostat_tau", "mirostat_tau", float),
-    _Field("mirostat_eta", "mirostat_eta", float),
-    _Field("adaptive_target", "adaptive_target", float, high=1.0),
-    _Field("adaptive_decay", "adaptive_decay", float, 0.0, 0.99, clamp=False),
-    _Field("min_keep", "min_keep", int, 0, clamp=False),
-)
 _REASONING = {"auto": "deepseek"}  # what it means
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 CONTENT_ONLY = "Content-only"  # llama.cpp's name of a reply without calls
-MAX_PROBS = 100  # of n_probs, so that writing a response does not stop the others
 
 
-@dataclass(frozen=True)
-class CompletionOptions:
-    """What a request asks of its texts; see llama-server's README for the fields' meanings."""
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions(RequestParams):
+    """What a request asks of its texts, with what was read of their conversation.
+
+    Attributes:
+        params: sampling.
+        include_usage: whether a stream ends with the counts of tokens.
+        grammar: grammar of the text.
+        shown: control tokens whose text is needed.
+        logit_bias: the biases to report.
+        chat_format: name of the format of tool calls that the reply is read by.
+        generation_prompt: the end of the prompt, after the conversation.
+        drafters: names of the drafters.
+    """
 
     params: SamplingParams
-    n_predict: int = -1
-    n_keep: int = 0
-    n_discard: int = 0
-    n_indent: int = 0
-    stop: tuple[str, ...] = ()
-    stream: bool = False
     include_usage: bool = False
-    timings_per_token: bool = False
-    return_tokens: bool = False
-    return_progress: bool = False
-    cache_prompt: bool = True
-    id_slot: int = -1
-    n_probs: int = 0
-    post_sampling_probs: bool = False
-    max_predict_ms: int = -1
-    sse_ping_s: int = 30
-    response_fields: tuple[str, ...] = ()
     grammar: Grammar | None = None
     shown: frozenset[int] = frozenset()
-    verbose: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    reasoning_format: str = "auto"
-    reasoning_control: bool = False
     chat_format: str = CONTENT_ONLY
     generation_prompt: str = ""
     drafters: tuple[str, ...] = ()
@@ -105,8 +59,12 @@ class CompletionOptions:
         Source: llama.cpp, ``task_params::to_json``.
         """
         params = self.params
-        found: dict[str, Any] = {"seed": params.seed % (1 << 32)}
-        found |= {f.name: getattr(params, f.param) for f in _FIELDS if f.name != "min_keep"}
+        found: dict[str, Any] = {
+            row.json.names[0]: getattr(params, row.name)
+            for row in rows(SamplingParams).values()
+            if row.json is not None and row.kind in ("int", "float") and row.name != "n"
+        }
+        found["seed"] = params.seed % (1 << 32)
         if whole:
             found["dry_sequence_breakers"] = list(params.dry_sequence_breakers)
             found["stop"] = list(self.stop)
@@ -118,7 +76,6 @@ class CompletionOptions:
             "ignore_eos": params.ignore_eos,
             "stream": self.stream,
             "n_probs": self.n_probs,
-            "min_keep": params.min_keep,
             "chat_format": self.chat_format,
             "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
             "reasoning_in_content": self.stream and self.reasoning_format == "deepseek-legacy",
@@ -171,16 +128,10 @@ class FromChat:
 def default_options(options: ServerOptions) -> CompletionOptions:
     """The options of a request without any fields."""
     return CompletionOptions(
-        options.sampling,
-        n_predict=options.n_predict,
-        n_keep=options.n_keep,
-        stop=options.stop,
-        cache_prompt=options.cache_prompt,
-        sse_ping_s=options.sse_ping_s,
+        params=options.sampling,
         grammar=options.grammar,
-        verbose=options.verbose,
-        reasoning_format=options.reasoning_format,
         drafters=options.drafters,
+        **{name: getattr(options, name) for name in rows(GenerationParams)},
     )
 
 
@@ -205,73 +156,39 @@ def read_completion(
     chat = chat or FromChat()
     if fields.get("lora", [], list):
         raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
-    n_probs = chat.n_probs
-    if n_probs is None:
-        n_probs = fields.whole("n_probs", 0, high=MAX_PROBS, also=("logprobs",))
-    usage = fields.inner("stream_options")
-    verbose = fields.flag("verbose", options.verbose)
-    is_own = is_own or verbose
-    post = fields.flag("post_sampling_probs")
-    bias = _logit_bias(fields, tokenizer)
-    params, shown_bias = _sampling(fields, options.sampling, tokenizer, bias)
-    fields_of_params: dict[str, Any] = {
-        "n": fields.whole("n_cmpl", 1, low=1, high=n_slots, also=("n",)),
-        "logprobs": n_probs if n_probs > 0 and not post else None,
-        **chat.params,
-    }
+    is_own = is_own or fields.flag("verbose", options.verbose)
+    probs = {} if chat.n_probs is None else {"n_probs": chat.n_probs}
+    high = {"id_slot": n_slots - 1}
+    given = probs | fields.given(RequestParams, but=[*probs], is_own=is_own, high=high)
+    asked = replace(default_options(options), **given)
+    n_probs, bias = max(0, asked.n_probs), _logit_bias(fields, tokenizer)
+    params, shown_bias = _sampling(fields, options.sampling, tokenizer, bias, n_slots)
+    logprobs = n_probs if n_probs > 0 and not asked.post_sampling_probs else None
     stop = fields.texts("stop")
-    response_fields = fields.texts("response_fields") if is_own else None
-    return CompletionOptions(
-        replace(params, **fields_of_params),
-        n_predict=fields.whole(
-            "n_predict", options.n_predict, low=-1, also=("max_completion_tokens", "max_tokens")
-        ),
-        n_keep=fields.whole("n_keep", options.n_keep, low=-1),
-        n_discard=fields.whole("n_discard", 0, low=0),
-        n_indent=fields.whole("n_indent", 0, low=0),
+    return replace(
+        asked,
+        params=replace(params, logprobs=logprobs, **chat.params),
+        n_probs=n_probs,
         stop=(*(tuple(s for s in stop or () if s) or options.stop), *chat.stop),
-        stream=fields.flag("stream"),
-        include_usage=usage.flag("include_usage"),
-        timings_per_token=fields.flag("timings_per_token"),
-        return_tokens=is_own and fields.flag("return_tokens"),
-        return_progress=fields.flag("return_progress"),
-        cache_prompt=fields.flag("cache_prompt", options.cache_prompt),
-        id_slot=fields.whole("id_slot", -1, low=-1, high=n_slots - 1),
-        n_probs=max(0, n_probs),
-        post_sampling_probs=post,
-        max_predict_ms=fields.whole("t_max_predict_ms", -1, low=-1),
-        sse_ping_s=fields.whole("sse_ping_interval", options.sse_ping_s, low=-1),
-        response_fields=response_fields or (),
+        include_usage=fields.inner("stream_options").flag("include_usage"),
+        response_fields=(fields.texts("response_fields") if is_own else None) or (),
         grammar=chat.grammar or _grammar(fields, tokenizer) or options.grammar,
         shown=chat.shown,
-        verbose=verbose,
         logit_bias=shown_bias,
-        reasoning_format=fields.get("reasoning_format", options.reasoning_format, str),
-        reasoning_control=fields.flag("reasoning_control"),
         chat_format=chat.chat_format,
         generation_prompt=chat.generation_prompt,
-        drafters=options.drafters,
     )
 
 
 def _sampling(
-    fields: Fields, defaults: SamplingParams, tokenizer: Tokenizer, bias: list[tuple[int, float]]
+    fields: Fields,
+    defaults: SamplingParams,
+    tokenizer: Tokenizer,
+    bias: list[tuple[int, float]],
+    n_slots: int,
 ) -> tuple[SamplingParams, tuple[tuple[int, float], ...]]:
     """The sampling parameters, and the biases to report."""
-    given: dict[str, Any] = {}
-    for name, param, kind, low, high, clamp in _FIELDS:
-        if not fields.has(name):
-            continue
-        if kind is int:
-            low_int = -INT32_MAX if low == -math.inf else int(low)
-            high_int = INT32_MAX if high == math.inf else int(high)
-            given[param] = fields.whole(name, 0, low=low_int, high=high_int, clamp=clamp)
-        else:
-            given[param] = fields.number(name, 0.0, low=low, high=high, clamp=clamp)
-    if given.get("dry_base", 1.0) < 1.0:
-        del given["dry_base"]
-        fields.leave_out("dry_base")
-    given["seed"] = fields.modulo("seed", defaults.seed, RANDOM_SEED + 1)
+    given = {"n": 1, **fields.given(SamplingParams, high={"n": n_slots})}
     breakers = fields.texts("dry_sequence_breakers")
     if breakers is not None:
         if not breakers:
@@ -279,14 +196,12 @@ def _sampling(
         given["dry_sequence_breakers"] = breakers
     if fields.has("samplers"):
         given["samplers"] = _samplers(fields.body["samplers"])
-    ignore_eos = fields.flag("ignore_eos", defaults.ignore_eos)
-    given["ignore_eos"] = ignore_eos
     biases = dict(defaults.logit_bias) if not fields.has("logit_bias") else {}
     for token, value in bias:
         biases[token] = biases.get(token, 0.0) + value
     given["logit_bias"] = biases
     shown = [*biases.items()]
-    if ignore_eos:
+    if given.get("ignore_eos", defaults.ignore_eos):
         shown += [(token, -math.inf) for token in sorted(tokenizer.eog)]
     return replace(defaults, **given), tuple(shown)
 

@@ -24,7 +24,7 @@ from pyggml import __version__
 
 from ...chat.formats import LLAMA_CPP_FORMATS, ChatFormat, ChatFormats
 from ...engine import Engine, Request
-from ...sampling.chain import DEFAULT_SAMPLERS
+from ...parameters.sampling import DEFAULT_SAMPLERS
 from ..page.graph_page import GraphQuery
 from ..request.errors import ApiError, prompt_too_long
 from ..request.fields import Fields

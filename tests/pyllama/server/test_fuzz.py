@@ -31,8 +31,8 @@ from benchmarks.malformed import (
 )
 from benchmarks.soak_serve import Run, answer, huge, slow, verdict
 from pyllama import Model
+from pyllama.parameters.serving import MIB
 from pyllama.server.app import ROUTES
-from pyllama.server.request.options import MIB
 from pyllama.server.worker.served import ServedModel
 from pyllama.tokenizer import Tokenizer
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....chat.turn import Turn
+from ....parameters.generation import names_in
 from ...http.sse import JsonResponse, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
@@ -20,6 +21,7 @@ from ...worker.stream import Stream
 from ..openai.chat import PreparedChat, Replies, prepare_chat
 
 _DEFAULT_MAX_TOKENS = 4096
+_SAME = {**names_in("anthropic"), "chat_template_kwargs": "chat_template_kwargs"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # OpenAI's names
 _BILLING = re.compile(r"\A(x-anthropic-billing-header:.*?cch=)[^;]{5}(?=;)", re.DOTALL)
 
@@ -82,11 +84,8 @@ def to_openai(body: Body) -> Body:
             )
         if choice.flag("disable_parallel_tool_use"):
             converted["parallel_tool_calls"] = False
-    converted["stop"] = body.get("stop_sequences")
+    converted |= {new: body[old] for old, new in _SAME.items() if old in body}
     converted["max_tokens"] = fields.whole("max_tokens", _DEFAULT_MAX_TOKENS, low=0)
-    for name in ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed"):
-        if name in body:
-            converted[name] = body[name]
     thinking = fields.inner("thinking")
     kind = thinking.get("type", "", str)
     if kind == "enabled":

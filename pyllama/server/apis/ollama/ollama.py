@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....engine import TokenLogprob
+from ....parameters.generation import names_in
 from ...http.sse import JsonResponse, dump, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
@@ -26,15 +27,7 @@ from ..llama_cpp.infill import can_infill, check_infill, infill_prompt
 from ..openai.chat import PreparedChat, Replies, prepare_chat
 
 VERSION = "0.12.0"  # of Ollama's API that is spoken here
-_OPTIONS = {  # Ollama's names -> llama.cpp's
-    "num_predict": "n_predict",
-    "num_keep": "n_keep",
-}
-_SAME = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n",
-    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau",
-    "mirostat_eta",
-)  # fmt: skip
+_OPTIONS = names_in("ollama")
 _NAMES = {"reasoning_effort": "think", "chat_template_kwargs.enable_thinking": "think"}
 _MAX_TOP = 20  # of top_logprobs
 
@@ -158,9 +151,7 @@ def _image(data: Any) -> ApiError:
 def _converted(served: ServedModel, fields: Fields) -> dict[str, Any]:
     """The fields that both APIs have, with llama.cpp's names."""
     options = fields.inner("options")
-    converted: dict[str, Any] = {"stream": fields.flag("stream", True)}
-    converted |= {new: options.body[old] for old, new in _OPTIONS.items() if options.has(old)}
-    converted |= {name: options.body[name] for name in _SAME if options.has(name)}
+    converted = {"stream": fields.flag("stream", True), **to_llama_cpp(fields)}
     if options.whole("num_ctx", served.n_ctx) != served.n_ctx:
         options.leave_out("num_ctx")
     if isinstance(converted.get("n_predict"), int):
@@ -176,6 +167,12 @@ def _converted(served: ServedModel, fields: Fields) -> dict[str, Any]:
     elif format not in (None, ""):
         raise ApiError.invalid("Field 'format': must be \"json\" or a JSON schema")
     return converted
+
+
+def to_llama_cpp(fields: Fields) -> dict[str, Any]:
+    """The values of ``options`` by llama.cpp's names."""
+    options = fields.inner("options")
+    return {new: options.body[old] for old, new in _OPTIONS.items() if options.has(old)}
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:

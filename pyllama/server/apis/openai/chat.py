@@ -21,12 +21,14 @@ from ....chat.formats import ChatFormat
 from ....chat.reader import Delta, Message, Reader, ToolCall
 from ....chat.turn import Turn, TurnOptions
 from ....errors import SchemaError
+from ....parameters import INT32_MAX
+from ....parameters.generation import MAX_PROBS
 from ....tokenizer import Tokenizer
 from ...http.sse import JsonResponse, data_line, read_json, respond
 from ...request.errors import ApiError
-from ...request.fields import INT32_MAX, Fields
+from ...request.fields import Fields
 from ...request.refused_media import KINDS, refused
-from ...request.request_options import CONTENT_ONLY, MAX_PROBS, CompletionOptions, FromChat
+from ...request.request_options import CONTENT_ONLY, CompletionOptions, FromChat
 from ...worker.choice import Choice, Piece
 from ...worker.served import FINGERPRINT, ServedModel, random_id
 from ...worker.stream import Stream

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ....chat.reader import CallDelta, Message
 from ....chat.turn import Turn
+from ....parameters.generation import names_in
 from ...http.sse import JsonResponse, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
@@ -92,8 +93,7 @@ def to_chat(body: Body) -> Body:
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = {"name": choice.get("name", "")}
         converted["tool_choice"] = {"type": "function", "function": function}
-    if fields.has("max_output_tokens"):
-        converted["max_tokens"] = body["max_output_tokens"]
+    converted |= {new: body[old] for old, new in names_in("responses").items() if fields.has(old)}
     effort = fields.inner("reasoning").get("effort", "", str)
     if effort:
         converted["reasoning_effort"] = effort

@@ -1,0 +1,152 @@
+"""Options of click made of the table of parameters, and its dataclasses of their values.
+
+    @parameter_options(ContextParams, section="Context")
+    def command(**options: Any) -> None:
+        params = from_options(ContextParams, options)
+
+A row with flags becomes an option of the row's name. Numbers are checked here: every number is
+finite and in range.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pyllama.parameters import INT32_MAX as INT32_MAX
+from pyllama.parameters import Flags, Parameter, default_of, rows
+
+from ..help_pages import stack
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+_NAMED = re.compile(r"`([a-z_]+)`")
+
+
+class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A finite number in a range: an integer, or a float with ``kind=float``."""
+
+    name = "N"
+
+    def __init__(
+        self, minimum: float = -math.inf, maximum: float = math.inf, *, kind: type = int
+    ) -> None:
+        self.minimum, self.maximum, self.kind = minimum, maximum, kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | float:
+        """Return the number. NaN and infinity are refused, which a range alone would not do."""
+        try:
+            number: int | float = self.kind(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a {self._expected()}.", param, ctx)
+        if not (self.minimum <= number <= self.maximum and math.isfinite(number)):
+            self.fail(f"{value} is not a {self._expected()}.", param, ctx)
+        return number
+
+    def _expected(self) -> str:
+        kind = "whole number" if self.kind is int else "finite number"
+        if self.maximum == math.inf:
+            return kind if self.minimum == -math.inf else f"{kind} of at least {self.minimum:g}"
+        return f"{kind} from {self.minimum:.10g} to {self.maximum:.10g}"
+
+
+class Words(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Words that are separated by commas; empty ones are left out."""
+
+    name = "NAME,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the words."""
+        words = value.split(",") if isinstance(value, str) else value
+        return tuple(filter(None, (word.strip() for word in words)))
+
+
+def parameter_options(
+    table: type,
+    *,
+    first: Sequence[str] = (),
+    only: Collection[str] = (),
+    but: Collection[str] = (),
+    callbacks: Mapping[str, Callback] | None = None,
+    types: Mapping[str, click.ParamType[Any]] | None = None,
+    also: Sequence[str] = (),
+    section: str | None = None,
+    **defaults: Any,
+) -> Callable[[F], F]:
+    """Return the decorator of the options of a table's rows that have flags.
+
+    Args:
+        first: rows that a help page has first.
+        only, but: the rows, and those to leave out; all by default.
+        callbacks: parsers of values, by the last flag. What one returns is the value; those of
+            a row with several flags set it in ``ctx.params``.
+        types: of values that are no numbers, texts or paths, by the last flag.
+        also: further names of each flag.
+        section: of the help page.
+        defaults: of a tool, by the rows' names.
+    """
+    found = rows(table)
+    named = [name for name in dict.fromkeys((*first, *found)) if name not in but]
+    chosen = [found[name] for name in named if name in only or not only]
+    options = []
+    for one in chosen:
+        for flags in one.flags:
+            last, more = flags.names[-1], _settings(one, flags, found)
+            more["callback"] = (callbacks or {}).get(last)
+            if types and last in types:
+                more["type"] = types[last]
+            if one.name in defaults:
+                more["default"] = defaults[one.name]
+            if len(one.flags) > 1:  # the callbacks decide which flag's value counts
+                options.append(click.option(*flags.names, expose_value=False, **more))
+            else:
+                options.append(click.option(*also, *flags.names, one.name, **more))
+    return stack(*options, section=section)
+
+
+def from_options(table: type[T], options: Mapping[str, Any], **more: Any) -> T:
+    """The dataclass with the values of its options; those that are None keep their default."""
+    values = {name: options[name] for name, r in rows(table).items() if r.flags and name in options}
+    return table(**{name: value for name, value in values.items() if value is not None}, **more)
+
+
+def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The arguments of click.option."""
+    kind = row.kind.partition(" | ")[0]
+    more: dict[str, Any] = {
+        "help": _NAMED.sub(lambda match: flag_of(table[match[1]]), flags.help or row.help),
+        "default": default_of(row, flags),
+        "metavar": flags.metavar,
+    }
+    if kind == "int":
+        low = max(row.low, flags.low)
+        high = min(flags.high, INT32_MAX if row.high == math.inf else row.high)
+        more["type"] = Number(0 if low == -math.inf else low, high)
+    elif kind == "float":
+        more["type"] = Number(max(row.low, flags.low), min(row.high, flags.high), kind=float)
+    elif flags.choices:
+        more["type"] = click.Choice(flags.choices)
+    elif kind == "Path":
+        more["type"] = click.Path(path_type=Path)
+    elif kind == "bool" and "/" not in flags.names[0]:
+        more["is_flag"] = True
+    elif kind.startswith("tuple[str, ...]") and not flags.repeated:
+        more["type"] = Words()
+    if flags.repeated:
+        more |= {"multiple": True, "default": None}
+    return more
+
+
+def flag_of(row: Parameter) -> str:
+    """The first long flag of a row."""
+    return next(flag for flag in row.flags[0].names if flag.startswith("--"))
