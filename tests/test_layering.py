@@ -96,7 +96,6 @@ def targets(name: str) -> list[str]:
     return [target for _, target in index()[name]]
 
 
-@pytest.mark.xfail(reason="being rebuilt")
 def test_imports_go_to_lower_floors() -> None:
     up = [
         f"{name}:{line} (floor {floor(name)}) imports {target} (floor {floor(target)})"
@@ -131,7 +130,6 @@ def children_imports() -> dict[str, dict[str, set[str]]]:
     return folders
 
 
-@pytest.mark.xfail(reason="being rebuilt")
 def test_no_circle_of_files_or_folders() -> None:
     circles = []
     for folder, graph in children_imports().items():
@@ -142,7 +140,6 @@ def test_no_circle_of_files_or_folders() -> None:
     assert not circles
 
 
-@pytest.mark.xfail(reason="being rebuilt")
 def test_files_of_engine_and_server_are_short() -> None:
     lengths = {
         name: len(path.read_text(encoding="utf-8").splitlines())

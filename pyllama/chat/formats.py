@@ -29,7 +29,7 @@ from .llama_cpp_formats import NamedFormat
 from .llama_cpp_python_formats import TextFormat
 from .reasoning import Markers, State, check_format, find_markers, state_after
 from .template import JinjaTemplate, Messages
-from .tools import find_family
+from .tools import find_tool_call_format
 from .tools.definitions import Mode, Tool, parse_choice, parse_tools
 from .tools.grammar import ReplyRules, reply_grammar
 from .tools.history import for_template, instruction, read_messages, with_instruction
@@ -76,7 +76,9 @@ class ChatFormat:
         self._capabilities: Capabilities | None = None
         source = self.source
         self._markers = find_markers(source)
-        self._family = writer.family if isinstance(writer, ToolFormat) else find_family(source)
+        self._call_format = (
+            writer.call_format if isinstance(writer, ToolFormat) else find_tool_call_format(source)
+        )
 
     def turn(self, messages: Messages, options: TurnOptions) -> Turn:
         """Prepare the model's next reply.
@@ -88,7 +90,7 @@ class ChatFormat:
             TemplateError: an invalid message, tool or option, or an error of the template.
             SchemaError: a schema is invalid, or cannot be a grammar.
         """
-        family, own = self._family, self._own
+        call_format, own = self._call_format, self._own
         reasoning_format = check_format(options.reasoning_format)
         tools, choice = parse_tools(options.tools), options.tool_choice
         if choice is None and own is not None:
@@ -126,7 +128,7 @@ class ChatFormat:
             prefill = _beginning(final, thinking)
             prompt = self._extended(prompt, prefill)
         rules = ReplyRules(
-            family, named, mode, parallel, schema, thinking,
+            call_format, named, mode, parallel, schema, thinking,
             named[0] if begun and mode == "required" else None, self._split,
         )  # fmt: skip
         return Turn(
@@ -134,7 +136,7 @@ class ChatFormat:
             reply_grammar(rules),
             thinking,
             self._control_tokens(with_calls=mode != "none"),
-            family,
+            call_format,
             named if mode != "none" else (),
             reasoning_format,
             only_calls=mode == "required",
@@ -162,17 +164,17 @@ class ChatFormat:
         self, messages: list[dict[str, Any]], mode: Mode, named: Sequence[Tool], has_tools: bool
     ) -> list[dict[str, Any]]:
         """Messages in a form that the format writes, with an instruction to call these tools."""
-        given, family, own = read_messages(messages), self._family, self._own
+        given, call_format, own = read_messages(messages), self._call_format, self._own
         if own is not None and own.as_given:
             return messages
         if not has_tools and not any("tool_calls" in m or m["role"] == "tool" for m in given):
             return given
         can = self.capabilities()
-        given = for_template(given, family, can)
-        if mode == "none" or own is not None or (can.tools and family.lazy):
+        given = for_template(given, call_format, can)
+        if mode == "none" or own is not None or (can.tools and call_format.lazy):
             return given
         required = mode == "required"
-        told = instruction(family, named, required=required, describe=not can.tools)
+        told = instruction(call_format, named, required=required, describe=not can.tools)
         given = with_instruction(given, told)
         return given if self._takes_system() else _system_into_user(given)
 
@@ -217,7 +219,7 @@ class ChatFormat:
 
     def _control_tokens(self, *, with_calls: bool) -> frozenset[int]:
         """Control tokens in the markers of reasoning and tool calls."""
-        markers = [*self._family.markers] if with_calls else []
+        markers = [*self._call_format.markers] if with_calls else []
         if self._markers is not None:
             markers += [self._markers.start, self._markers.end]
         return frozenset(t for m in markers for t in self._split(m) if isinstance(t, int))

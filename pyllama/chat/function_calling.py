@@ -56,7 +56,7 @@ class ToolFormat:
     Attributes:
         write: writes the messages and the tools.
         reply: beginning of the assistant's reply.
-        family: format of the calls in a reply.
+        call_format: format of the calls in a reply.
         call_head: gives the text before the arguments of a call that is demanded by name.
         content_head: text before a reply that cannot be a call.
         stop: stop strings of the reply.
@@ -68,7 +68,7 @@ class ToolFormat:
 
     write: Callable[[ToolRequest], str]
     reply: str
-    family: ToolCallFormat
+    call_format: ToolCallFormat
     call_head: Callable[[str], str]
     content_head: str = ""
     stop: tuple[str, ...] = ()
@@ -334,4 +334,4 @@ def with_template(format: ToolFormat, template: JinjaTemplate) -> ToolFormat:
     """A format that writes with the model's own template, of the version that this is for."""
     if format not in (_V1, _V2):
         return format
-    return replace(_V1 if _V1.family.detect(template.source) else _V2, template=template)
+    return replace(_V1 if _V1.call_format.detect(template.source) else _V2, template=template)

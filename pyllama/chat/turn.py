@@ -82,7 +82,7 @@ class Turn:
     grammar: ReplyGrammar | None
     thinking: tuple[Markers, State] | None
     shown: frozenset[int]
-    family: ToolCallFormat
+    call_format: ToolCallFormat
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
     only_calls: bool = False
@@ -131,7 +131,7 @@ class Turn:
         if self.thinking is not None:
             yield from read_reasoning(reader, *self.thinking, self.reasoning_format)
         reader.only_calls = self.only_calls
-        yield from self.family.read(reader, [tool.name for tool in self.tools])
+        yield from self.call_format.read(reader, [tool.name for tool in self.tools])
 
 
 def response_schema(response_format: Any) -> ResponseSchema | None:

@@ -1,9 +1,10 @@
-"""Tool calls: what a template's models write when they call a tool, by family of templates.
+"""Tool calls: what a template's models write when they call a tool.
 
-    family = find_family(template_source)          # HERMES, LLAMA3, ...; GENERIC for all others
-    yield from family.read(reader, names)
+    call_format = find_tool_call_format(source)    # HERMES, LLAMA3, ...; GENERIC for all others
+    yield from call_format.read(reader, names)
 
-A family is an object in a file of its own (see `call_format.Family`), and a line in ``FAMILIES``.
+A format is an object in a file of its own (see `call_format.ToolCallFormat`), and a line in
+``TOOL_CALL_FORMATS``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .mistral import MISTRAL_ARRAY, MISTRAL_NAMED
 from .recipient import FUNCTIONS
 from .section import SECTIONS
 
-FAMILIES: tuple[ToolCallFormat, ...] = (
+TOOL_CALL_FORMATS: tuple[ToolCallFormat, ...] = (
     FUNCTIONARY_32,
     FUNCTIONARY_31,
     FUNCTIONARY_2,
@@ -37,9 +38,9 @@ FAMILIES: tuple[ToolCallFormat, ...] = (
     LLAMA3,
     GENERIC,
 )
-"""All families; the first that detects a template is used."""
+"""All formats; the first that detects a template is used."""
 
 
-def find_family(source: str) -> ToolCallFormat:
-    """The family of a template, by its source."""
-    return next(family for family in FAMILIES if family.detect(source))
+def find_tool_call_format(source: str) -> ToolCallFormat:
+    """The format of a template, by its source."""
+    return next(call_format for call_format in TOOL_CALL_FORMATS if call_format.detect(source))

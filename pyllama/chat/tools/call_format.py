@@ -28,10 +28,10 @@ _MAX_FIELDS = 1024  # of a JSON call before the name; bounds the time of texts t
 
 
 class ToolCallFormat(Protocol):
-    """The format of tool calls in a family of chat templates.
+    """The format of tool calls of some chat templates.
 
     Attributes:
-        name: name of the family.
+        name: of the format.
         lazy: whether calls may follow free text; if not, the format rules the whole reply.
         markers: texts around calls and content, which may be control tokens.
     """
@@ -237,10 +237,10 @@ class NamedCall:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A family of formats with markers.
+    """A format with markers.
 
     Attributes:
-        name: name of the family.
+        name: of the format.
         detects: whether a template's source uses the format.
         call: form of a call.
         section: markers around all calls.

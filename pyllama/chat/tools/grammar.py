@@ -1,6 +1,6 @@
 """The grammar of a reply: tool calls, a response format, and free reasoning before them.
 
-    wish = ReplyRules(family, tools, mode="required")
+    wish = ReplyRules(call_format, tools, mode="required")
     text, triggers = reply_grammar(wish)
 
 ``mode="auto"`` without a response format gives a lazy grammar: free text until a trigger.
@@ -39,7 +39,7 @@ class ReplyRules:
     """What a reply must consist of.
 
     Attributes:
-        family: format of tool calls.
+        call_format: format of tool calls.
         tools: the tools that may be called.
         mode: whether one may or must be called.
         parallel: whether a reply may have several calls.
@@ -49,7 +49,7 @@ class ReplyRules:
         split: splits markers at control tokens.
     """
 
-    family: ToolCallFormat
+    call_format: ToolCallFormat
     tools: tuple[Tool, ...] = ()
     mode: Mode = "none"
     parallel: bool = False
@@ -65,19 +65,19 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
     Raises:
         SchemaError: a schema is invalid, or is strict and cannot be a grammar.
     """
-    family, mode, schema = given.family, given.mode, given.schema
+    call_format, mode, schema = given.call_format, given.mode, given.schema
     if mode == "none" and schema is None:
         return None
     rules = ToolRules(given.split)
     if given.begun is not None:
         return _finished(rules, given.begun.arguments_rule(rules, "call"))
-    calls = family.rules(rules, given.tools, given.parallel) if mode != "none" else ""
-    if mode == "auto" and schema is None and family.lazy:
-        found = family.triggers(given.tools)
+    calls = call_format.rules(rules, given.tools, given.parallel) if mode != "none" else ""
+    if mode == "auto" and schema is None and call_format.lazy:
+        found = call_format.triggers(given.tools)
         return _finished(rules, calls, tuple(t for f in found for t in _after(given.thinking, f)))
     ways = [calls] if calls else []
     if mode == "auto":
-        ways.append(family.response_rule(rules, schema))
+        ways.append(call_format.response_rule(rules, schema))
     elif schema is not None and mode == "none":
         ways.append(schema.rule(rules, "content"))
     prefix = _thoughts(rules, given.thinking)

@@ -4,7 +4,7 @@
     {"name": "get_time", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-Templates that write the arguments in tags of their own (Qwen3-Coder, GLM) are not of this family.
+Templates that write the arguments in tags of their own (Qwen3-Coder, GLM) are not of this format.
 """
 
 from __future__ import annotations

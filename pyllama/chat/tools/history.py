@@ -1,10 +1,10 @@
 """Rewrites tool calls, results and definitions of a conversation as its template wants them.
 
     messages = read_messages(messages)             # checked, in today's form
-    messages = for_template(messages, family, capabilities)
-    messages = with_instruction(messages, instruction(family, tools, ...))
+    messages = for_template(messages, call_format, capabilities)
+    messages = with_instruction(messages, instruction(call_format, tools, ...))
 
-What a template cannot write itself is put into texts: calls in the form of its family, results and
+What a template cannot write itself is put into texts: calls in its own format, results and
 definitions in JSON.
 """
 
@@ -67,7 +67,7 @@ def _call(where: str, call: Any) -> _Message:
 
 
 def for_template(
-    messages: Sequence[_Message], family: ToolCallFormat, capabilities: Capabilities
+    messages: Sequence[_Message], call_format: ToolCallFormat, capabilities: Capabilities
 ) -> list[_Message]:
     """Messages in a form that the template writes.
 
@@ -82,7 +82,7 @@ def for_template(
             calls = [_with_arguments(f"messages[{i}]", call, as_object) for call in calls]
             message = {**message, "tool_calls": calls}
         elif calls:
-            text = family.write([_as_call(call) for call in calls])
+            text = call_format.write([_as_call(call) for call in calls])
             content = [message["content"]] if message.get("content") else []
             message = {k: v for k, v in message.items() if k != "tool_calls"}
             message["content"] = "\n".join([*content, text])
@@ -119,7 +119,7 @@ def _result(message: _Message) -> str:
 
 
 def instruction(
-    family: ToolCallFormat, tools: Sequence[Tool], *, required: bool, describe: bool
+    call_format: ToolCallFormat, tools: Sequence[Tool], *, required: bool, describe: bool
 ) -> str:
     """The text that tells a model how to call tools, for the system message.
 
@@ -133,8 +133,8 @@ def instruction(
     if describe:
         lines.append("You may call these tools:")
         lines += [json.dumps(tool.definition, ensure_ascii=False) for tool in tools]
-    form = family.write([_EXAMPLE])
-    if family.lazy:
+    form = call_format.write([_EXAMPLE])
+    if call_format.lazy:
         lines.append(f"To call a tool, reply with: {form}")
     elif required:
         lines.append(f"Respond in JSON format, with a request to call a tool: {form}")

@@ -24,10 +24,10 @@ from .rules import ANY_TEXT, ToolRules
 
 @dataclass(frozen=True)
 class RecipientFormat:
-    """A family of formats with recipients.
+    """A format with recipients.
 
     Attributes:
-        name: name of the family.
+        name: of the format.
         content: text before content.
         call: texts before and after the name of a function; its arguments follow.
         between: texts before each later part.

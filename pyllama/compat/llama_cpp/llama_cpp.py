@@ -20,6 +20,7 @@ from pyggml.backend.registry import HOST_BACKENDS, available
 from pyggml.dtype import GGMLType
 
 from ...errors import NotSupported
+from ...file_types import FILE_TYPES
 from ...runtime.model import Model
 from ...tokenizer import Tokenizer
 
@@ -37,14 +38,6 @@ _ENUMS = (
     ("LLAMA_LOAD_MODE_", -1, "AUTO NONE MMAP MLOCK MMAP_MLOCK DIRECT_IO"),
     ("LLAMA_KV_OVERRIDE_TYPE_", 0, "INT FLOAT BOOL STR"),
     ("GGML_NUMA_STRATEGY_", 0, "DISABLED DISTRIBUTE ISOLATE NUMACTL MIRROR COUNT"),
-    ("LLAMA_FTYPE_", 0, "ALL_F32 MOSTLY_F16 MOSTLY_Q4_0 MOSTLY_Q4_1"),
-    (
-        "LLAMA_FTYPE_MOSTLY_",
-        7,
-        "Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
-        "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16",
-    ),
-    ("LLAMA_FTYPE_MOSTLY_", 36, "TQ1_0 TQ2_0 MXFP4_MOE NVFP4"),
     ("LLAMA_ROPE_TYPE_", -1, "NONE NORM"),
 )
 _CONSTANTS: dict[str, int] = {
@@ -54,6 +47,13 @@ _CONSTANTS: dict[str, int] = {
         for value, name in enumerate(names.split(), first)
     },
     **{f"GGML_TYPE_{kind.name}": int(kind) for kind in GGMLType},
+    **{
+        f"LLAMA_FTYPE_MOSTLY_{kind.name}": kind.number
+        for kind in FILE_TYPES.values()
+        if kind.number
+    },
+    "LLAMA_FTYPE_ALL_F32": 0,
+    "LLAMA_FTYPE_MOSTLY_NVFP4": 39,
     "LLAMA_DEFAULT_SEED": 0xFFFFFFFF,
     "LLAMA_TOKEN_NULL": -1,
     "LLAMA_ROPE_TYPE_NEOX": 2,

@@ -164,7 +164,7 @@ class Case:
     """A template, or the name of a format that has none, and the family that it is of."""
 
     source: str
-    family: str
+    call_format: str
     named: str = ""
 
     def format(self, tokenizer: Tokenizer) -> ChatFormat:

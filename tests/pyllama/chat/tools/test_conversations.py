@@ -12,7 +12,7 @@ from pyllama.chat.capabilities import probe
 from pyllama.chat.formats import ChatFormat
 from pyllama.chat.reasoning import find_markers
 from pyllama.chat.template import JinjaTemplate
-from pyllama.chat.tools import find_family
+from pyllama.chat.tools import find_tool_call_format
 from pyllama.chat.turn import TurnOptions
 from pyllama.errors import TemplateError
 
@@ -161,7 +161,7 @@ def test_a_template_that_reads_no_results_gets_them_as_text() -> None:
 @pytest.mark.parametrize("name", [name for name, case in TEMPLATES.items() if case.source])
 def test_families_are_detected(name: str) -> None:
     case = TEMPLATES[name]
-    assert find_family(case.source).name == case.family
+    assert find_tool_call_format(case.source).name == case.call_format
 
 
 def test_tools_and_choices_are_checked() -> None:
@@ -239,9 +239,9 @@ FOLDER = Path(os.environ.get("LLAMA_CPP_SOURCE", "/nonexistent")) / "models" / "
 @pytest.mark.parametrize("name", KNOWN)
 def test_real_templates(name: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text()
-    family, end, abilities = KNOWN[name]
+    call_format, end, abilities = KNOWN[name]
     markers = find_markers(source)
-    assert (find_family(source).name, markers and markers.end) == (family, end)
+    assert (find_tool_call_format(source).name, markers and markers.end) == (call_format, end)
     template = JinjaTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     can: Any = probe(template.render)
     flags = zip("tcop", (can.tools, can.calls, can.object_arguments, can.parallel), strict=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.chat.reader import Delta, Message, Reader, ToolCall
-from pyllama.chat.tools import FAMILIES
+from pyllama.chat.tools import TOOL_CALL_FORMATS
 from pyllama.chat.tools.call_format import ToolCallFormat
 from pyllama.chat.turn import Turn, TurnOptions
 
@@ -404,17 +404,17 @@ SECTIONS: list[tuple[str, str, str, list[Any]]] = [
 ]  # fmt: skip
 
 
-def reader_of(family: ToolCallFormat) -> Reader:
-    return Reader(lambda reader: family.read(reader, ["special_function", "get_time"]))
+def reader_of(call_format: ToolCallFormat) -> Reader:
+    return Reader(lambda reader: call_format.read(reader, ["special_function", "get_time"]))
 
 
 @pytest.mark.parametrize(("name", "reply", "content", "calls"), SECTIONS)
 def test_families_that_differ_in_markers(
     name: str, reply: str, content: str, calls: list[Any]
 ) -> None:
-    family = next(family for family in FAMILIES if family.name == name)
+    call_format = next(call_format for call_format in TOOL_CALL_FORMATS if call_format.name == name)
     for pieces in ([reply], list(reply)):
-        reader = reader_of(family)
+        reader = reader_of(call_format)
         for piece in pieces:
             reader.feed(piece)
         reader.close()
@@ -425,15 +425,15 @@ def test_families_that_differ_in_markers(
             assert call.id == wanted[2] if len(wanted) > 2 else len(call.id) == 9
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("call_format", TOOL_CALL_FORMATS, ids=lambda call_format: call_format.name)
 @pytest.mark.parametrize("n", [1, 2])
-def test_written_calls_are_read(family: ToolCallFormat, n: int) -> None:
+def test_written_calls_are_read(call_format: ToolCallFormat, n: int) -> None:
     calls = [
         ToolCall("a1b2c3d4e", "special_function", '{"arg1": 1}'),
         ToolCall("000000001", "get_time", '{"city": "\\"]}</tool_call>"}'),
     ][:n]
-    reader = reader_of(family)
-    reader.feed(family.write(calls))
+    reader = reader_of(call_format)
+    reader.feed(call_format.write(calls))
     reader.close()
     assert without_ids(reader.message) == without_ids(Message(calls=calls))
 
