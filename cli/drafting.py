@@ -91,8 +91,8 @@ class Drafting:
                 sparse_threshold=None,
                 offload=_draft_offload(options, model.offload),
             )
-            path, wanted = _draft_path(options), sizes.params(n_seq_max, unified)
-            sizes = self._draft_sizes(_target_n_ctx(model, wanted) if _is_planned(own) else 0)
+            path, target = _draft_path(options), sizes.params(n_seq_max, unified)
+            sizes = self._draft_sizes(_target_n_ctx(model, target) if _is_planned(own) else 0)
             needed = sizes.params(n_seq_max, unified, Overrides())
             self._draft, self.reserved = load_draft(path, own, needed, sizes.n_threads)
 
@@ -293,14 +293,14 @@ def _is_planned(model: ModelOptions) -> bool:
     return model.offload.dry_run or any(name not in HOST_BACKENDS for name in available())
 
 
-def _target_n_ctx(model: ModelOptions, wanted: ContextParams) -> int:
+def _target_n_ctx(model: ModelOptions, params: ContextParams) -> int:
     """The cells of the target's context, which a draft's context has too by default."""
-    if wanted.n_ctx:
-        return wanted.n_ctx
+    if params.n_ctx:
+        return params.n_ctx
     from pyllama.runtime.model import Model
 
     header = Model.load(model_path(model.model), vocab_only=True, kv_overrides=model.kv_overrides)
-    return wanted.resolve(header.hparams).n_ctx
+    return params.resolve(header.hparams).n_ctx
 
 
 def _draft_path(options: SpeculativeOptions) -> Path:

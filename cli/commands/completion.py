@@ -138,11 +138,11 @@ def _stream(lease: Lease, request: Request, run: RunOptions) -> None:
     if run.display_prompt:  # after run(), which raises for an invalid request
         shown = TextAssembler(lease.context.model.tokenizer, special=run.special)
         write_raw("".join(map(shown.push, tokens)) + shown.flush())
-    made, reason, color = 0, None, wants_color(run.color)
+    n_generated, reason, color = 0, None, wants_color(run.color)
     for event in events:
-        if event.tokens and not made and cache is not None and not run.prompt_cache_ro:
+        if event.tokens and not n_generated and cache is not None and not run.prompt_cache_ro:
             cache.save(lease)  # only the prompt has been evaluated so far
-        made += len(event.tokens)
+        n_generated += len(event.tokens)
         reason = event.reason
         write_event(event, color=color)
     write_raw(" [end of text]\n" if reason == "eog" else "\n")

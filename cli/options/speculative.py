@@ -48,10 +48,10 @@ class SpeculativeOptions(DraftParams):
     @classmethod
     def from_click(cls, options: Mapping[str, Any]) -> Self:
         """Return an instance filled from click's values; flags that a tool lacks have defaults."""
-        made = from_options(cls, options, ngram=_ngram_parameters(options))
-        if not made.types and made.draft_max != 0:
+        speculative = from_options(cls, options, ngram=_ngram_parameters(options))
+        if not speculative.types and speculative.draft_max != 0:
             _note_unused()
-        return made
+        return speculative
 
     def __post_init__(self) -> None:
         limit = self.draft_max if self.draft_max is not None else MAX_DRAFT
@@ -83,14 +83,14 @@ class SpeculativeOptions(DraftParams):
     @property
     def types(self) -> list[str]:
         """The types of ``SPEC_TYPES`` that draft, in their order; [] for no drafts."""
-        wanted = {
+        chosen = {
             *self.spec_type,
             *(["draft-simple"] if self.has_model or self.is_self_draft else []),
             *(["prompt-lookup"] if self.lookup else []),
             *(["ngram-mod"] if self.spec_default else []),
             *(["ngram-cache"] if self.lookup_cache_static or self.lookup_cache_dynamic else []),
         }
-        return [name for name in SPEC_TYPES if name in wanted and self.draft_max != 0]
+        return [name for name in SPEC_TYPES if name in chosen and self.draft_max != 0]
 
     @property
     def sampling(self) -> dict[str, Any]:

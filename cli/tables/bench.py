@@ -145,15 +145,15 @@ class JsonLines(Printer):
 class Sql(Printer):
     """SQL statements that create a table and insert the rows."""
 
-    _made = False
+    _has_table = False
 
     def row(self, row: Row) -> str:
         """Return an INSERT statement; the first call also creates the table."""
         values = {name: text.replace("'", "''") for name, text in _texts(row).items()}
         names, quoted = ", ".join(values), ", ".join(f"'{text}'" for text in values.values())
         insert = f"INSERT INTO llama_bench ({names}) VALUES ({quoted});\n"
-        made, self._made = self._made, True
-        return insert if made else self._table({name: row[name] for name in values}) + insert
+        has_table, self._has_table = self._has_table, True
+        return insert if has_table else self._table({name: row[name] for name in values}) + insert
 
     def _table(self, row: Row) -> str:
         kinds = {str: "TEXT", float: "REAL"}

@@ -140,7 +140,7 @@ class _DecodeRun:
         for lease in self._leases:
             lease.truncate(0)
         tokens = bench_tokens(context.model, n, 0)
-        made: set[tuple[int, int]] = set()
+        keys: set[tuple[int, int]] = set()
         for part in batches([lease.row(tokens) for lease in self._leases[:n_seq]], context.n_batch):
             outputs, n_ubatch = (
                 [flag for row in part for flag in row.flags(row.outputs)],
@@ -148,9 +148,9 @@ class _DecodeRun:
             )
             ubatches = [outputs[j : j + n_ubatch] for j in range(0, len(outputs), n_ubatch)]
             graphs = {(len(ubatch), sum(ubatch)) for ubatch in ubatches}
-            if graphs_only and graphs <= made:
+            if graphs_only and graphs <= keys:
                 continue
-            made |= graphs
+            keys |= graphs
             self._engine.decode(part)
 
     def share(self, n_seq: int) -> None:

@@ -121,13 +121,13 @@ def _diff_metadata(a: GGUFFile, b: GGUFFile, found: Diff) -> None:
 
 def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> ValueChange | None:
     """Return the differences of a tensor's values, None if they are equal."""
-    if x.type is y.type and all(np.array_equal(mine, other) for mine, other in _pieces(a, b, x, y)):
+    if x.type is y.type and all(np.array_equal(left, other) for left, other in _pieces(a, b, x, y)):
         return None
     n_changed, max_abs, error, power = 0, 0.0, 0.0, 0.0
     try:
-        for mine, other in _pieces(a, b, x, y):
+        for left, other in _pieces(a, b, x, y):
             with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity
-                first, second = _numbers(mine, x.type), _numbers(other, y.type)
+                first, second = _numbers(left, x.type), _numbers(other, y.type)
                 delta = np.abs(first - second)
                 n_changed += int(np.count_nonzero(first != second))
                 max_abs = float(np.maximum(max_abs, delta.max(initial=0)))

@@ -684,15 +684,15 @@ class Table:
         """The state of another table of the same automaton, in this one."""
         kernel = other._kernel(state).tolist()
         at, pairs = other._arrays[_CONTEXT_AT], other._arrays[_PAIRS]
-        wanted: set[int] = set()
+        contexts: set[int] = set()
         todo = [config & _LOW for config in kernel]
         while todo:
             context = todo.pop()
-            if context not in wanted:
-                wanted.add(context)
+            if context not in contexts:
+                contexts.add(context)
                 todo += (pairs[at[context] : at[context + 1]] & _LOW).tolist()
         number = {0: 0}
-        for context in sorted(wanted - {0}):  # contexts come after those in their pairs
+        for context in sorted(contexts - {0}):  # contexts come after those in their pairs
             number[context] = self._intern(
                 INTERN_CONTEXT,
                 [
@@ -766,7 +766,7 @@ class Table:
         """Allocate all that grows, with the old contents."""
         header, sizes = self._header, self._sizes
         n_states, n_contexts = sizes[_MAX_STATES], sizes[_MAX_CONTEXTS]
-        wanted: dict[int, tuple[int, Any]] = {
+        growing: dict[int, tuple[int, Any]] = {
             _TRANSITIONS: (n_states * self.automaton.n_classes, np.int32),
             _FLAGS: (n_states, np.int32),
             _FREE: (n_states, np.int32),
@@ -776,7 +776,7 @@ class Table:
             _CONTEXT_AT: (n_contexts + 1, np.int64),
             _PAIRS: (sizes[_MAX_PAIRS], np.int64),
         }
-        for which, (size, dtype) in wanted.items():
+        for which, (size, dtype) in growing.items():
             old = self._arrays.get(which)
             if old is None or old.size != size:
                 new = np.empty(size, dtype)

@@ -83,9 +83,9 @@ class Masks:
             if found is not None:
                 kept.move_to_end((text, root))
                 return found
-        made = cls(automaton, tokenizer)
+        masks = cls(automaton, tokenizer)
         with _lock_of_kept:
-            found = kept.setdefault((text, root), made)
+            found = kept.setdefault((text, root), masks)
             while len(kept) > _KEPT:
                 kept.popitem(last=False)
         return found

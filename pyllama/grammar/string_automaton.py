@@ -530,13 +530,13 @@ def string_automaton(
     conditions: list[Condition] = [Expression(node, whole=whole) for node, whole in expressions]
     if low or high is not None:
         conditions.append(Length(low, high))
-    made = StringAutomaton(conditions)
-    if sum(map(len, made.next)) <= MAX_KEPT_STEPS:
+    automaton = StringAutomaton(conditions)
+    if sum(map(len, automaton.next)) <= MAX_KEPT_STEPS:
         with _lock:
-            made = _kept.setdefault(key, made)
+            automaton = _kept.setdefault(key, automaton)
             while len(_kept) > MAX_KEPT:
                 _kept.popitem(last=False)
-    return made
+    return automaton
 
 
 def write_automaton(

@@ -40,10 +40,11 @@ class Trigger:
     value: str | int
 
     def __post_init__(self) -> None:
-        wanted = int if self.kind == "token" else str
-        if not isinstance(self.value, wanted):
+        value_type = int if self.kind == "token" else str
+        if not isinstance(self.value, value_type):
             raise GrammarError(
-                f"trigger {self.kind}: got {self.value!r}, want a value of type {wanted.__name__}"
+                f"trigger {self.kind}: got {self.value!r}, "
+                f"want a value of type {value_type.__name__}"
             )
         if self.value == "":
             raise GrammarError(f"trigger {self.kind}: the text is empty; leave out the triggers")

@@ -181,7 +181,7 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
         chat = {"functions": functions, "function_call": function_call}
         chat |= {"tools": tools, "tool_choice": tool_choice}
         completion = {k: options.pop(k) for k in _COMPLETION_OPTIONS if k in options}
-        made = chat_formatter(messages=messages, **chat, **options)
+        formatted = chat_formatter(messages=messages, **chat, **options)
         if functions is not None or function_call is not None:
             tools, tool_choice = legacy_tools(functions, function_call)
         tool = _named_tool(tools, tool_choice)
@@ -193,11 +193,11 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
             grammar = content_grammar(schema)
         result = llama.create_completion(
             prompt=llama.tokenize(
-                made.prompt.encode(), add_bos=not made.added_special, special=True
+                formatted.prompt.encode(), add_bos=not formatted.added_special, special=True
             ),
-            stop=[*_texts(stop), *_texts(made.stop)],
+            stop=[*_texts(stop), *_texts(formatted.stop)],
             logprobs=top_logprobs if logprobs else None,
-            stopping_criteria=made.stopping_criteria,
+            stopping_criteria=formatted.stopping_criteria,
             grammar=grammar,
             stream=stream,
             **{"temperature": 0.2, "max_tokens": None, "repeat_penalty": 1.1, **completion},

@@ -113,14 +113,14 @@ class CompletionRun:
         pieces = list(self._pieces(events))
         choices = []
         for i in sorted(self._texts):
-            mine = [piece for piece in pieces if piece.index == i]
+            own_pieces = [piece for piece in pieces if piece.index == i]
             logprobs: Logprobs | None = None
             if self.request.logprobs is not None:
                 logprobs = _no_logprobs()
-                for piece in mine:
+                for piece in own_pieces:
                     _extend(logprobs, piece.logprobs)
-            text = "".join(piece.text for piece in mine) + self.request.suffix
-            choices.append(_Piece(i, text, logprobs, mine[-1].finish_reason))
+            text = "".join(piece.text for piece in own_pieces) + self.request.suffix
+            choices.append(_Piece(i, text, logprobs, own_pieces[-1].finish_reason))
         n_prompt = len(self.request.prompt_tokens)
         n_tokens = sum(text.n_tokens for text in self._texts.values())
         whole: Any = self._chunk(*choices)

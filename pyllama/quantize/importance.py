@@ -83,24 +83,24 @@ class Importance:
         self.chunk_size = self.chunk_size or other.chunk_size
         scale = 1 if other.chunk_size else max(self.chunk_size, 1)
         for name, theirs in other.entries.items():
-            mine = self.entries.get(name)
+            entry = self.entries.get(name)
             sums, counts = theirs.sums * np.float32(scale), theirs.counts * scale
-            if mine is None:
+            if entry is None:
                 self.entries[name] = ImportanceEntry(sums, counts)
                 continue
-            if mine.sums.size != sums.size:
+            if entry.sums.size != sums.size:
                 raise ModelError(
                     f"the importance matrices are of different models: {name!r} has "
-                    f"{mine.sums.size} columns in one and {sums.size} in the other"
+                    f"{entry.sums.size} columns in one and {sums.size} in the other"
                 )
-            n_mat = max(len(mine.counts), len(counts))
-            if {len(mine.counts), len(counts)} - {1, n_mat}:
+            n_mat = max(len(entry.counts), len(counts))
+            if {len(entry.counts), len(counts)} - {1, n_mat}:
                 raise ModelError(
                     f"the importance matrices are of different models: {name!r} has "
-                    f"{len(mine.counts)} experts in one and {len(counts)} in the other"
+                    f"{len(entry.counts)} experts in one and {len(counts)} in the other"
                 )
-            mine.sums = mine.sums.reshape(n_mat, -1) + sums.reshape(n_mat, -1)
-            mine.counts = mine.counts + counts  # one count is broadcast to all experts
+            entry.sums = entry.sums.reshape(n_mat, -1) + sums.reshape(n_mat, -1)
+            entry.counts = entry.counts + counts  # one count is broadcast to all experts
         self.datasets += other.datasets
         self.count_chunks()
 

@@ -256,17 +256,17 @@ def greedy(activity: Activity, rows: NeuronRows, left: int, block: int) -> Count
     sizes = np.minimum(block, n_ff - block * np.arange(sums.shape[1]))
     per_byte = sums / sizes / np.array([[rows.of_one(i)] for i in range(n_layer)])
     layer, number = (x.ravel() for x in np.indices(sums.shape))
-    taken = [0] * n_layer
+    n_placed = [0] * n_layer
     for at in np.lexsort((layer, number, -per_byte.ravel())):
         i, start = int(layer[at]), block * int(number[at])
-        if taken[i] != start:  # the block before it did not fit
+        if n_placed[i] != start:  # the block before it did not fit
             continue
         end = min(start + block, n_ff)
         extra = rows.nbytes(i, end, end) - rows.nbytes(i, start, start)
         if extra <= left:
             left -= extra
-            taken[i] = end
-    return taken, list(taken)
+            n_placed[i] = end
+    return n_placed, list(n_placed)
 
 
 def balance(

@@ -212,8 +212,8 @@ def _make_plans(
 
         def solve() -> NeuronSplit:
             placed.extend(_placed(needs, shares, activity, choice, index))
-            made = zip(shares, placed, strict=True)
-            parts = [(share, share.of_split(p.split)) for (share, _), p in made]
+            placements = zip(shares, placed, strict=True)
+            parts = [(share, share.of_split(p.split)) for (share, _), p in placements]
             return merged(parts, hparams.n_layer, hparams.n_ff)
 
         nbytes = sum(budget.nbytes for _, budget in shares)

@@ -317,9 +317,9 @@ class ModelDrafter:
             if max_nodes[i] > 0 and views[i].tokens:
                 admitted[i] = self._admit(views[i], max_nodes[i])
         kv = self.context.kv
-        wanted = sum(len(g.rest) + g.max_nodes for g in admitted if g is not None)
+        n_cells = sum(len(g.rest) + g.max_nodes for g in admitted if g is not None)
         for seq, held in self._idle if kv.unified else ():
-            if kv.n_cells - kv.n_used < wanted:
+            if kv.n_cells - kv.n_used < n_cells:
                 kv.seq_rm(seq)
                 held.clear()
         n_free = kv.n_cells - kv.n_used

@@ -52,9 +52,9 @@ def drafter_by_name(
         DraftError: an unknown name, an unknown or illegal option, or no draft model.
         OSError: a file of an option cannot be read.
     """
-    wanted = names.split(",") if isinstance(names, str) else list(names)
-    wanted = [name.strip() for name in wanted]
-    for name in wanted:
+    chosen = names.split(",") if isinstance(names, str) else list(names)
+    chosen = [name.strip() for name in chosen]
+    for name in chosen:
         if name in DRAFT_HEADS:
             raise DraftError(
                 f"{name} is not supported: no model with a draft head is; use a draft model "
@@ -63,14 +63,14 @@ def drafter_by_name(
         if name not in (*DRAFTERS, DRAFT_MODEL, NONE):
             known = ", ".join((NONE, *DRAFTERS, DRAFT_MODEL))
             raise DraftError(f"unknown drafter {name!r}: the names are {known}")
-    if NONE in wanted:
+    if NONE in chosen:
         return None
-    made = [_make(name, (options or {}).get(name, {})) for name in DRAFTERS if name in wanted]
-    if DRAFT_MODEL in wanted:
+    drafters = [_make(name, (options or {}).get(name, {})) for name in DRAFTERS if name in chosen]
+    if DRAFT_MODEL in chosen:
         if model is None:
             raise DraftError(f"{DRAFT_MODEL} needs a draft model")
-        made.append(model())
-    return made[0] if len(made) == 1 else FirstOf(made)
+        drafters.append(model())
+    return drafters[0] if len(drafters) == 1 else FirstOf(drafters)
 
 
 def _make(name: str, options: Mapping[str, Any]) -> Drafter:

@@ -267,9 +267,9 @@ def check_keywords(located: Located) -> None:
                 f"a grammar cannot express {key!r}; remove it, and check documents afterwards", key
             )
         check = _CHECKS.get(key)
-        wanted = check(value) if check else ""
-        if wanted:
-            located.fail(f"must be {wanted}, got {_shown(value)}", key)
+        requirement = check(value) if check else ""
+        if requirement:
+            located.fail(f"must be {requirement}, got {_shown(value)}", key)
     for low, high in (
         ("minLength", "maxLength"),
         ("minItems", "maxItems"),
@@ -649,13 +649,13 @@ class Shape:
 def _exclusive(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether no object matches both, by its names or by the values of one that both know."""
     closed = other.get("additionalProperties") is False and "patternProperties" not in other
-    mine, others = one.get("properties", {}), other.get("properties", {})
+    properties, others = one.get("properties", {}), other.get("properties", {})
     if any(others.get(name, not closed) is False for name in one.get("required", ())):
         return True
     return any(
-        _differ(mine[name], others[name])
+        _differ(properties[name], others[name])
         for name in (*one.get("required", ()), *other.get("required", ()))
-        if name in mine and name in others
+        if name in properties and name in others
     )
 
 

@@ -76,10 +76,10 @@ class ReasoningBudget(Sampler):
         piece = None if setup.tokenizer is None else setup.tokenizer.token_to_piece
         forced = p.reasoning_budget_forced or p.reasoning_budget_end[0]
         starts, ends = [p.reasoning_budget_start], p.reasoning_budget_end
-        made = cls(p.reasoning_budget_tokens, starts, ends, forced, piece=piece)
+        budget = cls(p.reasoning_budget_tokens, starts, ends, forced, piece=piece)
         for token in p.generation_prompt:
-            made.accept(token)
-        return made
+            budget.accept(token)
+        return budget
 
     def force(self) -> bool:
         """End the reasoning now; False unless it is counting."""

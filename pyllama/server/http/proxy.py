@@ -58,9 +58,9 @@ async def forward_for_page(request: Request, options: ServerOptions) -> Response
 
 def _forward(method: str, url: str, headers: dict[str, str], body: bytes | None) -> Response:
     try:
-        wanted = urllib.request.Request(url, data=body, headers=headers, method=method)
+        upstream_request = urllib.request.Request(url, data=body, headers=headers, method=method)
         opener = urllib.request.build_opener(_NoRedirects)
-        with opener.open(wanted, timeout=_TIMEOUT_S) as found:
+        with opener.open(upstream_request, timeout=_TIMEOUT_S) as found:
             data, status, given = found.read(_MAX_BYTES + 1), found.status, found.headers
     except urllib.error.HTTPError as error:
         data, status, given = error.read(_MAX_BYTES), error.code, error.headers

@@ -63,10 +63,10 @@ class Conversations:
 
     def owners(self, ids: Iterable[str]) -> list[Instance]:
         """The models that may have streams of some ids, or of ``ID::MODEL`` for one of them."""
-        wanted = {*ids}
+        unresolved = {*ids}
         found = (
             one.instance
             for one in self._found.values()
-            if one.id in wanted or one.id.partition("::")[0] in wanted
+            if one.id in unresolved or one.id.partition("::")[0] in unresolved
         )
         return [*dict.fromkeys(found)]

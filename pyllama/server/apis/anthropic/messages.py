@@ -42,8 +42,8 @@ async def messages(request: Request, served: ServedModel) -> Response:
 async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/messages/count_tokens``."""
     body = await read_json(request, served.options)
-    made = await served.prepare(lambda: prepare_chat(served, to_openai(body)))
-    return JsonResponse({"input_tokens": len(made.turn.prompt.tokens)})
+    prepared = await served.prepare(lambda: prepare_chat(served, to_openai(body)))
+    return JsonResponse({"input_tokens": len(prepared.turn.prompt.tokens)})
 
 
 def to_openai(body: Body) -> Body:

@@ -89,16 +89,16 @@ async def control(request: Request, served: ServedModel) -> Response:
 async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
     body = await read_json(request, served.options)
-    made = await served.prepare(lambda: prepare_chat(served, body))
-    n_tokens = len(made.turn.prompt.tokens)
+    prepared = await served.prepare(lambda: prepare_chat(served, body))
+    n_tokens = len(prepared.turn.prompt.tokens)
     return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 async def apply_template(request: Request, served: ServedModel) -> Response:
     """``POST /apply-template``: the text of a prompt."""
     body = await read_json(request, served.options)
-    made = await served.prepare(lambda: prepare_chat(served, body))
-    return JsonResponse({"prompt": made.turn.prompt.text})
+    prepared = await served.prepare(lambda: prepare_chat(served, body))
+    return JsonResponse({"prompt": prepared.turn.prompt.text})
 
 
 def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> PreparedChat:
@@ -171,7 +171,7 @@ def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> PreparedChat:
         shown=turn.shown,
         params=turn.budget(budget, served.tokenizer, message),
         n_probs=_n_probs(fields, has_tools=bool(tools)),
-        chat_format=turn.family.name if turn.tools else CONTENT_ONLY,
+        chat_format=turn.call_format.name if turn.tools else CONTENT_ONLY,
         generation_prompt=turn.generation,
     )
     return PreparedChat(turn, served.read(fields, chat))

@@ -46,8 +46,8 @@ async def responses(request: Request, served: ServedModel) -> Response:
 async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/responses/input_tokens``."""
     body = await read_json(request, served.options)
-    made = await served.prepare(lambda: prepare_chat(served, to_chat(body)))
-    n = len(made.turn.prompt.tokens)
+    prepared = await served.prepare(lambda: prepare_chat(served, to_chat(body)))
+    n = len(prepared.turn.prompt.tokens)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
