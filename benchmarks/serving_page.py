@@ -254,9 +254,10 @@ def soak_section(lines: list[Line]) -> str:
         cpus[label(line)].append(line)
     parts = []
     for cpu, all_of_cpu in cpus.items():
+        parts.append(f"**{cpu}**, {describe(all_of_cpu[-1])}:\n")
         mine = [line for line in all_of_cpu if line["run"] not in ("largest", "exits")]
         if huge := [line for line in all_of_cpu if line["run"] in ("largest", "exits")]:
-            parts += [f"{describe(huge[-1])}:\n", huge_table(huge)]
+            parts.append(huge_table(huge))
         if not mine:
             continue
         picture = PICTURES / f"serving-soak-{_slug(cpu)}.svg"
@@ -269,7 +270,7 @@ def soak_section(lines: list[Line]) -> str:
             counts = Chart(f"{r['run']}: open files and threads", "requests", "number")
             charts.append(counts.line(xs, files, "files").line(xs, threads, "threads"))
         charts_svg(charts, picture, title=f"Under bad treatment, {cpu}")
-        parts += [f"{describe(mine[-1])}:\n", soak_table(mine)]
+        parts.append(soak_table(mine))
         parts.append(f"![memory, files and threads on {cpu}](pictures/{picture.name})\n")
     return _BAD.format(tables="\n".join(parts)) if parts else ""
 
