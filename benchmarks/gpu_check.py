@@ -43,7 +43,7 @@ from pyggml.backend.cuda.cubins import compiled
 from pyggml.backend.cuda.discovery import devices, factory, why_none
 from pyggml.backend.cuda.driver import DeviceInfo
 from pyggml.backend.cuda.kernel import GpuKernel
-from pyggml.backend.cuda.lowering import LOWERINGS, Lowering
+from pyggml.backend.cuda.lowering import LOWERINGS, GpuLowering
 from pyggml.backend.interface import WeightUse
 from pyggml.cgraph import CGraph
 from pyggml.context import Context as Tensors
@@ -309,7 +309,7 @@ def compile_kernels(share: int, n_shares: int, cc: tuple[int, int], sizes: Sizes
         if op.name in LOWERINGS.supports and LOWERINGS.supports[op.name](node):
             graph = CGraph()
             graph.build_forward_expand(node)
-            lowering = Lowering(graph, device, error=0)
+            lowering = GpuLowering(graph, device, error=0)
             lowering.run()
             kernels |= {launch.kernel.name: launch.kernel for launch in lowering.launches}
     for name in sorted(kernels)[share::n_shares]:

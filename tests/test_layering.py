@@ -156,7 +156,6 @@ def test_folders_are_small() -> None:
     assert not [f for f in large if "iter_modules" not in (f / "__init__.py").read_text("utf-8")]
 
 
-@pytest.mark.xfail(reason="being renamed")
 @pytest.mark.parametrize("package", PACKAGES.values())
 def test_a_class_name_exists_once_in_a_package(package: str) -> None:
     where = defaultdict(list)

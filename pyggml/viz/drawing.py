@@ -15,7 +15,7 @@ from ..tensor import Flag
 from .boxes import Box
 from .dot import look_of
 from .label import printable
-from .layout import Block, Layout, lay_out
+from .layout import Layout, LayoutBlock, lay_out
 from .picture import Picture
 from .style import Look, shape, symbol
 
@@ -94,7 +94,7 @@ def _drawn(picture: Picture, index: int, id: str) -> DrawnBox:
     return DrawnBox(index, id, box, look, kind, said, output, width + 16, LINE * len(said) + 8)
 
 
-def _blocks(picture: Picture) -> list[Block]:
+def _blocks(picture: Picture) -> list[LayoutBlock]:
     """Return the blocks in order: layers, and between them boxes outside of layers."""
     row: dict[str, float] = {}
     sources: dict[str, list[str]] = {}
@@ -115,10 +115,10 @@ def _blocks(picture: Picture) -> list[Block]:
         if outside and not sources.get(id) and readers.get(id):
             first = min(row[r] for r in readers[id])
             row[id] = first if first % 2 else first - 1
-    found: dict[float, Block] = {}
+    found: dict[float, LayoutBlock] = {}
     for id in picture.boxes:
         layer = int(row[id]) // 2 if row[id] % 2 == 0 else None
-        found.setdefault(row[id], Block(layer, [])).boxes.append(id)
+        found.setdefault(row[id], LayoutBlock(layer, [])).boxes.append(id)
     return [found[r] for r in sorted(found)]
 
 

@@ -21,7 +21,7 @@ from ..tensor import Flag, Tensor
 from .color import time_tag
 from .drawing import Drawing, DrawnBox
 from .label import plain, printable
-from .layout import Block
+from .layout import LayoutBlock
 from .memory import memory_svg
 from .options import Options
 from .picture import Picture
@@ -214,7 +214,7 @@ def _data(drawing: Drawing, plan: Plan | None) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _folded(drawing: Drawing, block: Block) -> dict[str, Any]:
+def _folded(drawing: Drawing, block: LayoutBlock) -> dict[str, Any]:
     """Return the look of a folded layer."""
     picture, heat = drawing.picture, drawing.picture.coloring.heat
     members = [t for id in block.boxes for t in picture.boxes[id].members]

@@ -36,7 +36,7 @@ class Route:
 
 
 @dataclass(eq=False)
-class Block:
+class LayoutBlock:
     """A row of the column.
 
     Attributes:
@@ -61,7 +61,7 @@ class Block:
 class Layout:
     """Blocks from top to bottom, and backward edges (source, reader), which are rare."""
 
-    blocks: list[Block]
+    blocks: list[LayoutBlock]
     against: list[tuple[str, str]]
 
     @property
@@ -73,7 +73,7 @@ class Layout:
 
 
 def lay_out(
-    sizes: Mapping[str, Size], arrows: Iterable[tuple[str, str]], blocks: Sequence[Block]
+    sizes: Mapping[str, Size], arrows: Iterable[tuple[str, str]], blocks: Sequence[LayoutBlock]
 ) -> Layout:
     """Compute the layout.
 
@@ -102,19 +102,19 @@ def lay_out(
             for s, by_row in readers.items()
             if s in alive or row[s] == i
         }
-        _Rows(block, sizes, nets, alive).place()
+        _Levels(block, sizes, nets, alive).place()
         alive = dict(block.bottom)
         block.y = y
         y += block.height + BLOCK_GAP
     return Layout(list(blocks), against)
 
 
-class _Rows:
+class _Levels:
     """The layout of one block."""
 
     def __init__(
         self,
-        block: Block,
+        block: LayoutBlock,
         sizes: Mapping[str, Size],
         nets: Mapping[str, tuple[list[str], bool]],
         alive: Mapping[str, float],

@@ -16,7 +16,7 @@ from ..cgraph import CGraph
 from ..files import write_whole
 from .drawing import LINE, Drawing, DrawnBox
 from .label import printable
-from .layout import BLOCK_GAP, Block, Point
+from .layout import BLOCK_GAP, LayoutBlock, Point
 from .options import Options
 from .picture import Picture
 from .style import Look
@@ -117,7 +117,7 @@ def body(drawing: Drawing, looks: Sequence[Look]) -> Iterator[str]:
     yield from _against(drawing)
 
 
-def _links(drawing: Drawing, upper: Block, lower: Block) -> Iterator[str]:
+def _links(drawing: Drawing, upper: LayoutBlock, lower: LayoutBlock) -> Iterator[str]:
     """Yield the edges in the gap above a block."""
     for source, x in lower.top.items():
         x0 = upper.bottom[source]
@@ -127,7 +127,7 @@ def _links(drawing: Drawing, upper: Block, lower: Block) -> Iterator[str]:
         )
 
 
-def _frame(drawing: Drawing, block: Block) -> Iterator[str]:
+def _frame(drawing: Drawing, block: LayoutBlock) -> Iterator[str]:
     layer, picture = block.layer, drawing.picture
     if layer is None or layer not in picture.frames:
         return

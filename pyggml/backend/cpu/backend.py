@@ -24,7 +24,7 @@ from ..interface import Backend, Bytes, Device, HostQueue, StopToken, WeightLayo
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
 from .codec import DECODED
-from .compile.lowering import LOWERINGS, READS_INTERLEAVED, Lowering
+from .compile.lowering import LOWERINGS, READS_INTERLEAVED, CpuLowering
 from .compile.program import PhaseTable, compile_program
 from .compile.work import WorkMemory, WorkStore
 from .run.pool import get_pool
@@ -147,11 +147,11 @@ class CpuBackend(Backend):
 
     def kernels(self, graph: CGraph) -> list[CpuKernel]:
         """The kernels that an allocated graph needs; compiles none. Raises: UnsupportedOp."""
-        lowering = Lowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
+        lowering = CpuLowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
         lowering.run()
         return lowering.kernels()
 
-    def run_launches(self, lowering: Lowering) -> None:
+    def run_launches(self, lowering: CpuLowering) -> None:
         """Run launches that belong to no graph. Raises: Aborted, ComputeError."""
         CpuProgram(PhaseTable(lowering, get_pool().error_slot), self._inside).enqueue()
 

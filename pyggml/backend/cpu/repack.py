@@ -22,7 +22,7 @@ from ...dtype import row_size
 from ...rounding import ceil_div
 from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, params_of
-from .compile.lowering import Lowering
+from .compile.lowering import CpuLowering
 from .compile.work import WorkMemory, WorkStore
 from .kernels.matrix.weights import PACK, decode_to_scratch, pack_group, packed_bytes, weight_traits
 from .simd.element import zero_run
@@ -65,7 +65,7 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
 
 
 def repack(
-    run: Callable[[Lowering], None],
+    run: Callable[[CpuLowering], None],
     n_threads: int,
     tensors: Iterable[tuple[Tensor, npt.NDArray[np.uint8]]],
 ) -> Iterator[int]:
@@ -93,11 +93,11 @@ def repack(
 
 
 def _run(
-    run: Callable[[Lowering], None],
+    run: Callable[[CpuLowering], None],
     step: list[tuple[Tensor, npt.NDArray[np.uint8]]],
     n_threads: int,
 ) -> None:
-    lowering = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
+    lowering = CpuLowering(CGraph(), n_threads, WorkMemory(WorkStore()))
     for tensor, source in step:
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]

@@ -23,7 +23,7 @@ from .cubins import compiled
 from .driver import Driver
 from .kernel import GpuKernel, KernelImage
 from .kernels.matrix.repack import write_planes
-from .lowering import LOWERINGS, Lowering
+from .lowering import LOWERINGS, GpuLowering
 from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue, work_size
@@ -126,9 +126,9 @@ class CudaBackend(Backend):
         sizes = [(0, 0), *(self._lowered(part, 1).work_bytes for part in parts)]
         return sum(map(work_size, range(2), map(max, zip(*sizes, strict=True))))
 
-    def _lowered(self, graph: CGraph, first_code: int) -> Lowering:
+    def _lowered(self, graph: CGraph, first_code: int) -> GpuLowering:
         error = self.queue.error_address
-        lowering = Lowering(graph, self.driver.info, error, first_code, self.fusion)
+        lowering = GpuLowering(graph, self.driver.info, error, first_code, self.fusion)
         lowering.run()
         return lowering
 

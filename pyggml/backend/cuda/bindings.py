@@ -159,7 +159,7 @@ class CudaDriver:
         pairs = zip(kinds, arguments, strict=True)
         values: list[Any] = [_C_TYPES[kind](value) for kind, value in pairs]
         table = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        return _Launch(
+        return _PackedLaunch(
             (function.handle, *grid, threads, 1, 1, shared_bytes), ctypes.addressof(table),
             (function, values, table),
         )  # fmt: skip
@@ -251,7 +251,7 @@ class _Function:
             self._allowed = shared_bytes
 
 
-class _Launch:
+class _PackedLaunch:
     """The arguments of ``cuLaunchKernel`` before and after the stream; ``keep`` owns them."""
 
     __slots__ = ("arguments", "head", "keep")

@@ -67,7 +67,7 @@ class GpuLaunch:
         return 1
 
 
-LOWERINGS: Lowerings[Lowering] = Lowerings(
+LOWERINGS: Lowerings[GpuLowering] = Lowerings(
     "CUDA backend", "leave the node to the scheduler, which finds a device for it"
 )
 lowers, fuses = LOWERINGS.lowers, LOWERINGS.fuses
@@ -79,7 +79,7 @@ def blocks(n: int, per_block: int = 256) -> Grid:
 
 
 @dataclass
-class Lowering:
+class GpuLowering:
     """Collects the launches of a graph.
 
     Args:

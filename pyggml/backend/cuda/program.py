@@ -20,7 +20,7 @@ from ...errors import ComputeError
 from ...tensor import Tensor
 from ..interface import StopToken
 from ..trace import RunTrace, TracedLaunch
-from .lowering import GpuLaunch, Lowering, Work
+from .lowering import GpuLaunch, GpuLowering, Work
 from .stream import StreamQueue
 
 
@@ -32,7 +32,7 @@ class CudaProgram:
         replays: whether it is captured and replayed (``PYGGML_CUDA_GRAPHS=0`` forbids it).
     """
 
-    def __init__(self, lowering: Lowering, queue: StreamQueue, *, replays: bool = True) -> None:
+    def __init__(self, lowering: GpuLowering, queue: StreamQueue, *, replays: bool = True) -> None:
         self.launches = tuple(lowering.launches)
         self.replays = replays
         self._queue = queue

@@ -26,7 +26,7 @@ from ..trace import RunTrace, TracedLaunch
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _NodeLaunch:
     """A node that was computed, as traces show it."""
 
     node: Tensor
@@ -57,7 +57,7 @@ class ReferenceProgram:
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         """The time of each node. Raises: as ``enqueue``."""
         nodes = [n for n in self._nodes if n.op is not None and not n.op.is_view]
-        launches = tuple(TracedLaunch(_Launch(node), i, i) for i, node in enumerate(nodes))
+        launches = tuple(TracedLaunch(_NodeLaunch(node), i, i) for i, node in enumerate(nodes))
         runs = []
         for _ in range(repeats):
             stamps = [time.perf_counter_ns()]

@@ -26,7 +26,7 @@ from ....quants.block import Bytes, Floats, row_weights
 from ....quants.reference import reference_quantize
 from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, params_of, set_error
 from ..atomics import call_address
-from ..compile.lowering import Lowering
+from ..compile.lowering import CpuLowering
 from ..compile.program import PhaseTable
 from ..compile.work import WorkMemory, WorkStore
 from ..run.pool import get_pool
@@ -120,10 +120,10 @@ class CpuArrays:
         out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
         weighted = None if imatrix is None else row_encoder(int(type), weighted=True)
         if weighted is None:
-            _Rows(x, out, x.size, type).run(encode_rows, row_encoder(int(type)), n_threads)
+            _ArrayRows(x, out, x.size, type).run(encode_rows, row_encoder(int(type)), n_threads)
         else:
             extra = (int(imatrix.ctypes.data), int(BLOCK_TYPES[type].weigh is row_weights))
-            rows = _Rows(x, out, x.size, type, x.shape[1])
+            rows = _ArrayRows(x, out, x.size, type, x.shape[1])
             rows.run(encode_weighted_rows, weighted, n_threads, extra)
         return out
 
@@ -132,12 +132,12 @@ class CpuArrays:
         """Blocks as values, flat. Raises: Aborted."""
         n = blocks.size // type.type_size * type.block_size
         out = np.empty(n, np.float32)
-        _Rows(blocks, out, n, type).run(decode_to_array, row_decoder(int(type)), n_threads)
+        _ArrayRows(blocks, out, n, type).run(decode_to_array, row_decoder(int(type)), n_threads)
         return out
 
 
 @dataclass
-class _Rows:
+class _ArrayRows:
     """A conversion of ``n`` values in rows of ``length``; 0: rows of any length."""
 
     source: npt.NDArray[Any]
@@ -157,7 +157,7 @@ class _Rows:
         result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
         result.data = int(self.out.ctypes.data)
         chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
-        lowering = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
+        lowering = CpuLowering(CGraph(), n_threads, WorkMemory(WorkStore()))
         source, row_bytes = int(self.source.ctypes.data), row_size(self.type, length)
         params = Rows(source, rows, length, row_bytes, codec.address, *extra)
         lowering.launch(made, result, params, chunks, src=(), scratch=4 * length)

@@ -77,7 +77,7 @@ class CpuLaunch:
         return "_".join(part for part in (self.kernel.name, self.variant) if part)
 
 
-def by_rows(kernel: CpuKernel) -> Callable[[Lowering, Tensor], None]:
+def by_rows(kernel: CpuKernel) -> Callable[[CpuLowering, Tensor], None]:
     """The lowering of a kernel without values that is split by rows of the result."""
     return lambda lowering, node: lowering.launch(kernel, node, chunks=lowering.row_chunks(node))
 
@@ -104,7 +104,7 @@ def reads_layout(node: Tensor) -> bool:
     )
 
 
-LOWERINGS: Lowerings[Lowering] = Lowerings(
+LOWERINGS: Lowerings[CpuLowering] = Lowerings(
     "cpu backend",
     "make its sources contiguous (repacked ones can only be a matmul's whole weight or a table of "
     "rows), or use the reference backend",
@@ -114,7 +114,7 @@ lowers, fuses = LOWERINGS.lowers, LOWERINGS.fuses
 
 
 @dataclass
-class Lowering:
+class CpuLowering:
     """Collects the launches of a graph.
 
     Args:
@@ -236,7 +236,10 @@ class Lowering:
         return max(1, min(node.nrows, macs // least, 16 * self.n_threads))
 
     def quantized(
-        self, x: Tensor, columns: int, quantize: Callable[[Lowering, Tensor, int, WorkRange], None]
+        self,
+        x: Tensor,
+        columns: int,
+        quantize: Callable[[CpuLowering, Tensor, int, WorkRange], None],
     ) -> WorkRange:
         """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 

@@ -25,7 +25,7 @@ from ....cgraph import CGraph
 from ....rounding import ceil_div
 from ...common.memory import Range
 from . import loop
-from .lowering import CpuLaunch, Lowering
+from .lowering import CpuLaunch, CpuLowering
 from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
 
@@ -99,7 +99,7 @@ Part = tuple[Callable[[], None] | None, list[Phase], int]
 class PhaseTable:
     """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
 
-    def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
+    def __init__(self, lowering: CpuLowering, error_slot: int, *, sequential: bool = False) -> None:
         lowering.compile()
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
@@ -279,6 +279,6 @@ def compile_program(
     Raises:
         UnsupportedOp: a node that no kernel takes.
     """
-    lowering = Lowering(graph, n_threads, WorkMemory(store), fusion)
+    lowering = CpuLowering(graph, n_threads, WorkMemory(store), fusion)
     lowering.run()
     return PhaseTable(lowering, error_slot, sequential=sequential)

@@ -18,7 +18,7 @@ import numba as nb
 from ....compiler.jit import KERNEL_SIG, CpuKernel, compiled_once
 from ....ops.custom import is_kernel
 from ....tensor import Tensor
-from ..compile.lowering import Lowering, lowers
+from ..compile.lowering import CpuLowering, lowers
 
 
 class UserKernel(CpuKernel):
@@ -47,7 +47,7 @@ def _user_kernel(fun: Callable[..., Any]) -> CpuKernel:
 
 
 @lowers("MAP_CUSTOM")
-def _lower_map_custom(lowering: Lowering, node: Tensor) -> None:
+def _lower_map_custom(lowering: CpuLowering, node: Tensor) -> None:
     fun = node.op_params["fun"]
     if is_kernel(fun):
         lowering.launch(_user_kernel(fun), node, chunks=lowering.row_chunks(node))

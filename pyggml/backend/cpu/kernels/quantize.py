@@ -39,7 +39,7 @@ from ....compiler.jit import CpuKernel, inline_strict, intrinsic_from_ir, kernel
 from ....dtype import GGMLType
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
-from ..compile.lowering import ANY_CHUNKS, Lowering
+from ..compile.lowering import ANY_CHUNKS, CpuLowering
 from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
@@ -234,7 +234,7 @@ def quantize_kernel(kind: int, columns: int) -> CpuKernel:
     return kernel(quantize, f"quantize_{columns}_{GGMLType(kind).name.lower()}")
 
 
-def add_quantize(lowering: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
+def add_quantize(lowering: CpuLowering, x: Tensor, columns: int, out: WorkRange) -> None:
     """Launch the quantization of ``x`` (F32, F16 or BF16, rows without gaps) into ``out``."""
     lowering.launch(
         quantize_kernel(int(x.type), columns),
@@ -262,7 +262,7 @@ def widen_kernel(kind: int) -> CpuKernel:
     return kernel(widen, f"widen_{GGMLType(kind).name.lower()}")
 
 
-def widened(lowering: Lowering, x: Tensor) -> WorkRange:
+def widened(lowering: CpuLowering, x: Tensor) -> WorkRange:
     """``x`` (F16 or BF16, rows without gaps) as float32 without gaps, made once."""
     key = ("widened", x)
     known = lowering.known(key, x)

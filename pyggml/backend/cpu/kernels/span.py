@@ -16,7 +16,7 @@ from ....compiler.jit import inline
 from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import data, nb, ne
-from ..compile.lowering import Lowering
+from ..compile.lowering import CpuLowering
 
 BLOCK = 32  # columns of a quantized block, which is never cut
 
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     parts: int  # of each row
 
 
-def split(lowering: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
+def split(lowering: CpuLowering, node: Tensor, grain: int) -> tuple[int, int]:
     """(parts of each row, chunks) for chunks of about ``grain`` elements or more."""
     chunks = max(1, min(node.nelements // grain, 8 * lowering.n_threads))
     parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))

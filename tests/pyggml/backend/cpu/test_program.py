@@ -23,7 +23,7 @@ from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.compile import lowering
 from pyggml.backend.cpu.compile.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
-from pyggml.backend.cpu.compile.lowering import Lowering
+from pyggml.backend.cpu.compile.lowering import CpuLowering
 from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkMemory, WorkRange, WorkStore
 from pyggml.backend.cpu.kernels.matrix import matmul
@@ -292,7 +292,7 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
         graph.build_forward_expand(node)
     kept: list[WorkRange] = []
 
-    def lower_first(lowering: Lowering, node: Tensor) -> None:
+    def lower_first(lowering: CpuLowering, node: Tensor) -> None:
         values = lowering.take(5000)
         lowering.launch(matmul.mul_mat, node, writes=values)
         for _ in range(20):
@@ -302,7 +302,7 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
         lowering.launch(matmul.mul_mat, node, work=[values])
         kept.append(values)
 
-    def lower_second(lowering: Lowering, node: Tensor) -> None:
+    def lower_second(lowering: CpuLowering, node: Tensor) -> None:
         (values,) = kept
         ranges = [lowering.take(5000) for _ in range(21)]
         assert values.address in {r.address for r in ranges} and not values.intact
@@ -312,12 +312,12 @@ def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
                 lowering.launch(matmul.mul_mat, node, **use)  # type: ignore[arg-type]
         assert len(lowering.launches) == count
 
-    def lower_silu(lowering: Lowering, node: Tensor) -> None:
+    def lower_silu(lowering: CpuLowering, node: Tensor) -> None:
         (lower_first if node is first else lower_second)(lowering, node)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(lowering.LOWERINGS.lower, "UNARY", lower_silu)
-        Lowering(graph, 2, WorkMemory(WorkStore())).run()
+        CpuLowering(graph, 2, WorkMemory(WorkStore())).run()
     assert kept
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.abi import record
-from pyggml.backend.cpu.compile.lowering import Lowering
+from pyggml.backend.cpu.compile.lowering import CpuLowering
 from pyggml.backend.cpu.compile.program import PhaseTable
 from pyggml.backend.cpu.compile.work import WorkMemory, WorkStore
 from pyggml.backend.cpu.kernels.quantize import (
@@ -143,7 +143,7 @@ def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Arra
     graph = CGraph()
     node = build(Context())
     graph.build_forward_expand(node)
-    lowering = Lowering(graph, n_threads, WorkMemory(WorkStore()))
+    lowering = CpuLowering(graph, n_threads, WorkMemory(WorkStore()))
     lowering.run()
     n_launches = len(lowering.launches)
     out = lowering.quantized(node, 32, add_quantize)

@@ -19,7 +19,7 @@ from pyggml.backend.cuda import kernels as kernels
 from pyggml.backend.cuda.cubins import decode, encode, entry
 from pyggml.backend.cuda.driver import DeviceInfo
 from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
-from pyggml.backend.cuda.lowering import LOWERINGS, Lowering
+from pyggml.backend.cuda.lowering import LOWERINGS, GpuLowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
 from pyggml.compiler.code_cache import CodeCache
@@ -48,7 +48,7 @@ def kernels_for(node: Tensor, cc: tuple[int, int]) -> dict[str, GpuKernel]:
     graph = CGraph()
     graph.build_forward_expand(node)
     device = DeviceInfo("none", cc, n_sm=80, shared_bytes=99 << 10, l2_bytes=40 << 20)
-    lowering = Lowering(graph, device, error=0)
+    lowering = GpuLowering(graph, device, error=0)
     lowering.run()
     return {launch.kernel.name: launch.kernel for launch in lowering.launches}
 

@@ -45,7 +45,7 @@ from ...abi import (
     params_of,
     set_error,
 )
-from ...compile.lowering import ANY_CHUNKS, Lowering, lowers
+from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
 from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ...simd.element import load_f16
@@ -570,7 +570,7 @@ def _supports(node: Tensor) -> bool:
     )
 
 
-def _checked(lowering: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
+def _checked(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
     """What tells that the lists were checked for a cache of this size: nothing is in it."""
     n_cells = node.src[1].ne[1]
     key = ("lists", *lists, n_cells)
@@ -586,7 +586,7 @@ def _checked(lowering: Lowering, node: Tensor, *lists: Tensor | None) -> WorkRan
 
 
 @lowers("FLASH_ATTN_EXT", _supports)
-def _lower_flash_attn(lowering: Lowering, node: Tensor) -> None:
+def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]

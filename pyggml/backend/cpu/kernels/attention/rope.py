@@ -16,7 +16,7 @@ from .....dtype import GGMLType
 from .....ops.attention.rope import RopeMode, rope_values
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, nb, ne, params_of
-from ...compile.lowering import GRAIN, Lowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.math import ONE, ZERO, sincos_f32
 
@@ -110,7 +110,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
-def _lower_rope(lowering: Lowering, node: Tensor) -> None:
+def _lower_rope(lowering: CpuLowering, node: Tensor) -> None:
     p, values = node.op_params, rope_values(node.op_params)
     params = Rope(
         n_dims=p["n_dims"],
@@ -122,6 +122,6 @@ def _lower_rope(lowering: Lowering, node: Tensor) -> None:
         magnitude=float(values.magnitude),
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * lowering.n_threads))
-    made = rope_kernel(int(p["mode"]), int(node.type))
+    kernel = rope_kernel(int(p["mode"]), int(node.type))
     # replicated: no phase is needed before SET_ROWS writes a token's keys
-    lowering.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)
+    lowering.launch(kernel, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)

@@ -13,7 +13,7 @@ from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import load_elem, store_elem
 from ..span import Parts, columns, repeated_row, split
 from .elementwise import IDS, function
@@ -56,7 +56,7 @@ def _supports(node: Tensor) -> bool:
     return a.type in ALL_FLOATS and b.type in ALL_FLOATS and a.is_contiguous_rows()
 
 
-def _lower(lowering: Lowering, node: Tensor) -> None:
+def _lower(lowering: CpuLowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
     lowering.launch(

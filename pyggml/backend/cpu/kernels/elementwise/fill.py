@@ -17,7 +17,7 @@ from .....ops.images.timestep import frequency_ratio
 from .....tensor import Tensor
 from ....common.lowering import all_f32
 from ...abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, by_rows, lowers
+from ...compile.lowering import GRAIN, CpuLowering, by_rows, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.math import sincos_f32
 from ..span import columns, split
@@ -48,7 +48,7 @@ def arange_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ARANGE")
-def _lower_arange(lowering: Lowering, node: Tensor) -> None:
+def _lower_arange(lowering: CpuLowering, node: Tensor) -> None:
     chunks = max(1, min(node.nelements // GRAIN, 8 * lowering.n_threads))
     lowering.launch(
         arange_f32, node, Arange(node.op_params["start"], node.op_params["step"]), chunks
@@ -74,10 +74,10 @@ def fill_kernel(fmt: int) -> CpuKernel:
 
 
 @lowers("FILL")
-def _lower_fill(lowering: Lowering, node: Tensor) -> None:
+def _lower_fill(lowering: CpuLowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GRAIN)
-    made = fill_kernel(int(node.type))
-    lowering.launch(made, node, Fill(parts, c=node.op_params["c"]), chunks, src=())
+    kernel = fill_kernel(int(node.type))
+    lowering.launch(kernel, node, Fill(parts, c=node.op_params["c"]), chunks, src=())
 
 
 class Timestep(NamedTuple):
@@ -104,7 +104,7 @@ def timestep_embedding_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("TIMESTEP_EMBEDDING")
-def _lower_timestep_embedding(lowering: Lowering, node: Tensor) -> None:
+def _lower_timestep_embedding(lowering: CpuLowering, node: Tensor) -> None:
     v = node.op_params
     params = Timestep(frequency_ratio(v["dim"], v["max_period"]))
     lowering.launch(timestep_embedding_f32, node, params, lowering.row_chunks(node))
@@ -162,7 +162,7 @@ _KEPT = {  # columns that row 0 of each triangle keeps
 
 
 @lowers("TRI", all_f32)
-def _lower_tri(lowering: Lowering, node: Tensor) -> None:
+def _lower_tri(lowering: CpuLowering, node: Tensor) -> None:
     lowering.launch(
         keep_f32, node, Keep(0.0, *_KEPT[node.op_params["kind"]]), lowering.row_chunks(node)
     )
@@ -170,7 +170,7 @@ def _lower_tri(lowering: Lowering, node: Tensor) -> None:
 
 @lowers("DIAG_MASK_INF", all_f32)
 @lowers("DIAG_MASK_ZERO", all_f32)
-def _lower_diag_mask(lowering: Lowering, node: Tensor) -> None:
+def _lower_diag_mask(lowering: CpuLowering, node: Tensor) -> None:
     value = -math.inf if node.op.name == "DIAG_MASK_INF" else 0.0
     params = Keep(value, -WHOLE, node.op_params["n_past"] + 1)
     lowering.launch(keep_f32, node, params, lowering.row_chunks(node))

@@ -15,7 +15,7 @@ from .....ops.elementwise.formulas import LIMITED
 from .....ops.elementwise.glu import ACTIVATIONS, limits
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
@@ -80,11 +80,11 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("GLU", _supports)
-def _lower_glu(lowering: Lowering, node: Tensor) -> None:
+def _lower_glu(lowering: CpuLowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GLU_GRAIN)
     p = node.op_params
     kind = IDS[ACTIVATIONS.get(p["kind"], LIMITED)]
     alpha, limit, shift = limits(p["kind"], p["alpha"], p["limit"])
     params = Glu(parts, p["swapped"], 0, alpha, limit, shift)
-    src, made = (*node.src, None)[:2], glu_kernel(kind, int(node.type))
-    lowering.launch(made, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)
+    src, kernel = (*node.src, None)[:2], glu_kernel(kind, int(node.type))
+    lowering.launch(kernel, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)

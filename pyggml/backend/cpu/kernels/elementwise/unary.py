@@ -16,7 +16,7 @@ from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
 from ....common.lowering import all_f32
 from ...abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
@@ -66,14 +66,14 @@ def _supports(node: Tensor) -> bool:
     return x is not None and x.type in ALL_FLOATS and x.is_contiguous_rows()
 
 
-def _lower_element(lowering: Lowering, node: Tensor) -> None:
+def _lower_element(lowering: CpuLowering, node: Tensor) -> None:
     p = node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
     cheap = name in ("leaky_relu", "clamp")
     parts, chunks = split(lowering, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
     params = Element(parts, 0, *(float(p[key]) for key in PARAMETERS.get(name, ())))
-    made = element_kernel(name, int(node.type))
-    lowering.launch(made, node, params, chunks, quantizes=node.type is GGMLType.F32)
+    kernel = element_kernel(name, int(node.type))
+    lowering.launch(kernel, node, params, chunks, quantizes=node.type is GGMLType.F32)
 
 
 for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP"):
@@ -103,7 +103,7 @@ def scale_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("SCALE", all_f32)
-def _lower_scale(lowering: Lowering, node: Tensor) -> None:
+def _lower_scale(lowering: CpuLowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GRAIN)
     params = Scale(parts, s=node.op_params["s"], b=node.op_params["b"])
     lowering.launch(scale_f32, node, params, chunks)

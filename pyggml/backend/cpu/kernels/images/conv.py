@@ -31,7 +31,7 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 
 _ZERO = np.float32(0)
@@ -99,14 +99,14 @@ def im2col_kernel(source: int, kind: int) -> CpuKernel:
 
 
 @lowers("IM2COL")
-def _lower_im2col(lowering: Lowering, node: Tensor) -> None:
+def _lower_im2col(lowering: CpuLowering, node: Tensor) -> None:
     a, b = node.src
     is_2d = bool(node.op_params["is_2d"])
     steps = {name: node.op_params[name] for name in Conv._fields}
     kh, channels = (a.ne[1], a.ne[2]) if is_2d else (1, a.ne[1])
     params = Im2Col(**steps, kw=a.ne[0], kh=kh, channels=channels, is_2d=is_2d)
-    made = im2col_kernel(int(b.type), int(node.type))
-    lowering.launch(made, node, params, lowering.row_chunks(node), src=(None, b))
+    kernel = im2col_kernel(int(b.type), int(node.type))
+    lowering.launch(kernel, node, params, lowering.row_chunks(node), src=(None, b))
 
 
 @inline_strict
@@ -162,12 +162,12 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> CpuKernel:
 
 @lowers("CONV_2D")
 @lowers("CONV_2D_DW")
-def _lower_conv_2d(lowering: Lowering, node: Tensor) -> None:
+def _lower_conv_2d(lowering: CpuLowering, node: Tensor) -> None:
     a = node.src[0]
     macs = node.nelements * (a.nelements // a.ne[3])
-    made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
+    kernel = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
     params = Conv(**{name: node.op_params[name] for name in Conv._fields})
-    lowering.launch(made, node, params, lowering.mac_chunks(node, macs))
+    lowering.launch(kernel, node, params, lowering.mac_chunks(node, macs))
 
 
 class ConvTranspose(NamedTuple):
@@ -214,9 +214,9 @@ def conv_transpose_kernel(kind: int, axes: int) -> CpuKernel:
 
 @lowers("CONV_TRANSPOSE_1D")
 @lowers("CONV_TRANSPOSE_2D")
-def _lower_conv_transpose(lowering: Lowering, node: Tensor) -> None:
+def _lower_conv_transpose(lowering: CpuLowering, node: Tensor) -> None:
     a, b = node.src
     axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
     chunks = lowering.mac_chunks(node, a.nelements * b.nelements)
-    made = conv_transpose_kernel(int(a.type), axes)
-    lowering.launch(made, node, ConvTranspose(node.op_params["s0"]), chunks)
+    kernel = conv_transpose_kernel(int(a.type), axes)
+    lowering.launch(kernel, node, ConvTranspose(node.op_params["s0"]), chunks)

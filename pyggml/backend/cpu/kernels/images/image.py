@@ -15,7 +15,7 @@ from .....compiler.jit import CpuKernel, inline_strict, kernel
 from .....ops.images.image import CUBIC, scale_factors
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, by_rows, lowers
+from ...compile.lowering import CpuLowering, by_rows, lowers
 from ...simd.element import F32, copy_run, store_elem, zero_run
 from ...simd.math import abs_f32
 
@@ -153,12 +153,12 @@ def upscale_window_kernel(antialias: bool) -> CpuKernel:
 
 
 @lowers("UPSCALE")
-def _lower_upscale(lowering: Lowering, node: Tensor) -> None:
+def _lower_upscale(lowering: CpuLowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
     factors = scale_factors(x.ne, node.ne, v["align_corners"])
     params = Upscale(*map(float, factors), offset=0.0 if v["align_corners"] else 0.5)
-    made = _KERNELS.get(v["mode"]) or upscale_window_kernel(v["mode"] == "antialias")
-    lowering.launch(made, node, params, lowering.row_chunks(node))
+    kernel = _KERNELS.get(v["mode"]) or upscale_window_kernel(v["mode"] == "antialias")
+    lowering.launch(kernel, node, params, lowering.row_chunks(node))
 
 
 _KERNELS = {"nearest": upscale_nearest, "bilinear": upscale_bilinear}

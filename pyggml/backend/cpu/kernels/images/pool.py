@@ -15,14 +15,14 @@ from .....dtype import GGMLType
 from .....ops.images.pool import LOWEST
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 
 _LOWEST = np.float32(LOWEST)
 _ZERO = np.float32(0)
 
 
-class Pool(NamedTuple):
+class PoolArgs(NamedTuple):
     """The values of a pooling op by axis: sizes of the window, steps, padding."""
 
     k0: int
@@ -39,7 +39,7 @@ def pool_kernel(kind: int, largest: bool) -> CpuKernel:
     """The kernel of a source type, for the largest element or the mean."""
 
     def pool(node, chunk, n_chunks, scratch):
-        p, w, h = params_of(node, Pool), ne(node, SRC0, 0), ne(node, SRC0, 1)
+        p, w, h = params_of(node, PoolArgs), ne(node, SRC0, 0), ne(node, SRC0, 1)
         oh, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             rest = r // oh
@@ -71,10 +71,10 @@ def pool_kernel(kind: int, largest: bool) -> CpuKernel:
 
 @lowers("POOL_1D")
 @lowers("POOL_2D")
-def _lower_pool(lowering: Lowering, node: Tensor) -> None:
+def _lower_pool(lowering: CpuLowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
     one = {"k1": 1, "s1": 1, "p1": 0, "size": 0}
     two = {"size": v["k0"] * v["k1"]} if "k1" in v else {}
-    params = Pool(**{k: x for k, x in (one | v | two).items() if k in Pool._fields})
-    made = pool_kernel(int(x.type), v["pool"] == "max")
-    lowering.launch(made, node, params, lowering.row_chunks(node))
+    params = PoolArgs(**{k: x for k, x in (one | v | two).items() if k in PoolArgs._fields})
+    kernel = pool_kernel(int(x.type), v["pool"] == "max")
+    lowering.launch(kernel, node, params, lowering.row_chunks(node))

@@ -31,7 +31,7 @@ from ...abi import (
     row_address,
     set_error,
 )
-from ...compile.lowering import Lowering, by_rows, lowers
+from ...compile.lowering import CpuLowering, by_rows, lowers
 from ...compile.type_traits import trait
 from ...compile.work import WorkRange
 from ...simd.element import F32, copy_run, load_elem, store_elem
@@ -188,7 +188,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     stop_unit(traits, by_unit)
 
 
-def _listed(lowering: Lowering, node: Tensor) -> WorkRange:
+def _listed(lowering: CpuLowering, node: Tensor) -> WorkRange:
     """Add the launch that lists the uses by expert; the list in work memory."""
     w, _, ids = node.src
     out = lowering.take(8 * (w.ne[2] + 1 + node.nrows))
@@ -197,7 +197,7 @@ def _listed(lowering: Lowering, node: Tensor) -> WorkRange:
 
 
 @lowers("MUL_MAT_ID", supports_mul_mat)
-def _lower_mul_mat_id(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
     w, x = node.src[0], node.src[1]
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]

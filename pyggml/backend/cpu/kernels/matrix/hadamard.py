@@ -12,7 +12,7 @@ from .....compiler.jit import inline, kernel
 from .....tensor import Tensor
 from ....common.lowering import all_f32
 from ...abi import DST, SRC0, f32_ptr, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 
 
 class Hadamard(NamedTuple):
@@ -68,6 +68,6 @@ def hadamard_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("HADAMARD", all_f32)
-def _lower_hadamard(lowering: Lowering, node: Tensor) -> None:
+def _lower_hadamard(lowering: CpuLowering, node: Tensor) -> None:
     n = node.op_params["n"]
     lowering.launch(hadamard_f32, node, Hadamard(n, 1 / math.sqrt(n)), lowering.row_chunks(node))

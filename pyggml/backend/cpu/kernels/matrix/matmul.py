@@ -24,7 +24,7 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ....common.memory import overlap
 from ...abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
-from ...compile.lowering import Lowering, fuses, lowers
+from ...compile.lowering import CpuLowering, fuses, lowers
 from ...compile.type_traits import trait
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
@@ -240,7 +240,7 @@ def supports_mul_mat(node: Tensor) -> bool:
     )
 
 
-def _chunks(lowering: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
+def _chunks(lowering: CpuLowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
     """Row chunks and token chunks of one matmul."""
     groups = ceil_div(w.ne[1], rows)
     if n == 1:
@@ -258,7 +258,7 @@ def _chunks(lowering: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tup
 
 
 def _launch(
-    lowering: Lowering, node: Tensor, dst: Tensor, *add: Tensor, glu: CpuKernel | None = None
+    lowering: CpuLowering, node: Tensor, dst: Tensor, *add: Tensor, glu: CpuKernel | None = None
 ) -> None:
     """Launch a MUL_MAT with the nodes after it.
 
@@ -307,7 +307,7 @@ def _launch(
 
 
 @lowers("MUL_MAT", supports_mul_mat)
-def _lower_mul_mat(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat(lowering: CpuLowering, node: Tensor) -> None:
     _launch(lowering, node, node)
 
 
@@ -329,7 +329,9 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
 
 
 @fuses("MUL_MAT", "ADD", "ADD")
-def _lower_mul_mat_add_add(lowering: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
+def _lower_mul_mat_add_add(
+    lowering: CpuLowering, node: Tensor, biased: Tensor, total: Tensor
+) -> bool:
     """MUL_MAT that also adds a bias row and then a residual."""
     bias, residual = _added(node, biased), _added(biased, total)
     if bias is None or residual is None or not _may_add(node, total):
@@ -341,7 +343,7 @@ def _lower_mul_mat_add_add(lowering: Lowering, node: Tensor, biased: Tensor, tot
 
 
 @fuses("MUL_MAT", "ADD")
-def _lower_mul_mat_add(lowering: Lowering, node: Tensor, total: Tensor) -> bool:
+def _lower_mul_mat_add(lowering: CpuLowering, node: Tensor, total: Tensor) -> bool:
     """MUL_MAT that also adds a residual or a bias row."""
     other = _added(node, total)
     if other is None or not _may_add(node, total):
@@ -351,7 +353,7 @@ def _lower_mul_mat_add(lowering: Lowering, node: Tensor, total: Tensor) -> bool:
 
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
-def _lower_mul_mat_glu(lowering: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+def _lower_mul_mat_glu(lowering: CpuLowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
     """Gate and up matmuls in one launch, which stores only the GLU of both."""
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]

@@ -28,7 +28,7 @@ from ...abi import (
 )
 from ...codec import DECODED
 from ...codec.rows import Decoder, decode_columns
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F16, F32, load_elem, store_elem
 from .weights import decoder_of, tile_kind
 
@@ -69,9 +69,9 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("OUT_PROD", _supports)
-def _lower_out_prod(lowering: Lowering, node: Tensor) -> None:
+def _lower_out_prod(lowering: CpuLowering, node: Tensor) -> None:
     a = node.src[0]
     chunks = lowering.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    made = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
+    kernel = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
     params = Decoder(decoder_of(a.type, ALL_FLOATS))
-    lowering.launch(made, node, params, chunks, scratch=4 * a.ne[0])
+    lowering.launch(kernel, node, params, chunks, scratch=4 * a.ne[0])

@@ -27,7 +27,7 @@ from ...abi import i64_ptr
 from ...atomics import call_address
 from ...codec import DECODED
 from ...codec.rows import decode_columns, row_decoder, row_unpacker
-from ...compile.lowering import Lowering
+from ...compile.lowering import CpuLowering
 from ...compile.type_traits import TypeTraits, trait
 from ...simd import axpy
 from ...simd.element import F32
@@ -185,7 +185,7 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     return TypeTraits(numbers, functions)
 
 
-def weight_traits(lowering: Lowering, w: Tensor, *functions: int, one_pass: bool = False) -> int:
+def weight_traits(lowering: CpuLowering, w: Tensor, *functions: int, one_pass: bool = False) -> int:
     """The address of the traits of a weight's format, for a program that needs these functions.
 
     The decoder that they need, if any, is compiled too.

@@ -18,7 +18,7 @@ from .....tensor import Tensor
 from ...abi import DST, SRC0, data, f32_ptr, first_row, nb, ne, params_of, row_address
 from ...codec import DECODED, ENCODED, row_encoder
 from ...codec.rows import decode_columns, encode_row, row_decoder
-from ...compile.lowering import GRAIN, Lowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 
 RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
@@ -140,9 +140,9 @@ def _supports(node: Tensor) -> bool:
     return rows and _kernel(x.type, node.type) is not None
 
 
-def _lower(lowering: Lowering, node: Tensor) -> None:
+def _lower(lowering: CpuLowering, node: Tensor) -> None:
     x = node.src[0]
-    made = _kernel(x.type, node.type)
+    kernel = _kernel(x.type, node.type)
     quantized = x.type.is_quantized or node.type.is_quantized
     flat = not quantized and x.is_contiguous() and node.is_contiguous()
     chunks = max(1, min(node.nelements // GRAIN, 8 * lowering.n_threads))
@@ -152,7 +152,7 @@ def _lower(lowering: Lowering, node: Tensor) -> None:
         coder = row_decoder if x.type.is_quantized else row_encoder
         address = coder(int(blocks)).address
         params = CpyArgs(flat, node.nelements, address, blocks.block_size, blocks.type_size)
-    lowering.launch(made, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
+    lowering.launch(kernel, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
 
 
 for _op in ("CPY", "CONT", "DUP"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .....compiler.jit import inline, kernel
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, copy_run, load_elem, store_elem, zero_run
 
 
@@ -80,7 +80,7 @@ def pad_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("PAD")
-def _lower_pad(lowering: Lowering, node: Tensor) -> None:
+def _lower_pad(lowering: CpuLowering, node: Tensor) -> None:
     params = Pad(*node.op_params["left"], circular=node.op_params["circular"])
     lowering.launch(pad_f32, node, params, lowering.row_chunks(node))
 
@@ -100,7 +100,7 @@ def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("PAD_REFLECT_1D")
-def _lower_pad_reflect_1d(lowering: Lowering, node: Tensor) -> None:
+def _lower_pad_reflect_1d(lowering: CpuLowering, node: Tensor) -> None:
     params = PadReflect(node.op_params["p0"], node.op_params["p1"])
     lowering.launch(pad_reflect_1d_f32, node, params, lowering.row_chunks(node))
 
@@ -124,6 +124,6 @@ def roll_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ROLL")
-def _lower_roll(lowering: Lowering, node: Tensor) -> None:
+def _lower_roll(lowering: CpuLowering, node: Tensor) -> None:
     shifts = [s % n for s, n in zip(node.op_params["shift"], node.ne, strict=True)]
     lowering.launch(roll_f32, node, Roll(*shifts), lowering.row_chunks(node))

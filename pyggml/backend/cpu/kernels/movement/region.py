@@ -15,7 +15,7 @@ from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....tensor import Tensor
 from ...abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import GRAIN, Lowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, I32, load_elem, store_elem
 from ..span import Parts, columns, repeated_row, split
 from .cpy import RAW, CpyArgs, copy_kernel
@@ -80,7 +80,7 @@ def acc_f32(node, chunk, n_chunks, scratch):
 
 
 def launch_place(
-    lowering: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int
+    lowering: CpuLowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int
 ) -> None:
     """Add the launch that copies ``x`` into a region of ``node``: strides ``nb``, from ``offset``.
 
@@ -96,7 +96,7 @@ def launch_place(
     lowering.launch(place_kernel(RAW[size]), node, params, lowering.row_chunks(x), src=(x,))
 
 
-def _lower(lowering: Lowering, node: Tensor) -> None:
+def _lower(lowering: CpuLowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
     p = node.op_params
     if not p["inplace"]:
@@ -142,13 +142,13 @@ def repeat_kernel(raw: int) -> CpuKernel:
 
 
 @lowers("REPEAT")
-def _lower_repeat(lowering: Lowering, node: Tensor) -> None:
+def _lower_repeat(lowering: CpuLowering, node: Tensor) -> None:
     parts, chunks = split(lowering, node, GRAIN)
     lowering.launch(repeat_kernel(RAW[node.type.type_size]), node, Parts(parts), chunks)
 
 
 @lowers("CONCAT")
-def _lower_concat(lowering: Lowering, node: Tensor) -> None:
+def _lower_concat(lowering: CpuLowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
     dim = node.op_params["dim"]
     offset = a.ne[dim] // (a.type.block_size if dim == 0 else 1) * node.nb[dim]

@@ -32,7 +32,7 @@ from ...abi import (
 from ...codec import DECODED, ENCODED, row_encoder
 from ...codec.blocks import decode_block, decode_k_block, get_block
 from ...codec.rows import Decoder, decode_columns, encode_row
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F16, F32, I32, load_elem, store_elem
 from ...weights.buffer import is_repacked
 from ...weights.layout import K_TYPES, ROWS, block_bytes
@@ -104,12 +104,12 @@ def _supports_get_rows(node: Tensor) -> bool:
 
 
 @lowers("GET_ROWS", _supports_get_rows)
-def _lower_get_rows(lowering: Lowering, node: Tensor) -> None:
+def _lower_get_rows(lowering: CpuLowering, node: Tensor) -> None:
     a = node.src[0]
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
-    made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
+    kernel = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
     params = Decoder(decoder_of(a.type, tiled))
-    lowering.launch(made, node, params, lowering.row_chunks(node), scratch=a.type.type_size)
+    lowering.launch(kernel, node, params, lowering.row_chunks(node), scratch=a.type.type_size)
 
 
 @inline
@@ -166,12 +166,12 @@ def _supports_set_rows(node: Tensor) -> bool:
 
 
 @lowers("SET_ROWS", _supports_set_rows)
-def _lower_set_rows(lowering: Lowering, node: Tensor) -> None:
+def _lower_set_rows(lowering: CpuLowering, node: Tensor) -> None:
     b, idx, _ = node.src
     blocks = node.type.is_quantized
-    made = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
+    kernel = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
     encoder = row_encoder(int(node.type)).address if blocks else 0
     scratch = 4 * b.ne[0] if blocks and b.type is not GGMLType.F32 else 0
     lowering.launch(
-        made, node, SetRows(encoder, idx.type.type_size), lowering.row_chunks(b), scratch=scratch
+        kernel, node, SetRows(encoder, idx.type.type_size), lowering.row_chunks(b), scratch=scratch
     )

@@ -18,7 +18,7 @@ from .....tensor import Tensor
 from ....common.lowering import all_f32
 from ....common.norm import norm_rows
 from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
-from ...compile.lowering import ANY_CHUNKS, Lowering, fuses, lowers
+from ...compile.lowering import ANY_CHUNKS, CpuLowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import squares_f32
 from ...weights.layout import Q8_BLOCK
@@ -143,23 +143,23 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
 _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
 
 
-def _launch(lowering: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
+def _launch(lowering: CpuLowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * lowering.n_threads)
-    made, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
-    lowering.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ANY_CHUNKS)
+    kernel, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
+    lowering.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ANY_CHUNKS)
 
 
 @lowers("RMS_NORM", all_f32)
 @lowers("NORM", all_f32)
-def _lower_norm(lowering: Lowering, node: Tensor) -> None:
+def _lower_norm(lowering: CpuLowering, node: Tensor) -> None:
     _launch(lowering, node, node)
 
 
 @fuses("RMS_NORM", "MUL")
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
-def _lower_fused_norm(lowering: Lowering, norm: Tensor, *more: Tensor) -> bool:
+def _lower_fused_norm(lowering: CpuLowering, norm: Tensor, *more: Tensor) -> bool:
     """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
     rows = norm_rows(norm, *more)
     if rows is None:
@@ -169,12 +169,12 @@ def _lower_fused_norm(lowering: Lowering, norm: Tensor, *more: Tensor) -> bool:
 
 
 @lowers("L2_NORM", all_f32)
-def _lower_l2_norm(lowering: Lowering, node: Tensor) -> None:
+def _lower_l2_norm(lowering: CpuLowering, node: Tensor) -> None:
     lowering.launch(l2_norm_f32, node, Norm(node.op_params["eps"]), lowering.row_chunks(node))
 
 
 @lowers("GROUP_NORM", all_f32)
-def _lower_group_norm(lowering: Lowering, node: Tensor) -> None:
+def _lower_group_norm(lowering: CpuLowering, node: Tensor) -> None:
     groups = int(node.op_params["n_groups"])
     step = ceil_div(node.ne[2], groups)
     params = GroupNorm(node.op_params["eps"], step, groups)

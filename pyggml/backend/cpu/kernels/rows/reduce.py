@@ -32,7 +32,7 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import Lowering, by_rows, lowers
+from ...compile.lowering import CpuLowering, by_rows, lowers
 from ...simd.element import F32, I32, load_elem, store_elem
 from ..span import columns
 
@@ -96,7 +96,7 @@ def argmax_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("ARGMAX")
-def _lower_argmax(lowering: Lowering, node: Tensor) -> None:
+def _lower_argmax(lowering: CpuLowering, node: Tensor) -> None:
     lowering.launch(argmax_f32, node, chunks=lowering.row_chunks(node.src[0]))
 
 
@@ -166,7 +166,9 @@ def count_total(node, chunk, n_chunks, scratch):
     i64_ptr(data(node, DST))[0] = total
 
 
-def _launch_pieces(lowering: Lowering, node: Tensor, pieces: CpuKernel, total: CpuKernel) -> None:
+def _launch_pieces(
+    lowering: CpuLowering, node: Tensor, pieces: CpuKernel, total: CpuKernel
+) -> None:
     """Two launches: the results of pieces into work memory, then their sum."""
     x = node.src[0]
     parts = max(1, ceil_div(x.ne[0], _PIECE))
@@ -179,13 +181,13 @@ def _launch_pieces(lowering: Lowering, node: Tensor, pieces: CpuKernel, total: C
 
 
 @lowers("SUM")
-def _lower_sum(lowering: Lowering, node: Tensor) -> None:
+def _lower_sum(lowering: CpuLowering, node: Tensor) -> None:
     fmt = int(node.type)
     _launch_pieces(lowering, node, sum_pieces_kernel(fmt), sum_total_kernel(fmt))
 
 
 @lowers("COUNT_EQUAL")
-def _lower_count_equal(lowering: Lowering, node: Tensor) -> None:
+def _lower_count_equal(lowering: CpuLowering, node: Tensor) -> None:
     _launch_pieces(lowering, node, count_pieces_i32, count_total)
 
 
@@ -210,7 +212,7 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):
 
 @lowers("SUM_ROWS")
 @lowers("MEAN")
-def _lower_sum_rows(lowering: Lowering, node: Tensor) -> None:
+def _lower_sum_rows(lowering: CpuLowering, node: Tensor) -> None:
     x = node.src[0]
     divisor = x.ne[0] if node.op.name == "MEAN" else 1
     lowering.launch(sum_rows_f32, node, RowSum(divisor), lowering.row_chunks(x))

@@ -30,7 +30,7 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.math import INF, ZERO, abs_f32, exp_f32
 from ...simd.total import max_f32, total_f32
@@ -107,10 +107,10 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("SOFT_MAX", _supports)
-def _lower_soft_max(lowering: Lowering, node: Tensor) -> None:
+def _lower_soft_max(lowering: CpuLowering, node: Tensor) -> None:
     mask, p = node.src[1], node.op_params
     n2, step_0, step_1 = alibi_steps(node.ne[2], p["max_bias"])
     params = SoftMax(p["scale"], base_0=2.0**step_0, base_1=2.0**step_1, n_head_log2=n2)
-    made = soft_max_kernel(F32 if mask is None else int(mask.type))
+    kernel = soft_max_kernel(F32 if mask is None else int(mask.type))
     chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * lowering.n_threads))
-    lowering.launch(made, node, params, chunks)
+    lowering.launch(kernel, node, params, chunks)

@@ -14,7 +14,7 @@ import numpy as np
 from .....compiler.jit import inline_strict, kernel
 from .....tensor import Tensor
 from ...abi import DST, SRC0, first_row, i64_ptr, ne, nrows, params_of, row_address
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, I32, load_elem, store_elem
 from .reduce import order_key
 
@@ -107,12 +107,12 @@ def top_k_f32(node, chunk, n_chunks, scratch):
             _sink(heap, 0, last)
 
 
-def _chunks(lowering: Lowering, x: Tensor) -> int:
+def _chunks(lowering: CpuLowering, x: Tensor) -> int:
     return max(1, min(x.nrows, x.nelements // 512, 8 * lowering.n_threads))
 
 
 @lowers("ARGSORT")
-def _lower_argsort(lowering: Lowering, node: Tensor) -> None:
+def _lower_argsort(lowering: CpuLowering, node: Tensor) -> None:
     order = ASC if node.op_params["order"] == "asc" else DESC
     lowering.launch(
         argsort_f32, node, ArgSort(order), _chunks(lowering, node), scratch=16 * node.ne[0]
@@ -120,6 +120,6 @@ def _lower_argsort(lowering: Lowering, node: Tensor) -> None:
 
 
 @lowers("TOP_K")
-def _lower_top_k(lowering: Lowering, node: Tensor) -> None:
+def _lower_top_k(lowering: CpuLowering, node: Tensor) -> None:
     chunks = _chunks(lowering, node.src[0])
     lowering.launch(top_k_f32, node, chunks=chunks, scratch=8 * node.ne[0])

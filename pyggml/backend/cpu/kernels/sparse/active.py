@@ -33,7 +33,7 @@ from ...abi import (
     set_error,
     u8_ptr,
 )
-from ...compile.lowering import GRAIN, Lowering
+from ...compile.lowering import GRAIN, CpuLowering
 from ...compile.work import WorkRange
 from ...simd.element import F32, I8, load_elem, store_elem
 
@@ -138,7 +138,7 @@ def list_active(node, chunk, n_chunks, scratch):
         set_error(node, BAD_SCORE)
 
 
-def active_rows(lowering: Lowering, node: Tensor) -> WorkRange | None:
+def active_rows(lowering: CpuLowering, node: Tensor) -> WorkRange | None:
     """The list for a MUL_MAT_SPARSE or AXPY, shared by equal selections; None if all are active."""
     a, b, idx, placed = node.src
     if idx is None and placed is None:

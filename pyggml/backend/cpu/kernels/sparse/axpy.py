@@ -45,7 +45,7 @@ from ...abi import (
 )
 from ...atomics import call_address
 from ...codec.rows import decode_columns
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...compile.type_traits import trait
 from ...compile.work import WorkRange
 from ...simd.axpy import (
@@ -417,7 +417,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
 
 
 def launch_axpy(
-    lowering: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
+    lowering: CpuLowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
 ) -> None:
     """Add the launches of an AXPY.
 
@@ -493,6 +493,6 @@ def launch_axpy(
 
 
 @lowers("AXPY", supports_sparse)
-def _lower_axpy(lowering: Lowering, node: Tensor) -> None:
+def _lower_axpy(lowering: CpuLowering, node: Tensor) -> None:
     _, b, idx, _ = node.src
     launch_axpy(lowering, node, b, idx)

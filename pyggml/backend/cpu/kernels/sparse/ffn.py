@@ -13,7 +13,7 @@ from .....dtype import GGMLType
 from .....ops.elementwise.formulas import PARAMETERS
 from .....ops.elementwise.glu import ACTIVATIONS
 from .....tensor import Tensor
-from ...compile.lowering import Lowering, fuses
+from ...compile.lowering import CpuLowering, fuses
 from .axpy import launch_axpy
 from .mul_mat import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
 
@@ -57,7 +57,7 @@ def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
     )
 
 
-def _fuse(lowering: Lowering, *nodes: Tensor) -> bool:
+def _fuse(lowering: CpuLowering, *nodes: Tensor) -> bool:
     """Fuse MUL_MAT_SPARSE, its activation, and AXPY on the same scores."""
     *inner, axpy = nodes
     found = _values(axpy.src[1])

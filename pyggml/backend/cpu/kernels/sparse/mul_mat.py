@@ -39,7 +39,7 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...compile.type_traits import trait
 from ...compile.work import WorkRange
 from ...simd.element import zero_run
@@ -307,7 +307,7 @@ def supports_sparse(node: Tensor) -> bool:
 
 
 def launch_rows(
-    lowering: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
+    lowering: CpuLowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
 ) -> None:
     """Add the launch of a MUL_MAT_SPARSE in some form, with its result, F32 [F, T], at ``out``."""
     w, x, idx, placed = node.src
@@ -340,6 +340,6 @@ def launch_rows(
 
 
 @lowers("MUL_MAT_SPARSE", supports_sparse)
-def _lower_mul_mat_sparse(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_sparse(lowering: CpuLowering, node: Tensor) -> None:
     lowering.launch(zero_f32, node, chunks=lowering.row_chunks(node), src=())
     launch_rows(lowering, node, Form(), None, node)

@@ -12,7 +12,7 @@ from .....compiler.jit import kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
-from ...compile.lowering import Lowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.axpy import count_bits
 from ...simd.element import I32, load_elem
 
@@ -59,7 +59,7 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):
 
 
 @lowers("MUL_MAT_SIGNS")
-def _lower_mul_mat_signs(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_signs(lowering: CpuLowering, node: Tensor) -> None:
     x = node.src[1]
     words = ceil_div(x.ne[0], 64)
     key = ("signs", x)

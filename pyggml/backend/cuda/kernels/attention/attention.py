@@ -29,7 +29,7 @@ from ...codec import FLOAT_TYPES, decodable, element_loader
 from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, load_i32, store_f32, store_i32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..rows.softmax import MASKS, alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
@@ -386,7 +386,7 @@ def _parts_bytes(n_parts: int, hdv: int) -> int:
 
 
 @lowers("FLASH_ATTN_EXT", _supports)
-def _lower_attention(lowering: Lowering, node: Tensor) -> None:
+def _lower_attention(lowering: GpuLowering, node: Tensor) -> None:
     q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     p, shape = node.op_params, _shape(node)
     n_tokens, n_head, batch = q.ne[1:]

@@ -56,7 +56,7 @@ from ...intrin import (
     wait_copies_0,
 )
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering
+from ...lowering import GpuLowering
 from ..rows.softmax import alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
@@ -556,7 +556,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
     return attention_tile
 
 
-def attend(lowering: Lowering, node: Tensor, shape: AttentionForm) -> bool:
+def attend(lowering: GpuLowering, node: Tensor, shape: AttentionForm) -> bool:
     """Lower a node of many tokens, if the types and the device allow."""
     q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
     cc = lowering.device.cc

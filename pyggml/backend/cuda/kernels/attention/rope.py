@@ -19,7 +19,7 @@ from ...codec import FLOAT_TYPES, element_loader, element_storer
 from ...driver import Grid
 from ...intrin import divide, load_f32, load_i32, mul_rounded
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..elementwise.elementwise import sincos
 
 THREADS = 128
@@ -93,12 +93,12 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
-def _lower_rope(lowering: Lowering, node: Tensor) -> None:
+def _lower_rope(lowering: GpuLowering, node: Tensor) -> None:
     x, positions, freqs = (*node.src, None)[:3]
     p, values = node.op_params, rope_values(node.op_params)
     half = p["n_dims"] // 2
-    made = rope_kernel(RopeMode(p["mode"]), x.type, freqs is not None, p["ext_factor"] != 0)
-    call = made(
+    kernel = rope_kernel(RopeMode(p["mode"]), x.type, freqs is not None, p["ext_factor"] != 0)
+    call = kernel(
         x=x, y=node, positions=positions, freqs=freqs, n=x.ne[0], n_dims=p["n_dims"],
         width_log2=min(max(5, (half - 1).bit_length()), 7), n_head=x.ne[1], n_tokens=x.ne[2],
         pos0=positions.nb[0], x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],

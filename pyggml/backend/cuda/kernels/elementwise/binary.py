@@ -14,7 +14,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import divide, load_f32, load_i32, store_f32
 from ...kernel import I32, U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 from ..span import THREADS, Span, in_range, span_of
 from .elementwise import FORMULAS
 
@@ -94,7 +94,7 @@ def _supports(node: Tensor) -> bool:
 @lowers("MUL", _supports)
 @lowers("DIV", _supports)
 @lowers("ADD1", _supports)
-def _lower_binary(lowering: Lowering, node: Tensor) -> None:
+def _lower_binary(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
     columns = FULL if b.ne[0] == a.ne[0] else ONE if b.ne[0] == 1 else REPEATED
     if b.ne == a.ne:
@@ -142,7 +142,7 @@ def _supports_add_id(node: Tensor) -> bool:
 
 
 @lowers("ADD_ID", _supports_add_id)
-def _lower_add_id(lowering: Lowering, node: Tensor) -> None:
+def _lower_add_id(lowering: GpuLowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
     call = add_id_f32(
         a=a, b=b, ids=ids, y=node, units=node.nelements, n=a.ne[0], ne1=a.ne[1], n_rows=b.ne[1],

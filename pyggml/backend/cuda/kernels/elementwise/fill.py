@@ -9,7 +9,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_storer
 from ...intrin import mul_rounded
 from ...kernel import U8, GpuKernel, f32, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 
 
 @cache
@@ -31,7 +31,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ARANGE", _supports)
-def _lower_arange(lowering: Lowering, node: Tensor) -> None:
+def _lower_arange(lowering: GpuLowering, node: Tensor) -> None:
     n, p = node.nelements, node.op_params
     lowering.launch(
         fill_kernel(node.type)(y=node, n=n, start=p["start"], step=p["step"]), blocks(n)
@@ -39,6 +39,6 @@ def _lower_arange(lowering: Lowering, node: Tensor) -> None:
 
 
 @lowers("FILL", _supports)
-def _lower_fill(lowering: Lowering, node: Tensor) -> None:
+def _lower_fill(lowering: GpuLowering, node: Tensor) -> None:
     n, c = node.nelements, node.op_params["c"]
     lowering.launch(fill_kernel(node.type)(y=node, n=n, start=c, step=0.0), blocks(n))

@@ -11,7 +11,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import device, divide
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
 from .elementwise import FUNCTIONS, ZERO
 
@@ -77,7 +77,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("GLU", _supports)
-def _lower_glu(lowering: Lowering, node: Tensor) -> None:
+def _lower_glu(lowering: GpuLowering, node: Tensor) -> None:
     gate, up = node.src[:2]
     p, gate_at, up_at = node.op_params, 0, 0
     if up is None:

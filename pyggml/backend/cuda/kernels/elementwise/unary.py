@@ -13,7 +13,7 @@ from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, quad_storer
 from ...intrin import divide
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..span import THREADS, Span, in_range, row_at, span_of
 from .elementwise import FUNCTIONS
 
@@ -58,7 +58,7 @@ def _supports(node: Tensor) -> bool:
     return x.type in FLOAT_TYPES and x.is_contiguous_rows() and in_range(node)
 
 
-def _lower_element(lowering: Lowering, node: Tensor) -> None:
+def _lower_element(lowering: GpuLowering, node: Tensor) -> None:
     x, p = node.src[0], node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
     span = span_of(node, x)

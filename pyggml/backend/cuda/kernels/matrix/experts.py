@@ -14,7 +14,7 @@ from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import divide, load_i32, store_f32, store_i32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from .matmul import (
     WARPS,
     LaunchShape,
@@ -89,7 +89,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT_ID", _supports)
-def _lower_mul_mat_id(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_id(lowering: GpuLowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
     planes, vector = has_planes(a), False
     common = {

@@ -58,7 +58,7 @@ from ...intrin import (
     wait_copies_1,
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering
+from ...lowering import GpuLowering
 from .quantize import halved, is_aligned, quantized
 from .weights import group_reader, has_planes, known_planes, planes_in, word_unpacker
 
@@ -103,7 +103,7 @@ NARROW, MIDDLE, SQUARE = Tile(64, 16, 4, 1), Tile(64, 32, 4, 1), Tile(64, 64, 2,
 LARGE = Tile(128, 128, 2, 4)
 
 
-def tile_of(lowering: Lowering, rows: int, tokens: int, batches: int) -> Tile:
+def tile_of(lowering: GpuLowering, rows: int, tokens: int, batches: int) -> Tile:
     """The tile for so many tokens: large ones read less if they are enough for the device."""
     if tokens <= 32:
         return NARROW if tokens <= 16 else MIDDLE
@@ -667,7 +667,7 @@ def mat_mat_fma(type: GGMLType, x_type: GGMLType, vector: bool) -> GpuKernel:
     return mul_mat
 
 
-def multiply(lowering: Lowering, node: Tensor) -> None:
+def multiply(lowering: GpuLowering, node: Tensor) -> None:
     """Add the launches of a MUL_MAT of any number of tokens."""
     a, b = node.src[:2]
     batches, turing = b.ne[2] * b.ne[3], lowering.device.cc < (8, 0)

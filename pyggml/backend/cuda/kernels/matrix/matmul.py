@@ -37,7 +37,7 @@ from ...intrin import (
     u32,
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..warp import warp_sum
 from . import mat_mat
 from .quantize import is_aligned, quantized
@@ -82,7 +82,7 @@ def shape_of(tokens: int, split: int, type: GGMLType, *, planes: bool) -> Launch
     return LaunchShape(tokens, rows, at_once, split)
 
 
-def split_of(lowering: Lowering, rows: int, turns: int) -> int:
+def split_of(lowering: GpuLowering, rows: int, turns: int) -> int:
     """How many warps share a row.
 
     Args:
@@ -435,7 +435,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT", _supports)
-def _lower_mul_mat(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
     if b.ne[1] > MAX_TOKENS and lowering.device.cc >= mat_mat.TENSOR_CORES:
         mat_mat.multiply(lowering, node)

@@ -40,7 +40,7 @@ from ...intrin import (
     u32,
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, Work, blocks
+from ...lowering import GpuLowering, Work, blocks
 from ..warp import FULL, block_top
 
 
@@ -132,7 +132,7 @@ class Quantized:
         self.high, self.d, self.sums, self.n_bytes = (k * groups for k in (16, 32, 36, 40))
 
 
-def quantized(lowering: Lowering, x: Tensor) -> tuple[Work, Quantized]:
+def quantized(lowering: GpuLowering, x: Tensor) -> tuple[Work, Quantized]:
     """The int8 form of ``x``, made once for the matmuls that follow each other.
 
     Shape:
@@ -196,7 +196,7 @@ class Halved:
         self.n_bytes = self.scales + 4 * rows
 
 
-def halved(lowering: Lowering, x: Tensor, type: GGMLType) -> tuple[Work, Halved]:
+def halved(lowering: GpuLowering, x: Tensor, type: GGMLType) -> tuple[Work, Halved]:
     """``x`` in F16 or BF16, made once for the matmuls that follow each other.
 
     Shape:

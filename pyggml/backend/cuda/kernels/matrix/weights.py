@@ -30,7 +30,7 @@ from ...intrin import (
     load_u32x4,
     u32,
 )
-from ...lowering import Lowering, Work
+from ...lowering import GpuLowering, Work
 from ...planes import Offsets, Planes, is_planes, planes_of
 from .repack import conversion
 
@@ -213,7 +213,7 @@ def reads_weight(a: Tensor) -> bool:
     return has_planes(a) or (decodable(a.type) and a.is_contiguous_rows())
 
 
-def planes_in(lowering: Lowering, a: Tensor) -> tuple[Tensor | Work, Offsets]:
+def planes_in(lowering: GpuLowering, a: Tensor) -> tuple[Tensor | Work, Offsets]:
     """A weight in planes: its own, or made of ggml's blocks for this node."""
     planes = known_planes(a.type)
     at = planes.offsets(a.ne[0], a.nrows)

@@ -32,7 +32,7 @@ from ...intrin import (
     store_u32,
 )
 from ...kernel import U8, GpuKernel, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 
 I32 = GGMLType.I32
 _LOADS = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_i64}
@@ -155,7 +155,7 @@ def _supports(node: Tensor) -> bool:
     return a.type in (*FLOAT_TYPES, I32) and node.type in (*FLOAT_TYPES, I32)
 
 
-def copy(lowering: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> None:
+def copy(lowering: GpuLowering, a: Tensor, b: Tensor, y: object = None, n: int = 0) -> None:
     """Launch a copy of all elements of ``a`` into ``b``, or into memory with its sizes."""
     sizes = {
         "x": a, "y": b if y is None else y, "n": n or a.nelements,
@@ -176,7 +176,7 @@ def copy(lowering: Lowering, a: Tensor, b: Tensor, y: object = None, n: int = 0)
 @lowers("CPY", _supports)
 @lowers("CONT", _supports)
 @lowers("DUP", _supports)
-def _lower_copy(lowering: Lowering, node: Tensor) -> None:
+def _lower_copy(lowering: GpuLowering, node: Tensor) -> None:
     copy(lowering, node.src[0], node)
 
 
@@ -208,7 +208,7 @@ def _same_size(node: Tensor) -> bool:
 
 
 @lowers("REPEAT", _same_size)
-def _lower_repeat(lowering: Lowering, node: Tensor) -> None:
+def _lower_repeat(lowering: GpuLowering, node: Tensor) -> None:
     a = node.src[0]
     call = repeat_kernel(a.type.type_size)(
         x=a, y=node, n=node.nelements, b0=node.ne[0], b1=node.ne[1], b2=node.ne[2],
@@ -219,7 +219,7 @@ def _lower_repeat(lowering: Lowering, node: Tensor) -> None:
 
 
 @lowers("CONCAT", _same_size)
-def _lower_concat(lowering: Lowering, node: Tensor) -> None:
+def _lower_concat(lowering: GpuLowering, node: Tensor) -> None:
     dim, start = node.op_params["dim"], node.data
     for part in node.src[:2]:
         if part.nelements:

@@ -21,7 +21,7 @@ from ...codec import (
 from ...driver import Grid
 from ...intrin import load_i32, load_i64, load_u32, store_i32, store_u32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 
 _WIDE = 256  # threads of a block: rows of models have hundreds of columns
 
@@ -65,7 +65,7 @@ def _supports_get_rows(node: Tensor) -> bool:
 
 
 @lowers("GET_ROWS", _supports_get_rows)
-def _lower_get_rows(lowering: Lowering, node: Tensor) -> None:
+def _lower_get_rows(lowering: GpuLowering, node: Tensor) -> None:
     a, ids = node.src[:2]
     call = get_rows_kernel(a.type)(
         x=a, ids=ids, y=node, n=node.ne[0], n_rows=a.ne[1],
@@ -123,7 +123,7 @@ def _supports_set_rows(node: Tensor) -> bool:
 
 
 @lowers("SET_ROWS", _supports_set_rows)
-def _lower_set_rows(lowering: Lowering, node: Tensor) -> None:
+def _lower_set_rows(lowering: GpuLowering, node: Tensor) -> None:
     b, idx = node.src[:2]
     call = set_rows_kernel(b.type, node.type, idx.type.type_size)(
         x=b, ids=idx, y=node, n=node.ne[0], n_rows=node.ne[1],

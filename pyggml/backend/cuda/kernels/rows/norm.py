@@ -21,7 +21,7 @@ from ....common.norm import norm_rows
 from ...driver import Grid
 from ...intrin import device, divide, load_f32, load_f32x4, store_f32, store_f32x4
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, blocks, fuses, lowers
+from ...lowering import GpuLowering, blocks, fuses, lowers
 from ..span import is_quads, row_at
 from ..warp import block_sum, warp_sum
 
@@ -214,7 +214,7 @@ def group_norm(
 
 
 def _launch(
-    lowering: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor, total: Tensor | None = None
+    lowering: GpuLowering, norm: Tensor, dst: Tensor, *rows: Tensor, total: Tensor | None = None
 ) -> None:
     """Launch a norm whose result, with a weight and a bias if there are ``rows``, is ``dst``.
 
@@ -234,8 +234,8 @@ def _launch(
             sizes[f"{name}{i}"] = nb[i]
             if name in "wb":
                 sizes[f"{name}_ne{i}"] = ne[i]
-    made = norm_kernel(norm.op.name, warp, quads, r is not None, w is not None, b is not None)
-    call = made(
+    kernel = norm_kernel(norm.op.name, warp, quads, r is not None, w is not None, b is not None)
+    call = kernel(
         x=x, y=dst, r=r, z=total, w=w, b=b, n=n, rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
         x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=dst.nb[1], y2=dst.nb[2], y3=dst.nb[3],
         eps=norm.op_params["eps"], **sizes,
@@ -247,7 +247,7 @@ def _launch(
 @lowers("RMS_NORM", all_f32)
 @lowers("NORM", all_f32)
 @lowers("L2_NORM", all_f32)
-def _lower_norm(lowering: Lowering, node: Tensor) -> None:
+def _lower_norm(lowering: GpuLowering, node: Tensor) -> None:
     _launch(lowering, node, node)
 
 
@@ -255,7 +255,7 @@ def _lower_norm(lowering: Lowering, node: Tensor) -> None:
 @fuses("NORM", "MUL")
 @fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
 def _lower_fused_norm(
-    lowering: Lowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
+    lowering: GpuLowering, norm: Tensor, *more: Tensor, total: Tensor | None = None
 ) -> bool:
     """A norm and the nodes after it: weight and bias are applied as a row is written."""
     rows = norm_rows(norm, *more, total=total)
@@ -268,7 +268,7 @@ def _lower_fused_norm(
 @fuses("ADD", "RMS_NORM", "MUL", stored=1)
 @fuses("ADD", "NORM", "MUL", stored=1)
 @fuses("ADD", "NORM", "MUL", "ADD", stored=1)
-def _lower_add_norm(lowering: Lowering, total: Tensor, norm: Tensor, *more: Tensor) -> bool:
+def _lower_add_norm(lowering: GpuLowering, total: Tensor, norm: Tensor, *more: Tensor) -> bool:
     """A residual sum, which is stored, and the norm of it."""
     x, r = total.src[:2]
     if norm.src[0] is not total or x.ne != r.ne or not all_f32(total) or overlap(total, more[-1]):
@@ -285,7 +285,7 @@ def _supports_group_norm(node: Tensor) -> bool:
 
 
 @lowers("GROUP_NORM", _supports_group_norm)
-def _lower_group_norm(lowering: Lowering, node: Tensor) -> None:
+def _lower_group_norm(lowering: GpuLowering, node: Tensor) -> None:
     x, groups = node.src[0], int(node.op_params["n_groups"])
     call = group_norm(
         x=x, y=node, n=x.ne[0], height=x.ne[1], channels=x.ne[2],

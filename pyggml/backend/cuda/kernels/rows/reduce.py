@@ -17,7 +17,7 @@ from ...codec import FLOAT_TYPES, element_loader, element_storer
 from ...driver import Grid
 from ...intrin import device, divide, float_to_bits, load_f32, load_i32, store_f32
 from ...kernel import I32, I64, U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 from ..span import in_range, row_at
 from ..warp import FULL, block_sum
 
@@ -176,7 +176,7 @@ def _strides(name: str, t: Tensor) -> dict[str, int]:
 
 
 @lowers("ARGMAX", _supports)
-def _lower_argmax(lowering: Lowering, node: Tensor) -> None:
+def _lower_argmax(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
     lowering.launch(
         argmax(x=x, y=node, n=x.ne[0], x1=x.nb[1]), Grid(x.ne[1]), threads=_threads(x.ne[0])
@@ -186,7 +186,7 @@ def _lower_argmax(lowering: Lowering, node: Tensor) -> None:
 @lowers("SUM", _supports)
 @lowers("SUM_ROWS", _supports)
 @lowers("MEAN", _supports)
-def _lower_sum(lowering: Lowering, node: Tensor) -> None:
+def _lower_sum(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
     rows, n_blocks = (x.nrows, 1) if node.op.name == "SUM" else (1, x.nrows)
     call = sum_kernel(x.type)(
@@ -197,7 +197,7 @@ def _lower_sum(lowering: Lowering, node: Tensor) -> None:
 
 
 @lowers("CUMSUM", _supports)
-def _lower_cumsum(lowering: Lowering, node: Tensor) -> None:
+def _lower_cumsum(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
     call = cumsum(
         x=x, y=node, n=x.ne[0], ne1=x.ne[1], ne2=x.ne[2], **_strides("x", x), **_strides("y", node)
@@ -211,7 +211,7 @@ def _supports_count_equal(node: Tensor) -> bool:
 
 
 @lowers("COUNT_EQUAL", _supports_count_equal)
-def _lower_count_equal(lowering: Lowering, node: Tensor) -> None:
+def _lower_count_equal(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
     call = count_equal(
         a=a, b=b, y=node, n=a.ne[0], size=a.nelements, ne1=a.ne[1], ne2=a.ne[2],

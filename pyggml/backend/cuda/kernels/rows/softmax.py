@@ -17,7 +17,7 @@ from ...codec import element_loader
 from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, store_f32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 from ..warp import block_max, block_sum, warp_max, warp_sum
 from .norm import MAX_THREADS, row_threads
 
@@ -109,15 +109,15 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("SOFT_MAX", _supports)
-def _lower_soft_max(lowering: Lowering, node: Tensor) -> None:
+def _lower_soft_max(lowering: GpuLowering, node: Tensor) -> None:
     x, mask, sinks = (*node.src, None, None)[:3]
     p, n, rows = node.op_params, x.ne[0], x.nrows
     threads = row_threads(n)
     warp = threads == 32
     n2, step_0, step_1 = alibi_steps(x.ne[2], p["max_bias"])
     m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)
-    made = softmax_kernel(warp, None if mask is None else mask.type, sinks is not None)
-    call = made(
+    kernel = softmax_kernel(warp, None if mask is None else mask.type, sinks is not None)
+    call = kernel(
         x=x, y=node, m=mask, sink=sinks, n=n, rows=rows, ne1=x.ne[1], ne2=x.ne[2],
         x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
         m_ne2=m_ne[2], m_ne3=m_ne[3], m1=m_nb[1], m2=m_nb[2], m3=m_nb[3], scale=p["scale"],

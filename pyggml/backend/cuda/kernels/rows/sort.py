@@ -15,7 +15,7 @@ from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import device, load_u32, store_i32, u32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, lowers
+from ...lowering import GpuLowering, lowers
 
 MOST = 4096  # elements of a row: 32 KB of shared memory
 _LAST = 0xFFFFFFFFFFFFFFFF
@@ -87,7 +87,7 @@ def _supports(node: Tensor) -> bool:
     return plain and x.ne[0] <= MOST
 
 
-def _sort(lowering: Lowering, node: Tensor, descending: bool) -> None:
+def _sort(lowering: GpuLowering, node: Tensor, descending: bool) -> None:
     x = node.src[0]
     size = max(2, 1 << (x.ne[0] - 1).bit_length())
     call = sort_kernel(size, descending)(
@@ -98,10 +98,10 @@ def _sort(lowering: Lowering, node: Tensor, descending: bool) -> None:
 
 
 @lowers("ARGSORT", _supports)
-def _lower_argsort(lowering: Lowering, node: Tensor) -> None:
+def _lower_argsort(lowering: GpuLowering, node: Tensor) -> None:
     _sort(lowering, node, node.op_params["order"] == "desc")
 
 
 @lowers("TOP_K", _supports)
-def _lower_top_k(lowering: Lowering, node: Tensor) -> None:
+def _lower_top_k(lowering: GpuLowering, node: Tensor) -> None:
     _sort(lowering, node, True)

@@ -14,7 +14,7 @@ from numba import float32, int32, int64
 
 from .....tensor import Tensor
 from ...intrin import device, load_f32, load_i32, store_i32
-from ...lowering import Lowering
+from ...lowering import GpuLowering
 
 NONE, MARKS, BUCKET = range(3)  # what the placement is
 NO_SCORES = -1
@@ -48,7 +48,7 @@ def score_of(neuron, scores, at, n_neurons, error, code):
     return score
 
 
-def placement_of(lowering: Lowering, node: Tensor) -> dict[str, Any]:
+def placement_of(lowering: GpuLowering, node: Tensor) -> dict[str, Any]:
     """The values of kernels' parameters for scores and placement."""
     idx, placed = node.src[2:4]
     kind = NONE if placed is None else BUCKET if node.op_params["bucket"] else MARKS

@@ -22,7 +22,7 @@ from ...codec import FLOAT_TYPES, element_loader
 from ...driver import Grid
 from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 from ..matrix.matmul import MAX_TOKENS, eight_loader
 from ..matrix.quantize import is_aligned
 from ..matrix.weights import (
@@ -42,7 +42,7 @@ AT_ONCE = 4  # rows of a warp whose loads are issued before the first is used
 MIN_SEGMENT = 2 * THREADS  # rows
 
 
-class Columns(NamedTuple):
+class AxpyColumns(NamedTuple):
     """How a lane reads its columns of a row.
 
     Attributes:
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
 
 
 @cache
-def float_columns(type: GGMLType, vector: bool) -> Columns:
+def float_columns(type: GGMLType, vector: bool) -> AxpyColumns:
     """8 columns of floats, or one column of any type that can be decoded."""
     load_element, n = element_loader(type), 8 if vector else 1
     load_8 = eight_loader(type) if vector else load_element
@@ -85,11 +85,11 @@ def float_columns(type: GGMLType, vector: bool) -> Columns:
     def place(unit, i):
         return unit * n + i
 
-    return Columns(n, n, load, add, place)
+    return AxpyColumns(n, n, load, add, place)
 
 
 @cache
-def plane_columns(type: GGMLType) -> Columns:
+def plane_columns(type: GGMLType) -> AxpyColumns:
     """16 columns of planes: half of the group's words, 8 columns of each half or 16 of one."""
     reader, planes = group_reader(type), known_planes(type)
     wide, high_bytes = planes.code_bytes == 32, planes.high_bytes
@@ -143,7 +143,7 @@ def plane_columns(type: GGMLType) -> Columns:
             return unit * 16 + i
         return (unit >> 1) * 32 + (unit & 1) * 8 + (i & 7) + ((i >> 3) << 4)
 
-    return Columns(16, 6, load, add, place)
+    return AxpyColumns(16, 6, load, add, place)
 
 
 @cache
@@ -269,7 +269,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("AXPY", _supports)
-def _lower_axpy(lowering: Lowering, node: Tensor) -> None:
+def _lower_axpy(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
     n, rows, tokens = a.ne[0], a.ne[1], b.ne[1]
     planes = has_planes(a)

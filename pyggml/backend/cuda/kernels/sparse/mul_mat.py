@@ -15,7 +15,7 @@ from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import store_f32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import Lowering, blocks, lowers
+from ...lowering import GpuLowering, blocks, lowers
 from ..matrix.matmul import (
     WARPS,
     LaunchShape,
@@ -117,7 +117,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("MUL_MAT_SPARSE", _supports)
-def _lower_mul_mat_sparse(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_sparse(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
     bucket = bool(node.op_params["bucket"])
     common = placement_of(lowering, node)

@@ -13,7 +13,7 @@ from .....tensor import Tensor
 from ...driver import Grid
 from ...intrin import divide, float_to_bits, load_f32, load_u32, store_f32, store_u32, u32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
-from ...lowering import Lowering, Work, blocks, lowers
+from ...lowering import GpuLowering, Work, blocks, lowers
 from ..matrix.matmul import WARPS, token_chunks
 from ..warp import FULL
 
@@ -71,7 +71,7 @@ def mul_mat_signs(n_tokens: int) -> GpuKernel:
 
 
 @lowers("MUL_MAT_SIGNS")
-def _lower_mul_mat_signs(lowering: Lowering, node: Tensor) -> None:
+def _lower_mul_mat_signs(lowering: GpuLowering, node: Tensor) -> None:
     a, x = node.src[:2]
     n, n_tokens, words = x.ne[0], x.ne[1], a.ne[0]
 
