@@ -62,7 +62,7 @@ def generate(options: Mapping[str, Any]) -> None:
     run = from_options(RunOptions, options, color=options["color"])
     prompt = PromptOptions.from_click(options).text() or ""
     params = sampling_params(options)
-    grammar = GrammarOptions.from_click(options).parse()
+    grammar = from_options(GrammarOptions, options).parse()
     sizes = ContextOptions.from_click(options)
     talk = ConversationOptions.from_click(options)
     of_model = ModelOptions.from_click(options)

@@ -25,7 +25,7 @@ from ..options.options import (
     kv_unified_option,
     model_options,
 )
-from ..options.parameters import INT32_MAX, Number
+from ..options.parameters import INT32_MAX, Number, from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
@@ -92,7 +92,7 @@ def command(
     total = n_sequences or len(prompts)
     sizes = ContextOptions.from_click(options)
     params = sampling_params(options)
-    grammar = GrammarOptions.from_click(options).parse()
+    grammar = from_options(GrammarOptions, options).parse()
     text_params = [params.for_text(i) for i in range(total)]
     of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
     n_seq = min(n_parallel, total)

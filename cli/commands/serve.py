@@ -68,54 +68,36 @@ _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
 class ServeOptions(ChatParams):
     """What is no option of the library's server."""
 
-    parallel: int = row(
-        -1,
+    # fmt: off
+    parallel: int = row(-1,
         "Number of slots: texts generated at the same time. -1: 4, --kv-unified.",
-        Flags("-np", "--parallel", low=-1, high=_MAX_SLOTS),
-    )
-    kv_unified: bool | None = row(
-        None,
+        Flags("-np", "--parallel", low=-1, high=_MAX_SLOTS))
+    kv_unified: bool | None = row(None,
         "Share one KV cache among all slots, or give each an equal part.  [default: on unless -np "
-        "is given]",
-        Flags("-kvu/-no-kvu", "--kv-unified/--no-kv-unified"),
-    )
-    embedding: bool = row(
-        False, "Serve /embeddings and /v1/embeddings.", Flags("--embedding", "--embeddings")
-    )
-    cache_ram: int | None = row(
-        None,
+        "is given]", Flags("-kvu/-no-kvu", "--kv-unified/--no-kv-unified"))
+    embedding: bool = row(False, "Serve /embeddings and /v1/embeddings.",
+        Flags("--embedding", "--embeddings"))
+    cache_ram: int | None = row(None,
         "Memory for prompts that no slot holds any more. 0: none, -1: no limit.  [default: 8192, "
         "or a quarter of the machine's if that is less]",
-        Flags("-cram", "--cache-ram", low=-1, high=1 << 24, metavar="MIB"),
-    )
-    cache_idle_slots: bool | None = row(
-        None,
-        "Move the prompts of idle slots there when another text begins; else only those that "
-        "would be lost.  [default: on if -cram is given]",
-        Flags("--cache-idle-slots/--no-cache-idle-slots"),
-    )
-    sleep_idle_seconds: int = row(
-        -1,
+        Flags("-cram", "--cache-ram", low=-1, high=1 << 24, metavar="MIB"))
+    cache_idle_slots: bool | None = row(None,
+        "Move the prompts of idle slots there when another text begins; else only those that would "
+        "be lost.  [default: on if -cram is given]",
+        Flags("--cache-idle-slots/--no-cache-idle-slots"))
+    sleep_idle_seconds: int = row(-1,
         "Free the model after this time without requests; the next one loads it again. -1: never.",
-        Flags("--sleep-idle-seconds", low=-1, metavar="SECONDS"),
-    )
-    warmup: bool = row(
-        True,
+        Flags("--sleep-idle-seconds", low=-1, metavar="SECONDS"))
+    warmup: bool = row(True,
         "Compile what an ordinary request needs before the server says that it is ready, and the "
-        "rest after that. Later starts load it.",
-        Flags("--warmup/--no-warmup"),
-    )
-    log_jsonl: bool = row(
-        False,
-        "Log requests and errors on stdout, as one JSON object a line.",
-        Flags("--log-jsonl/--no-log-jsonl"),
-    )
+        "rest after that. Later starts load it.", Flags("--warmup/--no-warmup"))
+    log_jsonl: bool = row(False, "Log requests and errors on stdout, as one JSON object a line.",
+        Flags("--log-jsonl/--no-log-jsonl"))
     api_key_file: Path | None = row(None, "File with a key in each line.", Flags("--api-key-file"))
-    tools: str | None = row(
-        None,
+    tools: str | None = row(None,
         "llama.cpp's built-in tools are not run; the flag only sets --cors-origins to localhost.",
-        Flags("--tools"),
-    )
+        Flags("--tools"))
+    # fmt: on
 
     @property
     def n_slots(self) -> int:
@@ -174,7 +156,7 @@ class ServeOptions(ChatParams):
             ServerOptions,
             {**options, "api_keys": None},
             sampling=sampling_params(options),
-            grammar=GrammarOptions.from_click(options).parse(),
+            grammar=from_options(GrammarOptions, options).parse(),
             chat_template=template(self),
             reasoning_budget=self.reasoning_budget,
             reasoning_message=self.reasoning_message,
@@ -284,7 +266,7 @@ def command(router_child: bool, **options: Any) -> None:
     sizes, loading = ContextOptions.from_click(options), ModelOptions.from_click(options)
     _log_to(serving, settings.verbose)
     drafts = SpeculativeOptions.from_click(options)
-    router = RouterOptions.from_click(options)
+    router = from_options(RouterOptions, options)
     if router.is_router and router_link is None:
         if loading.model is None and HubOptions.current() is None:
             _route(router, settings, listening, serving)

@@ -21,7 +21,7 @@ from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options.grammar import GrammarOptions, grammar_options
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.parameters import INT32_MAX, Number
+from ..options.parameters import INT32_MAX, Number, from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
@@ -91,7 +91,7 @@ def complete(
     if not prompt:
         raise click.UsageError("there is no prompt: give one with -p or -f")
     params = sampling_params(options)
-    grammar = GrammarOptions.from_click(options).parse()
+    grammar = from_options(GrammarOptions, options).parse()
     sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
     with Drafting(drafts, of_model, sizes, params) as drafting:
         model = load_model(of_model, sizes.params(), sizes.n_threads, drafting.reserved)

@@ -43,53 +43,38 @@ def is_terminal() -> bool:
 class ConversationOptions(RunOptions, ChatParams):
     """Options of a conversation. ``conversation`` None: decided by the model and the terminal."""
 
-    conversation: bool | None = row(
-        None,
+    # fmt: off
+    conversation: bool | None = row(None,
         "Chat with the model in its chat format, or complete the prompt.  [default: chat, if the "
         "model has a chat template and stdin and stdout are a terminal]",
-        Flags("-cnv/-no-cnv", "--conversation/--no-conversation"),
-    )
+        Flags("-cnv/-no-cnv", "--conversation/--no-conversation"))
     single_turn: bool = row(False, "Exit after one reply.", Flags("-st", "--single-turn"))
     system_prompt: str | None = row(None, "System prompt.", Flags("-sys", "--system-prompt"))
-    system_prompt_file: Path | None = row(
-        None, "File that contains the system prompt.", Flags("-sysf", "--system-prompt-file")
-    )
-    interactive: bool = row(
-        False,
+    system_prompt_file: Path | None = row(None, "File that contains the system prompt.",
+        Flags("-sysf", "--system-prompt-file"))
+    interactive: bool = row(False,
         "Interactive mode: continue one text; at a -r text the model waits for your input.",
-        Flags("-i", "--interactive"),
-    )
-    interactive_first: bool = row(
-        False,
-        "Interactive mode that waits for your input first.",
-        Flags("-if", "--interactive-first"),
-    )
-    multiline_input: bool = row(
-        False,
+        Flags("-i", "--interactive"))
+    interactive_first: bool = row(False, "Interactive mode that waits for your input first.",
+        Flags("-if", "--interactive-first"))
+    multiline_input: bool = row(False,
         r"Enter starts a new line; a line that ends in \ sends the message.",
-        Flags("-mli", "--multiline-input"),
-    )
-    in_prefix: str = row(
-        "", "Text before each input; replaces the chat template.", Flags("--in-prefix")
-    )
-    in_prefix_bos: bool = row(
-        False, "Put a BOS token before --in-prefix.", Flags("--in-prefix-bos")
-    )
-    in_suffix: str = row(
-        "", "Text after each input; replaces the chat template.", Flags("--in-suffix")
-    )
+        Flags("-mli", "--multiline-input"))
+    in_prefix: str = row("", "Text before each input; replaces the chat template.",
+        Flags("--in-prefix"))
+    in_prefix_bos: bool = row(False, "Put a BOS token before --in-prefix.",
+        Flags("--in-prefix-bos"))
+    in_suffix: str = row("", "Text after each input; replaces the chat template.",
+        Flags("--in-suffix"))
     simple_io: bool = row(False, "Disable line editing and history.", Flags("--simple-io"))
-    reasoning_format: str = row(
-        "auto",
+    reasoning_format: str = row("auto",
         "none prints the reasoning as part of the reply, the others mark it as reasoning and leave "
         "later turns without it, if the chat template does.",
-        Flags("--reasoning-format", choices=REASONING_FORMATS),
-    )
-    reasoning_effort: str = row(
-        "default",
+        Flags("--reasoning-format", choices=REASONING_FORMATS))
+    reasoning_effort: str = row("default",
         "Level of reasoning for the chat template, such as low, medium or high.",
-        Flags("--reasoning-effort", metavar="LEVEL"),
-    )
+        Flags("--reasoning-effort", metavar="LEVEL"))
+    # fmt: on
     escape: bool = True  # of `escape_option`
 
     @classmethod

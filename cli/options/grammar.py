@@ -2,7 +2,7 @@
 
 @grammar_options
 def command(**options: Any) -> None:
-    grammar = GrammarOptions.from_click(options).parse()
+    grammar = from_options(GrammarOptions, options).parse()
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..help_pages import stack
+from pyllama.parameters import Flags, row
+
 from ..paths import read_text
-from .options import Group
+from .parameters import parameter_options
 
 if TYPE_CHECKING:
     from pyllama.grammar import Grammar
 
 
-@dataclass(frozen=True)
-class GrammarOptions(Group):
+@dataclass(frozen=True, eq=False, repr=False)
+class GrammarOptions:
     """A grammar or a JSON schema, as text or in a file."""
 
-    grammar: str | None
-    grammar_file: Path | None
-    json_schema: str | None
-    json_schema_file: Path | None
+    # fmt: off
+    grammar: str | None = row(None,
+        'Grammar that the generated text must match, such as \'root ::= "yes" | "no"\'.',
+        Flags("--grammar", metavar="GBNF"))
+    grammar_file: Path | None = row(None, "File with a grammar in GBNF.", Flags("--grammar-file"))
+    json_schema: str | None = row(None,
+        "JSON schema that the generated text must match. {}: any JSON value.",
+        Flags("-j", "--json-schema", metavar="SCHEMA"))
+    json_schema_file: Path | None = row(None, "File with a JSON schema.",
+        Flags("-jf", "--json-schema-file"))
+    # fmt: on
 
     def parse(self) -> Grammar | None:
         """Return the grammar, None without one; an empty text is none.
@@ -82,26 +90,4 @@ def _from_schema(text: str) -> Grammar:
     return Grammar.from_json_schema(text)
 
 
-grammar_options = stack(
-    click.option(
-        "--grammar",
-        metavar="GBNF",
-        help='Grammar that the generated text must match, such as \'root ::= "yes" | "no"\'.',
-    ),
-    click.option(
-        "--grammar-file", type=click.Path(path_type=Path), help="File with a grammar in GBNF."
-    ),
-    click.option(
-        "-j",
-        "--json-schema",
-        metavar="SCHEMA",
-        help="JSON schema that the generated text must match. {}: any JSON value.",
-    ),
-    click.option(
-        "-jf",
-        "--json-schema-file",
-        type=click.Path(path_type=Path),
-        help="File with a JSON schema.",
-    ),
-    section="Grammar",
-)
+grammar_options = parameter_options(GrammarOptions, section="Grammar")

@@ -156,39 +156,26 @@ def _overrides(
 class OffloadOptions(DeviceParams):
     """Devices of a model and what goes there."""
 
-    cpu_moe: bool = row(
-        False, "Keep the experts of all layers on the CPU.", Flags("-cmoe", "--cpu-moe")
-    )
-    n_cpu_moe: int = row(
-        0,
-        "Keep the experts of the first N layers on the CPU.",
-        Flags("-ncmoe", "--n-cpu-moe", high=4096),
-    )
-    n_cpu_ffn: int = row(
-        0,
-        "Keep the dense FFN weights of the first N layers on the CPU.",
-        Flags("-ncffn", "--n-cpu-ffn", high=4096),
-    )
-    gpu_index: Path | None = row(
-        None,
+    # fmt: off
+    cpu_moe: bool = row(False, "Keep the experts of all layers on the CPU.",
+        Flags("-cmoe", "--cpu-moe"))
+    n_cpu_moe: int = row(0, "Keep the experts of the first N layers on the CPU.",
+        Flags("-ncmoe", "--n-cpu-moe", high=4096))
+    n_cpu_ffn: int = row(0, "Keep the dense FFN weights of the first N layers on the CPU.",
+        Flags("-ncffn", "--n-cpu-ffn", high=4096))
+    gpu_index: Path | None = row(None,
         "Put the neurons listed in this .gpuidx file on the GPU; it is only read.",
-        Flags("--gpu-index"),
-    )
-    reset_gpu_index: bool = row(
-        False,
+        Flags("--gpu-index"))
+    reset_gpu_index: bool = row(False,
         "Choose the neurons for the GPU again, and rewrite MODEL.generated.gpuidx.",
-        Flags("--reset-gpu-index"),
-    )
-    disable_gpu_index: bool = row(
-        False,
+        Flags("--reset-gpu-index"))
+    disable_gpu_index: bool = row(False,
         "Put only dense tensors of a sparse model on the GPU, no neurons.",
-        Flags("--disable-gpu-index"),
-    )
-    dry_run: bool = row(
-        False,
+        Flags("--disable-gpu-index"))
+    dry_run: bool = row(False,
         "Print what would be on which device, with bytes, and exit; loads no weights.",
-        Flags("--dry-run"),
-    )
+        Flags("--dry-run"))
+    # fmt: on
 
     @property
     def asked_for(self) -> list[str]:

@@ -9,28 +9,20 @@ when the context is created (``pyllama.runtime.overrides``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from pyllama.parameters.loading import OverrideParams
+
 from ..help_pages import stack
+from .parameters import Number, parameter_options
 
 if TYPE_CHECKING:
     from pyllama.runtime.overrides import Overrides
 
 _META = "pyllama.runtime.overrides."
 _SCALE = "rope_scale"
-_OPTIONS: tuple[tuple[tuple[str, ...], type, str], ...] = (
-    (("--rope-scale",), float, "RoPE context scaling factor; same as --rope-freq-scale 1/N."),
-    (("--rope-freq-base",), float, "RoPE base frequency, used by NTK-aware scaling."),
-    (("--rope-freq-scale",), float, "RoPE frequency scaling factor; expands the context by 1/N."),
-    (("--yarn-orig-ctx",), int, "YaRN: original context size of the model."),
-    (("--yarn-ext-factor",), float, "YaRN: extrapolation mix factor. 0: full interpolation."),
-    (("--yarn-attn-factor",), float, "YaRN: scale of the attention magnitude."),
-    (("--yarn-beta-slow",), float, "YaRN: high correction dim, alpha in the paper."),
-    (("--yarn-beta-fast",), float, "YaRN: low correction dim, beta in the paper."),
-)
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -38,25 +30,16 @@ def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
         ctx.meta[f"{_META}{param.name}"] = value
 
 
-def _option(*flags: str, **more: Any) -> Callable[[Any], Any]:
-    return click.option(*flags, expose_value=False, callback=_keep, **more)
-
-
 override_options = stack(
-    _option(
-        "--rope-scaling",
-        type=click.Choice(["none", "linear", "yarn"]),
-        help="RoPE frequency scaling method.  [default: the model's]",
+    parameter_options(OverrideParams, only=("rope_scaling",), keep=_keep),
+    click.option(
+        "--rope-scale",
+        type=Number(kind=float),
+        expose_value=False,
+        callback=_keep,
+        help="RoPE context scaling factor; same as --rope-freq-scale 1/N.",
     ),
-    *(_option(*flags, type=kind, metavar="N", help=help) for flags, kind, help in _OPTIONS),
-    _option(
-        "--act",
-        "hidden_act",
-        type=click.Choice(["relu", "gelu", "silu", "gelu_erf", "gelu_quick", "relu_sqr"]),
-        metavar="NAME",
-        help="Activation of the feed-forward network: relu, gelu, silu, gelu_erf, gelu_quick or "
-        "relu_sqr.  [default: the model's]",
-    ),
+    parameter_options(OverrideParams, but=("rope_scaling",), keep=_keep),
     section="RoPE and activation",
 )
 """``--rope-*``, ``--yarn-*`` and ``--act``."""

@@ -80,6 +80,7 @@ def parameter_options(
     callbacks: Mapping[str, Callback] | None = None,
     types: Mapping[str, click.ParamType[Any]] | None = None,
     also: Sequence[str] = (),
+    keep: Callback | None = None,
     section: str | None = None,
     **defaults: Any,
 ) -> Callable[[F], F]:
@@ -92,6 +93,7 @@ def parameter_options(
             a row with several flags set it in ``ctx.params``.
         types: of values that are no numbers, texts or paths, by the last flag.
         also: further names of each flag.
+        keep: takes the values, which the command then does not get.
         section: of the help page.
         defaults: of a tool, by the rows' names.
     """
@@ -107,6 +109,8 @@ def parameter_options(
                 more["type"] = types[last]
             if one.name in defaults:
                 more["default"] = defaults[one.name]
+            if keep is not None:
+                more |= {"callback": keep, "expose_value": False}
             if len(one.flags) > 1:  # the callbacks decide which flag's value counts
                 options.append(click.option(*flags.names, expose_value=False, **more))
             else:

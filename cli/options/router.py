@@ -1,6 +1,6 @@
 """The options of a server of several models, and the list of models that they describe.
 
-    options = RouterOptions.from_click(params)
+    options = from_options(RouterOptions, params)
     if options.is_router: entries = options.entries(ctx)
 
 Source: llama.cpp, ``server_models::load_models``.
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..environment import is_on
 from ..help_pages import stack
-from .options import Group
-from .parameters import INT32_MAX, Number
+from .parameters import parameter_options
 from .presets import (
     GLOBAL,
     Preset,
@@ -44,14 +45,22 @@ _CHILD = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RouterOptions(Group):
+@dataclass(frozen=True, eq=False, repr=False)
+class RouterOptions:
     """Which models a router offers."""
 
-    models_dir: Path | None
-    models_preset: Path | None
-    models_max: int
-    models_autoload: bool
+    # fmt: off
+    models_dir: Path | None = row(None,
+        "Offer the models of this folder, each in a process that is started on demand: GGUF files, "
+        "and sub-folders with one model.", Flags("--models-dir"))
+    models_preset: Path | None = row(None, "INI file with a section of options for each model.",
+        Flags("--models-preset"))
+    models_max: int = row(4,
+        "Models that may be loaded at the same time; the one that was used least recently is "
+        "unloaded for another. 0: no limit.", Flags("--models-max"))
+    models_autoload: bool = row(True, "Load a model when it is asked for.  [default: on]",
+        Flags("--models-autoload/--no-models-autoload"))
+    # fmt: on
 
     @property
     def is_router(self) -> bool:
@@ -145,17 +154,8 @@ def _words(values: Values, name: str) -> tuple[str, ...]:
 
 
 router_options = stack(
-    click.option("--models-dir", type=click.Path(path_type=Path), help="Offer the models of this "
-                 "folder, each in a process that is started on demand: GGUF files, and "
-                 "sub-folders with one model."),
-    click.option("--models-preset", type=click.Path(path_type=Path), help="INI file with a section "
-                 "of options for each model."),
-    click.option("--models-max", type=Number(0, INT32_MAX), default=4, show_default=True,
-                 help="Models that may be loaded at the same time; the one that was used least "
-                 "recently is unloaded for another. 0: no limit."),
-    click.option("--models-autoload/--no-models-autoload", "models_autoload", default=True,
-                 help="Load a model when it is asked for.  [default: on]"),
+    parameter_options(RouterOptions),
     click.option("--router-child", is_flag=True, hidden=True),
     section="Model",
-)  # fmt: skip
+)
 """``--models-dir``, ``--models-preset`` and what belongs to them."""

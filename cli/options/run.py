@@ -23,49 +23,32 @@ FILL = -2  # --predict -2: generate until the context is full, without a context
 class RunOptions:
     """When to stop, what to show, and the prompt cache."""
 
-    predict: int = row(
-        -1,
+    # fmt: off
+    predict: int = row(-1,
         "Number of tokens to generate. -1: until the end of text or a full context, -2: until a "
-        "full context, without context shift.",
-        Flags("-n", "--predict", "--n-predict", low=FILL),
-    )
-    reverse_prompt: tuple[str, ...] = row(
-        (),
-        "Stop generating at this text. Repeatable.",
-        Flags("-r", "--reverse-prompt", repeated=True),
-    )
-    display_prompt: bool = row(
-        True,
-        "Print the prompt before the generated text.",
-        Flags("--display-prompt/--no-display-prompt"),
-    )
-    context_shift: bool = row(
-        False,
+        "full context, without context shift.", Flags("-n", "--predict", "--n-predict", low=FILL))
+    reverse_prompt: tuple[str, ...] = row((), "Stop generating at this text. Repeatable.",
+        Flags("-r", "--reverse-prompt", repeated=True))
+    display_prompt: bool = row(True, "Print the prompt before the generated text.",
+        Flags("--display-prompt/--no-display-prompt"))
+    context_shift: bool = row(False,
         "When the context is full, discard half of it and continue, or stop.",
-        Flags("--context-shift/--no-context-shift"),
-    )
-    keep: int = row(
-        0,
-        "Number of prompt tokens that a context shift keeps. -1: all.",
-        Flags("--keep", low=-1),
-    )
-    prompt_cache: Path | None = row(
-        None,
+        Flags("--context-shift/--no-context-shift"))
+    keep: int = row(0, "Number of prompt tokens that a context shift keeps. -1: all.",
+        Flags("--keep", low=-1))
+    prompt_cache: Path | None = row(None,
         "File to cache the prompt state in, for a faster start of the next run.",
-        Flags("--prompt-cache"),
-    )
-    prompt_cache_all: bool = row(
-        False, "Save the generated text to the cache as well.", Flags("--prompt-cache-all")
-    )
-    prompt_cache_ro: bool = row(
-        False, "Read the prompt cache, never write it.", Flags("--prompt-cache-ro")
-    )
+        Flags("--prompt-cache"))
+    prompt_cache_all: bool = row(False, "Save the generated text to the cache as well.",
+        Flags("--prompt-cache-all"))
+    prompt_cache_ro: bool = row(False, "Read the prompt cache, never write it.",
+        Flags("--prompt-cache-ro"))
     special: bool = row(False, "Print special tokens.", Flags("-sp", "--special"))
     perf: bool = row(True, "Print timings at the end.", Flags("--perf/--no-perf"))
     color: str = "auto"  # of `color_option`
-    verbose: bool = row(
-        False, "Print the model and the parameters on stderr.", Flags("-v", "--verbose")
-    )
+    verbose: bool = row(False, "Print the model and the parameters on stderr.",
+        Flags("-v", "--verbose"))
+    # fmt: on
 
 
 run_options = stack(

@@ -23,6 +23,7 @@ from pyggml.ops.attention.attention import KV_TYPES
 
 from ..errors import NotSupported
 from ..hparams import ROPE_SCALINGS
+from ..parameters import from_arguments
 from ..runtime.overrides import Overrides
 
 log = logging.getLogger(__name__)
@@ -127,16 +128,6 @@ def split_mode(given: int | None) -> str:
 
 
 _CAUSAL = {-1: None, 0: True, 1: False}
-# rope arguments and their values that mean the model's own
-_ROPE: dict[str, tuple[float, ...]] = {
-    "rope_freq_base": (0.0,),
-    "rope_freq_scale": (0.0,),
-    "yarn_ext_factor": (-1.0,),
-    "yarn_attn_factor": (1.0, -1.0),
-    "yarn_beta_fast": (32.0, -1.0),
-    "yarn_beta_slow": (1.0, -1.0),
-    "yarn_orig_ctx": (0,),
-}
 
 
 def overrides_of(given: Mapping[str, Any]) -> Overrides:
@@ -156,9 +147,8 @@ def overrides_of(given: Mapping[str, Any]) -> Overrides:
             f"Llama: rope_scaling_type={kind!r} is not known; want -1 (the model's), 0 (none), "
             f"1 (linear), 2 (yarn) or 3 (longrope)"
         )
-    values = {name: given[name] for name, same in _ROPE.items() if given[name] not in same}
     return Overrides(
         rope_scaling=None if kind == -1 else ROPE_SCALINGS[kind],
         causal=_CAUSAL[given["attention_type"]],
-        **values,
+        **from_arguments(Overrides, given),
     )

@@ -111,10 +111,13 @@ class Parameter:
         flags: of the tools; several if they are written in different ways.
         json: of the server; None for no field.
         arguments: names in `Llama`'s methods.
+        unset: values of such an argument that mean the default.
         low, high: the range of a number that the library accepts.
     """
 
-    __slots__ = ("arguments", "default", "flags", "help", "high", "json", "kind", "low", "name")
+    __slots__ = (
+        "arguments", "default", "flags", "help", "high", "json", "kind", "low", "name", "unset",
+    )  # fmt: skip
     name: str
     kind: str
     default: Any
@@ -125,11 +128,12 @@ class Parameter:
         flags: tuple[Flags, ...],
         json: Json | None,
         arguments: tuple[str, ...],
+        unset: tuple[object, ...],
         low: float,
         high: float,
     ) -> None:
         self.help, self.flags, self.json, self.arguments = help, flags, json, arguments
-        self.low, self.high = low, high
+        self.unset, self.low, self.high = unset, low, high
 
 
 def row(
@@ -137,6 +141,7 @@ def row(
     help: str,
     *faces: Flags | Json,
     arguments: tuple[str, ...] = (),
+    unset: tuple[object, ...] = (),
     low: float = -inf,
     high: float = inf,
 ) -> T:
@@ -146,6 +151,7 @@ def row(
         tuple(face for face in faces if isinstance(face, Flags)),
         next((face for face in faces if isinstance(face, Json)), None),
         arguments,
+        unset,
         low,
         high,
     )
@@ -190,7 +196,7 @@ def from_arguments(table: type, given: Mapping[str, Any]) -> dict[str, Any]:
         entry.name: given[name]
         for entry in rows(table).values()
         for name in entry.arguments
-        if name in given
+        if name in given and not (entry.unset and given[name] in entry.unset)
     }
 
 

@@ -79,156 +79,86 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 class DraftParams:
     """What drafts, how much, and how a draft model samples."""
 
-    model_draft: Path | None = row(
-        None,
-        "GGUF file of a draft model, of any vocabulary.",
-        Flags("-md", "--model-draft", "--spec-draft-model"),
-    )
-    hf_repo_draft: str | None = row(
-        None,
+    # fmt: off
+    model_draft: Path | None = row(None, "GGUF file of a draft model, of any vocabulary.",
+        Flags("-md", "--model-draft", "--spec-draft-model"))
+    hf_repo_draft: str | None = row(None,
         "Hugging Face repository of the draft model; -md then names a file in it.",
-        Flags("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", metavar="USER/MODEL[:QUANT]"),
-    )
-    self_draft_threshold: float | None = row(
-        None,
+        Flags("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", metavar="USER/MODEL[:QUANT]"))
+    self_draft_threshold: float | None = row(None,
         "The model drafts for itself, with this --sparse-threshold: fewer neurons.",
-        Flags("--self-draft-threshold", metavar="X"),
-    )
-    self_draft_layers: int | None = row(
-        None,
+        Flags("--self-draft-threshold", metavar="X"))
+    self_draft_layers: int | None = row(None,
         "The model drafts for itself, with its first N layers only.",
-        Flags("--self-draft-layers", low=1),
-    )
-    draft_p_split: float = row(
-        0.1,
+        Flags("--self-draft-layers", low=1))
+    draft_p_split: float = row(0.1,
         "Minimum probability, in the draft model, of a token that begins another branch.",
-        Flags("--draft-p-split", "--spec-draft-p-split", low=0, high=1),
-    )
-    draft_p_min: float = row(
-        0.0,
+        Flags("--draft-p-split", "--spec-draft-p-split", low=0, high=1))
+    draft_p_min: float = row(0.0,
         "Stop drafting where the draft model's likeliest token is less probable.",
-        Flags("--draft-p-min", "--spec-draft-p-min", low=0, high=1),
-    )
-    draft_sampling: str | None = row(
-        None,
+        Flags("--draft-p-min", "--spec-draft-p-min", low=0, high=1))
+    draft_sampling: str | None = row(None,
         "How a draft model drafts. greedy: its likeliest tokens; the text is then that without "
         "drafts, seed for seed. probabilistic: it samples, and rejection sampling keeps the "
         "distribution of the text.  [default: greedy, or probabilistic with --draft-temp, "
         "--draft-top-k, --draft-top-p, --draft-min-p or --draft-seed]",
-        Flags("--draft-sampling", "--spec-draft-sampling", choices=("greedy", "probabilistic")),
-    )
-    draft_temp: float | None = row(
-        None,
-        "Temperature of the draft model.  [default: --temp]",
-        Flags("--draft-temp", low=0),
-    )
-    draft_top_k: int | None = row(
-        None,
-        "Top-k sampling of the draft model. 0: off.  [default: --top-k]",
-        Flags("--draft-top-k"),
-    )
-    draft_top_p: float | None = row(
-        None,
+        Flags("--draft-sampling", "--spec-draft-sampling", choices=("greedy", "probabilistic")))
+    draft_temp: float | None = row(None, "Temperature of the draft model.  [default: --temp]",
+        Flags("--draft-temp", low=0))
+    draft_top_k: int | None = row(None,
+        "Top-k sampling of the draft model. 0: off.  [default: --top-k]", Flags("--draft-top-k"))
+    draft_top_p: float | None = row(None,
         "Top-p sampling of the draft model. 1: off.  [default: --top-p]",
-        Flags("--draft-top-p", low=0, high=1),
-    )
-    draft_min_p: float | None = row(
-        None,
+        Flags("--draft-top-p", low=0, high=1))
+    draft_min_p: float | None = row(None,
         "Min-p sampling of the draft model. 0: off.  [default: --min-p]",
-        Flags("--draft-min-p", low=0, high=1),
-    )
-    draft_seed: int | None = row(
-        None,
+        Flags("--draft-min-p", low=0, high=1))
+    draft_seed: int | None = row(None,
         "RNG seed of the draft model. -1: random.  [default: from --seed]",
-        Flags("--draft-seed", low=-1),
-        high=2**32 - 1,
-    )
-    ctx_size_draft: int = row(
-        0,
-        "Size of the draft model's context. 0: the size of the model's.",
-        Flags("-cd", "--ctx-size-draft"),
-    )
-    threads_draft: int = row(
-        -1,
-        "Threads of the draft model. -1: same as -t.",
-        Flags("-td", "--threads-draft", "--spec-draft-threads", low=-1, high=MAX_THREADS),
-    )
-    threads_batch_draft: int = row(
-        -1,
-        "Threads of the draft model for prompts. -1: same as -td.",
-        Flags(
-            "-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", low=-1, high=MAX_THREADS
-        ),
-    )
-    cache_type_k_draft: str = row(
-        "f16",
-        "KV cache type for K of the draft model.",
-        Flags(
-            "-ctkd", "--cache-type-k-draft", "--spec-draft-type-k",
-            choices=CACHE_TYPES, metavar="TYPE",
-        ),
-    )  # fmt: skip
-    cache_type_v_draft: str = row(
-        "f16",
-        "KV cache type for V of the draft model.",
-        Flags(
-            "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v",
-            choices=CACHE_TYPES, metavar="TYPE",
-        ),
-    )  # fmt: skip
-    device_draft: str | None = row(
-        None,
-        "Devices of the draft model.  [default: --device]",
-        Flags("-devd", "--device-draft", "--spec-draft-device", metavar="DEV,..."),
-    )
-    gpu_layers_draft: int | Literal["auto"] | None = row(
-        None,
+        Flags("--draft-seed", low=-1), high=2**32 - 1)
+    ctx_size_draft: int = row(0, "Size of the draft model's context. 0: the size of the model's.",
+        Flags("-cd", "--ctx-size-draft"))
+    threads_draft: int = row(-1, "Threads of the draft model. -1: same as -t.",
+        Flags("-td", "--threads-draft", "--spec-draft-threads", low=-1, high=MAX_THREADS))
+    threads_batch_draft: int = row(-1, "Threads of the draft model for prompts. -1: same as -td.",
+        Flags("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", low=-1,
+            high=MAX_THREADS))
+    cache_type_k_draft: str = row("f16", "KV cache type for K of the draft model.",
+        Flags("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", choices=CACHE_TYPES,
+            metavar="TYPE"))
+    cache_type_v_draft: str = row("f16", "KV cache type for V of the draft model.",
+        Flags("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", choices=CACHE_TYPES,
+            metavar="TYPE"))
+    device_draft: str | None = row(None, "Devices of the draft model.  [default: --device]",
+        Flags("-devd", "--device-draft", "--spec-draft-device", metavar="DEV,..."))
+    gpu_layers_draft: int | Literal["auto"] | None = row(None,
         "Layers of the draft model to offload: a number, auto or all.  [default: auto]",
-        Flags("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
-    )
-    draft_branches: int = row(
-        1,
+        Flags("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"))
+    draft_branches: int = row(1,
         "Number of branches of a draft. Above 1, a draft model and suffix draft trees.",
-        Flags("--draft-branches", low=1, high=64),
-    )
-    lookup: bool = row(
-        False,
+        Flags("--draft-branches", low=1, high=64))
+    lookup: bool = row(False,
         "Draft what followed the last tokens earlier in the text; same as --spec-type "
-        "prompt-lookup.",
-        Flags("--lookup"),
-    )
-    spec_type: tuple[str, ...] = row(
-        (),
+        "prompt-lookup.", Flags("--lookup"))
+    spec_type: tuple[str, ...] = row((),
         "Drafters, of which the first that finds anything drafts: "
-        f"{', '.join(DRAFTERS)}.  [default: draft-simple with a draft model, else none]",
-        Flags("--spec-type", metavar="TYPE,...", default="none"),
-    )
+            f"{', '.join(DRAFTERS)}.  [default: draft-simple with a draft model, else none]",
+        Flags("--spec-type", metavar="TYPE,...", default="none"))
     spec_default: bool = row(False, "Same as --spec-type ngram-mod.", Flags("--spec-default"))
-    lookup_cache_static: Path | None = row(
-        None,
+    lookup_cache_static: Path | None = row(None,
         "Lookup cache of a corpus (see pyllama-lookup-create); it is only read.",
-        Flags("-lcs", "--lookup-cache-static"),
-    )
-    lookup_cache_dynamic: Path | None = row(
-        None,
+        Flags("-lcs", "--lookup-cache-static"))
+    lookup_cache_dynamic: Path | None = row(None,
         "Lookup cache of earlier texts: read if it exists, updated at the end.",
-        Flags("-lcd", "--lookup-cache-dynamic"),
-    )
-    draft_max: int | None = row(
-        None,
+        Flags("-lcd", "--lookup-cache-dynamic"))
+    draft_max: int | None = row(None,
         "Maximum number of drafted tokens per step; 0: no drafts.  [default: "
-        f"{DRAFT_MAX}, or more if a --spec-ngram-* maximum is larger]",
-        Flags("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max", high=MAX_DRAFT),
-    )
-    draft_min: int = row(
-        0,
-        "Minimum number of drafted tokens; shorter drafts are not used.",
-        Flags("--draft-min", "--draft-n-min", "--spec-draft-n-min", high=MAX_DRAFT),
-    )
-    adaptive_draft: bool = row(
-        True,
+            f"{DRAFT_MAX}, or more if a --spec-ngram-* maximum is larger]",
+        Flags("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max", high=MAX_DRAFT))
+    draft_min: int = row(0, "Minimum number of drafted tokens; shorter drafts are not used.",
+        Flags("--draft-min", "--draft-n-min", "--spec-draft-n-min", high=MAX_DRAFT))
+    adaptive_draft: bool = row(True,
         "Draft as many tokens as pay, by measured times and accept rates, or always as many as "
-        "`draft_max`.",
-        Flags("--adaptive-draft/--no-adaptive-draft"),
-    )
+        "`draft_max`.", Flags("--adaptive-draft/--no-adaptive-draft"))
+    # fmt: on
     ngram: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

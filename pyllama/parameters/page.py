@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import Parameter, rows
-from .generation import RequestParams
+from .drafting import DraftParams
+from .generation import ChatParams, RequestParams
+from .loading import ContextSizes, DeviceParams, FileParams, OverrideParams
 from .sampling import SAMPLER_ROWS, SamplingParams
 from .serving import Listening, ServingParams
 
@@ -39,16 +41,28 @@ TABLES: dict[str, tuple[type, str]] = {
         "Fields of `ServerOptions` that are not those of requests.",
     ),
     "Where the server listens": (Listening, "Fields of `Listening`."),
+    "Chat templates and reasoning": (ChatParams, "Of `pyllama-cli` and `pyllama-server`."),
+    "Reading a model's file": (FileParams, "Fields of `LoadOptions`."),
+    "Devices": (DeviceParams, "Fields of `LoadOptions`, see [Devices](devices.md)."),
+    "Sizes of a context": (ContextSizes, "Fields of `ContextParams`."),
+    "Hyperparameters of a context": (
+        OverrideParams,
+        "Fields of `Overrides`; `Llama` has llama-cpp-python's values for the model's own.",
+    ),
+    "Speculative decoding": (
+        DraftParams,
+        "Of the tools; [drafters](speculation.md#choose-a-drafter) have flags of their own.",
+    ),
 }
 
 
 def page() -> str:
     """The page, in Markdown."""
-    parts, seen = [_HEAD], set[str]()
+    parts, seen = [_HEAD], set[Parameter]()
     for title, (table, text) in TABLES.items():
         lines = [_line(_COLUMNS), "|---" * len(_COLUMNS) + "|"]
-        lines += [_line(_cells(row)) for row in rows(table).values() if row.name not in seen]
-        seen |= {*rows(table)}
+        lines += [_line(_cells(row)) for row in rows(table).values() if row not in seen]
+        seen |= {*rows(table).values()}
         parts.append(f"## {title}\n\n{text}\n\n" + "\n".join(lines) + "\n")
     letters = [(f"`{name}`", row.letter, ", ".join(row.aliases)) for name, row in _samplers()]
     lines = [_line(("sampler", "letter", "other names")), "|---|---|---|", *map(_line, letters)]

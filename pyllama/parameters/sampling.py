@@ -83,275 +83,136 @@ class SamplingParams:
     `SamplingParams`, for allowed_token_ids, bad_words, min_tokens, and from ``n`` on.
     """
 
-    seed: int = row(
-        RANDOM_SEED,
-        "RNG seed. -1: random.",
-        Flags("-s", "--seed", default=-1),
-        Json(low=0, high=RANDOM_SEED, outside="wrap", ollama="seed", anthropic="seed"),
-        low=-1,
-        high=RANDOM_SEED,
-    )
-    temp: float = row(
-        0.8,
-        "Temperature. 0 or less: greedy.",
-        Flags("--temp", "--temperature"),
+    # fmt: off
+    seed: int = row(RANDOM_SEED, "RNG seed. -1: random.", Flags("-s", "--seed", default=-1),
+        Json(low=0, high=RANDOM_SEED, outside="wrap", ollama="seed", anthropic="seed"), low=-1,
+        high=RANDOM_SEED)
+    temp: float = row(0.8, "Temperature. 0 or less: greedy.", Flags("--temp", "--temperature"),
         Json("temperature", low=0, ollama="temperature", anthropic="temperature"),
-        arguments=("temp", "temperature"),
-    )
-    top_k: int = row(
-        40,
-        "Top-k sampling: keep the k most likely tokens. 0: off.",
-        Flags("--top-k", low=-1),
-        Json(low=0, ollama="top_k", anthropic="top_k"),
-        arguments=("top_k",),
-    )
-    top_p: float = row(
-        0.95,
+        arguments=("temp", "temperature"))
+    top_k: int = row(40, "Top-k sampling: keep the k most likely tokens. 0: off.",
+        Flags("--top-k", low=-1), Json(low=0, ollama="top_k", anthropic="top_k"),
+        arguments=("top_k",))
+    top_p: float = row(0.95,
         "Top-p sampling: keep the most likely tokens with a total probability of p. 1: off.",
-        Flags("--top-p", low=0),
-        Json(low=0, high=1, ollama="top_p", anthropic="top_p"),
-        arguments=("top_p",),
-    )
-    min_p: float = row(
-        0.05,
+        Flags("--top-p", low=0), Json(low=0, high=1, ollama="top_p", anthropic="top_p"),
+        arguments=("top_p",))
+    min_p: float = row(0.05,
         "Min-p sampling: drop tokens less likely than p times the most likely one. 0: off.",
-        Flags("--min-p", low=0, high=1),
-        Json(low=0, high=1, ollama="min_p"),
-        arguments=("min_p",),
-    )
-    top_n_sigma: float = row(
-        -1.0,
-        "Top-n-sigma sampling: drop logits more than N standard deviations below the largest. "
-        "0 or less: off.",
-        Flags("--top-nsigma", "--top-n-sigma"),
-        Json(),
-    )
-    xtc_probability: float = row(
-        0.0,
+        Flags("--min-p", low=0, high=1), Json(low=0, high=1, ollama="min_p"), arguments=("min_p",))
+    top_n_sigma: float = row(-1.0,
+        "Top-n-sigma sampling: drop logits more than N standard deviations below the largest. 0 or "
+        "less: off.", Flags("--top-nsigma", "--top-n-sigma"), Json())
+    xtc_probability: float = row(0.0,
         "XTC sampling: how often to drop all likely tokens except the last of them. 0: off.",
-        Flags("--xtc-probability"),
-        Json(low=0, high=1),
-    )
-    xtc_threshold: float = row(
-        0.1,
+        Flags("--xtc-probability"), Json(low=0, high=1))
+    xtc_threshold: float = row(0.1,
         "XTC sampling: minimum probability of a likely token. Above 0.5: off.",
-        Flags("--xtc-threshold"),
-        Json(low=0, high=1),
-    )
-    typical_p: float = row(
-        1.0,
+        Flags("--xtc-threshold"), Json(low=0, high=1))
+    typical_p: float = row(1.0,
         "Locally typical sampling: keep the tokens nearest to the expected surprise with a total "
-        "probability of p. 1: off.",
-        Flags("--typical", "--typical-p"),
-        Json(ollama="typical_p"),
-        arguments=("typical_p",),
-    )
-    min_keep: int = row(
-        0,
+        "probability of p. 1: off.", Flags("--typical", "--typical-p"), Json(ollama="typical_p"),
+        arguments=("typical_p",))
+    min_keep: int = row(0,
         "Minimum number of tokens kept by top-p, min-p, locally typical and XTC sampling.",
-        Json(low=0, outside="refuse"),
-        low=0,
-    )
-    repeat_last_n: int = row(
-        64,
+        Json(low=0, outside="refuse"), low=0)
+    repeat_last_n: int = row(64,
         "Number of last tokens that the penalties consider. 0: off, -1: the context size.",
-        Flags("--repeat-last-n", low=-1),
-        Json(low=-1, outside="refuse", ollama="repeat_last_n"),
-        low=-1,
-    )
-    repeat_penalty: float = row(
-        1.0,
-        "Penalize repeated tokens: divide their logits. 1: off.",
-        Flags("--repeat-penalty"),
-        Json(ollama="repeat_penalty"),
-        arguments=("repeat_penalty",),
-        low=MIN_REPEAT_PENALTY,
-    )
-    presence_penalty: float = row(
-        0.0,
+        Flags("--repeat-last-n", low=-1), Json(low=-1, outside="refuse", ollama="repeat_last_n"),
+        low=-1)
+    repeat_penalty: float = row(1.0, "Penalize repeated tokens: divide their logits. 1: off.",
+        Flags("--repeat-penalty"), Json(ollama="repeat_penalty"), arguments=("repeat_penalty",),
+        low=MIN_REPEAT_PENALTY)
+    presence_penalty: float = row(0.0,
         "Subtracted from the logit of each token that occurred. 0: off.",
-        Flags("--presence-penalty"),
-        Json(ollama="presence_penalty"),
-        arguments=("presence_penalty",),
-    )
-    frequency_penalty: float = row(
-        0.0,
+        Flags("--presence-penalty"), Json(ollama="presence_penalty"),
+        arguments=("presence_penalty",))
+    frequency_penalty: float = row(0.0,
         "Subtracted from a token's logit once per occurrence. 0: off.",
-        Flags("--frequency-penalty"),
-        Json(ollama="frequency_penalty"),
-        arguments=("frequency_penalty",),
-    )
-    dry_multiplier: float = row(
-        0.0,
+        Flags("--frequency-penalty"), Json(ollama="frequency_penalty"),
+        arguments=("frequency_penalty",))
+    dry_multiplier: float = row(0.0,
         "DRY sampling: penalty of a token that continues a repetition. 0: off.",
-        Flags("--dry-multiplier"),
-        Json(),
-    )
-    dry_base: float = row(
-        1.75,
+        Flags("--dry-multiplier"), Json())
+    dry_base: float = row(1.75,
         "DRY sampling: factor of the penalty for each further repeated token.",
-        Flags("--dry-base", low=1),
-        Json(low=1, outside="leave out"),
-    )
-    dry_allowed_length: int = row(
-        2,
+        Flags("--dry-base", low=1), Json(low=1, outside="leave out"))
+    dry_allowed_length: int = row(2,
         "DRY sampling: length of a repetition with a penalty of `dry_multiplier`.",
-        Flags("--dry-allowed-length"),
-        Json(low=0, outside="refuse"),
-        low=0,
-    )
-    dry_penalty_last_n: int = row(
-        64,
+        Flags("--dry-allowed-length"), Json(low=0, outside="refuse"), low=0)
+    dry_penalty_last_n: int = row(64,
         "DRY sampling: number of last tokens to search for repetitions. 0: off.",
-        Flags("--dry-penalty-last-n"),
-        Json(low=0, outside="refuse"),
-        low=0,
-    )
-    dry_sequence_breakers: tuple[str | Ids, ...] = row(
-        ("\n", ":", '"', "*"),
+        Flags("--dry-penalty-last-n"), Json(low=0, outside="refuse"), low=0)
+    # each token is compared with them
+    dry_sequence_breakers: tuple[str | Ids, ...] = row(("\n", ":", '"', "*"),
         "DRY sampling: repetitions end at these texts, or sequences of token ids.",
-        Flags(
-            "--dry-sequence-breaker",
-            metavar="STRING",
-            repeated=True,
-            help="DRY sampling: repetitions end at this text. Repeatable; replaces the default "
-            "ones. none: no such text.  [default: '\\n', ':', '\"', '*']",
-        ),
-        Json(size=Size(128, 4 * KIB)),  # each token is compared with them
-    )
-    adaptive_target: float = row(
-        -1.0,
+        Flags("--dry-sequence-breaker", metavar="STRING", repeated=True, help="DRY sampling: "
+        "repetitions end at this text. Repeatable; replaces the default ones. none: no such text.  "
+        "[default: '\\n', ':', '\"', '*']"), Json(size=Size(128, 4 * KIB)))
+    adaptive_target: float = row(-1.0,
         "Sampler adaptive_p: prefer tokens near this probability. Below 0: off.",
-        Flags("--adaptive-target", high=1),
-        Json(high=1),
-    )
-    adaptive_decay: float = row(
-        0.9,
+        Flags("--adaptive-target", high=1), Json(high=1))
+    adaptive_decay: float = row(0.9,
         "Sampler adaptive_p: decay of the average over the text. Lower reacts faster.",
-        Flags("--adaptive-decay", low=0, high=0.99),
-        Json(low=0, high=0.99, outside="refuse"),
-    )
-    dynatemp_range: float = row(
-        0.0,
+        Flags("--adaptive-decay", low=0, high=0.99), Json(low=0, high=0.99, outside="refuse"))
+    dynatemp_range: float = row(0.0,
         "Dynamic temperature: from `temp` minus N to `temp` plus N, by the entropy. 0: off.",
-        Flags("--dynatemp-range"),
-        Json(),
-    )
-    dynatemp_exponent: float = row(
-        1.0,
-        "Dynamic temperature: exponent of the relative entropy.",
-        Flags("--dynatemp-exp"),
-        Json(),
-    )
-    mirostat: int = row(
-        0,
+        Flags("--dynatemp-range"), Json())
+    dynatemp_exponent: float = row(1.0, "Dynamic temperature: exponent of the relative entropy.",
+        Flags("--dynatemp-exp"), Json())
+    mirostat: int = row(0,
         "Use Mirostat 1 or 2 instead of all other samplers but `temp` and `logit_bias`. 0: off.",
-        Flags("--mirostat"),
-        Json(low=0, high=2, ollama="mirostat"),
-        arguments=("mirostat_mode",),
-        low=0,
-        high=2,
-    )
-    mirostat_eta: float = row(
-        0.1,
-        "Mirostat: learning rate, eta.",
-        Flags("--mirostat-lr"),
-        Json(ollama="mirostat_eta"),
-        arguments=("mirostat_eta",),
-    )
-    mirostat_tau: float = row(
-        5.0,
-        "Mirostat: target entropy, tau.",
-        Flags("--mirostat-ent"),
-        Json(ollama="mirostat_tau"),
-        arguments=("mirostat_tau",),
-    )
-    ignore_eos: bool = row(
-        False,
-        "Never sample end-of-generation tokens; keep generating.",
-        Flags("--ignore-eos"),
-        Json(),
-    )
-    logit_bias: Mapping[int, float] = row(
-        {},
+        Flags("--mirostat"), Json(low=0, high=2, ollama="mirostat"), arguments=("mirostat_mode",),
+        low=0, high=2)
+    mirostat_eta: float = row(0.1, "Mirostat: learning rate, eta.", Flags("--mirostat-lr"),
+        Json(ollama="mirostat_eta"), arguments=("mirostat_eta",))
+    mirostat_tau: float = row(5.0, "Mirostat: target entropy, tau.", Flags("--mirostat-ent"),
+        Json(ollama="mirostat_tau"), arguments=("mirostat_tau",))
+    ignore_eos: bool = row(False, "Never sample end-of-generation tokens; keep generating.",
+        Flags("--ignore-eos"), Json())
+    # a sampler is made of them
+    logit_bias: Mapping[int, float] = row({},
         "Added to the logits of these token ids; -inf bans, +inf forces.",
-        Flags(
-            "-l",
-            "--logit-bias",
-            metavar="ID(+/-)BIAS",
-            repeated=True,
-            help="Change the logit of a token, as in 15043+1 or 2-inf. Repeatable.",
-        ),
-        Json(size=Size(16 * KIB, 16 * KIB)),  # a sampler is made of them
-        arguments=("logit_bias",),
-    )
+        Flags("-l", "--logit-bias", metavar="ID(+/-)BIAS", repeated=True, help="Change the logit "
+        "of a token, as in 15043+1 or 2-inf. Repeatable."), Json(size=Size(16 * KIB, 16 * KIB)),
+        arguments=("logit_bias",))
     allowed_token_ids: Ids | None = row(None, "Ban all other tokens. None: off.")
-    bad_words: tuple[str | Ids, ...] = row(
-        (), "Texts, or sequences of token ids, that must not be generated."
-    )
-    min_tokens: int = row(
-        0, "Number of generated tokens before which no token ends the generation.", low=0
-    )
-    reasoning_budget_tokens: int = row(
-        -1, "Maximum tokens of a block of reasoning. -1: no limit.", low=-1
-    )
+    bad_words: tuple[str | Ids, ...] = row((),
+        "Texts, or sequences of token ids, that must not be generated.")
+    min_tokens: int = row(0,
+        "Number of generated tokens before which no token ends the generation.", low=0)
+    reasoning_budget_tokens: int = row(-1, "Maximum tokens of a block of reasoning. -1: no limit.",
+        low=-1)
     reasoning_budget_start: Ids = row((), "Token ids that begin such a block.")
     reasoning_budget_end: tuple[Ids, ...] = row((), "Sequences of token ids that end it.")
-    reasoning_budget_forced: Ids = row(
-        (),
+    reasoning_budget_forced: Ids = row((),
         "Token ids that are generated when the budget is spent; by default the first sequence of "
-        "`reasoning_budget_end`.",
-    )
-    generation_prompt: Ids = row(
-        (),
-        "Token ids at the end of the prompt that count as generated for the reasoning budget.",
-    )
-    samplers: tuple[str | SamplerObject | Callable[[Any], object], ...] | None = row(
-        None,
+        "`reasoning_budget_end`.")
+    generation_prompt: Ids = row((),
+        "Token ids at the end of the prompt that count as generated for the reasoning budget.")
+    samplers: tuple[str | SamplerObject | Callable[[Any], object], ...] | None = row(None,
         "Names of samplers in the order to run, and objects or functions of the user. None: the "
-        f"default order, {';'.join(DEFAULT_SAMPLERS)}.",
-        Flags(
-            "--samplers",
-            metavar="A;B;...",
-            help="Samplers, in order, separated by ';'; also infill and adaptive_p.  [default: "
-            f"{';'.join(DEFAULT_SAMPLERS)}]",
-        ),
-        Flags(
-            "--sampler-seq",
-            "--sampling-seq",
-            metavar="LETTERS",
-            help="Samplers, in order, a letter each; also i (infill) and a (adaptive_p).  "
-            f"[default: {''.join(SAMPLER_ROWS[name].letter for name in DEFAULT_SAMPLERS)}]",
-        ),
-        Json(size=Size(32, 512)),
-    )
-    n: int = row(
-        1,
-        "Number of texts; each gets its own random stream, also with a fixed seed.",
-        Json("n_cmpl", "n", low=1, outside="refuse"),
-        arguments=("n",),
-        low=1,
-    )
-    best_of: int | None = row(
-        None,
+            f"default order, {';'.join(DEFAULT_SAMPLERS)}.",
+        Flags("--samplers", metavar="A;B;...", help="Samplers, in order, separated by ';'; also "
+        "infill and adaptive_p.  [default: " f"{';'.join(DEFAULT_SAMPLERS)}]"),
+        Flags("--sampler-seq", "--sampling-seq", metavar="LETTERS", help="Samplers, in order, a "
+        "letter each; also i (infill) and a (adaptive_p).  "
+            f"[default: {''.join(SAMPLER_ROWS[name].letter for name in DEFAULT_SAMPLERS)}]"),
+        Json(size=Size(32, 512)))
+    n: int = row(1, "Number of texts; each gets its own random stream, also with a fixed seed.",
+        Json("n_cmpl", "n", low=1, outside="refuse"), arguments=("n",), low=1)
+    best_of: int | None = row(None,
         "Number of texts to generate, of which those `n` with the largest sums of "
-        "log-probabilities are returned, best first. None: `n`.",
-        arguments=("best_of",),
-    )
-    logprobs: int | None = row(
-        None,
-        "Number of likeliest tokens to report beside each sampled token, with log-probabilities "
-        "of the model's own distribution. None: no log-probabilities.",
-        arguments=("logprobs",),
-        low=0,
-    )
+        "log-probabilities are returned, best first. None: `n`.", arguments=("best_of",))
+    logprobs: int | None = row(None,
+        "Number of likeliest tokens to report beside each sampled token, with log-probabilities of "
+        "the model's own distribution. None: no log-probabilities.", arguments=("logprobs",), low=0)
     prompt_logprobs: int | None = row(None, "The same for the tokens of the prompt.", low=0)
-    stop_token_ids: frozenset[int] = row(
-        frozenset(), "Tokens that end the text, besides the model's end-of-generation tokens."
-    )
-    include_stop_str_in_output: bool = row(
-        False, "Whether the text includes the stop string or stop token."
-    )
+    stop_token_ids: frozenset[int] = row(frozenset(),
+        "Tokens that end the text, besides the model's end-of-generation tokens.")
+    include_stop_str_in_output: bool = row(False,
+        "Whether the text includes the stop string or stop token.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         for entry in rows(SamplingParams).values():

@@ -19,44 +19,18 @@ import numpy as np
 from ..activation import ACTS
 from ..errors import BatchError
 from ..hparams import PREDICTING, ROPE_SCALINGS, HParams, yarn_problem
+from ..parameters import documented
+from ..parameters.loading import OverrideParams
 
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30
 _POSITIVE = ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor", "yarn_beta_fast",
              "yarn_beta_slow")  # fmt: skip
 
 
+@documented
 @dataclass(frozen=True)
-class Overrides:
-    """Values that replace the model's; None keeps the model's.
-
-    Attributes:
-        rope_scaling: one of ``ROPE_SCALINGS``; ``none`` disables scaling and ignores the rest.
-        rope_freq_base: base of layers with full attention; sliding-window layers keep their own.
-        rope_freq_scale: factor on positions: 0.25 for four times the context.
-        yarn_orig_ctx: context length of training before any scaling.
-        yarn_ext_factor: 0 interpolates all pairs of columns, 1 is YaRN's mix.
-        yarn_attn_factor: factor on rotated queries and keys.
-        yarn_beta_fast, yarn_beta_slow: rotations within the original context above which a pair is
-            extrapolated, and below which it is interpolated.
-        causal: False lets tokens attend to later ones of their batch, for embeddings.
-        hidden_act: activation of the feed-forward part, one of ``ACTS``.
-        sparse_threshold: minimum score of an active neuron, in layers with predicted scores.
-        n_layer: number of layers to run, the first ones; the output norm and the head follow. The
-            KV cache has these layers only.
-    """
-
-    rope_scaling: str | None = None
-    rope_freq_base: float | None = None
-    rope_freq_scale: float | None = None
-    yarn_orig_ctx: int | None = None
-    yarn_ext_factor: float | None = None
-    yarn_attn_factor: float | None = None
-    yarn_beta_fast: float | None = None
-    yarn_beta_slow: float | None = None
-    causal: bool | None = None
-    hidden_act: str | None = None
-    sparse_threshold: float | None = None
-    n_layer: int | None = None
+class Overrides(OverrideParams):
+    """Values that replace the model's; None keeps the model's."""
 
     def apply(self, hparams: HParams, n_ctx: int) -> HParams:
         """The hyperparameters of a context with ``n_ctx`` tokens per sequence.

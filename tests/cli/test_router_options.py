@@ -13,6 +13,7 @@ pytest.importorskip("starlette")
 
 from pyllama.errors import ModelError
 from pyllama_cli.commands.serve import command
+from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.router import RouterOptions
 
 
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def entries(*args: str) -> dict[str, Any]:
     with command.make_context("serve", [*args]) as ctx:
-        options = RouterOptions.from_click(ctx.params)
+        options = from_options(RouterOptions, ctx.params)
         assert options.is_router
         return {entry.name: entry for entry in options.entries(ctx)}
 
