@@ -7,7 +7,15 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
 from pyggml.backend.cuda import intrin
-from pyggml.backend.cuda.intrin import assembly, device, dot4_us, load_u16, load_u32x4, twin, u32
+from pyggml.backend.cuda.intrin import (
+    assembly,
+    device,
+    dot4_us,
+    load_u16,
+    load_u32x4,
+    python_stand_in,
+    u32,
+)
 from pyggml.backend.cuda.kernel import F32, I32, KERNELS, U8, GpuKernel, f32, i32, i64, kernel
 
 _FULL = 0xFFFFFFFF
@@ -230,7 +238,7 @@ load_too_early = assembly(
 )
 
 
-@twin(load_too_early)
+@python_stand_in(load_too_early)
 def _load_too_early(address):
     return np.float32(0)
 
