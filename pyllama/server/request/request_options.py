@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...chat.turn import Turn
 from ...grammar import Grammar, Trigger
 from ...parameters import rows
-from ...parameters.generation import GenerationParams, RequestParams
+from ...parameters.generation import MAX_PROBS, GenerationParams, RequestParams
 from ...parameters.sampling import DEFAULT_SAMPLERS, LETTERS, SamplingParams
 from ...sampling import sampler_name
 from ...tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from .options import ServerOptions
 _REASONING = {"auto": "deepseek"}  # what it means
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
-CONTENT_ONLY = "Content-only"  # llama.cpp's name of a reply without calls
+_CONTENT_ONLY = "Content-only"  # llama.cpp's name of a reply without calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,7 @@ class CompletionOptions(RequestParams):
         grammar: grammar of the text.
         shown: control tokens whose text is needed.
         logit_bias: the biases to report.
-        chat_format: name of the format of tool calls that the reply is read by.
-        generation_prompt: the end of the prompt, after the conversation.
+        turn: the conversation that the texts reply to; None without.
         drafters: names of the drafters.
     """
 
@@ -49,16 +49,21 @@ class CompletionOptions(RequestParams):
     grammar: Grammar | None = None
     shown: frozenset[int] = frozenset()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    chat_format: str = CONTENT_ONLY
-    generation_prompt: str = ""
+    turn: Turn | None = None
     drafters: tuple[str, ...] = ()
+
+    @property
+    def conversation(self) -> Turn:
+        """``turn`` of a request that has one."""
+        assert self.turn is not None
+        return self.turn
 
     def settings(self, whole: bool = True) -> dict[str, Any]:
         """The object ``generation_settings``; without prompts and grammars if not ``whole``.
 
         Source: llama.cpp, ``task_params::to_json``.
         """
-        params = self.params
+        params, turn = self.params, self.turn
         found: dict[str, Any] = {
             row.json.names[0]: getattr(params, row.name)
             for row in rows(SamplingParams).values()
@@ -76,10 +81,10 @@ class CompletionOptions(RequestParams):
             "ignore_eos": params.ignore_eos,
             "stream": self.stream,
             "n_probs": self.n_probs,
-            "chat_format": self.chat_format,
+            "chat_format": turn.call_format.name if turn and turn.tools else _CONTENT_ONLY,
             "reasoning_format": _REASONING.get(self.reasoning_format, self.reasoning_format),
             "reasoning_in_content": self.stream and self.reasoning_format == "deepseek-legacy",
-            "generation_prompt": self.generation_prompt,
+            "generation_prompt": turn.generation if turn else "",
             "samplers": [s for s in params.samplers or DEFAULT_SAMPLERS if isinstance(s, str)],
             "speculative.types": ",".join(self.drafters) or "none",
             "timings_per_token": self.timings_per_token,
@@ -102,29 +107,6 @@ class CompletionOptions(RequestParams):
         return found
 
 
-@dataclass(frozen=True)
-class FromChat:
-    """What a chat template adds to the options of its reply.
-
-    Attributes:
-        stop: further stop strings.
-        grammar: grammar of the reply; None to read one from the request.
-        shown: control tokens whose text is needed.
-        params: further fields of `SamplingParams`.
-        n_probs: number of likeliest tokens to report; None to read it from the request.
-        chat_format: name of the format of tool calls that the reply is read by.
-        generation_prompt: the end of the prompt, after the conversation.
-    """
-
-    stop: tuple[str, ...] = ()
-    grammar: Grammar | None = None
-    shown: frozenset[int] = frozenset()
-    params: Mapping[str, Any] = field(default_factory=dict)
-    n_probs: int | None = None
-    chat_format: str = CONTENT_ONLY
-    generation_prompt: str = ""
-
-
 def default_options(options: ServerOptions) -> CompletionOptions:
     """The options of a request without any fields."""
     return CompletionOptions(
@@ -140,24 +122,24 @@ def read_completion(
     options: ServerOptions,
     tokenizer: Tokenizer,
     n_slots: int,
-    chat: FromChat | None = None,
+    turn: Turn | None = None,
     *,
     is_own: bool = False,
 ) -> CompletionOptions:
     """The options of a request.
 
     Args:
+        turn: the conversation that the texts reply to; None for plain prompts.
         is_own: whether the response has llama.cpp's own format, which some fields change.
 
     Raises:
         ApiError: a field is wrong.
         GrammarError, SamplingError: a grammar or sampling parameter is.
     """
-    chat = chat or FromChat()
     if fields.get("lora", [], list):
         raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
     is_own = is_own or fields.flag("verbose", options.verbose)
-    probs = {} if chat.n_probs is None else {"n_probs": chat.n_probs}
+    probs = {} if turn is None else {"n_probs": _n_probs(fields)}
     high = {"id_slot": n_slots - 1}
     given = probs | fields.given(RequestParams, but=[*probs], is_own=is_own, high=high)
     asked = replace(default_options(options), **given)
@@ -165,19 +147,34 @@ def read_completion(
     params, shown_bias = _sampling(fields, options.sampling, tokenizer, bias, n_slots)
     logprobs = n_probs if n_probs > 0 and not asked.post_sampling_probs else None
     stop = fields.texts("stop")
+    grammar = turn.grammar.compile() if turn and turn.grammar else None
     return replace(
         asked,
-        params=replace(params, logprobs=logprobs, **chat.params),
+        params=replace(params, logprobs=logprobs),
         n_probs=n_probs,
-        stop=(*(tuple(s for s in stop or () if s) or options.stop), *chat.stop),
+        stop=(
+            *(tuple(s for s in stop or () if s) or options.stop),
+            *(turn.prompt.stop if turn else ()),
+        ),
         include_usage=fields.inner("stream_options").flag("include_usage"),
         response_fields=(fields.texts("response_fields") if is_own else None) or (),
-        grammar=chat.grammar or _grammar(fields, tokenizer) or options.grammar,
-        shown=chat.shown,
+        grammar=grammar or _grammar(fields, tokenizer) or options.grammar,
+        shown=turn.shown if turn else frozenset(),
         logit_bias=shown_bias,
-        chat_format=chat.chat_format,
-        generation_prompt=chat.generation_prompt,
+        turn=turn,
     )
+
+
+def _n_probs(fields: Fields) -> int:
+    """The number of likeliest tokens to report, of the chat APIs' fields."""
+    logprobs = fields.body.get("logprobs")
+    if logprobs:
+        if fields.get("tools", [], list) and fields.flag("stream"):
+            raise ApiError.invalid("logprobs is not supported with tools + stream")
+        return fields.whole("top_logprobs", 20, low=0, high=MAX_PROBS)
+    if fields.has("top_logprobs"):
+        raise ApiError.invalid("top_logprobs requires logprobs to be set to true")
+    return fields.whole("n_probs", 0, low=0, high=MAX_PROBS)
 
 
 def _sampling(

@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 from pyggml import __version__
 
 from ...chat.formats import LLAMA_CPP_FORMATS, ChatFormat, ChatFormats
+from ...chat.turn import Turn
 from ...engine import Engine, Request
 from ...parameters.sampling import DEFAULT_SAMPLERS
 from ..page.graph_page import GraphQuery
 from ..request.errors import ApiError, prompt_too_long
 from ..request.fields import Fields
 from ..request.options import ServerOptions
-from ..request.request_options import CompletionOptions, FromChat, default_options, read_completion
+from ..request.request_options import CompletionOptions, default_options, read_completion
 from .choice import Choice, Recorder
 from .preparing import Preparing, check_wanted
 from .runner import EngineRunner
@@ -125,11 +126,11 @@ class ServedModel:
         return self.runner.is_alive or self._preparing.is_busy
 
     def read(
-        self, fields: Fields, chat: FromChat | None = None, *, is_own: bool = False
+        self, fields: Fields, turn: Turn | None = None, *, is_own: bool = False
     ) -> CompletionOptions:
         """The options of a completion, see `read_completion`. Raises: ApiError, PyllamaError."""
         n_slots = len(self.runner.slots)
-        return read_completion(fields, self.options, self.tokenizer, n_slots, chat, is_own=is_own)
+        return read_completion(fields, self.options, self.tokenizer, n_slots, turn, is_own=is_own)
 
     @property
     def defaults(self) -> CompletionOptions:
@@ -222,6 +223,10 @@ class ServedModel:
                 texts.append(Choice(options, self.tokenizer, index, prompt, recorder))
             requests.append(self._request(prompt, options, params, has_recorder=bool(recorder)))
         return self.runner.submit(requests, texts)
+
+    def reply(self, options: CompletionOptions) -> Stream:
+        """Queue the replies to a conversation. Raises: as `submit`."""
+        return self.submit([options.conversation.prompt.tokens], options)
 
     def check(self, prompt: list[int]) -> None:
         """Raise ApiError for a prompt that is empty, too long, or not of the model's tokens."""

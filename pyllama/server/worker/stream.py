@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...engine import Request
+from ..request.request_options import CompletionOptions
 from .choice import Choice, Piece
 
 Pieces = list[tuple[Choice, Piece]]
@@ -61,6 +62,11 @@ class Stream:
         pieces = list(self._ready)
         self._ready.clear()
         return pieces
+
+    @property
+    def options(self) -> CompletionOptions:
+        """What the request asks of its texts."""
+        return self.texts[0].options
 
     @property
     def has_ready(self) -> bool:

@@ -17,8 +17,7 @@ from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...worker.choice import Choice, Piece
 from ...worker.served import ServedModel, random_id
-from ...worker.stream import Stream
-from ..openai.chat import PreparedChat, Replies, prepare_chat
+from ..openai.chat import Replies, prepare_chat
 
 _DEFAULT_MAX_TOKENS = 4096
 _SAME = {**names_in("anthropic"), "chat_template_kwargs": "chat_template_kwargs"}
@@ -29,21 +28,15 @@ _BILLING = re.compile(r"\A(x-anthropic-billing-header:.*?cch=)[^;]{5}(?=;)", re.
 async def messages(request: Request, served: ServedModel) -> Response:
     """``POST /v1/messages``."""
     body = await read_json(request, served.options)
-    found: list[PreparedChat] = []
-
-    def prepare() -> Stream:
-        found.append(prepare_chat(served, to_openai(body)))
-        return found[0].submit(served)
-
-    stream = await served.prepare(prepare)
-    return await respond(request, stream, AnthropicWriter(served, found[0].turn))
+    stream = await served.prepare(lambda: served.reply(prepare_chat(served, to_openai(body))))
+    return await respond(request, stream, AnthropicWriter(served, stream.options.conversation))
 
 
 async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/messages/count_tokens``."""
     body = await read_json(request, served.options)
     prepared = await served.prepare(lambda: prepare_chat(served, to_openai(body)))
-    return JsonResponse({"input_tokens": len(prepared.turn.prompt.tokens)})
+    return JsonResponse({"input_tokens": len(prepared.conversation.prompt.tokens)})
 
 
 def to_openai(body: Body) -> Body:

@@ -24,7 +24,7 @@ from ...worker.lifecycle import Lifecycle
 from ...worker.served import ServedModel
 from ...worker.stream import Stream
 from ..llama_cpp.infill import can_infill, check_infill, infill_prompt
-from ..openai.chat import PreparedChat, Replies, prepare_chat
+from ..openai.chat import Replies, prepare_chat
 
 VERSION = "0.12.0"  # of Ollama's API that is spoken here
 _OPTIONS = names_in("ollama")
@@ -41,7 +41,6 @@ async def generate(request: Request, served: ServedModel) -> Response:
     if not (prompt or suffix):  # Ollama loads the model
         return JsonResponse(_end(served, "response", "", "load"))
     _check(fields)
-    found: list[PreparedChat] = []
 
     def prepare() -> Stream:
         converted = _converted(served, fields)
@@ -60,11 +59,11 @@ async def generate(request: Request, served: ServedModel) -> Response:
         if system:
             messages.insert(0, {"role": "system", "content": system})
         converted |= _thinking(fields) | {"messages": messages}
-        found.append(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
-        return found[0].submit(served)
+        return served.reply(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
 
     stream = await served.prepare(prepare)
-    replies = Replies(found[0].turn) if found else None
+    turn = stream.options.turn
+    replies = None if turn is None else Replies(turn)
     return await respond(request, stream, OllamaWriter(served, replies, "response", fields))
 
 
@@ -75,18 +74,16 @@ async def chat(request: Request, served: ServedModel) -> Response:
     messages = fields.get("messages", [], list)
     if not messages:  # Ollama loads the model
         return JsonResponse(_end(served, "message", {"role": "assistant", "content": ""}, "load"))
-    found: list[PreparedChat] = []
 
     def prepare() -> Stream:
         converted = _converted(served, fields) | _thinking(fields)
         converted["messages"] = [_message(m) for m in messages]
         if fields.has("tools"):
             converted["tools"] = body["tools"]
-        found.append(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
-        return found[0].submit(served)
+        return served.reply(prepare_chat(served, Body(converted, of=body, names=_NAMES)))
 
     stream = await served.prepare(prepare)
-    replies = Replies(found[0].turn)
+    replies = Replies(stream.options.conversation)
     return await respond(request, stream, OllamaWriter(served, replies, "message", fields))
 
 

@@ -10,7 +10,7 @@ import json
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,42 +22,22 @@ from ....chat.reader import Delta, Message, Reader, ToolCall
 from ....chat.turn import Turn, TurnOptions
 from ....errors import SchemaError
 from ....parameters import INT32_MAX
-from ....parameters.generation import MAX_PROBS
 from ....tokenizer import Tokenizer
 from ...http.sse import JsonResponse, data_line, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...request.refused_media import KINDS, refused
-from ...request.request_options import CONTENT_ONLY, CompletionOptions, FromChat
+from ...request.request_options import CompletionOptions
 from ...worker.choice import Choice, Piece
 from ...worker.served import FINGERPRINT, ServedModel, random_id
-from ...worker.stream import Stream
 from .completion import final_json, usage_json
-
-
-@dataclass(frozen=True)
-class PreparedChat:
-    """A conversation that was read: its prompt, and the options of the reply."""
-
-    turn: Turn
-    options: CompletionOptions
-
-    def submit(self, served: ServedModel) -> Stream:
-        """Queue the reply. Raises: as ``ServedModel.submit``."""
-        return served.submit([self.turn.prompt.tokens], self.options)
 
 
 async def chat_completion(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions``."""
     body = await read_json(request, served.options)
-    found: list[PreparedChat] = []
-
-    def prepare() -> Stream:
-        found.append(prepare_chat(served, body))
-        return found[0].submit(served)
-
-    stream = await served.prepare(prepare)
-    writer = ChatWriter(served, found[0].turn)
+    stream = await served.prepare(lambda: served.reply(prepare_chat(served, body)))
+    writer = ChatWriter(served, stream.options.conversation)
     stream.id = writer.id
     return await respond(request, stream, writer)
 
@@ -90,7 +70,7 @@ async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
     body = await read_json(request, served.options)
     prepared = await served.prepare(lambda: prepare_chat(served, body))
-    n_tokens = len(prepared.turn.prompt.tokens)
+    n_tokens = len(prepared.conversation.prompt.tokens)
     return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
@@ -98,11 +78,11 @@ async def apply_template(request: Request, served: ServedModel) -> Response:
     """``POST /apply-template``: the text of a prompt."""
     body = await read_json(request, served.options)
     prepared = await served.prepare(lambda: prepare_chat(served, body))
-    return JsonResponse({"prompt": prepared.turn.prompt.text})
+    return JsonResponse({"prompt": prepared.conversation.prompt.text})
 
 
-def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> PreparedChat:
-    """Read a request of OpenAI's chat API.
+def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> CompletionOptions:
+    """The options of a request of OpenAI's chat API, with its conversation.
 
     Raises:
         ApiError: a field is wrong.
@@ -165,16 +145,9 @@ def prepare_chat(served: ServedModel, body: Mapping[str, Any]) -> PreparedChat:
         message = fields.get("reasoning_budget_message", message, str)
     elif fields.flag("reasoning_control"):
         budget = INT32_MAX  # the sampler is needed, but has no limit
-    chat = FromChat(
-        stop=turn.prompt.stop,
-        grammar=None if turn.grammar is None else turn.grammar.compile(),
-        shown=turn.shown,
-        params=turn.budget(budget, served.tokenizer, message),
-        n_probs=_n_probs(fields, has_tools=bool(tools)),
-        chat_format=turn.call_format.name if turn.tools else CONTENT_ONLY,
-        generation_prompt=turn.generation,
-    )
-    return PreparedChat(turn, served.read(fields, chat))
+    asked = served.read(fields, turn)
+    limits = turn.budget(budget, served.tokenizer, message)
+    return replace(asked, params=replace(asked.params, **limits))
 
 
 def _tell_ignored(fields: Fields, format: ChatFormat, turn: Turn) -> None:
@@ -257,17 +230,6 @@ def _response_format(fields: Fields) -> Any:
     if isinstance(given, Mapping) and given.get("schema") == {}:
         return {"type": "json_object"}
     return given
-
-
-def _n_probs(fields: Fields, *, has_tools: bool) -> int:
-    logprobs = fields.body.get("logprobs")
-    if logprobs:
-        if has_tools and fields.flag("stream"):
-            raise ApiError.invalid("logprobs is not supported with tools + stream")
-        return fields.whole("top_logprobs", 20, low=0, high=MAX_PROBS)
-    if fields.has("top_logprobs"):
-        raise ApiError.invalid("top_logprobs requires logprobs to be set to true")
-    return fields.whole("n_probs", 0, low=0, high=MAX_PROBS)
 
 
 class Replies:

@@ -17,8 +17,7 @@ from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...worker.choice import Choice, Piece
 from ...worker.served import ServedModel, random_id
-from ...worker.stream import Stream
-from .chat import PreparedChat, Replies, prepare_chat
+from .chat import Replies, prepare_chat
 
 Events = list[dict[str, Any]]
 _MESSAGE_ROLES = ("user", "system", "developer")
@@ -33,21 +32,17 @@ _ECHOED = (
 async def responses(request: Request, served: ServedModel) -> Response:
     """``POST /v1/responses``."""
     body = await read_json(request, served.options)
-    found: list[PreparedChat] = []
-
-    def prepare() -> Stream:
-        found.append(prepare_chat(served, to_chat(body)))
-        return found[0].submit(served)
-
-    stream = await served.prepare(prepare)
-    return await respond(request, stream, ResponsesWriter(served, found[0].turn, body))
+    stream = await served.prepare(lambda: served.reply(prepare_chat(served, to_chat(body))))
+    return await respond(
+        request, stream, ResponsesWriter(served, stream.options.conversation, body)
+    )
 
 
 async def count_tokens(request: Request, served: ServedModel) -> Response:
     """``POST /v1/responses/input_tokens``."""
     body = await read_json(request, served.options)
     prepared = await served.prepare(lambda: prepare_chat(served, to_chat(body)))
-    n = len(prepared.turn.prompt.tokens)
+    n = len(prepared.conversation.prompt.tokens)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
