@@ -22,10 +22,12 @@ from ...compile.lowering import ANY_CHUNKS, CpuLowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import squares_f32
 from ...weights.layout import Q8_BLOCK
+from ..elementwise.elementwise import IDS, function
 from ..quantize import BLOCK, quantize_row
 from ..span import repeated_row
 from .reduce import sum_f32
 
+ADD, MUL = IDS["add"], IDS["mul"]
 _GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
 
 
@@ -90,11 +92,12 @@ def norm_f32(node, chunk, n_chunks, scratch):
                 b = repeated_row(node, DST, SRC2, row)
                 for i in range(n):
                     v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
-                    store_elem(F32, y, i, v * load_elem(F32, w, i) + load_elem(F32, b, i))
+                    v = function(MUL, v, load_elem(F32, w, i))
+                    store_elem(F32, y, i, function(ADD, v, load_elem(F32, b, i)))
             else:
                 for i in range(n):
                     v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
-                    store_elem(F32, y, i, v * load_elem(F32, w, i))
+                    store_elem(F32, y, i, function(MUL, v, load_elem(F32, w, i)))
         else:
             for i in range(n):
                 store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
