@@ -70,10 +70,10 @@ def ignored(command: click.Command) -> dict[str, str]:
     given = sorted(name for name in os.environ if name.startswith(PREFIX))
     if given:
         options = [one for one in command.params if isinstance(one, click.Option)]
-        known = {name for option in options for name in variables(option)}
-        known |= {variable_of(flag) for option in options for flag in option.secondary_opts}
+        names = {name for option in options for name in variables(option)}
+        names |= {variable_of(flag) for option in options for flag in option.secondary_opts}
         for name in given:
-            if name not in known:
+            if name not in names:
                 flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
                 found[name] = why_not(command.name, flag) or f"{command.name} has no {flag}"
     if any(name.startswith(("PYGGML_", "PYLLAMA_")) for name in os.environ):

@@ -64,8 +64,8 @@ def _samplers(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 def _sampler_seq(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     for letter in value or "":
         if letter not in LETTERS:
-            known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
-            raise click.BadParameter(f"unknown letter {letter!r}; choose from {known}.")
+            letters = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
+            raise click.BadParameter(f"unknown letter {letter!r}; choose from {letters}.")
     _keep_last(ctx, None if value is None else tuple(LETTERS[letter] for letter in value))
 
 

@@ -302,9 +302,9 @@ class ChatFormats:
     def check(self, name: str) -> None:
         """Raise TemplateError unless there is a format of this name."""
         if name not in self._named and name not in self._sources:
-            known = [*self._named, *self._sources]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            names = [*self._named, *self._sources]
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
             raise TemplateError(f"there is no chat format {name!r}; {hint}")
 
     def get(

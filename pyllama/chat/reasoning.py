@@ -48,9 +48,9 @@ def find_markers(source: str) -> Markers | None:
 def check_format(name: str) -> ReasoningFormat:
     """The format of this name. Raises: TemplateError."""
     names: tuple[ReasoningFormat, ...] = get_args(ReasoningFormat)
-    for known in names:
-        if name == known:
-            return known
+    for format_name in names:
+        if name == format_name:
+            return format_name
     raise TemplateError(f"reasoning_format {name!r} is not known; want one of {', '.join(names)}")
 
 

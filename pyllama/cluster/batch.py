@@ -73,8 +73,8 @@ def _openai_request(row: Mapping[str, Any], id: Any) -> RowRequest:
     if not url:
         url = next((u for name, u in _DEFAULT_URL.items() if name in body), "")
     if url not in URLS or row.get("method", "POST") != "POST":
-        known = ", ".join(URLS)
-        return RowRequest(id, is_openai=True, error=f"{url!r} cannot be asked; POST one of {known}")
+        urls = ", ".join(URLS)
+        return RowRequest(id, is_openai=True, error=f"{url!r} cannot be asked; POST one of {urls}")
     return RowRequest(id, url, {**body, "stream": False}, is_openai=True)
 
 

@@ -117,8 +117,8 @@ class ClusterOptions:
         values: dict[str, Any] = {}
         for name, value in given.items():
             if name not in ARGUMENTS:
-                known = ", ".join(("model", *ARGUMENTS))
-                raise ClusterError(f"unknown argument {name!r}; known are {known}")
+                argument_names = ", ".join(("model", *ARGUMENTS))
+                raise ClusterError(f"unknown argument {name!r}; known are {argument_names}")
             kind, _ = ARGUMENTS[name]
             try:
                 values[name] = kind(value)

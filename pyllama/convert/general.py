@@ -153,10 +153,10 @@ def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
 
 def _set(found: gguf.Metadata, given: Mapping[str, Any]) -> None:
     """Set the fields of ``found`` named by ``general.*`` keys; ignore unknown keys."""
-    known = {field.name for field in fields(found)}
+    field_names = {field.name for field in fields(found)}
     for key, value in given.items():
         name = key.removeprefix("general.").replace(".", "_")
-        if name in known:
+        if name in field_names:
             setattr(found, name, value)
 
 

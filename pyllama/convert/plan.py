@@ -66,15 +66,15 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
     """Return the name and declaration of config.json's architecture. Raises: ModelError."""
     classes = config.get("architectures")
     models = {x for x in classes if isinstance(x, str)} if isinstance(classes, list) else set()
-    known: list[str] = []
+    class_names: list[str] = []
     for name in arch_names():
         arch = get_arch(name)
-        known += arch.CONVERT.models
+        class_names += arch.CONVERT.models
         if models.intersection(arch.CONVERT.models):
             return name, arch
     raise ModelError(
         f"{folder / 'config.json'}: architectures is {shown(classes)}, supported are "
-        f"{', '.join(sorted(known))}; to add one see docs/add-a-model.md"
+        f"{', '.join(sorted(class_names))}; to add one see docs/add-a-model.md"
     )
 
 

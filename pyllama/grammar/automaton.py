@@ -1,7 +1,7 @@
 """The automaton of a grammar over bytes: nodes with at most one kind of step each.
 
     automaton = build(parse(text), "root", text)
-    automaton.n_nodes, automaton.n_classes
+    automaton.kind.size, automaton.n_classes
 
 Each rule is built from its end to its start, so that a node's successors exist already and equal
 nodes are made once; a repetition is a chain or a loop of nodes. Bytes that no class of characters
@@ -86,11 +86,6 @@ class Automaton:
     root: int
     tokens: tuple[Token, ...]
     text: str
-
-    @property
-    def n_nodes(self) -> int:
-        """Number of nodes."""
-        return self.kind.size
 
     @property
     def n_classes(self) -> int:

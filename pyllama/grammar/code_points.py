@@ -133,8 +133,8 @@ def _categories() -> dict[str, Ranges]:
             n = sum(1 for _ in codes)
             found.setdefault(kind, []).append((at, at + n - 1))
             at += n
-    known = {k: tuple(r) for k, r in found.items() if k not in ("Cn", "Cs", "Co")}
-    return known | {"Co": _PRIVATE}
+    categories = {k: tuple(r) for k, r in found.items() if k not in ("Cn", "Cs", "Co")}
+    return categories | {"Co": _PRIVATE}
 
 
 @functools.cache

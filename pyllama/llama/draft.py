@@ -204,8 +204,8 @@ def _model_drafter(model: Model, target: Context, opened: ExitStack) -> Drafter:
 
 def _is_named(given: object) -> bool:
     """Whether all parts of a text are names of drafters."""
-    known = {NONE, *DRAFTERS}
-    return isinstance(given, str) and {name.strip() for name in given.split(",")} <= known
+    drafter_names = {NONE, *DRAFTERS}
+    return isinstance(given, str) and {name.strip() for name in given.split(",")} <= drafter_names
 
 
 def _is_drafter(given: object) -> bool:

@@ -31,9 +31,9 @@ def pooling_number(given: int, hparams: HParams) -> int:
     if given == -1:
         return hparams.pooling_type
     if given not in range(len(POOLINGS)):
-        known = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
+        names = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
         raise NotSupported(
-            f"Llama: pooling_type={given!r} is not known; want -1 (the model's), {known}"
+            f"Llama: pooling_type={given!r} is not known; want -1 (the model's), {names}"
         )
     return given
 

@@ -108,8 +108,8 @@ def _sliding(config: Config) -> Config:
 
 def _kind(params: Config) -> str:
     kind = params.get("rope_type") or params.get("type") or "default"
-    known = {"su": "longrope", "dynamic": "default"}  # dynamic: no scaling in the trained context
-    kind = known.get(kind, kind)
+    renamed = {"su": "longrope", "dynamic": "default"}  # dynamic: no scaling in the trained context
+    kind = renamed.get(kind, kind)
     if kind not in ("default", "linear", "yarn", "longrope", "llama3"):
         raise ModelError(
             f"rope_type {shown(kind)} is not supported; supported are default, linear, dynamic, "

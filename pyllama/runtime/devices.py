@@ -124,13 +124,13 @@ def parse_devices(devices: Devices | None) -> tuple[str | Backend, ...]:
     if devices is None or (isinstance(devices, str) and devices.strip().lower() == "none"):
         return (CPU,)
     given = [name.strip() for name in devices.split(",")] if isinstance(devices, str) else devices
-    known = {name.lower(): name for name in available()}
+    device_names = {name.lower(): name for name in available()}
     found: list[str | Backend] = []
     for device in given:
-        name = known.get(device.lower()) if isinstance(device, str) else device
+        name = device_names.get(device.lower()) if isinstance(device, str) else device
         if name is None:
             raise BackendError(
-                f"no device named '{device}'; use none or one of {', '.join(known.values())}"
+                f"no device named '{device}'; use none or one of {', '.join(device_names.values())}"
             )
         found.append(name)
     names = [device if isinstance(device, str) else device.name for device in found]
@@ -231,11 +231,11 @@ def limit_bytes(gpu: Backend, i: int, offload: Offload) -> int | None:
     memory, budgets = gpu.memory(), offload.vram_budget
     margin = _AUTO_MARGIN if offload.n_gpu_layers == "auto" and not budgets else 0
     others = [other for other in offload.reserved if other.device == gpu.name]
-    known = [] if memory is None else [memory[0] - margin - sum(o.pending for o in others)]
+    limits = [] if memory is None else [memory[0] - margin - sum(o.pending for o in others)]
     if budgets:
         budget = budgets[0] if len(budgets) == 1 else (*budgets, *[0] * (i + 1))[i]
-        known.append(budget - sum(other.total for other in others))
-    return max(0, min(known)) if known else None
+        limits.append(budget - sum(other.total for other in others))
+    return max(0, min(limits)) if limits else None
 
 
 def override_device(name: str, backends: Sequence[Backend], offload: Offload) -> Backend | None:

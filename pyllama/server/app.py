@@ -291,5 +291,5 @@ def _file_endpoint(file: Path, folder: Path) -> Endpoint:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = "File Not Found" if error.status_code == 404 else error.detail
-    known = ApiError(error.status_code, message, headers=dict(error.headers or {}))
-    return error_response(known, request.scope)
+    api_error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return error_response(api_error, request.scope)

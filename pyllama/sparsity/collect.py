@@ -179,7 +179,7 @@ class _Counter:
 
     def statistics(self, model: Model) -> Statistics:
         """Return the sums as shares."""
-        known = self.unions[0, :, 1] > 0
+        is_measured = self.unions[0, :, 1] > 0
         n_ff, predicted_layers = (
             self.hparams.n_ff,
             np.isin(np.arange(len(self.counts)), [*self.scored]),
@@ -195,8 +195,8 @@ class _Counter:
             source_name(self.hparams),
             self.threshold if self.scored else math.nan,
             self.counts,
-            tuple(np.array(self.sizes)[known].tolist()),
-            self.unions[:, known, 0] / (self.unions[:, known, 1] * n_ff),
+            tuple(np.array(self.sizes)[is_measured].tolist()),
+            self.unions[:, is_measured, 0] / (self.unions[:, is_measured, 1] * n_ff),
             above / (self.n_tokens * n_ff),
             np.where(active > 0, both / np.maximum(active, 1), np.nan),
             np.where(above > 0, both / np.maximum(above, 1), np.nan),

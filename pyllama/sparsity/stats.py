@@ -87,8 +87,10 @@ class Statistics:
 
         With scores: activity scaled so that its mean is the share of predicted neurons.
         """
-        known = np.isfinite(self.predicted) & (self.density > 0)
-        factor = np.where(known, self.predicted / np.where(known, self.density, 1.0), 1.0)
+        is_measured = np.isfinite(self.predicted) & (self.density > 0)
+        factor = np.where(
+            is_measured, self.predicted / np.where(is_measured, self.density, 1.0), 1.0
+        )
         scaled: Activity = np.minimum(self.activity * factor[:, None], 1.0)
         return scaled
 

@@ -91,38 +91,38 @@ class StepTimes:
                 known one; else half of it for each further row, or the known slope; but not more
                 than 1.5 times what these rows take in prompts.
         """
-        known, times = self._known()
-        if not known:
+        sizes, times = self._known()
+        if not sizes:
             return 0.0
-        above = bisect_left(known, rows)
-        if above < len(known) and known[above] == rows:
+        above = bisect_left(sizes, rows)
+        if above < len(sizes) and sizes[above] == rows:
             return times[above]
         if above == 0:
-            return times[0] * (1 + rows / known[0]) / 2
-        low, low_s = known[above - 1], times[above - 1]
-        if above < len(known):
+            return times[0] * (1 + rows / sizes[0]) / 2
+        low, low_s = sizes[above - 1], times[above - 1]
+        if above < len(sizes):
             if pessimistic:
                 return min(times[above], low_s * rows / low)
-            share = (rows - low) / (known[above] - low)
+            share = (rows - low) / (sizes[above] - low)
             return low_s + share * (times[above] - low_s)
         slope = low_s / low
         if not pessimistic:
             slope /= 2
             if above > 1:
-                slope = min(slope, (low_s - times[above - 2]) / (low - known[above - 2]))
+                slope = min(slope, (low_s - times[above - 2]) / (low - sizes[above - 2]))
         by_prompts = max(low_s, _ROWS_OF_PROMPTS * rows * self._row_s)
         return min(low_s + slope * (rows - low), by_prompts)
 
     def _known(self) -> tuple[list[int], list[float]]:
         """The numbers of rows of measured steps, and their times, which do not decrease."""
         if self._table is None:
-            known, times = sorted(self._curve), list[float]()
-            for i, r in enumerate(known):
+            sizes, times = sorted(self._curve), list[float]()
+            for i, r in enumerate(sizes):
                 time_s = exp(self._level + self._curve[r])
                 if i and self._n_seen[r] < _MEDIAN:  # may be an outlier
-                    time_s = min(time_s, times[-1] * r / known[i - 1])
+                    time_s = min(time_s, times[-1] * r / sizes[i - 1])
                 times.append(max(time_s, times[-1]) if i else time_s)
-            self._table = known, times
+            self._table = sizes, times
         return self._table
 
 

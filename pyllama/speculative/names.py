@@ -61,8 +61,8 @@ def drafter_by_name(
                 f"({DRAFT_MODEL}) or {', '.join(DRAFTERS)}"
             )
         if name not in (*DRAFTERS, DRAFT_MODEL, NONE):
-            known = ", ".join((NONE, *DRAFTERS, DRAFT_MODEL))
-            raise DraftError(f"unknown drafter {name!r}: the names are {known}")
+            names_of_drafters = ", ".join((NONE, *DRAFTERS, DRAFT_MODEL))
+            raise DraftError(f"unknown drafter {name!r}: the names are {names_of_drafters}")
     if NONE in chosen:
         return None
     drafters = [_make(name, (options or {}).get(name, {})) for name in DRAFTERS if name in chosen]
@@ -74,8 +74,8 @@ def drafter_by_name(
 
 
 def _make(name: str, options: Mapping[str, Any]) -> Drafter:
-    known = inspect.signature(DRAFTERS[name]).parameters
-    unknown = sorted(options.keys() - known.keys())
+    parameters = inspect.signature(DRAFTERS[name]).parameters
+    unknown = sorted(options.keys() - parameters.keys())
     if unknown:
-        raise DraftError(f"{name} has no option {unknown[0]!r}: it has {', '.join(known)}")
+        raise DraftError(f"{name} has no option {unknown[0]!r}: it has {', '.join(parameters)}")
     return DRAFTERS[name](**options)

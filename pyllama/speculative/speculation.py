@@ -202,9 +202,9 @@ class Speculation:
         self._plain, self._ids = [], ids
         reading_s, first = [], []
         for view in views:
-            n, known = self._n_unread(view), view.id in self._n_read
-            reading_s.append(self._read_s * n if n and (known or self._costs) else 0.0)
-            first.append(n if self._costs and not known else 0)
+            n, has_read = self._n_unread(view), view.id in self._n_read
+            reading_s.append(self._read_s * n if n and (has_read or self._costs) else 0.0)
+            first.append(n if self._costs and not has_read else 0)
         rates = [self._rates_of(view) for view in views]
         self._planned = self._lengths.plan(rates, reading_s=reading_s, first=first)
         return self._planned

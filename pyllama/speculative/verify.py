@@ -90,8 +90,8 @@ class Verifier:
         tokens: list[int] = []
         node: int | None = -1
         while node is not None:
-            known = None if argmax is None else argmax(node + 1)
-            node, token = self._next(row(node + 1), known, draft, children[node + 1])
+            argmax_token = None if argmax is None else argmax(node + 1)
+            node, token = self._next(row(node + 1), argmax_token, draft, children[node + 1])
             self.chain.accept(token)
             tokens.append(token)
             if node is not None:

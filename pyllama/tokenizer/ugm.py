@@ -78,13 +78,13 @@ class UGM(WordEncoder):
         scores = [0.0] + [-float("inf")] * len(piece)
         path: list[tuple[int, int | None]] = [(0, None)] * (len(piece) + 1)  # (start, token)
         for start in range(len(piece)):
-            known = False
+            has_token = False
             for end, token in self._matcher.at(piece, start):
-                known = known or end == start + 1
+                has_token = has_token or end == start + 1
                 score = scores[start] + self._scores[token]
                 if score > scores[end]:
                     scores[end], path[end] = score, (start, token)
-            if not known and scores[start] + self._unk_score > scores[start + 1]:
+            if not has_token and scores[start] + self._unk_score > scores[start + 1]:
                 scores[start + 1] = scores[start] + self._unk_score
                 path[start + 1] = (start, self._unk)
         ids: list[int] = []

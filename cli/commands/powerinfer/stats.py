@@ -129,8 +129,8 @@ def _table(stats: Statistics) -> Iterator[str]:
     yield "| layer | " + " | ".join(f"{name:>12}" for name in columns) + " |"
     yield "| ----: | " + " | ".join("-" * 11 + ":" for _ in columns) + " |"
     rows = [(str(i), [values[i] for values in columns.values()]) for i in range(n_layer)]
-    known = [values[np.isfinite(values)] for values in columns.values()]
-    rows.append(("mean", [values.mean() if values.size else math.nan for values in known]))
+    finite = [values[np.isfinite(values)] for values in columns.values()]
+    rows.append(("mean", [values.mean() if values.size else math.nan for values in finite]))
     for name, values in rows:
         cells = ("" if math.isnan(x) else f"{100 * x:.2f} %" for x in values)
         yield f"| {name:>5} | " + " | ".join(f"{cell:>12}" for cell in cells) + " |"

@@ -85,9 +85,9 @@ class JsonCall:
     id_rule: str = r'"\"" [a-zA-Z0-9]{9} "\""'
     has_type: bool = False
 
-    def read(self, reader: Reader, known: Collection[str] | None = None) -> Steps[None]:
+    def read(self, reader: Reader, tool_names: Collection[str] | None = None) -> Steps[None]:
         """Read a call. Raises: Mismatch, if it is none, or not of a ``known`` function."""
-        found = _Fields(known)
+        found = _Fields(tool_names)
         yield from self._object(reader, found)
         if not found.name:
             raise Mismatch
@@ -179,8 +179,8 @@ class _LimitedText:
 class _Fields:
     """The fields of a JSON call read so far."""
 
-    def __init__(self, known: Collection[str] | None) -> None:
-        self._known = known
+    def __init__(self, tool_names: Collection[str] | None) -> None:
+        self._known = tool_names
         self.name = self.id = ""
         self.waiting, self.ignored = (
             _LimitedText(),

@@ -145,8 +145,8 @@ def parse_choice(choice: Any, tools: Sequence[Tool]) -> tuple[Mode, tuple[Tool, 
         name = function.get("name") if isinstance(function, Mapping) else None
         named = tuple(tool for tool in tools if tool.name == name)
         if not named:
-            known = ", ".join(tool.name for tool in tools) or "none are defined"
-            raise TemplateError(f"tool_choice names the tool {name!r}; tools: {known}")
+            names = ", ".join(tool.name for tool in tools) or "none are defined"
+            raise TemplateError(f"tool_choice names the tool {name!r}; tools: {names}")
         return "required", named
     if choice is None:
         choice = "auto"

@@ -873,8 +873,8 @@ class Document:
         merged: dict[tuple[str, ...], tuple[Located, ...]] = {}
         for left in a:
             for right in b:
-                known = {located.pointer for located in left}
-                both = (*left, *(located for located in right if located.pointer not in known))
+                pointers = {located.pointer for located in left}
+                both = (*left, *(located for located in right if located.pointer not in pointers))
                 merged.setdefault(tuple(sorted({located.pointer for located in both})), both)
         if len(merged) > MAX_SHAPES:
             at.refuse(_TOO_MANY)

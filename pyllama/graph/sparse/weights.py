@@ -122,12 +122,12 @@ def normalize_powerinfer_metadata(file: GGUFFile) -> None:
     - OPT (recognised by the missing epsilon): add BOS; drop the two unused rows at the start of the
       position embedding, and do not count them in the context length.
     """
-    arch, known = file.get_str("general.architecture", ""), file.metadata
-    if is_sparse(file.tensors) and f"{arch}.hidden_act" not in known:
+    arch, metadata = file.get_str("general.architecture", ""), file.metadata
+    if is_sparse(file.tensors) and f"{arch}.hidden_act" not in metadata:
         file.override({f"{arch}.hidden_act": "relu"})
-    if arch != "opt" or "opt.attention.layer_norm_epsilon" in known:
+    if arch != "opt" or "opt.attention.layer_norm_epsilon" in metadata:
         return
-    if "tokenizer.ggml.add_bos_token" not in known:
+    if "tokenizer.ggml.add_bos_token" not in metadata:
         file.override({"tokenizer.ggml.add_bos_token": True})
     table = file.tensors.get("position_embd.weight")
     if table is not None and table.ne[1] > 2:
