@@ -22,7 +22,8 @@ from pyggml.backend.interface import Backend
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.ops import OPS, Arg, Case, Op, case
+from pyggml.ops import OPS, Op
+from pyggml.ops.op import Arg, Case, case
 from tests.pyggml.ops.op_table import case_node
 
 GRIDS = Path(__file__).with_suffix(".json")

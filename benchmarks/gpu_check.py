@@ -51,7 +51,8 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
-from pyggml.ops import OPS, Case, Op
+from pyggml.ops import OPS, Op
+from pyggml.ops.op import Case
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 

@@ -1,7 +1,7 @@
 """How Sphinx builds the site: ``sphinx-build -W docs build/site``, with the extra ``docs``.
 
 Pages are the Markdown files of this folder. Two groups of pages are written before a build, from
-the code: ``api/``, a page for each package that has an ``__all__``, and ``commands/``, a page for
+the code: ``api/``, a page for each package that has public names, and ``commands/``, a page for
 each command-line tool. Nothing is fetched from the network.
 """
 
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_origin
 
 import click
@@ -98,7 +99,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
         module = importlib.import_module(package)
         names.append(package)
         body, elsewhere = [], []
-        for name in module.__all__:
+        for name in public_names(module):
             value = getattr(module, name)
             kind = _kind(value)
             if kind != "data" and home.setdefault(id(value), package) != package:
@@ -112,19 +113,27 @@ def api_pages() -> Iterator[tuple[str, str]]:
         if elsewhere:
             text += "\nAlso in this package:\n\n" + "\n".join(elsewhere) + "\n"
         yield package, text
-    yield "index", _index("API reference", names, "The packages whose ``__all__`` is public.")
+    yield "index", _index("API reference", names, "Packages and their public names.")
 
 
 def public_packages() -> Iterator[str]:
-    """The packages that have an ``__all__``."""
+    """The packages that have public names."""
     for root in ("pyggml", "pyllama"):
         path = importlib.import_module(root).__path__
         found = [m.name for m in pkgutil.walk_packages(path, f"{root}.") if m.ispkg]
         for name in (root, *sorted(found)):
             if name in _GPU and importlib.util.find_spec("numba_cuda") is None:
                 continue  # they have no page
-            if getattr(importlib.import_module(name), "__all__", ()):
+            if public_names(importlib.import_module(name)):
                 yield name
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """``__all__``; of pyggml and its ops, the names imported ``as`` themselves."""
+    if module.__name__ not in ("pyggml", "pyggml.ops"):
+        return list(getattr(module, "__all__", ()))
+    names = {k for k, v in vars(module).items() if k[0] != "_" and not isinstance(v, ModuleType)}
+    return sorted(names)
 
 
 def _kind(value: Any) -> str:

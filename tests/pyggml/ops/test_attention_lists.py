@@ -14,7 +14,7 @@ from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
-from pyggml.ops import FLASH_ATTN_EXT
+from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 
 from .attention_lists import FAULTS, HARMLESS, attention
 from .harness import nmse

@@ -14,7 +14,8 @@ import pytest
 from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
-from pyggml.ops import OPS, Case, Op
+from pyggml.ops import OPS, Op
+from pyggml.ops.op import Case
 
 from .harness import CaseRun
 

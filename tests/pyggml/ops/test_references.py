@@ -43,7 +43,7 @@ def test_rope_is_a_complex_rotation(mode: int, order: tuple[int, ...]) -> None:
 
 
 def test_rope_yarn_and_frequency_factors() -> None:
-    params = {**ops.ROPE.params, "n_dims": 128, "n_ctx_orig": 4096, "freq_scale": 0.25}
+    params = {**ops.OPS["ROPE"].params, "n_dims": 128, "n_ctx_orig": 4096, "freq_scale": 0.25}
     assert yarn_corr_dims(128, 4096, 10000.0, 32.0, 1.0) == (20, 46)  # the paper's ramp at 128
     pos, one = np.array([100], np.int32), np.array([1], np.int32)
     cos, sin = rope_tables(one, None, {**params, "freq_scale": 1.0})

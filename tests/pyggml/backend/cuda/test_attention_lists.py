@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import ComputeError
-from pyggml.ops import FLASH_ATTN_EXT
+from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 from pyggml.sched import to_numpy
 from tests.pyggml.ops.attention_lists import FAULTS, HARMLESS, attention
 from tests.pyggml.ops.harness import nmse

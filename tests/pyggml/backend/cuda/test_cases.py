@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pyggml.ops import Case, Op
+from pyggml.ops import Op
+from pyggml.ops.op import Case
 from tests.pyggml.ops.op_table import case_node
 
 from ...ops.harness import CaseRun

@@ -25,7 +25,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted, ComputeError
-from pyggml.ops import FLASH_ATTN_EXT
+from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 from pyggml.sched import Sched, Schedule, to_numpy
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.attention_lists import FAULTS, HARMLESS, attention
