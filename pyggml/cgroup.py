@@ -81,10 +81,10 @@ def _hierarchies(root: Path) -> Iterator[_Hierarchy]:
         if filesystem[0] not in ("cgroup", "cgroup2") or len(mount) < 5 or len(filesystem) < 3:
             continue
         options = filesystem[2].split(",") if filesystem[0] == "cgroup" else [""]
-        mine = next((name for name in options if name in groups), None)
-        if mine is not None:
+        hierarchy_name = next((name for name in options if name in groups), None)
+        if hierarchy_name is not None:
             top, point = (_ESCAPE.sub(lambda m: chr(int(m[1], 8)), x) for x in mount[3:5])
-            group = _below(groups[mine], top)
+            group = _below(groups[hierarchy_name], top)
             yield _Hierarchy(frozenset(options) - {""}, root / point.lstrip("/"), group)
 
 

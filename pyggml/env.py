@@ -205,9 +205,9 @@ def user_state_dir(app: str) -> Path:
 
 def _user_dir(variable: str, usual: str, macos: str) -> Path:
     home = Path(os.path.expanduser("~"))
-    given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # XDG specification: ignore relative paths
-        return Path(given)
+    folder = os.environ.get(variable, "")
+    if os.path.isabs(folder):  # XDG specification: ignore relative paths
+        return Path(folder)
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
     return home / (macos if sys.platform == "darwin" else usual)
@@ -215,8 +215,8 @@ def _user_dir(variable: str, usual: str, macos: str) -> Path:
 
 def code_dir() -> Path:
     """Return the folder of compiled kernels, which has nothing else; it may not exist yet."""
-    given = CACHE_DIR.get()
-    return Path(given) / "pyggml-code" if given else user_cache_dir("pyggml") / "code"
+    folder = CACHE_DIR.get()
+    return Path(folder) / "pyggml-code" if folder else user_cache_dir("pyggml") / "code"
 
 
 def markdown_table() -> str:

@@ -74,9 +74,9 @@ class CodeCache:
                     self._touch(name)
         except OSError:
             return None
-        found = data[len(_MAGIC) + _DIGEST_BYTES :]
-        if data.startswith(_MAGIC + hashlib.sha256(found).digest()):
-            return found
+        content = data[len(_MAGIC) + _DIGEST_BYTES :]
+        if data.startswith(_MAGIC + hashlib.sha256(content).digest()):
+            return content
         print(
             f"pyggml: {self.path / name} is damaged; it is deleted and made again", file=sys.stderr
         )

@@ -231,10 +231,10 @@ class compiled_once:
 
     def __get__(self, kernel: Any, owner: type) -> Any:
         with _compile_lock:
-            found = kernel.__dict__
-            if self._name not in found:
-                found[self._name] = self._compile(kernel)
-            return found[self._name]
+            attributes = kernel.__dict__
+            if self._name not in attributes:
+                attributes[self._name] = self._compile(kernel)
+            return attributes[self._name]
 
 
 class Code:
@@ -252,10 +252,10 @@ class Code:
         if self.load():
             return self.__dict__["machine_code"]
         with progress.compiling(), own_numbers():
-            made = self._compile(_cache_of(self.function))
+            machine_code = self._compile(_cache_of(self.function))
         if on_compile is not None:
             on_compile(self.name)
-        return made
+        return machine_code
 
     def load(self) -> bool:
         """Load the code, unless that is done. Returns False if it must be compiled."""
@@ -263,10 +263,10 @@ class Code:
             if "machine_code" not in self.__dict__:
                 try:
                     with own_numbers():
-                        made = self._compile(only_cached(_cache_of(self.function)))
+                        machine_code = self._compile(only_cached(_cache_of(self.function)))
                 except NotCached:
                     return False
-                self.__dict__["machine_code"] = made
+                self.__dict__["machine_code"] = machine_code
             return True
 
     def is_kept(self) -> bool:
@@ -389,18 +389,18 @@ def intrinsic_from_ir(
     if emit is None:
         return partial(intrinsic_from_ir, literals=literals, result=result, args=args, typed=typed)
     parameters = list(inspect.signature(emit).parameters.values())
-    given = args or (nb.types.int64,) * (len(parameters) - 1 - literals)
+    arg_types = args or (nb.types.int64,) * (len(parameters) - 1 - literals)
 
-    def define(typingctx: Any, *found: Any) -> Any:
-        chosen = found[:literals]
-        if not all(isinstance(x, nb.types.IntegerLiteral) for x in chosen):
+    def define(typingctx: Any, *numba_types: Any) -> Any:
+        literal_types = numba_types[:literals]
+        if not all(isinstance(x, nb.types.IntegerLiteral) for x in literal_types):
             return None  # Numba tries again with literals
-        signature = typed(*found) if typed else result(*chosen, *given)
+        signature = typed(*numba_types) if typed else result(*literal_types, *arg_types)
 
         def codegen(context: Any, b: Any, sig: Any, values: Any) -> Any:
-            made = emit(b, *(x.literal_value for x in chosen), *values[literals:])
+            value = emit(b, *(x.literal_value for x in literal_types), *values[literals:])
             is_void = signature.return_type is nb.types.void
-            return context.get_dummy_value() if is_void else made
+            return context.get_dummy_value() if is_void else value
 
         return signature, codegen
 
@@ -431,8 +431,8 @@ _functions: weakref.WeakSet[JittedFunction] = weakref.WeakSet()
 def functions_of(package: str) -> list[JittedFunction]:
     """The functions of a package's imported modules that Python calls, in order of their names."""
     inside = f"{package}."
-    found = [one for one in _functions if f"{one.function.__module__}.".startswith(inside)]
-    return sorted(found, key=lambda one: (one.function.__module__, one.name))
+    functions = [one for one in _functions if f"{one.function.__module__}.".startswith(inside)]
+    return sorted(functions, key=lambda one: (one.function.__module__, one.name))
 
 
 def jitted(signature: Any) -> Callable[[Callable[..., Any]], JittedFunction]:

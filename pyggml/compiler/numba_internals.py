@@ -54,8 +54,8 @@ def retarget(cpu_name: str | None, features: str) -> None:
     global _target
     _target = cpu_name, features, None
     with _own_target():
-        made: Any = JITCPUCodegen("pyggml.exec")  # looks at Numba's settings once
-    _target = cpu_name, features, made
+        codegen: Any = JITCPUCodegen("pyggml.exec")  # looks at Numba's settings once
+    _target = cpu_name, features, codegen
 
 
 @contextmanager
@@ -64,12 +64,12 @@ def _own_target() -> Iterator[None]:
     if _target is None:
         yield
         return
-    cpu_name, features, made = _target
+    cpu_name, features, codegen = _target
     context: Any = cpu_target.target_context
     with global_compiler_lock:
         before = _config.CPU_NAME, _config.CPU_FEATURES, context._internal_codegen
         _config.CPU_NAME, _config.CPU_FEATURES = cpu_name or before[0], features
-        context._internal_codegen = made or before[2]
+        context._internal_codegen = codegen or before[2]
         try:
             yield
         finally:
@@ -105,26 +105,26 @@ def own_numbers() -> Iterator[None]:
 
 def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, cache: Any) -> Any:
     """A compiled or loaded ``CFunc``; ``cache_hits`` tells which."""
-    made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
-    made._cache = cache
+    cfunc: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+    cfunc._cache = cache
     with _own_target():
-        made.compile()
-    return made
+        cfunc.compile()
+    return cfunc
 
 
 def compile_function(function: Callable[..., Any], signature: Any, cache: Any) -> Any:
     """A compiled or loaded nogil dispatcher of one signature."""
-    made: Any = nb.njit(nogil=True, error_model="numpy")(function)
-    made._cache = cache
+    dispatcher: Any = nb.njit(nogil=True, error_model="numpy")(function)
+    dispatcher._cache = cache
     with _own_target():
-        made.compile(signature)
-    made.disable_compile()
-    return made
+        dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    return dispatcher
 
 
-def assembly(made: Any) -> str:
+def assembly(cfunc: Any) -> str:
     """The assembly of a ``CFunc`` that was compiled, not loaded."""
-    return str(made._library.get_asm_str())
+    return str(cfunc._library.get_asm_str())
 
 
 # --- the disk cache ---
@@ -206,10 +206,10 @@ class _OnlyCached:
         self._cache = cache
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = self._cache.load_overload(sig, target_context)
-        if found is None:
+        overload = self._cache.load_overload(sig, target_context)
+        if overload is None:
             raise NotCached
-        return found
+        return overload
 
 
 class _Asked:

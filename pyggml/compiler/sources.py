@@ -30,11 +30,11 @@ _COMMENT = re.compile(r"#.*")
 
 def digest(*texts: str | bytes) -> str:
     """A short digest of some texts."""
-    made = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for text in texts:
         data = text.encode() if isinstance(text, str) else text
-        made.update(len(data).to_bytes(8, "little") + data)
-    return made.hexdigest()[:32]
+        sha256.update(len(data).to_bytes(8, "little") + data)
+    return sha256.hexdigest()[:32]
 
 
 class _Source:
@@ -93,18 +93,18 @@ class Sources:
     def closure(self, module: str) -> str:
         """The digest of a module and of all that it imports."""
         if module not in self._digests:
-            found, left = set(), {module}
+            modules, left = set(), {module}
             while left:
-                found.add(one := left.pop())
-                left |= self.imports(one) - found
-            self._digests[module] = digest(*(self._source(one).digest for one in sorted(found)))
+                modules.add(one := left.pop())
+                left |= self.imports(one) - modules
+            self._digests[module] = digest(*(self._source(one).digest for one in sorted(modules)))
         return self._digests[module]
 
     def imports(self, module: str) -> set[str]:
         """The modules of this package that a module imports."""
         names = self._source(module).imported
-        found = {name if name in self._files else name.rpartition(".")[0] for name in names}
-        return found & self._files.keys()
+        modules = {name if name in self._files else name.rpartition(".")[0] for name in names}
+        return modules & self._files.keys()
 
     def tree(self, *packages: str) -> str:
         """The digest of all modules of some packages."""

@@ -97,8 +97,8 @@ class CpuBackend(Backend):
 
     def layouts(self, use: WeightUse) -> Sequence[WeightLayout]:
         """The interleaved layout, if all ops that read the weight support it, then ggml's."""
-        known = use.type in INTERLEAVED or int(use.type) in DECODED
-        if use.type.is_quantized and not known:
+        is_decoded = use.type in INTERLEAVED or int(use.type) in DECODED
+        if use.type.is_quantized and not is_decoded:
             return ()
         tensor = Tensor(use.type, use.ne)
         plain = WeightLayout(HOST, tensor.nbytes)
@@ -134,7 +134,7 @@ class CpuBackend(Backend):
         self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
     ) -> CpuProgram:
         """Lower an allocated graph to a program. Raises: UnsupportedOp."""
-        made = compile_program(
+        phases = compile_program(
             graph,
             n_threads or self.n_threads,
             get_pool().error_slot,
@@ -142,8 +142,8 @@ class CpuBackend(Backend):
             fusion=self.fusion,
             sequential=env.KEEP_BARRIERS.enabled(),
         )
-        made.interruptible = interruptible
-        return CpuProgram(made, self._inside)
+        phases.interruptible = interruptible
+        return CpuProgram(phases, self._inside)
 
     def kernels(self, graph: CGraph) -> list[CpuKernel]:
         """The kernels that an allocated graph needs; compiles none. Raises: UnsupportedOp."""

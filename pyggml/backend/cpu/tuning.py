@@ -53,10 +53,10 @@ WHAT: Mapping[str, str] = {f.name: f.metadata["what"] for f in fields(Tuning)}
 
 
 def _checked(name: str, value: int) -> int:
-    known = {f.name: f.metadata for f in fields(Tuning)}
-    if name not in known:
-        raise PyggmlError(f"{env.TUNING.name}: unknown name {name!r}; known: {', '.join(known)}")
-    limits = known[name]
+    metadata = {f.name: f.metadata for f in fields(Tuning)}
+    if name not in metadata:
+        raise PyggmlError(f"{env.TUNING.name}: unknown name {name!r}; known: {', '.join(metadata)}")
+    limits = metadata[name]
     if not limits["least"] <= value <= limits["most"]:
         raise PyggmlError(
             f"{env.TUNING.name}: {name}={value}, wanted {limits['least']} to {limits['most']}"
