@@ -27,7 +27,7 @@ from benchmarks.mutate import BYTES, Mutator, any_of, change_json, insert_piece
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFFile
-from pyggml.gguf.encode import ImportanceEntry, encode_header, encode_value
+from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
 
 _MODEL = "x.gguf"
@@ -125,7 +125,7 @@ def change_gguf(data: bytes, rng: Random) -> bytes:
     for name, ne, type, values in tensors:
         nbytes = max(row_size(type, ne[0] if ne else 1), 0) * int(np.prod(ne[1:], dtype=object))
         nbytes = min(nbytes, 1 << 20)
-        entries.append(ImportanceEntry(name, tuple(ne), type, nbytes))
+        entries.append(Entry(name, tuple(ne), type, nbytes))
         values = (values + bytes(max(0, nbytes - len(values))))[:nbytes]
         pieces.append(values + bytes(padded(nbytes, 32) - nbytes))
     return encode_header(encoded, entries, 32, file.magic) + b"".join(pieces)

@@ -76,7 +76,7 @@ def test_every_user_of_the_pool_limits_its_threads(
     ran: list[int] = []
     run = Pool.run
 
-    def count(pool: Pool, program: PhaseTable, stop: StopToken | None) -> None:
+    def count(pool: Pool, program: PhaseTable, stop: StopToken | None = None) -> None:
         ran.append(program.n_threads)
         run(pool, program, stop)
 
