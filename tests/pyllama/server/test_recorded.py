@@ -31,13 +31,19 @@ def answers(
     """Our responses, of a server with these flags in this process."""
     found: dict[str, Any] = {}
 
-    def serve_here(app: Any, where: Any, on_listening: Callable[..., None], drain: Any) -> None:
+    def serve_here(
+        app: Any, where: Any, on_listening: Callable[..., None], drain: Any, leave: Any
+    ) -> None:
         on_listening(["http://localhost"], lambda: None)
         with TestClient(app, base_url="http://localhost") as client:
             until(lambda: client.get("/health").status_code != 503)
             found.update({ask.name: send(client, ask) for ask in session.asks})
 
+    def left(error: BaseException | None = None) -> None:  # the command would end this process
+        raise SystemExit(0 if error is None else 1)
+
     monkeypatch.setattr(listener, "serve", serve_here)
+    monkeypatch.setattr(serve, "_leave", left)
     flags = [flag.format(folder=folder, model=model) for flag in session.flags + session.ours]
     result = CliRunner().invoke(serve.command, ["-m", str(model), "-t", "2", "--no-ui", *flags])
     assert result.exit_code == 0, result.stderr

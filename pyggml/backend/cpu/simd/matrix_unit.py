@@ -16,6 +16,9 @@ from . import amx
 from .isa import vectors
 
 TOKENS = amx.TOKENS  # a unit multiplies a multiple of so many
+# What kernels call. They are names of a module, since a compiled closure may hold numbers only:
+# another unit is chosen here, when its code is emitted.
+tiles, use_tiles = amx.tiles, amx.use_tiles
 
 
 class MatrixUnit(Protocol):

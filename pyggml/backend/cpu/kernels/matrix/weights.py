@@ -33,6 +33,8 @@ from ...simd import axpy
 from ...simd.element import F32
 from ...simd.matrix_unit import TOKENS as UNIT_TOKENS
 from ...simd.matrix_unit import MatrixUnit, matrix_unit
+from ...simd.matrix_unit import tiles as unit_tiles
+from ...simd.matrix_unit import use_tiles as use_unit_tiles
 from ...simd.plain_rows import pack_rows, row_tiles
 from ...simd.tile import float_tile, q_tile, widest_tile
 from ...simd.vector import LINE
@@ -86,21 +88,19 @@ def _tile(tokens: int, kind: int, hint: int) -> CpuKernel:
 
 @cache
 def _unit(kind: int) -> CpuKernel:
-    tiles = matrix_unit().tiles
-
     def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
-        tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
+        unit_tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
 
     return named_kernel(tiles_of, GGMLType(kind).name)
 
 
+def switch_unit(on):
+    """Switch the unit of this thread on (1) or off (0)."""
+    use_unit_tiles(on)
+
+
 @cache
 def _unit_switch() -> CpuKernel:
-    use_tiles = matrix_unit().use_tiles
-
-    def switch_unit(on):
-        use_tiles(on)
-
     return kernel(switch_unit)
 
 
