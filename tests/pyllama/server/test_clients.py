@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import shutil
 import subprocess
@@ -182,7 +184,22 @@ def test_ollama_streams(url: str) -> None:
         assert trip_type().model_validate_json(text).city in CITIES
 
 
+@pytest.fixture
+def closed_loops() -> Iterator[None]:
+    """Closes the event loops that a client leaves open, which would fail a later test."""
+
+    def idle_loops() -> set[asyncio.AbstractEventLoop]:
+        loops = {one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)}
+        return {loop for loop in loops if not (loop.is_closed() or loop.is_running())}
+
+    before = idle_loops()
+    yield
+    for loop in idle_loops() - before:
+        loop.close()
+
+
 # pydantic warns of read-only fields in litellm's own login to GitHub Copilot
+@pytest.mark.usefixtures("closed_loops")
 @pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning")
 def test_litellm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches prices
