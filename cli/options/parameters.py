@@ -119,7 +119,7 @@ def parameter_options(
 
 
 def from_options(table: type[T], options: Mapping[str, Any], **more: Any) -> T:
-    """The dataclass with the values of its options; those that are None keep their default."""
+    """The dataclass with the values of the options; an option that is None leaves the default."""
     values = {name: options[name] for name, r in rows(table).items() if r.flags and name in options}
     return table(**{name: value for name, value in values.items() if value is not None}, **more)
 

@@ -1,4 +1,4 @@
-"""When ``pyllama-cli`` stops, what it shows, and where it keeps the state of a prompt.
+"""Options of ``pyllama-cli``: where it stops, what it shows, where prompt states are kept.
 
 @run_options
 def command(**options: Any) -> None:

@@ -33,8 +33,8 @@ TABLES: dict[str, tuple[type, str]] = {
     ),
     "Requests": (
         RequestParams,
-        "What a request of the server asks besides its sampling. Those with flags have a default "
-        "that the server is started with.",
+        "Fields of a request to the server, apart from sampling. A field with a flag has the "
+        "default that the server is started with.",
     ),
     "The server": (
         ServingParams,

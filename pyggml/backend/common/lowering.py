@@ -8,7 +8,7 @@
 
     n_nodes = LOWERINGS.lower_next(lowering, nodes, i)   # in the backend's ``Lowering.run``
 
-Kernel files register at import. Nothing here knows what a launch is.
+Kernel files register at import. The kinds of launches are the backends'.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 def begin(pipe: int) -> None:
-    """Begin a child: it reports what it compiles, and ends when the pipe's other end is closed.
+    """Set up this child process: report compiled kernels; exit when the parent closes the pipe.
 
     Args:
         pipe: -1 for none.

@@ -79,7 +79,7 @@ def rope_theta_scale(n_dims: int, freq_base: float) -> np.float32:
 
 
 class RopeValues(NamedTuple):
-    """What a node's angles are made of: that of pair i is ``position * theta_scale^i``.
+    """The constants of a ROPE node's angles: pair i has ``position * theta_scale^i``.
 
     Attributes:
         ramp_low, ramp_span: YaRN mixes by ``clip((i - ramp_low) / ramp_span, 0, 1)``.

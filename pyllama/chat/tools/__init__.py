@@ -1,4 +1,4 @@
-"""Tool calls: what a template's models write when they call a tool.
+"""Tool calls: the formats in which models write them, by chat template.
 
     call_format = find_tool_call_format(source)    # HERMES, LLAMA3, ...; GENERIC for all others
     yield from call_format.read(reader, names)

@@ -22,7 +22,7 @@ tiles, use_tiles = amx.tiles, amx.use_tiles
 
 
 class MatrixUnit(Protocol):
-    """What a unit's file has.
+    """The names that the file of a matrix unit defines.
 
     Attributes:
         tiles: the intrinsic that multiplies, with the bits of ``q_tile``; see ``amx.tiles``.
