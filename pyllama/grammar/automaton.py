@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarError
+from .code_points import Ranges
 from .gbnf import (
     Alternatives,
     Chars,
     Expression,
     Literal,
-    Ranges,
     Reference,
     Repeat,
     Rule,

@@ -18,14 +18,11 @@ import re
 from typing import NamedTuple, NoReturn
 
 from ..errors import GrammarError
+from .code_points import MAX_CODE, Ranges, normalize, subtract
 
-MAX_CODE_POINT = 0x10FFFF
 MAX_CHARS = 1 << 20  # of a grammar's text
 MAX_DEPTH = 100  # of groups in groups
 MAX_REPEAT = 2000  # as in llama.cpp; a larger maximum is no maximum, as there
-
-Ranges = tuple[tuple[int, int], ...]
-"""Ranges of code points, both ends included, ascending and without overlap."""
 
 
 class Chars(NamedTuple):
@@ -88,7 +85,7 @@ class Rule(NamedTuple):
     at: int
 
 
-ANY = Chars(((0, MAX_CODE_POINT),))
+ANY = Chars(((0, MAX_CODE),))
 _SPACE = re.compile(r"[ \t]*(?:#[^\r\n]*[ \t]*)*")
 _SPACE_OR_NEWLINE = re.compile(r"[ \t\r\n]*(?:#[^\r\n]*[ \t\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
@@ -123,29 +120,6 @@ def place(text: str, at: int) -> str:
 def short(name: str) -> str:
     """A name as messages show it."""
     return name if len(name) <= 40 else name[:37] + "..."
-
-
-def union(ranges: list[tuple[int, int]]) -> Ranges:
-    """Ranges in ascending order, with overlapping and adjacent ones merged."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """All other code points."""
-    others, start = [], 0
-    for low, high in ranges:
-        if low > start:
-            others.append((start, low - 1))
-        start = high + 1
-    if start <= MAX_CODE_POINT:
-        others.append((start, MAX_CODE_POINT))
-    return tuple(others)
 
 
 class _Parser:
@@ -328,7 +302,7 @@ class _Parser:
             self.fail(f"expected {n_digits} hexadecimal digits after '\\{letter}'")
         self.at += n_digits
         value = int(digits, 16)
-        if value > MAX_CODE_POINT:
+        if value > MAX_CODE:
             self.fail(f"U+{value:X} is not a character, the last one is U+10FFFF", start)
         return chr(value)
 
@@ -350,7 +324,8 @@ class _Parser:
         self.at += 1
         if not ranges:
             self.fail('an empty class matches no character; the empty text is ""', start)
-        return Chars(complement(union(ranges)) if negated else union(ranges))
+        found = normalize(ranges)
+        return Chars(subtract(ANY.ranges, found) if negated else found)
 
     def class_char(self, start: int) -> int:
         if not self.char:

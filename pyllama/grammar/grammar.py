@@ -28,10 +28,9 @@ class Grammar:
         text: the rules, see ``docs/grammars.md``.
         root: the rule that the text matches.
         triggers: of a lazy grammar; without any, the grammar holds from the first token.
-        prefill: a text that the grammar has matched already, since it is in the prompt.
 
     Attributes:
-        text, root, triggers, prefill: the arguments.
+        text, root, triggers: the arguments.
 
     Raises:
         GrammarError: a syntax error with line and column, an undefined rule, left recursion, a
@@ -45,9 +44,8 @@ class Grammar:
         *,
         root: str = "root",
         triggers: Sequence[Trigger] = (),
-        prefill: str = "",
     ) -> None:
-        self.text, self.root, self.prefill = text, root, prefill
+        self.text, self.root = text, root
         self.triggers = tuple(triggers)
         self.automaton: Automaton = build(parse(text), root, text)
 
@@ -95,14 +93,13 @@ class Grammar:
         """The state of one generation with a tokenizer's tokens.
 
         Raises:
-            GrammarError: the grammar names a token that the tokenizer lacks, or does not match
-                its prefill.
+            GrammarError: the grammar names a token that the tokenizer lacks.
         """
         masks = Masks.of(self.text, self.root, self.automaton, tokenizer)
-        return Matcher(masks, tokenizer, self.triggers, self.prefill)
+        return Matcher(masks, tokenizer, self.triggers)
 
     def _key(self) -> tuple[object, ...]:
-        return self.text, self.root, self.triggers, self.prefill
+        return self.text, self.root, self.triggers
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grammar) and self._key() == other._key()

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ClassVar, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -27,6 +29,7 @@ from .gbnf import Token, place, short
 from .lazy_dfa import ADVANCE, DEAD, FREE, MAX_TABLE_BYTES, NO_MORE, WALK, Table, TableFull
 from .vocabulary import TokenTexts
 
+T = TypeVar("T")
 Bits = NDArray[np.uint32]
 MAX_MASK_BYTES = 32 << 20
 _KEPT = 16  # grammars whose states are kept for a vocabulary
@@ -135,18 +138,10 @@ class Masks:
             GrammarError: the grammar is too ambiguous.
         """
         with self._lock:
-            state = self._current(state)
+            if state.table is not self._table:
+                state = self._renew(state)
             mask = self._masks.get(state.number)
-            if mask is None:
-                try:
-                    mask = self._mask(state)
-                except TableFull:
-                    state = self._renew(state)
-                    mask = self._mask(state)
-                if len(self._masks) >= max(1, MAX_MASK_BYTES // mask.nbytes):
-                    self._masks.clear()
-                self._masks[state.number] = mask
-        return mask
+            return self._with_room(state, self._mask) if mask is None else mask
 
     def _mask(self, state: State) -> Bits:
         table, number = state
@@ -171,15 +166,17 @@ class Masks:
                 one = vocabulary.bits((token,))
                 mask |= self._with_text & ~one if negated else one
         mask.flags.writeable = False
+        if len(self._masks) >= max(1, MAX_MASK_BYTES // mask.nbytes):
+            self._masks.clear()
+        self._masks[number] = mask
         return mask
 
     def _advance(self, state: State, address: int, length: int) -> State | None:
-        try:
+        def advance(state: State) -> State | None:
             number = state.table.run(ADVANCE, state.number, address, length)
-        except TableFull:
-            state = self._renew(state)
-            number = state.table.run(ADVANCE, state.number, address, length)
-        return None if number == DEAD else State(state.table, number)
+            return None if number == DEAD else State(state.table, number)
+
+        return self._with_room(state, advance)
 
     def _after_named(self, state: State, token: int, after: State | None) -> State | None:
         """The state after a token, as text (``after``) and as a token that the grammar names."""
@@ -187,44 +184,38 @@ class Masks:
         symbols = [
             symbol
             for symbol in state.table.symbols(state.number)
-            if (
-                with_text and token != self._symbols[symbol][0]
-                if self._symbols[symbol][1]
-                else token == self._symbols[symbol][0]
-            )
+            for named, negated in [self._symbols[symbol]]
+            if (token != named) == negated and (with_text or not negated)
         ]
         if not symbols:
             return after
-        if after is not None and after.table is not state.table:  # the old table was full
-            state = State(after.table, after.table.adopt(state.table, state.number))
-        try:
-            number = state.table.after_token(
-                state.number, symbols, DEAD if after is None else after.number
-            )
-        except TableFull:
-            state = self._renew(state)
-            if after is not None:
-                after = State(state.table, state.table.adopt(after.table, after.number))
-            number = state.table.after_token(
-                state.number, symbols, DEAD if after is None else after.number
-            )
-        return State(state.table, number)
 
-    def _current(self, state: State) -> State:
-        """The state in the current table."""
-        if state.table is self._table:
-            return state
+        def follow(state: State) -> State:
+            as_text = DEAD if after is None else self._in_table(state.table, after).number
+            return State(state.table, state.table.after_token(state.number, symbols, as_text))
+
+        return self._with_room(state, follow)
+
+    def _with_room(self, state: State, work: Callable[[State], T]) -> T:
+        """Call ``work`` with a state; again with it in another table, if its own is full."""
         try:
-            return State(self._table, self._table.adopt(state.table, state.number))
+            return work(state)
         except TableFull:
-            return self._renew(state)
+            return work(self._renew(state))
+
+    def _in_table(self, table: Table, state: State) -> State:
+        """The state in a table. Raises: TableFull."""
+        if state.table is table:
+            return state
+        return State(table, table.adopt(state.table, state.number))
 
     def _renew(self, state: State) -> State:
-        """The state in a new table, or in the current one, since its own is full."""
-        if state.table is self._table:
-            self._table = self._new_table()
-            self._masks = {}
-        return State(self._table, self._table.adopt(state.table, state.number))
+        """The state in the current table, or in a new one if that is full."""
+        if state.table is not self._table:
+            with suppress(TableFull):
+                return self._in_table(self._table, state)
+        self._table, self._masks = self._new_table(), {}
+        return self._in_table(self._table, state)
 
     def _new_table(self) -> Table:
         return Table(self._automaton, self.vocabulary.max_length, self._max_table_bytes)

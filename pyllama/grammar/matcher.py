@@ -48,35 +48,16 @@ class Matcher:
         masks: the states of the grammar.
         tokenizer: gives the tokens' texts.
         triggers: of a lazy grammar.
-        prefill: a text that is matched already.
-
-    Raises:
-        GrammarError: the grammar does not match the prefill.
     """
-
-    __slots__ = (
-        "_ended",
-        "_finders",
-        "_masks",
-        "_next",
-        "_next_token",
-        "_seen",
-        "_start",
-        "_state",
-        "_text",
-        "_tokenizer",
-        "_waiting",
-    )
 
     def __init__(
         self,
         masks: Masks,
         tokenizer: Tokenizer,
         triggers: Sequence[Trigger] = (),
-        prefill: str = "",
     ) -> None:
         self._masks, self._tokenizer = masks, tokenizer
-        self._start = self._state = _after_prefill(masks, tokenizer, prefill)
+        self._start = self._state = masks.start
         self._ended, self._waiting = False, bool(triggers)
         # the last token that was looked at, and the state after it
         self._next_token: int | None = None
@@ -212,18 +193,3 @@ class Matcher:
         n_bytes = sum(len(seen.text) for seen in self._seen[n_seen:])
         del self._text[len(self._text) - n_bytes :]
         del self._seen[n_seen:]
-
-
-def _after_prefill(masks: Masks, tokenizer: Tokenizer, prefill: str) -> State:
-    state = masks.advance(masks.start, prefill.encode())
-    if state is None:  # it may have tokens that the grammar names
-        state = masks.start
-        for token in tokenizer.encode(prefill, add_special=False, parse_special=True):
-            if state is not None:
-                piece = tokenizer.token_to_piece(token, special=True)
-                state = masks.step_text(state, token, piece)
-    if state is None:
-        raise GrammarError(
-            f"the grammar does not match the text {prefill!r} that the prompt ends with"
-        )
-    return state

@@ -12,9 +12,8 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import NamedTuple
 
-from .gbnf import MAX_CODE_POINT, Ranges
+from .code_points import MAX_CODE, SURROGATES, Ranges, subtract
 
-_SURROGATES = (0xD800, 0xDFFF)
 _LEADS = ((0xC0, 1, 0x80), (0xE0, 2, 0x800), (0xF0, 3, 0x10000))  # byte, following, least
 
 
@@ -28,7 +27,7 @@ def leads(ranges: Ranges) -> dict[int, Tail | None]:
     """The first bytes of the characters in some ranges, with what follows each."""
     found: dict[int, Tail | None] = {}
     others = []
-    for low, high in _without_surrogates(ranges):
+    for low, high in subtract(ranges, SURROGATES):
         found.update(dict.fromkeys(range(low, min(high, 0x7F) + 1)))
         if high > 0x7F:
             others.append((max(low, 0x80), high))
@@ -44,7 +43,7 @@ def _multi_byte_leads(ranges: Ranges) -> dict[int, Tail | None]:
         size = 1 << (6 * n_following)  # code points of a first byte
         for lead in range(0x20 >> (n_following - 1)):
             start = lead * size
-            part = _clip(ranges, max(start, least), min(start + size - 1, MAX_CODE_POINT))
+            part = _clip(ranges, max(start, least), min(start + size - 1, MAX_CODE))
             if part:
                 found[first + lead] = _tail(
                     n_following, tuple((low - start, high - start) for low, high in part)
@@ -76,21 +75,9 @@ def _tail(n_following: int, ranges: Ranges) -> Tail:
 def _clip(ranges: Ranges, low: int, high: int) -> list[tuple[int, int]]:
     """The parts of ranges within [low, high]."""
     found = []
-    at = max(0, bisect_right(ranges, (low, MAX_CODE_POINT)) - 1)
+    at = max(0, bisect_right(ranges, (low, MAX_CODE)) - 1)
     while at < len(ranges) and ranges[at][0] <= high:
         if ranges[at][1] >= low:
             found.append((max(ranges[at][0], low), min(ranges[at][1], high)))
         at += 1
     return found
-
-
-def _without_surrogates(ranges: Ranges) -> Ranges:
-    """The ranges without UTF-16's surrogates."""
-    first, last = _SURROGATES
-    found = []
-    for low, high in ranges:
-        if low < first:
-            found.append((low, min(high, first - 1)))
-        if high > last:
-            found.append((max(low, last + 1), high))
-    return tuple(found)

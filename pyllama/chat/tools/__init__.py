@@ -1,6 +1,6 @@
 """Tool calls: the formats in which models write them, by chat template.
 
-    call_format = find_tool_call_format(source)    # HERMES, LLAMA3, ...; GENERIC for all others
+    call_format = find_tool_call_format(source)    # GENERIC if no other is found
     yield from call_format.read(reader, names)
 
 A format is an object in a file of its own (see `call_format.ToolCallFormat`), and a line in
@@ -18,9 +18,6 @@ from .functionary import (
     FUNCTIONARY_32,
 )
 from .generic import GENERIC
-from .hermes import HERMES
-from .llama3 import LLAMA3
-from .mistral import MISTRAL_ARRAY, MISTRAL_NAMED
 from .recipient import FUNCTIONS
 from .section import SECTIONS
 
@@ -31,11 +28,7 @@ TOOL_CALL_FORMATS: tuple[ToolCallFormat, ...] = (
     FUNCTIONARY_1,
     FUNCTIONARY_0,
     FUNCTIONS,
-    MISTRAL_NAMED,
-    MISTRAL_ARRAY,
     *SECTIONS,
-    HERMES,
-    LLAMA3,
     GENERIC,
 )
 """All formats; the first that detects a template is used."""

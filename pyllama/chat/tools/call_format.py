@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...grammar import Trigger
+from ...grammar.gbnf_writer import literal
 from ..reader import Mismatch, Reader, Steps, ToolCall
 from .definitions import ResponseSchema, Tool
-from .rules import ANY_TEXT, SPACE, ToolRules, literal
+from .rules import ANY_TEXT, SPACE, ToolRules
 
 _MAX_HEAD = 512  # characters of a name with its id
 _MAX_FIELDS = 1024  # of a JSON call before the name; bounds the time of texts that are no calls
@@ -43,7 +44,7 @@ class ToolCallFormat(Protocol):
     @property
     def markers(self) -> tuple[str, ...]: ...
 
-    def detect(self, source: str) -> bool:
+    def detect(self, source: str, /) -> bool:
         """Whether a template with this source uses the format."""
 
     def read(self, reader: Reader, names: Collection[str]) -> Steps[None]:
@@ -241,7 +242,7 @@ class CallFormat:
 
     Attributes:
         name: of the format.
-        detects: whether a template's source uses the format.
+        detect: whether a template's source uses the format.
         call: form of a call.
         section: markers around all calls.
         wrap: markers around each call.
@@ -251,7 +252,7 @@ class CallFormat:
     """
 
     name: str
-    detects: Callable[[str], bool]
+    detect: Callable[[str], bool]
     call: JsonCall | NamedCall
     section: tuple[str, str] = ("", "")
     wrap: tuple[str, str] = ("", "")
@@ -263,7 +264,6 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All markers."""
         named = (self.call.end,) if isinstance(self.call, NamedCall) else ()
         extra = ("[CALL_ID]",) if "CALL_ID" in getattr(self.call, "head", "") else ()
         return tuple(m for m in (*self.section, *self.wrap, *self.content, *named, *extra) if m)
@@ -272,14 +272,9 @@ class CallFormat:
     def _start(self) -> str:
         return self.section[0] or self.wrap[0]
 
-    def detect(self, source: str) -> bool:
-        """Whether a template with this source uses the format."""
-        return self.detects(source)
-
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, reader: Reader, names: Collection[str]) -> Steps[None]:
-        """Read the content and the calls of a reply."""
         if self.bare and names:
             yield from self._bare_calls(reader, names)
         watched = tuple(filter(None, (self._start if names else "", *self.content)))
@@ -346,7 +341,6 @@ class CallFormat:
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, calls: Sequence[ToolCall]) -> str:
-        """The text of calls."""
         gap = "\n" if isinstance(self.call, JsonCall) and self.wrap[1] else ""
         texts = [f"{self.wrap[0]}{gap}{self.call.write(call)}{gap}{self.wrap[1]}" for call in calls]
         body = "[" + ", ".join(texts) + "]" if self.array else gap.join(texts)
@@ -355,17 +349,13 @@ class CallFormat:
     # --- grammar --------------------------------------------------------------------------------
 
     def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
-        """Add the rules of calls to a grammar; returns an expression."""
-        calls = [
-            rules.add(f"call-{i}", self.call.rule(rules, tool, f"call-{i}"))
-            for i, tool in enumerate(tools)
-        ]
+        calls = rules.calls(tools, lambda tool, name: self.call.rule(rules, tool, name))
         space = " space " if isinstance(self.call, JsonCall) else " "
         begin, end = (rules.marker(m) + space if m else "" for m in (self.wrap[0], ""))
         if self.bare and begin:
             begin = f"({begin.strip()})? space "
         end = f" space {rules.marker(self.wrap[1])}" if self.wrap[1] else ""
-        one = rules.add("call", f"{begin}({' | '.join(calls)}){end}")
+        one = rules.add("call", f"{begin}({calls}){end}")
         separator = '"," space ' if self.array else '";" space ' if self.bare else ""
         if parallel:
             one = f"{one} (space {separator}{one})*"
@@ -375,11 +365,9 @@ class CallFormat:
         return f"{first} space {one}" + (f" space {last}" if last else "") if first else one
 
     def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
-        """Add the rules of content to a grammar; returns an expression."""
         return ANY_TEXT if schema is None else schema.rule(rules, "content")
 
     def triggers(self, tools: Sequence[Tool]) -> tuple[Trigger, ...]:
-        """Where a reply of free text changes to calls."""
         found = [Trigger("word", self._start)] if self._start else []
         if self.bare:
             assert isinstance(self.call, JsonCall)

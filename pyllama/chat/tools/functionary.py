@@ -27,7 +27,7 @@ FUNCTIONARY_32 = RecipientFormat(
     content="all\n",
     call=("", "\n"),
     between=(">>>",),
-    detects=lambda source: ">>>all" in source and ">>>${recipient}" in source,
+    detect=lambda source: ">>>all" in source and ">>>${recipient}" in source,
 )
 FUNCTIONARY_2 = RecipientFormat(
     "functionary-2",
@@ -35,7 +35,7 @@ FUNCTIONARY_2 = RecipientFormat(
     call=("", "\n<|content|>"),
     between=("<|from|>", "assistant\n", "<|recipient|>"),
     separator="\n",
-    detects=lambda source: "<|recipient|>" in source and "<|content|>" in source,
+    detect=lambda source: "<|recipient|>" in source and "<|content|>" in source,
     trims=True,
 )
 FUNCTIONARY_1 = CallFormat(

@@ -29,7 +29,7 @@ class Generic:
     lazy = False
     markers: tuple[str, ...] = ()
 
-    def detect(self, source: str) -> bool:
+    def detect(self, source: str, /) -> bool:
         """Always True: it suits every template."""
         return True
 
@@ -93,11 +93,8 @@ class Generic:
 
     def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of an object with calls; returns an expression."""
-        calls = [
-            rules.add(f"call-{i}", _CALL.rule(rules, tool, f"call-{i}"))
-            for i, tool in enumerate(tools)
-        ]
-        call = rules.add("call", " | ".join(calls))
+        calls = rules.calls(tools, lambda tool, name: _CALL.rule(rules, tool, name))
+        call = rules.add("call", calls)
         body = f'"\\"tool_call\\":" space {call}'
         if parallel:
             items = f'"[" space {call} (space "," space {call})* space "]"'

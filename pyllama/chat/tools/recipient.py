@@ -32,7 +32,7 @@ class RecipientFormat:
         call: texts before and after the name of a function; its arguments follow.
         between: texts before each later part.
         separator: white space that a model writes before ``between``.
-        detects: whether a template's source uses the format; False if only a named format has it.
+        detect: whether a template's source uses the format; False if only a named format has it.
         lazy: whether calls may follow free text; if not, a reply is either content or calls.
         trims: drop white space around the texts of ``between`` and before content.
         id_is_name: the id of a call is the name of its function.
@@ -43,7 +43,7 @@ class RecipientFormat:
     call: tuple[str, str]
     between: tuple[str, ...]
     separator: str = ""
-    detects: Callable[[str], bool] = lambda source: False
+    detect: Callable[[str], bool] = lambda source: False
     lazy: bool = True
     trims: bool = False
     id_is_name: bool = False
@@ -52,10 +52,6 @@ class RecipientFormat:
     def markers(self) -> tuple[str, ...]:
         """The texts around names, which may be control tokens."""
         return tuple(filter(str.strip, (*self.between, *self.call, self.content)))
-
-    def detect(self, source: str) -> bool:
-        """Whether a template with this source uses the format."""
-        return self.detects(source)
 
     def call_head(self, name: str) -> str:
         """The text before the arguments of a call."""
@@ -121,13 +117,12 @@ class RecipientFormat:
 
     def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
         """Add the rules of calls to a grammar, from the first name on; returns an expression."""
-        calls = []
-        for i, tool in enumerate(tools):
-            args = tool.arguments_rule(rules, f"call-{i}")
-            calls.append(
-                rules.add(f"call-{i}", f"{rules.marker(self.call_head(tool.name))} {args}")
-            )
-        one = rules.add("call", " | ".join(calls))
+
+        def rule(tool: Tool, name: str) -> str:
+            args = tool.arguments_rule(rules, name)
+            return f"{rules.marker(self.call_head(tool.name))} {args}"
+
+        one = rules.add("call", rules.calls(tools, rule))
         return f"{one} ({rules.marker(self._between)} {one})*" if parallel else one
 
     def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:

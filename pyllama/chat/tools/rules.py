@@ -11,25 +11,25 @@ control tokens never match text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import SchemaError
 from ...grammar.automaton import MAX_RULES
 from ...grammar.gbnf import MAX_CHARS
-from ...grammar.schema.json_schema import relaxed_gbnf, schema_to_gbnf
+from ...grammar.gbnf_writer import class_items, literal
+from ...grammar.schema.json_schema import SPACE_RULE, relaxed_gbnf, schema_to_gbnf
 
+T = TypeVar("T")
 Split = Callable[[str], list[str | int]]
 """Splits a marker into texts and ids of control tokens."""
 
 SPACE = r"(?:| |\n{1,2}[ \t]{0,20})"
 """The rule ``space`` of a grammar as a regular expression."""
 
-_SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
 _SPARE_RULES = 4096  # for what is around schemas: 1024 tools
 ANY_TEXT = "[^\\x00]*"
 """A grammar expression for any text."""
-_QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _IN_GRAMMAR = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|!?<[^>]*>|#[^\n]*|\{[^}]*\}|[A-Za-z0-9-]+'
 )
@@ -47,11 +47,6 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-def literal(text: str) -> str:
-    """A text as a GBNF literal."""
-    return '"' + "".join(_QUOTED.get(char, char) for char in text) + '"'
-
-
 class ToolRules:
     """Rules by name.
 
@@ -65,12 +60,21 @@ class ToolRules:
     def __init__(self, split: Split = lambda text: [text]) -> None:
         self._split = split
         self.left_out: list[LeftOut] = []
-        self._rules: dict[str, str] = {"root": "", "space": _SPACE}
+        self._rules: dict[str, str] = {"root": "", "space": SPACE_RULE}
 
     def add(self, name: str, body: str) -> str:
         """Add a rule; returns its name."""
         self._rules[name] = body
         return name
+
+    def calls(self, tools: Iterable[T], rule: Callable[[T, str], str]) -> str:
+        """Add a rule for a call of each tool; returns the alternatives.
+
+        Args:
+            rule: gives the text of a tool's rule, of which it gets the name.
+        """
+        names = {f"call-{i}": tool for i, tool in enumerate(tools)}
+        return " | ".join(self.add(name, rule(tool, name)) for name, tool in names.items())
 
     def text(self) -> str:
         """The grammar."""
@@ -133,7 +137,7 @@ class ToolRules:
         if self._split(marker) != [marker]:
             return self.add(name, f"{ANY_TEXT} {self.marker(marker)}")
         chars = sorted(set(marker))
-        others = "[^" + "".join(map(_in_class, chars)) + "]"
+        others = f"[^{class_items((ord(char), ord(char)) for char in chars)}]"
         states = [name, *(f"{name}-{i}" for i in range(1, len(marker)))]
         for i, state in enumerate(states):  # i characters of the marker have been read
             ways = []
@@ -145,7 +149,3 @@ class ToolRules:
                 ways.append(f"{literal(char)} {states[n]}" if n < len(marker) else literal(char))
             self.add(state, " | ".join([f"{others} {name}", *ways]))
         return name
-
-
-def _in_class(char: str) -> str:
-    return f"\\x{ord(char):02X}" if char in "\\]^-[" else _QUOTED.get(char, char)

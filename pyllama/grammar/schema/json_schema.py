@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -39,11 +39,13 @@ from pyllama.grammar.regex_syntax import (
 )
 from pyllama.grammar.schema.number_range import Bound, integer_range, number_range
 from pyllama.grammar.schema.schema_parts import (
+    ANYTHING,
     Document,
     Located,
     Refused,
     Shape,
     Unsatisfiable,
+    as_list,
     or_infinite,
     parse_pattern,
     read_schema,
@@ -79,7 +81,7 @@ ONE_LINE, ASCII_NAME = r"^[^\x00-\x1f\u2028\u2029]*$", "^[ -~]*$"
 MAX_NAME = 200  # characters of a property, if there are additional ones
 MAX_NESTED_NAMES = 10  # groups in groups for names that begin alike; then a rule
 
-SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
+SPACE_RULE = r'| " " | "\n"{1,2} [ \t]{0,20}'
 COMMA = '"," space'
 PRIMITIVES = {  # name -> text, and the rules it needs
     "boolean": ('("true" | "false")', ()),
@@ -186,7 +188,7 @@ class _Converter:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.rules = GrammarRules()
-        self.rules.add("space", SPACE)
+        self.rules.add("space", SPACE_RULE)
         self.active: dict[tuple[str, ...], _Visit] = {}
         self.done: dict[tuple[str, ...], str] = {}
         self.strings: dict[StringAutomaton, str] = {}
@@ -327,13 +329,13 @@ class _Converter:
             if keyword == "$ref":
                 return self.reference(self.document.target(only)), False
             if keyword:
-                return self.union(self.document.alternatives(only, keyword), name, only), False
+                return self.union(self.document.alternatives(only, keyword), name), False
         shapes = self.document.shapes(parts)
         if not shapes:
             parts[0].nothing("nothing matches")
         if len(shapes) == 1:
             return self.shape(shapes[0], name, rule_name)
-        return self.union(shapes, name, parts[0]), False
+        return self.union(shapes, name), False
 
     def only_keyword(self, part: Located) -> str:
         """``$ref``, ``anyOf`` or ``oneOf``, if the keywords beside it have no effect."""
@@ -347,7 +349,7 @@ class _Converter:
         if not Located(others, part.pointer).is_any():
             return ""
         if "type" in schema:
-            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            types = as_list(schema["type"])
             inner = self.generated_types(Located(rest, part.pointer), set())
             if inner is None or not inner <= {*types, *(["integer"] if "number" in types else [])}:
                 return ""
@@ -376,7 +378,7 @@ class _Converter:
                 return found
         if "allOf" in schema:
             return None
-        shape = Shape(part.pointer)
+        shape = Shape(part)
         shape.add(part)
         if shape.values is not None:
             return {types_of(value)[-1] for value in shape.values}
@@ -391,19 +393,25 @@ class _Converter:
             return self.too_deep(target)
         return self.visit((target,), "ref" + sanitize(target.pointer))
 
-    def union(self, options: Sequence[Sequence[Located] | Shape], name: str, at: Located) -> str:
-        """Alternatives; those that nothing matches are left out."""
+    def union(self, options: Sequence[Sequence[Located] | Shape], name: str) -> str:
+        return self.alternatives(
+            [
+                partial(self.add_shape, option)
+                if isinstance(option, Shape)
+                else partial(self.visit, option)
+                for option in options
+            ],
+            name,
+        )
+
+    def alternatives(self, rules: Sequence[Callable[[str], str]], name: str) -> str:
+        """Rules, each added under a name; those that nothing matches are left out."""
         found: dict[str, None] = {}
         reason = None
-        for index, option in enumerate(options):
-            inner_name = f"{name}-{index}" if name else f"alternative-{index}"
+        for index, add in enumerate(rules):
             try:
                 with self.attempt(), self.optional():
-                    found[
-                        self.add_shape(option, inner_name)
-                        if isinstance(option, Shape)
-                        else self.visit(option, inner_name)
-                    ] = None
+                    found[add(f"{name or 'alternative'}-{index}")] = None
             except Unsatisfiable as error:
                 reason = error
         if reason is not None and not found:
@@ -413,36 +421,30 @@ class _Converter:
     # Values of one shape
 
     def add_shape(self, shape: Shape, name: str) -> str:
-        rule_name = sanitize(name) + ("-" if sanitize(name) in RESERVED else "")
-        text, is_name = self.shape(shape, name, rule_name)
-        return text if is_name else self.rules.add(rule_name, text)
+        text, is_name = self.shape(shape, name, sanitize(name))
+        return text if is_name else self.rules.add(name, text)
+
+    def add_typed(self, kind: str, shape: Shape, name: str) -> str:
+        text, is_name = self.typed(kind, shape, name, sanitize(name))
+        return text if is_name else self.rules.add(name, text)
 
     def shape(self, shape: Shape, name: str, rule_name: str) -> tuple[str, bool]:
         if shape.values is not None:
             values = [value for value in shape.values if shape.admits(self.document, value)]
             if not values:
-                shape.nothing("no value of enum or const matches the rest")
+                shape.at.nothing("no value of enum or const matches the rest")
             text = " | ".join(literal(json_text(value)) for value in values)
             return (text if shape.is_const else f"({text})"), False
         types = shape.possible_types()
         if types is None:
             return self.primitive("value"), False
         if not types:
-            shape.nothing("no type is allowed by all")
+            shape.at.nothing("no type is allowed by all")
         if len(types) == 1:
             return self.typed(types[0], shape, name, rule_name)
-        found: dict[str, None] = {}
-        for index, kind in enumerate(types):
-            inner_name = f"{name}-{index}" if name else f"alternative-{index}"
-            try:
-                with self.attempt(), self.optional():
-                    text, is_name = self.typed(kind, shape, inner_name, sanitize(inner_name))
-                    found[text if is_name else self.rules.add(inner_name, text)] = None
-            except Unsatisfiable as error:
-                reason = error
-        if not found:
-            raise reason
-        return " | ".join(found), False
+        return self.alternatives(
+            [partial(self.add_typed, kind, shape) for kind in types], name
+        ), False
 
     def typed(self, kind: str, shape: Shape, name: str, rule_name: str) -> tuple[str, bool]:
         while True:
@@ -476,7 +478,7 @@ class _Converter:
         if high and abs(high[0]) > MAX_INTEGER:
             high = None if high[0] > 0 else high
         if any(bound and abs(bound[0]) > MAX_INTEGER for bound in (low, high)):
-            shape.refuse(f"a bound is beyond {MAX_INTEGER:.0e}; use a smaller one")
+            shape.at.refuse(f"a bound is beyond {MAX_INTEGER:.0e}; use a smaller one")
         step = shape.step()
         if step is not None and kind == "integer":
             step = Fraction(step.numerator)
@@ -487,16 +489,14 @@ class _Converter:
                 return self.primitive_body("number", rule_name)
             text = number_range(low, high)
             if text is None:
-                shape.nothing("no number is between the bounds")
+                shape.at.nothing("no number is between the bounds")
             if "decimal-part" in text:
                 self.primitive("decimal-part")
             return f"({text})", False
-        first = None if low is None else int(low[0].to_integral_value(ROUND_CEILING))
-        last = None if high is None else int(high[0].to_integral_value(ROUND_FLOOR))
-        first = first + 1 if low and low[1] and low[0] == first and first is not None else first
-        last = last - 1 if high and high[1] and high[0] == last and last is not None else last
+        first = low and (math.floor(low[0]) + 1 if low[1] else math.ceil(low[0]))
+        last = high and (math.ceil(high[0]) - 1 if high[1] else math.floor(high[0]))
         if first is not None and last is not None and first > last:
-            shape.nothing("no number is between the bounds")
+            shape.at.nothing("no number is between the bounds")
         if step is not None and step != 1:
             return self.multiple(shape, step.numerator, first, last, rule_name)
         if first is None and last is None:
@@ -509,11 +509,11 @@ class _Converter:
         if first is not None and last is not None:
             values = range(-(-first // divisor) * divisor, last + 1, divisor)
             if not values:
-                shape.nothing("no number is between the bounds")
+                shape.at.nothing("no number is between the bounds")
             if len(values) <= MAX_ENUMERATED:
                 return "(" + " | ".join(literal(str(value)) for value in values) + ")", False
         if divisor > MAX_MULTIPLE:
-            shape.refuse(
+            shape.at.refuse(
                 f"at most {MAX_MULTIPLE} is supported for so many values, got {divisor}; "
                 "add bounds or use a smaller number",
                 "multipleOf",
@@ -526,7 +526,7 @@ class _Converter:
             [Expression(parse_regex(pattern), whole=True), Multiple(divisor)]
         )
         if automaton.is_empty:
-            shape.nothing("no number is between the bounds")
+            shape.at.nothing("no number is between the bounds")
         return write_automaton(automaton, self.rules, rule_name, PLAIN_TEXT, end='""'), False
 
     def decimal_multiple(
@@ -538,20 +538,20 @@ class _Converter:
         )
         divisor = int(step * 10**n_decimals)
         if divisor * (n_decimals + 2) > MAX_MULTIPLE or not n_decimals:
-            shape.refuse(
+            shape.at.refuse(
                 f"at most {MAX_DECIMALS} decimals and {MAX_MULTIPLE // (n_decimals + 2)} of the "
                 f"last of them are supported, got {float(step)}; use another number",
                 "multipleOf",
             )
         text = f'"-"? ([0] | [1-9] [0-9]{{0,15}}) ("." [0-9]{{1,{n_decimals}}})?'
         if bounds != (None, None):
-            text = number_range(*bounds) or shape.nothing("no number is between the bounds")
+            text = number_range(*bounds) or shape.at.nothing("no number is between the bounds")
         pattern = text.replace('"."', r"\.").replace("decimal-part", "[0-9]{1,16}")
         pattern = pattern.replace('"', "").replace(" ", "")
         numbers = Expression(parse_regex(pattern), whole=True)
         automaton = StringAutomaton([numbers, Multiple(divisor, n_decimals)])
         if automaton.is_empty:
-            shape.nothing("no number is between the bounds")
+            shape.at.nothing("no number is between the bounds")
         return write_automaton(automaton, self.rules, name, PLAIN_TEXT, end='""')
 
     # Strings
@@ -559,7 +559,7 @@ class _Converter:
     def string(self, shape: Shape, rule_name: str) -> tuple[str, bool]:
         low, high = shape.min_length, shape.max_length
         if high is not None and low > high:
-            shape.nothing("no length is between the bounds")
+            shape.at.nothing("no length is between the bounds")
         if not shape.patterns and not shape.formats:
             if low == 0 and high is None:
                 return self.primitive_body("string", rule_name)
@@ -576,7 +576,7 @@ class _Converter:
             nodes, high = _limit_one(nodes, high)
         automaton = self.automaton(nodes, low, high, shape)
         if automaton.is_empty:
-            shape.nothing("no string meets all patterns, formats and lengths")
+            shape.at.nothing("no string meets all patterns, formats and lengths")
         return f"{QUOTE} ({self.states(automaton, rule_name)})", False
 
     def automaton(
@@ -587,7 +587,9 @@ class _Converter:
             return string_automaton(tuple(nodes), low, high)
         except GrammarError as error:
             keyword = "pattern" if shape.patterns else "format" if shape.formats else "maxLength"
-            shape.refuse(f"{error}; use a simpler pattern or smaller bounds of the length", keyword)
+            shape.at.refuse(
+                f"{error}; use a simpler pattern or smaller bounds of the length", keyword
+            )
 
     def states(self, automaton: StringAutomaton, name: str) -> str:
         """The rest of a string; strings of one automaton share the rules of its states."""
@@ -677,7 +679,7 @@ class _Converter:
             if not rest:
                 high = n_prefix
         if high is not None and least > high:
-            shape.nothing("no number of items is allowed")
+            shape.at.nothing("no number of items is allowed")
         n_rest = max(least - len(names), 0), None if high is None else max(high - len(names), 0)
         return f'"[" space {self.items(names, rest, least, n_rest)} space "]"', False
 
@@ -710,16 +712,16 @@ class _Converter:
         """An array of different values, by a rule for each set of those that it has so far."""
         values = None if n_prefix else self.few_values(shape.item(0))
         if values is None:
-            shape.refuse(
+            shape.at.refuse(
                 "a grammar cannot express 'uniqueItems' of other items than values of an enum; "
                 "remove it, and check documents afterwards",
                 "uniqueItems",
             )
         low, high = shape.min_items or 0, min(len(values), or_infinite(shape.max_items))
         if low > high:
-            shape.nothing(f"minItems is {low}, but there are only {high} different items")
+            shape.at.nothing(f"minItems is {low}, but there are only {high} different items")
         if sum(math.comb(len(values), n) for n in range(int(high) + 1)) > MAX_SUBSETS:
-            shape.refuse(
+            shape.at.refuse(
                 f"'uniqueItems' of {len(values)} values are too many for a grammar; use fewer, or "
                 "a smaller maxItems",
                 "uniqueItems",
@@ -743,7 +745,7 @@ class _Converter:
     def few_values(self, parts: Sequence[Located]) -> list[str] | None:
         """The different values of a schema, each as the text of its spellings; None: too many."""
         found: list[tuple[Any, list[str]]] = []
-        for shape in self.document.shapes(parts) if parts else [Shape("")]:
+        for shape in self.document.shapes(parts) if parts else [Shape(ANYTHING)]:
             values = shape.values
             if values is None and shape.types and {*shape.types} <= SMALL_TYPES.keys():
                 values = [value for kind in shape.types for value in SMALL_TYPES[kind]]
@@ -795,7 +797,9 @@ class _Converter:
             return None
         shapes = self.document.shapes(shape.property_names)
         if len(shapes) != 1:
-            shape.refuse("alternatives are not supported; use one pattern or enum", "propertyNames")
+            shape.at.refuse(
+                "alternatives are not supported; use one pattern or enum", "propertyNames"
+            )
         only = shapes[0]
         if only.values is not None:
             only.values = [value for value in only.values if only.admits(self.document, value)]
@@ -816,7 +820,7 @@ class _Converter:
             value = self.visit_if_any(parts, rule_name)
         if value is None:
             if is_required:
-                shape.nothing(f"the required property {key!r:.60} is not allowed")
+                shape.at.nothing(f"the required property {key!r:.60} is not allowed")
             return None
         name = literal(json_text(key))
         return self.rules.add(f"{rule_name}-kv", f'{name} space ":" space {value}')
@@ -835,7 +839,7 @@ class _Converter:
             return None
         longest = max(map(len, names), default=0)
         if longest > MAX_NAME:
-            shape.refuse(
+            shape.at.refuse(
                 f"a property's name has {longest} characters; at most {MAX_NAME} are possible "
                 "beside additionalProperties and patternProperties"
             )
@@ -868,7 +872,7 @@ class _Converter:
     ) -> str | None:
         """Properties by pattern: names that match the same patterns have the same schemas."""
         if len(patterns) > MAX_PATTERN_PROPERTIES:
-            shape.refuse(
+            shape.at.refuse(
                 f"{len(patterns)} patterns, at most {MAX_PATTERN_PROPERTIES} are supported",
                 "patternProperties",
             )
@@ -881,7 +885,7 @@ class _Converter:
 
         try:
             conditions: list[Condition] = [Words(names)]
-            conditions += [Expression(parse_pattern(p, shape.pointer)) for p in patterns]
+            conditions += [Expression(parse_pattern(p, shape.at.pointer)) for p in patterns]
             has_sets = any(re.search(r"\\[dws]", pattern, re.IGNORECASE) for pattern in patterns)
             conditions.append(Expression(parse_regex(ASCII_NAME if has_sets else ONE_LINE)))
             if key_shape is not None:
@@ -891,7 +895,7 @@ class _Converter:
         except SchemaError:
             raise
         except GrammarError as error:
-            shape.refuse(str(error), "patternProperties")
+            shape.at.refuse(str(error), "patternProperties")
         groups = sorted(
             {labels[1:after] for labels in automaton.labels if is_free(labels)},
             reverse=True,
@@ -985,7 +989,7 @@ class _Converter:
         optional = [key for key in pairs if key not in shape.required]
         low, high = shape.min_properties, shape.max_properties
         if high is not None and (len(required) > high or low > high):
-            shape.nothing("more properties are required than maxProperties allow")
+            shape.at.nothing("more properties are required than maxProperties allow")
         if low > len(required) or (high is not None and (free or high < len(pairs))):
             return self.counted(shape, required, optional, pairs, free, prefix_name)
         if not pairs and free is None:
@@ -1033,15 +1037,15 @@ class _Converter:
         most = len(pairs) + (free is not None)
         if low > most:
             if free is None:
-                shape.nothing(f"minProperties is {low}, but there are only {most}")
-            shape.refuse(
+                shape.at.nothing(f"minProperties is {low}, but there are only {most}")
+            shape.at.refuse(
                 f"{low} needs several names that are not in the schema, which a grammar cannot "
                 "keep different; name more properties",
                 "minProperties",
             )
         order = [*required, *optional]
         if len(order) * min(len(order), high or len(order)) > MAX_COUNTED:
-            shape.refuse(
+            shape.at.refuse(
                 f"minProperties and maxProperties with {len(order)} properties are too much for a "
                 "grammar; remove them"
             )
@@ -1064,7 +1068,7 @@ class _Converter:
                 )
         first = tails[0, 0]
         if first is None:
-            shape.nothing("no number of properties is allowed")
+            shape.at.nothing("no number of properties is allowed")
         return f'"{{" space {first} space "}}"'
 
     def free_tail(self, count: int, low: int, high: int | None, free: str | None) -> str | None:

@@ -56,37 +56,24 @@ def _same_length(low: str, high: str) -> str:
     return f"{prefix} {inner}" if prefix else inner
 
 
-def _at_least(low: int, n_digits: int, leading: bool) -> str:
-    """Integers from ``low`` >= 0 of at most ``n_digits``; ``leading``: no zero comes first."""
+def _at_least(low: str, n_digits: int, start: int = 1) -> str:
+    """Integers of at most ``n_digits`` digits that are not less than one >= 0.
+
+    Args:
+        start: the least first digit: 0 for the digits after those that equal the bound's, which
+            are as many as those of ``low`` or more.
+    """
     fewer = max(n_digits - 1, 1)
-    if low == 0:
-        return f"[0] | [1-9] {_digits(0, fewer)}" if leading else _digits(1, n_digits)
-    text = str(low)
-    first, n_rest, start = int(text[0]), len(text) - 1, 1 if leading else 0
+    if not low.strip("0"):
+        return f"[0] | [1-9] {_digits(0, fewer)}" if start else _digits(len(low), n_digits)
+    first, n_rest = int(low[0]), len(low) - 1
     options = []
     if first > start:
         options.append(f"{_digit(start, first - 1)} {_digits(n_rest + 1, fewer)}")
     if not n_rest:
         options.append(f"{_digit(first, 9)} {_digits(0, fewer)}")
         return " | ".join(options)
-    options.append(f"{_digit(first, first)} ({_at_least_rest(text[1:], fewer)})")
-    if first < 9:
-        options.append(f"{_digit(first + 1, 9)} {_digits(n_rest, fewer)}")
-    return " | ".join(options)
-
-
-def _at_least_rest(text: str, n_digits: int) -> str:
-    """Digits after the first: as many as ``text`` and not less, or more digits."""
-    if text.strip("0") == "":
-        return _digits(len(text), n_digits)
-    first, n_rest, fewer = int(text[0]), len(text) - 1, max(n_digits - 1, 1)
-    options = []
-    if first > 0:
-        options.append(f"{_digit(0, first - 1)} {_digits(n_rest + 1, fewer)}")
-    if not n_rest:
-        options.append(f"{_digit(first, 9)} {_digits(0, fewer)}")
-        return " | ".join(options)
-    options.append(f"[{first}] ({_at_least_rest(text[1:], fewer)})")
+    options.append(f"{_digit(first, first)} ({_at_least(low[1:], fewer, 0)})")
     if first < 9:
         options.append(f"{_digit(first + 1, 9)} {_digits(n_rest, fewer)}")
     return " | ".join(options)
@@ -109,10 +96,10 @@ def integer_range(low: int | None, high: int | None) -> str:
     if low is not None:
         if low < 0:
             return f'"-" ({integer_range(0, -low)}) | [0] | [1-9] {_digits(0, n_digits - 1)}'
-        return _at_least(low, n_digits, leading=True)
+        return _at_least(str(low), n_digits)
     assert high is not None
     if high < 0:
-        return f'"-" ({_at_least(-high, n_digits, leading=True)})'
+        return f'"-" ({_at_least(str(-high), n_digits)})'
     return f'"-" [1-9] {_digits(0, n_digits - 1)} | {integer_range(0, high)}'
 
 

@@ -128,6 +128,9 @@ class Located(NamedTuple):
         return not any(_restricts(key, value) for key, value in self.schema.items())
 
 
+ANYTHING = Located(True, "")
+
+
 def _place(pointer: str, keyword: str = "") -> str:
     path = f"#{pointer}" + (f"/{keyword}" if keyword else "")
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
@@ -168,11 +171,6 @@ def same_json(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_json(a[key], b[key]) for key in a)
     return bool(a == b)
-
-
-def has_equal_items(values: Sequence[Any]) -> bool:
-    """Return whether two of some JSON values are equal."""
-    return any(same_json(a, b) for a, b in combinations(values, 2))
 
 
 def types_of(value: Any) -> tuple[str, ...]:
@@ -266,10 +264,11 @@ def check_keywords(located: Located) -> None:
             located.refuse(
                 f"a grammar cannot express {key!r}; remove it, and check documents afterwards", key
             )
-        check = _CHECKS.get(key)
-        requirement = check(value) if check else ""
-        if requirement:
+        requirement, is_met = _CHECKS.get(key, ("", _is(object)))
+        if not is_met(value):
             located.fail(f"must be {requirement}, got {_shown(value)}", key)
+        if key in ("minLength", "minItems", "minProperties") and value > MAX_BOUND:
+            located.fail(f"must be at most {MAX_BOUND}, got {_shown(value)}", key)
     for low, high in (
         ("minLength", "maxLength"),
         ("minItems", "maxItems"),
@@ -312,82 +311,50 @@ def leave_out(schema: dict[str, Any], keyword: str) -> None:
         del schema[keyword]
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a keyword's list, or the list of its only value."""
+    return value if isinstance(value, list) else [value]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_count(value: Any) -> str:
-    is_count = _is_number(value) and value >= 0 and value == math.floor(value)
-    return "" if is_count else "an integer of at least 0"
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _check_least(value: Any) -> str:
-    return _check_count(value) or ("" if value <= MAX_BOUND else f"at most {MAX_BOUND}")
+def _is(kinds: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
 
 
-def _check_number(value: Any) -> str:
-    return "" if _is_number(value) else "a number"
-
-
-def _check_bound(value: Any) -> str:
-    return "" if isinstance(value, bool) else _check_number(value)
-
-
-def _check_multiple(value: Any) -> str:
-    return "" if _is_number(value) and value > 0 else "a number greater than 0"
-
-
-def _check_text(value: Any) -> str:
-    return "" if isinstance(value, str) else "a string"
-
-
-def _check_type(value: Any) -> str:
-    types = value if isinstance(value, list) else [value]
-    is_good = types and all(isinstance(t, str) and t in TYPES for t in types)
-    return "" if is_good else f"one or a list of {', '.join(TYPES)}"
-
-
-def _check_list(value: Any) -> str:
-    return "" if isinstance(value, list) and value else "a list with at least one item"
-
-
-def _check_names(value: Any) -> str:
-    is_good = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    return "" if is_good else "a list of strings"
-
-
-def _check_object(value: Any) -> str:
-    return "" if isinstance(value, dict) else "an object"
-
-
-def _check_boolean(value: Any) -> str:
-    return "" if isinstance(value, bool) else "true or false"
-
-
-def _check_names_by_name(value: Any) -> str:
-    is_good = isinstance(value, dict) and not any(map(_check_names, value.values()))
-    return "" if is_good else "an object of lists of strings"
-
-
-def _check_items(value: Any) -> str:
-    return "" if isinstance(value, dict | list | bool) else "a schema or a list of schemas"
-
-
-_CHECKS: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(["minLength", "minItems", "minProperties"], _check_least),
-    **dict.fromkeys(["maxLength", "maxItems", "maxProperties"], _check_count),
-    **dict.fromkeys(["minimum", "maximum"], _check_number),
-    **dict.fromkeys(["exclusiveMinimum", "exclusiveMaximum"], _check_bound),
-    "multipleOf": _check_multiple,
-    **dict.fromkeys(["$ref", "pattern", "format"], _check_text),
-    "type": _check_type,
-    **dict.fromkeys(["enum", "allOf", "anyOf", "oneOf"], _check_list),
-    "required": _check_names,
-    **dict.fromkeys(["properties", "patternProperties", *DEPENDENT[1:]], _check_object),
-    "dependentRequired": _check_names_by_name,
-    "uniqueItems": _check_boolean,
-    **dict.fromkeys(["items", "prefixItems"], _check_items),
+_REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of the values of some keywords
+    "minLength maxLength minItems maxItems minProperties maxProperties": (
+        "an integer of at least 0",
+        lambda value: _is_number(value) and value >= 0 and value == math.floor(value),
+    ),
+    "minimum maximum": ("a number", _is_number),
+    "exclusiveMinimum exclusiveMaximum": ("a number", _is(int | float)),
+    "multipleOf": ("a number greater than 0", lambda value: _is_number(value) and value > 0),
+    "$ref pattern format": ("a string", _is(str)),
+    "type": (
+        f"one or a list of {', '.join(TYPES)}",
+        lambda value: value != [] and all(kind in TYPES for kind in as_list(value)),
+    ),
+    "enum allOf anyOf oneOf": (
+        "a list with at least one item",
+        lambda value: isinstance(value, list) and value != [],
+    ),
+    "required": ("a list of strings", _are_names),
+    "properties patternProperties dependentSchemas dependencies": ("an object", _is(dict)),
+    "dependentRequired": (
+        "an object of lists of strings",
+        lambda value: isinstance(value, dict) and all(map(_are_names, value.values())),
+    ),
+    "uniqueItems": ("true or false", _is(bool)),
+    "items prefixItems": ("a schema or a list of schemas", _is(dict | list | bool)),
 }
+_CHECKS = {key: check for keys, check in _REQUIREMENTS.items() for key in keys.split()}
 
 
 @dataclass
@@ -407,11 +374,22 @@ class ArrayPart:
     items: Located | None
 
 
+_FIELDS = {  # of a `Shape`, by the keyword of which they are the effect
+    "multipleOf": ("multiples",),
+    "pattern": ("patterns",),
+    "format": ("formats",),
+    "maxLength": ("min_length", "max_length"),
+    "uniqueItems": ("is_unique",),
+    "minProperties": ("min_properties", "max_properties"),
+    "propertyNames": ("property_names",),
+}
+
+
 @dataclass
 class Shape:
     """A conjunction of keywords of one or more schema objects."""
 
-    pointer: str  # of the first one
+    at: Located  # the first one
     types: list[str] | None = None
     values: list[Any] | None = None  # of enum and const
     is_const: bool = False
@@ -439,8 +417,7 @@ class Shape:
         schema = located.schema
         assert isinstance(schema, dict)
         if "type" in schema:
-            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            self.types = _common_types(self.types, list(dict.fromkeys(types)))
+            self.types = _common_types(self.types, list(dict.fromkeys(as_list(schema["type"]))))
         if "const" in schema:
             self.is_const = self.values is None and "enum" not in schema
             self._keep_values([schema["const"]])
@@ -454,11 +431,6 @@ class Shape:
         self._add_number(schema)
         self._add_array(located, schema)
         self._add_object(located, schema)
-
-    def forbid(self, name: str) -> None:
-        """Merge that an object has no property of a name."""
-        self.forbidden[name] = None
-        self.restricted.add("object")
 
     def _keep_values(self, values: list[Any]) -> None:
         if self.values is None:
@@ -545,38 +517,16 @@ class Shape:
             return self.types
         return [kind for kind in TYPES if kind in self.restricted] or None
 
-    def refuse(self, message: str, keyword: str = "") -> NoReturn:
-        """Raise an error: a grammar cannot hold it."""
-        raise Refused(message, self.pointer, keyword)
-
     def leave_out(self, keyword: str) -> bool:
         """Remove the effect of a keyword that was refused; returns whether it had one."""
         before = replace(self)
-        match keyword:
-            case "multipleOf":
-                self.multiples = []
-            case "pattern":
-                self.patterns = []
-            case "format":
-                self.formats = []
-            case "maxLength":
-                self.min_length, self.max_length = 0, None
-            case "uniqueItems":
-                self.is_unique = False
-            case "minProperties":
-                self.min_properties, self.max_properties = 0, None
-            case "propertyNames":
-                self.property_names = []
-            case "patternProperties":
-                self.objects = [
-                    ObjectPart(part.properties, [], Located(True, self.pointer))
-                    for part in self.objects
-                ]
+        empty = Shape(self.at)
+        for name in _FIELDS.get(keyword, ()):
+            setattr(self, name, getattr(empty, name))
+        if keyword == "patternProperties":
+            free = Located(True, self.at.pointer)
+            self.objects = [ObjectPart(part.properties, [], free) for part in self.objects]
         return self != before
-
-    def nothing(self, message: str) -> NoReturn:
-        """Raise an error: no value matches."""
-        raise Unsatisfiable(f"JSON schema, at {_place(self.pointer)}: {message}")
 
     def admits(self, document: Document, value: Any) -> bool:
         """Return whether a value of ``enum`` or ``const`` matches the other keywords."""
@@ -599,7 +549,9 @@ class Shape:
             return (
                 (self.min_items or 0) <= len(value) <= or_infinite(self.max_items)
                 and all(document.admits(self.item(index), item) for index, item in enumerate(value))
-                and not (self.is_unique and has_equal_items(value))
+                and not (
+                    self.is_unique and any(same_json(*pair) for pair in combinations(value, 2))
+                )
             )
         if "object" in kinds:
             return (
@@ -617,7 +569,7 @@ class Shape:
             SchemaError: a pattern has a syntax error or something that is not supported.
         """
         nodes = [(parse_regex(FORMATS[name]), True) for name in self.formats]
-        return [*((parse_pattern(p, self.pointer), False) for p in self.patterns), *nodes]
+        return [*((parse_pattern(p, self.at.pointer), False) for p in self.patterns), *nodes]
 
     def item(self, index: int) -> tuple[Located, ...]:
         """Return the schemas of the item at an index."""
@@ -631,12 +583,12 @@ class Shape:
 
     def property(self, name: str) -> tuple[Located, ...]:
         """Return the schemas of the property of a name."""
-        found = [Located(False, f"{self.pointer}/not")] if name in self.forbidden else []
+        found = [Located(False, f"{self.at.pointer}/not")] if name in self.forbidden else []
         for part in self.objects:
             matched = [
                 located
                 for pattern, located in part.patterns
-                if _matcher((parse_pattern(pattern, self.pointer), False)).matches(name)
+                if _matcher((parse_pattern(pattern, self.at.pointer), False)).matches(name)
             ]
             if name in part.properties:
                 matched.insert(0, part.properties[name])
@@ -753,8 +705,12 @@ class Document:
             try:
                 check_keywords(located)
                 check_patterns(located)
-                if self.is_relaxed:
-                    self._check_target(located)
+                if (
+                    self.is_relaxed
+                    and isinstance(located.schema, dict)
+                    and "$ref" in located.schema
+                ):
+                    self.target(located)
                 return
             except Refused as error:
                 if not self.is_relaxed or not isinstance(located.schema, dict):
@@ -766,10 +722,6 @@ class Document:
         """Remember that something is left out."""
         key = f"/{error.keyword}" if error.keyword else ""
         self.left_out.setdefault(error.pointer + key, str(error))
-
-    def _check_target(self, located: Located) -> None:
-        if isinstance(located.schema, dict) and "$ref" in located.schema:
-            self.target(located)
 
     def _index(self, schema: Any, pointer: str, base: str, resource: str) -> None:
         if not isinstance(schema, dict):
@@ -856,10 +808,11 @@ class Document:
             found = self._both(found, self._expand(part, frozenset()), part)
         shapes = []
         for group in found:
-            shape = Shape(parts[0].pointer if parts else "")
+            shape = Shape(parts[0] if parts else ANYTHING)
             for located in group:
                 if located.pointer in self._forbidden:
-                    shape.forbid(self._forbidden[located.pointer])
+                    shape.forbidden[self._forbidden[located.pointer]] = None
+                    shape.restricted.add("object")
                 else:
                     shape.add(located)
             shapes.append(shape)

@@ -1,4 +1,4 @@
-"""Matchers: end of a text, control tokens, marks, prefills, lazy grammars, bounded tables."""
+"""Matchers: end of a text, control tokens, marks, lazy grammars, bounded tables."""
 
 from __future__ import annotations
 
@@ -75,15 +75,6 @@ def test_marks() -> None:
     assert texts(twin) == expected
     twin.reset()
     assert texts(twin) == texts(matcher)
-
-
-def test_prefill() -> None:
-    grammar = Grammar(f'root ::= "ab" <[{CONTROL}]>? [0-9]+', prefill="ab")
-    assert texts(grammar.matcher(TOKENIZER)) == {CONTROL, *(b"%d" % i for i in range(10))}
-    named = Grammar(grammar.text, prefill=f"ab<|{CONTROL}|>1")
-    assert EOG in texts(named.matcher(TOKENIZER))
-    with pytest.raises(GrammarError, match="'ac' that the prompt ends with"):
-        Grammar(grammar.text, prefill="ac").matcher(TOKENIZER)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pyllama.chat.tools.grammar import ReplyGrammar
-from pyllama.chat.tools.rules import ToolRules, literal
+from pyllama.chat.tools.rules import ToolRules
 from pyllama.chat.turn import Turn, TurnOptions
 from pyllama.errors import GrammarError, TemplateError
 from pyllama.grammar import Trigger
+from pyllama.grammar.gbnf_writer import literal
 
 from ...fake_context import EOS, TOKENIZER
 from .templates import TEMPLATES, TOOLS
