@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TemplateError
@@ -72,8 +73,6 @@ class ChatFormat:
 
     def __init__(self, name: str, writer: Writer, tokenizer: Tokenizer) -> None:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
-        self._knows_system: bool | None = None
-        self._capabilities: Capabilities | None = None
         source = self.source
         self._markers = find_markers(source)
         self._call_format = (
@@ -107,7 +106,7 @@ class ChatFormat:
         parallel = False
         if tools:
             wish = options.parallel_tool_calls
-            parallel = self.capabilities().parallel if wish is None else wish
+            parallel = self.capabilities.parallel if wish is None else wish
             values["tools"] = [dict(tool.definition) for tool in tools]
             values["tool_choice"] = options.tool_choice
         begun = ""
@@ -169,26 +168,21 @@ class ChatFormat:
             return messages
         if not has_tools and not any("tool_calls" in m or m["role"] == "tool" for m in given):
             return given
-        can = self.capabilities()
+        can = self.capabilities
         given = for_template(given, call_format, can)
         if mode == "none" or own is not None or (can.tools and call_format.lazy):
             return given
         required = mode == "required"
         told = instruction(call_format, named, required=required, describe=not can.tools)
         given = with_instruction(given, told)
-        return given if self._takes_system() else _system_into_user(given)
+        return given if self._takes_system else _system_into_user(given)
 
+    @cached_property
     def capabilities(self) -> Capabilities:
-        """What the template does with tools."""
-        if self._capabilities is None:
-            writer = self._writer
-            if isinstance(writer, JinjaTemplate):
-                self._capabilities = probe(writer.render)
-            elif isinstance(writer, ToolFormat):
-                self._capabilities = writer.abilities
-            else:
-                self._capabilities = Capabilities()
-        return self._capabilities
+        """What the template does with tools; it is rendered a few times to find out."""
+        if isinstance(self._writer, JinjaTemplate):
+            return probe(self._writer.render)
+        return self._writer.abilities if isinstance(self._writer, ToolFormat) else Capabilities()
 
     def _without_generation(self, messages: Messages, values: Mapping[str, Any]) -> str | None:
         """The text of a prompt without the beginning of the reply, None if it cannot be written."""
@@ -243,19 +237,18 @@ class ChatFormat:
         checked = [_checked(i, message) for i, message in enumerate(messages)]
         if isinstance(self._writer, JinjaTemplate):
             checked = [{**message, "content": message["content"] or ""} for message in checked]
-            if any(m["role"] == "system" for m in checked) and not self._takes_system():
+            if any(m["role"] == "system" for m in checked) and not self._takes_system:
                 checked = _system_into_user(checked)
         return self._writer.render(checked, **values)
 
+    @cached_property
     def _takes_system(self) -> bool:
         """Whether the format writes system messages; some reject or silently drop them."""
-        if self._knows_system is None:
-            probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]
-            try:
-                self._knows_system = _PROBE in self._writer.render(probe)
-            except TemplateError:
-                self._knows_system = False
-        return self._knows_system
+        probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]
+        try:
+            return _PROBE in self._writer.render(probe)
+        except TemplateError:
+            return False
 
     def _encode(self, text: str) -> list[int]:
         """Tokens of a prompt, with BOS added unless the template has written it."""

@@ -140,7 +140,6 @@ class Reader:
 
     Args:
         parse: generator function that reads the whole reply.
-        make_id: makes the ids of calls for which the model gives none.
         begun: text of the reply before the first piece; its delta is part of the first.
 
     Attributes:
@@ -153,12 +152,10 @@ class Reader:
     def __init__(
         self,
         parse: Callable[[Reader], Steps[None]],
-        make_id: Callable[[], str] = random_id,
         begun: str = "",
     ) -> None:
         self.message, self.n_calls = Message(), 0
         self.is_cut = self.only_calls = False
-        self._make_id = make_id
         self._text, self._at, self._mark = begun, 0, -1
         self._ended = False
         self._delta = Delta()
@@ -386,13 +383,13 @@ class Reader:
         self.trim()
         self.n_calls += 1
         self._has_id = bool(id) or not id_follows
-        self._add(id=id if id or id_follows else self._make_id(), name=name)
+        self._add(id=id if id or id_follows else random_id(), name=name)
 
     def call_id(self, id: str = "") -> None:
         """Give the call an id, a new one if empty, unless it has one."""
         if not self._has_id:
             self._has_id = True
-            self._add(id=id or self._make_id())
+            self._add(id=id or random_id())
 
     def arguments(self, text: str) -> None:
         """Add arguments of the call."""

@@ -36,12 +36,8 @@ from .checks import (
 )
 from .limits import Limits, RenderBudget
 
-_BUDGET, _VALUE, _ITER, _TEXT = (
-    "\0budget",
-    "\0value",
-    "\0each",
-    "\0text",
-)  # cannot be written in a template
+# names that cannot be written in a template
+_BUDGET, _VALUE, _ITER, _TEXT = "\0budget", "\0value", "\0each", "\0text"
 _FILTERS = """
     abs attr batch capitalize center count d default dictsort e escape first float format groupby
     indent int items join last length list lower map max min reject rejectattr replace reverse

@@ -30,7 +30,6 @@ from pyggml.gguf.magic import MAGIC
 from ..arch import Arch
 from ..errors import ModelError
 from ..hparams import HParams, read_hparams
-from ..mapping.rules import Config
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint
@@ -101,7 +100,9 @@ def convert(
     folder, config = source.path, read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
-    keys = _arch_keys(folder, config, arch) | pooling_keys(source)
+    with config_errors(folder, arch):
+        keys = arch.CONVERT.keys(config)
+    keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
     if not options.vocab_only:
         planned = plan_tensors(folder, read_checkpoint(source), config, arch)
@@ -131,12 +132,6 @@ def convert(
         if planned:
             check_tensors(file, arch.TENSORS, hparams)
         return _write(file, content, path, options, progress)
-
-
-def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
-    """Return the architecture's metadata keys. Raises: ModelError."""
-    with config_errors(folder, arch):
-        return arch.CONVERT.keys(config)
 
 
 def _form(

@@ -13,7 +13,7 @@ Source: PowerInfer, ``convert.py``: ``load_mlp_model``, ``postprocess_transpose`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..graph.sparse.sources import THRESHOLD_KEY
 from ..hparams import HParams
 from ..inputs.budget import ReadBudget, shown
 from ..mapping.rules import Array
-from .files.folder import Folder
+from .files.folder import Folder, unreadable
 from .files.safetensors import read_safetensors
 from .files.stored import StoredTensor
 from .files.torch_files import read_torch
@@ -90,7 +90,11 @@ def sparse_form(
         return Form(transposed, ending=".transposed")
     threshold = _read_threshold(predictor)
     keys = {} if threshold is None else {THRESHOLD_KEY: threshold}
-    return Form(transposed + _plan_predictors(predictor, hparams), keys, ".powerinfer", POWERINFER)
+    files, budget = _find_files(predictor.path, hparams.n_layer), predictor.budget
+    predictors = [
+        one for i, file in enumerate(files) for one in _plan_layer(i, file, hparams, budget)
+    ]
+    return Form(transposed + predictors, keys, ".powerinfer", POWERINFER)
 
 
 def _transposed(one: ConvertedTensor) -> ConvertedTensor:
@@ -99,12 +103,9 @@ def _transposed(one: ConvertedTensor) -> ConvertedTensor:
     if match is None:
         return one
     name = f"{match[1]}.ffn_down_t.{match[2]}"
-    parts = tuple(partial(_read_transposed, part) for part in one.parts)
+    # views; chunks are copied when they are written
+    parts = tuple(partial(lambda read: read().T, part) for part in one.parts)
     return ConvertedTensor(name, one.shape[::-1], parts, one.dtypes)
-
-
-def _read_transposed(read: Callable[[], Array]) -> Array:
-    return read().T  # a view; chunks are copied when they are written
 
 
 def _read_threshold(folder: Folder) -> np.float32 | None:
@@ -129,26 +130,13 @@ def _read_threshold(folder: Folder) -> np.float32 | None:
     return np.float32(value)
 
 
-def _plan_predictors(folder: Folder, hparams: HParams) -> list[ConvertedTensor]:
-    """Return the predictors' tensors, layer by layer.
-
-    Raises:
-        ModelError: there are too few or too many files, one is damaged or has other content, or
-            sizes do not match the model.
-    """
-    files = _find_files(folder.path, hparams.n_layer)
-    return [
-        one for i, file in enumerate(files) for one in _plan_layer(i, file, hparams, folder.budget)
-    ]
-
-
 def _find_files(folder: Path, n_layer: int) -> list[Path]:
     """Return the file of each layer. Raises: ModelError."""
     files: dict[int, Path] = {}
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise ModelError(f"{folder}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(folder, error) from None
     for file in entries:
         match = _FILE.fullmatch(file.name)
         if match is None:

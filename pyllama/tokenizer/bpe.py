@@ -71,11 +71,9 @@ class BPE(WordEncoder):
         return self._cut_text(text)
 
     def cut(self, word: str) -> list[str]:
-        """Pieces of a word."""
         return self._cut_word(word)
 
     def encode_piece(self, piece: str) -> list[int]:
-        """Token ids of one piece."""
         pre, ids = self._pre, self._ids
         if pre.byte_level:
             piece = piece.encode().decode("latin-1").translate(CHAR_OF_BYTE)

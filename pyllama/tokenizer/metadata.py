@@ -9,7 +9,7 @@ A value of the wrong type, length or range raises TokenizerError with one line.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,26 +61,22 @@ class Metadata:
         Raises:
             TokenizerError: the value is not an integer.
         """
-        value = self._values.get(PREFIX + key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise _wrong_type(PREFIX + key, "a token id", value)
-        if not 0 <= value < n_tokens:
-            log.warning(
-                "%s is %d, but the vocabulary has %d tokens: there is no such token",
-                PREFIX + key, value, n_tokens,
-            )  # fmt: skip
-            return None
-        return int(value)
+        value = self.number(PREFIX + key, "a token id")
+        if value is None or 0 <= value < n_tokens:
+            return value
+        log.warning(
+            "%s is %d, but the vocabulary has %d tokens: there is no such token",
+            PREFIX + key, value, n_tokens,
+        )  # fmt: skip
+        return None
 
-    def number(self, key: str) -> int | None:
+    def number(self, key: str, kind: str = "an integer") -> int | None:
         """The integer under ``key``, given with its prefix, or None if it is absent."""
         value = self._values.get(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise _wrong_type(key, "an integer", value)
+            raise _wrong_type(key, kind, value)
         return int(value)
 
     def strings(self, key: str) -> list[str]:
@@ -95,17 +91,20 @@ class Metadata:
             raise _wrong_type(PREFIX + key, "an array of strings", items)
         return list(items)
 
-    def numbers(self, key: str, kinds: str) -> np.ndarray[Any, Any]:
+    def numbers(
+        self, key: str, kinds: str, default: Sequence[float] | None = None
+    ) -> np.ndarray[Any, Any]:
         """The array of numbers under ``key``.
 
         Args:
             key: name after ``tokenizer.ggml.``.
             kinds: allowed NumPy kind codes, such as "iu" or "iuf".
+            default: in place of a key that is missing.
 
         Raises:
             TokenizerError: the key is missing, or not an array of such numbers.
         """
-        items = self._array(key)
+        items = self._array(key) if default is None or key in self else default
         try:
             array = np.asarray(items)
         except (ValueError, TypeError, OverflowError):

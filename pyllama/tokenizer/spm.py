@@ -42,11 +42,9 @@ class SPM(WordEncoder):
         return self._find_words(text.replace(" ", SPACE))
 
     def cut(self, word: str) -> list[str]:
-        """Pieces of a word."""
         return self._joints.cut(word)
 
     def encode_piece(self, piece: str) -> list[int]:
-        """Token ids of one piece."""
         ids: list[int] = []
         for symbol in merge(list(piece), self._ranks, ""):
             token = self._ids.get(symbol)

@@ -70,7 +70,6 @@ class UGM(WordEncoder):
         return self._find_words(text)
 
     def cut(self, word: str) -> list[str]:
-        """Pieces of a word."""
         return self._joints.cut(word)
 
     def encode_piece(self, piece: str) -> list[int]:

@@ -158,6 +158,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     pre = pretokenizer(pre_name) if "merges" in kind.needs else None
     special = list(compress(range(len(types)), map(_SPECIAL.__contains__, types)))
     lstrip, rstrip = space_strippers(keys, pre_name or "", special, ids)
+    suppress = keys.numbers("suppress_tokens", "iu", ()).tolist()
+    charsmap = keys.numbers("precompiled_charsmap", "iu", ())
     lowercase = keys.flag("normalizer.lowercase", default=model == "bert")
     return Vocab(
         model=model,
@@ -171,13 +173,13 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
         eog=eog,
         lstrip=lstrip,
         rstrip=rstrip,
-        suppress=_read_suppress(keys, len(tokens)),
+        suppress=frozenset(token for token in suppress if 0 <= token < len(tokens)),
         **_read_ends(keys, model, pre, roles),
         add_space_prefix=model in _PREFIXING
         and keys.flag("add_space_prefix", default=kind.add_space_prefix),
         clean_spaces=kind.clean_spaces if pre is None else pre.clean_spaces,
         merge_spaces=keys.flag("remove_extra_whitespaces", default=False),
-        charsmap=_read_charsmap(keys) if "charsmap" in kind.needs else b"",
+        charsmap=charsmap.astype(np.uint8).tobytes() if "charsmap" in kind.needs else b"",
         lowercase=lowercase,
         strip_accents=keys.flag("normalizer.strip_accents", default=lowercase),
     )
@@ -249,17 +251,13 @@ def _read_tokens(keys: Metadata) -> list[str]:
 
 
 def _read_types(keys: Metadata, n_tokens: int) -> list[int]:
-    if "token_type" not in keys:
-        return [NORMAL] * n_tokens
-    types: list[int] = keys.numbers("token_type", "iu").tolist()
+    types: list[int] = keys.numbers("token_type", "iu", [NORMAL] * n_tokens).tolist()
     _check_length("token_type", len(types), n_tokens)
     return types[:n_tokens]
 
 
 def _read_scores(keys: Metadata, n_tokens: int) -> list[float]:
-    if "scores" not in keys:
-        return [0.0] * n_tokens
-    scores = keys.numbers("scores", "iuf").astype(np.float64)
+    scores = keys.numbers("scores", "iuf", [0.0] * n_tokens).astype(np.float64)
     _check_length("scores", len(scores), n_tokens)
     # a NaN would make the order of merges undefined
     finite: list[float] = np.nan_to_num(scores[:n_tokens]).tolist()
@@ -277,20 +275,6 @@ def _read_merges(keys: Metadata, pre: str | None) -> list[str]:
             "file is damaged"
         )
     return merges
-
-
-def _read_charsmap(keys: Metadata) -> bytes:
-    if "precompiled_charsmap" not in keys:
-        return b""
-    rules = keys.numbers("precompiled_charsmap", "iu")
-    return rules.astype(np.uint8).tobytes()
-
-
-def _read_suppress(keys: Metadata, n_tokens: int) -> frozenset[int]:
-    if "suppress_tokens" not in keys:
-        return frozenset()
-    given = keys.numbers("suppress_tokens", "iu").tolist()
-    return frozenset(token for token in given if 0 <= token < n_tokens)
 
 
 def _check_length(key: str, got: int, n_tokens: int) -> None:

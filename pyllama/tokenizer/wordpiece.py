@@ -80,8 +80,6 @@ class WordPiece(WordEncoder):
         alone = category[0] == "P" or (category[0] == "S" and char.isascii())
         if self._lowercase:
             char = LOWER[ord(char)]
-        return f" {char} " if alone or _is_ideograph(ord(char)) else char
-
-
-def _is_ideograph(code: int) -> bool:
-    return any(first <= code <= last for first, last in _IDEOGRAPHS)
+        code = ord(char)
+        alone = alone or any(first <= code <= last for first, last in _IDEOGRAPHS)
+        return f" {char} " if alone else char

@@ -159,14 +159,6 @@ def _compile(pattern: str) -> Any:
         return None
 
 
-def _isolated(marked: Marked) -> list[str]:
-    return [piece for piece, _ in marked]
-
-
-def _removed(marked: Marked) -> list[str]:
-    return [piece for piece, matched in marked if not matched]
-
-
 def _contiguous(marked: Marked) -> list[str]:
     pieces: list[str] = []
     before = None
@@ -192,20 +184,13 @@ def _merged_with_previous(marked: Marked) -> list[str]:
 
 
 def _merged_with_next(marked: Marked) -> list[str]:
-    pieces: list[str] = []
-    after = False
-    for piece, matched in reversed(marked):
-        if matched and not after and pieces:
-            pieces[-1] = piece + pieces[-1]
-        else:
-            pieces.append(piece)
-        after = matched
-    return pieces[::-1]
+    mirrored = [(piece[::-1], matched) for piece, matched in reversed(marked)]
+    return [piece[::-1] for piece in reversed(_merged_with_previous(mirrored))]
 
 
 _BEHAVIORS: dict[str, Callable[[Marked], list[str]]] = {
-    "Isolated": _isolated,
-    "Removed": _removed,
+    "Isolated": lambda marked: [piece for piece, _ in marked],
+    "Removed": lambda marked: [piece for piece, matched in marked if not matched],
     "Contiguous": _contiguous,
     "MergedWithPrevious": _merged_with_previous,
     "MergedWithNext": _merged_with_next,
@@ -276,10 +261,6 @@ def _prepend(section: Section, text: str, m: _Matcher) -> str:
     return before + text if text else text
 
 
-def _strip_accents(section: Section, text: str, m: _Matcher) -> str:
-    return "".join(char for char in text if unicodedata.category(char) != "Mn")
-
-
 def _strip(section: Section, text: str, m: _Matcher) -> str:
     text = text.lstrip() if section.get("strip_left", True) else text
     return text.rstrip() if section.get("strip_right", True) else text
@@ -316,5 +297,7 @@ _NORMALIZERS: dict[str, Callable[[Section, str, _Matcher], str]] = {
     "Prepend": _prepend,
     "Replace": _replace,
     "Strip": _strip,
-    "StripAccents": _strip_accents,
+    "StripAccents": lambda s, text, m: "".join(
+        char for char in text if unicodedata.category(char) != "Mn"
+    ),
 }

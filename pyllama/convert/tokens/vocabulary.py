@@ -103,7 +103,10 @@ def _add_tokens(folder: Folder, vocabulary: FileVocabulary, n_vocab: int) -> Non
             skipped.append((i, text))
             continue
         vocabulary.added.add(i)
-        if special or _looks_special(text):
+        is_bracketed = any(
+            text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS
+        )
+        if special or text in _LOOK_SPECIAL or is_bracketed:  # its text marks it as such
             kind = CONTROL
         else:
             kind, text = USER_DEFINED, text.replace("\u2581", " ")
@@ -133,10 +136,3 @@ def _added(folder: Folder) -> Iterator[tuple[int, str, bool]]:
         match entry:
             case {"id": int(i), "content": str(text)}:
                 yield i, text, entry.get("special") is True
-
-
-def _looks_special(text: str) -> bool:
-    """Return whether a token's text marks it as a control token."""
-    return text in _LOOK_SPECIAL or any(
-        text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS
-    )
