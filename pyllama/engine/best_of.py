@@ -51,17 +51,13 @@ class BestOf:
         else:
             self._texts[event.choice].append(event)
             self._n_open -= event.kind == "end"
-            if not self._n_open:
-                self._release()
-
-    def _release(self) -> None:
-        best_first = sorted(self._texts, key=lambda events: -_logprob(events[-1]))
-        for choice, events in enumerate(best_first[: self._n]):
-            for event in events:
-                self._sink(event._replace(choice=choice))
+            best_first = sorted(self._texts, key=_rank) if not self._n_open else []
+            for choice, events in enumerate(best_first[: self._n]):
+                for one in events:
+                    self._sink(one._replace(choice=choice))
 
 
-def _logprob(end: Event) -> float:
-    """The sum of log-probabilities of a text; that of NaN logits is the smallest."""
-    value = end.cumulative_logprob
-    return value if value is not None and value == value else -float("inf")
+def _rank(events: list[Event]) -> float:
+    """The negative sum of log-probabilities of a text; that of NaN logits is the largest."""
+    value = events[-1].cumulative_logprob
+    return -value if value is not None and value == value else float("inf")

@@ -19,7 +19,7 @@ from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 from ..speculative import Speculation
 from . import Engine, Event, Lease, Request, Timings
-from .request import Ids, Run, check_prompt
+from .request import Ids, check_prompt
 from .sequence import UNKNOWN
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def generate(
         text=False,
         processors=tuple(_after(n_past, p) for p in logits_processors),
     )
-    return _tokens(lease.run(request, append=True))
+    return (event.tokens[0] for event in lease.run(request, append=True) if event.tokens)
 
 
 def generate_text(
@@ -123,7 +123,7 @@ def generate_text(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         special=special,
     )
-    return _pieces(lease.run(request))
+    return (event.text for event in lease.run(request) if event.text)
 
 
 def generate_many(
@@ -210,18 +210,6 @@ def run_many(
             yield numbers[event.request], event
             if event.kind == "end":
                 submit(1)
-
-
-def _tokens(run: Run) -> Iterator[int]:
-    for event in run:
-        if event.tokens:
-            yield event.tokens[0]
-
-
-def _pieces(run: Run) -> Iterator[str]:
-    for event in run:
-        if event.text:
-            yield event.text
 
 
 def _after(n_past: int, processor: LogitsProcessor) -> LogitsProcessor:

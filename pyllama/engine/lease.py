@@ -22,7 +22,7 @@ class Lease:
     the engine.
 
     Args:
-        engine: the engine.
+        engine: the engine; also an attribute.
         keep: keep the tokens that the sequence holds; else it is cleared.
 
     Attributes:
@@ -34,13 +34,8 @@ class Lease:
     """
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
-        self._engine, self._sequence = engine, engine.take_sequence(keep=keep)
+        self.engine, self._sequence = engine, engine.take_sequence(keep=keep)
         self.context, self.ids = engine.context, self._sequence.ids
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of the sequence."""
-        return self._engine
 
     @property
     def tokens(self) -> list[int]:
@@ -115,7 +110,7 @@ class Lease:
         start = 0
         row = Row(sequence, list(tokens), "all" if sequence.on_logits is not None else outputs)
         for part in batches([row], self.context.n_batch):
-            self._engine.decode(part)
+            self.engine.decode(part)
             yield start, self.context.logits
             start += len(part[0].tokens)
 
@@ -172,11 +167,11 @@ class Lease:
         """
         held = self.tokens if append else []
         tokens = [*held, *map(int, request.tokens)]
-        return self._engine.run_in(self._sequence, request, tokens, holder=self)
+        return self.engine.run_in(self._sequence, request, tokens, holder=self)
 
     def release(self) -> None:
         """Return the sequence at the next step; its tokens stay as an idle prefix."""
-        self._engine.release(self._sequence)
+        self.engine.release(self._sequence)
 
     def __del__(self) -> None:
         if hasattr(self, "_sequence"):  # False if the constructor raised
