@@ -98,8 +98,6 @@ SLEEPING_ROUTES: tuple[tuple[str, tuple[str, ...], SleepingHandler], ...] = (
     ("GET", ("/models", "/v1/models"), info.models),
     ("GET", ("/v1/models/{id:path}",), info.model),
     ("GET", ("/api/version",), ollama.version),
-    ("POST", ("/v1/audio/transcriptions", "/audio/transcriptions"), info.transcriptions),
-    ("POST", ("/v1/systemone",), info.decisions),
     ("GET", ("/v1/stream",), kept_streams.resume),
     ("DELETE", ("/v1/stream",), kept_streams.stop),
     ("POST", ("/v1/streams/lookup",), kept_streams.lookup),

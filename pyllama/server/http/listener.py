@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -286,24 +287,17 @@ def _open(host: str, listening: Listening) -> socket.socket:
         one.bind(host)
         one.listen(_BACKLOG)
         return one
-    family, kind, _, _, address = socket.getaddrinfo(
+    family, _, _, _, address = socket.getaddrinfo(
         host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    one = socket.socket(family, kind)
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if listening.reuse_port:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        one.bind(address)
-        one.listen(_BACKLOG)
+        return socket.create_server(
+            address, family=family, backlog=_BACKLOG, reuse_port=listening.reuse_port
+        )
     except OSError as error:
-        one.close()
-        raise OSError(
-            error.errno, f"cannot listen at {host}, port {listening.port}: {error.strerror}"
-        ) from None
-    return one
+        why = os.strerror(error.errno or 0)
+        message = f"cannot listen at {host}, port {listening.port}: {why}"
+        raise OSError(error.errno, message) from None
 
 
 def _url(one: socket.socket, scheme: str) -> str:

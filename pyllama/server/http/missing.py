@@ -37,6 +37,12 @@ MISSING: tuple[Missing, ...] = (
         ("/v1/streams", "/v1/stream/{rest:path}"),
         "streams are found by their id alone: /v1/stream?conv_id=ID",
     ),
+    (
+        ("POST",),
+        ("/v1/audio/transcriptions", "/audio/transcriptions"),
+        "The current model does not support audio input.",
+    ),
+    (("POST",), ("/v1/systemone",), "This model is not a decision model"),
     (("POST",), ("/predict",), "Vertex AI's path is not served: use /v1/chat/completions"),
     # OpenAI
     (("GET",), ("/v1/chat/completions",), _NOT_STORED),

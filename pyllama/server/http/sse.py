@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -44,26 +45,24 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 _json_thread = Workers(1, "json")
 
 
-class ResponseWriter(Protocol):
-    """The format of an API's responses."""
+class ResponseWriter(ABC):
+    """The format of an API's responses.
 
-    media_type: str
+    Attributes:
+        media_type: of a stream.
+        end: of a stream.
+    """
 
+    media_type = "text/event-stream"
+    end = ""
+
+    @abstractmethod
     def piece(self, text: Choice, piece: Piece) -> str:
         """What is sent for a piece of a text; may be empty."""
-        ...
 
-    def done(self) -> str:
-        """The end of the stream."""
-        ...
-
-    def error(self, error: ApiError) -> str:
-        """An error within the stream."""
-        ...
-
+    @abstractmethod
     def whole(self, texts: Sequence[Choice]) -> Any:
         """The body of a response that is not streamed."""
-        ...
 
 
 def dump(value: Any) -> str:
@@ -205,20 +204,17 @@ async def respond(request: Request, stream: Stream, writer: ResponseWriter) -> R
         ApiError: a text failed before anything was sent.
     """
     request.scope[TEXTS] = stream.texts
-    options = stream.texts[0].options
-    if not options.stream:
+    if not stream.options.stream:
         gone = await finished(request, stream)
         if gone is not None:
             return gone
         return await long_response(lambda: writer.whole(stream.texts))
-    ping_s = options.sse_ping_s if options.sse_ping_s > 0 else None
-    id = conversation_of(request)
+    parts, id = _Body(request, stream, writer), conversation_of(request)
     if id:
-        return await _respond_kept(streams_of(request), id, _Body(stream, writer, ping_s))
+        return await _respond_kept(streams_of(request), id, parts)
     watch = asyncio.ensure_future(disconnected(request))
     watch.add_done_callback(lambda _: stream.close())
     try:
-        parts = _Body(stream, writer, ping_s)
         await parts.begin()
         response = _StreamResponse(parts, watch)
         watch = None  # type: ignore[assignment]
@@ -266,15 +262,14 @@ async def finished(request: Request, stream: Stream) -> Response | None:
 class _Body:
     """The parts of a streamed response, as bytes.
 
-    Args:
-        ping_s: seconds of silence after which a comment keeps the connection open; None for never.
-
     Attributes:
         is_whole: whether the last part has been made; False after the client went away.
     """
 
-    def __init__(self, stream: Stream, writer: ResponseWriter, ping_s: float | None) -> None:
-        self.stream, self.writer, self._ping_s = stream, writer, ping_s
+    def __init__(self, request: Request, stream: Stream, writer: ResponseWriter) -> None:
+        ping_s = stream.options.sse_ping_s
+        self.stream, self.writer, self._path = stream, writer, request.scope["path"]
+        self._ping_s = ping_s if ping_s > 0 else None  # of silence, after which a comment is sent
         self.is_whole = False
         self._first: Pieces = []
 
@@ -300,12 +295,13 @@ class _Body:
             parts: list[str] = []
             for text, piece in pieces:
                 if text.error is not None:
-                    parts.append(writer.error(text.error))
+                    path, media_type = self._path, writer.media_type
+                    parts.append(stream_error(text.error, path, media_type).decode())
                 else:
                     parts.append(writer.piece(text, piece))
             self.is_whole = stream.n_open == 0 and not stream.has_ready
             if self.is_whole:
-                parts.append(writer.done())
+                parts.append(writer.end)
             data = "".join(parts)
             if data:
                 yield data.encode("utf-8", "replace")

@@ -13,8 +13,8 @@ nothing reads changes nothing: the client is told of it by a header.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from ...parameters import INT32_MAX, Json, Parameter, rows
 from .errors import ApiError
@@ -64,10 +64,6 @@ class Body(Mapping[str, Any]):
     def peek(self, name: str) -> Any:
         """A field as if it were not read; None if absent."""
         return self._values.get(name)
-
-    def over(self, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Body:
-        """These fields, and those of this object that are not among them; see the class."""
-        return Body(values, self, names=names)
 
     def inner(self, name: str) -> Body:
         """The object in a field, whose own fields are noted too."""
@@ -127,10 +123,10 @@ class Fields:
         """Whether a field is there and not null."""
         return self.body.get(name) is not None
 
-    def get(self, name: str, default: T, kind: type[T], also: tuple[str, ...] = ()) -> T:
-        """A field of a type: str, list or dict; under its name or another one."""
-        name, value = self._find(name, also)
-        if value is _ABSENT:
+    def get(self, name: str, default: T, kind: type[T]) -> T:
+        """A field of a type: str, list or dict."""
+        value = self.body.get(name)
+        if value is None:
             return default
         if not isinstance(value, kind):
             self._refuse(name, f"must be of type {kind.__name__}, got {_shown(value)}")
@@ -155,13 +151,7 @@ class Fields:
         name, value = self._find(name, also)
         if value is _ABSENT:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self._refuse(name, f"must be a number, got {_shown(value)}")
-        if isinstance(value, float):
-            if not math.isfinite(value):
-                self._refuse(name, f"must be a finite number, got {_shown(value)}")
-            value = int(value)
-        return int(self._in_range(name, value, low, high, clamp))
+        return int(self._in_range(name, self._finite(name, value, int), low, high, clamp))
 
     def given(
         self,
@@ -216,13 +206,7 @@ class Fields:
     def modulo(self, name: str, default: int, n: int) -> int:
         """A whole number of any size, modulo ``n``, as a conversion to unsigned in C."""
         value = self.body.get(name)
-        if value is None:
-            return default
-        if isinstance(value, float) and math.isfinite(value):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self._refuse(name, f"must be a number, got {_shown(value)}")
-        return int(value % n)
+        return default if value is None else int(self._finite(name, value, int) % n)
 
     def number(
         self,
@@ -237,15 +221,18 @@ class Fields:
         value = self.body.get(name)
         if value is None:
             return default
+        return float(self._in_range(name, self._finite(name, value, float), low, high, clamp))
+
+    def _finite(self, name: str, value: Any, kind: Callable[[float], float]) -> float:
+        """The number that a field has, as an integer or a float."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self._refuse(name, f"must be a number, got {_shown(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self._refuse(name, f"must be a finite number, got {_shown(value)}")
         try:
-            value = float(value)
+            return kind(value)
         except OverflowError:
-            value = math.inf
-        if not math.isfinite(value):
-            self._refuse(name, "must be a finite number")
-        return float(self._in_range(name, value, low, high, clamp))
+            self._refuse(name, f"must be a finite number, got {_shown(value)}")
 
     def texts(self, name: str) -> tuple[str, ...] | None:
         """A text or a list of texts; None if absent."""
@@ -270,7 +257,7 @@ class Fields:
             self._refuse(name, f"must be between {low} and {high}, got {_shown(value)}")
         return value
 
-    def _refuse(self, name: str, problem: str) -> None:
+    def _refuse(self, name: str, problem: str) -> NoReturn:
         raise ApiError.invalid(f"Field '{self._where}{name}': {problem}")
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -236,7 +237,8 @@ def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> list[tuple[int, float]]
     if value is None:
         return []
     if isinstance(value, Mapping):
-        pairs = [(int(key) if _is_id(key) else key, bias) for key, bias in value.items()]
+        is_id = re.compile("[0-9]{1,9}").fullmatch
+        pairs = [(int(key) if is_id(key) else key, bias) for key, bias in value.items()]
     elif isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value):
         pairs = [(key, bias) for key, bias in value]
     else:
@@ -264,10 +266,6 @@ def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> list[tuple[int, float]]
     if not is_whole:
         fields.leave_out("logit_bias of unknown tokens")
     return found
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def _grammar(fields: Fields, tokenizer: Tokenizer) -> Grammar | None:

@@ -48,6 +48,12 @@ class Piece:
     n_generated: int = 0
     timings: dict[str, Any] | None = None
 
+    @property
+    def reports(self) -> dict[str, Any]:
+        """The fields ``timings`` and ``prompt_progress`` of a chunk, if it has them."""
+        fields = {"timings": self.timings, "prompt_progress": self.progress}
+        return {name: value for name, value in fields.items() if value}
+
 
 class Recorder:
     """A sampler that changes nothing and keeps the likeliest candidates, as the last of a chain.

@@ -69,7 +69,7 @@ def _props(served: ServedModel) -> dict[str, Any]:
 
 def _capabilities(served: ServedModel) -> dict[str, bool]:
     try:
-        can = served.chat_format().capabilities()
+        can = served.chat_format().capabilities
     except TemplateError:
         return {}
     return {
@@ -122,16 +122,22 @@ def _models(served: ServedModel) -> dict[str, Any]:
                 "tags": [""],
                 "capabilities": ["completion"],
                 "parameters": "",
-                "details": {
-                    "parent_model": "",
-                    "format": "gguf",
-                    "family": "",
-                    "families": [""],
-                    "parameter_size": "",
-                    "quantization_level": "",
-                },
+                "details": details(""),
             }
         ],
         "object": "list",
         "data": [own],
+    }
+
+
+def details(desc: str) -> dict[str, Any]:
+    """The object ``details`` of Ollama's models, of a description such as ``llama 1B Q4_0``."""
+    family, size, kind = (*desc.split(" ", 2), "", "")[:3]
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": size,
+        "quantization_level": kind,
     }

@@ -19,9 +19,8 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from functools import partial
 
-from ...errors import EngineDead
 from ..request.errors import ApiError
 from ..request.options import ServerOptions
 from .description import Description, describe
@@ -59,10 +58,10 @@ class Lifecycle:
         self.options = options
         self.served: ServedModel | None = None
         self.error: BaseException | None = None
-        self.on_ready: Callable[[ServedModel], object] = _ignore
-        self.on_failed: Callable[[BaseException], object] = _ignore
-        self.on_sleeping: Callable[[], object] = _nothing
-        self.on_awake: Callable[[], object] = _nothing
+        self.on_ready: Callable[[ServedModel], object] = lambda _: None
+        self.on_failed: Callable[[BaseException], object] = lambda _: None
+        self.on_sleeping: Callable[[], object] = lambda: None
+        self.on_awake: Callable[[], object] = lambda: None
         self._load, self._sleep_idle_s = load, sleep_idle_s
         self._description: Description | None = None
         self._counts: Counts | None = None
@@ -76,10 +75,7 @@ class Lifecycle:
     def of(cls, served: ServedModel) -> Lifecycle:
         """The lifecycle of a model that is loaded already."""
 
-        def load() -> ServedModel:
-            return served
-
-        life = cls(load, served.options)
+        life = cls(lambda: served, served.options)
         life.served, life._description = served, describe(served)
         return life
 
@@ -151,17 +147,13 @@ class Lifecycle:
 
     async def _first(self) -> None:
         try:
-            served, self._description = await self._loader.run(self._described)
+            served = await self._loader.run(self._load)
+            self._description = await self._loader.run(partial(describe, served))
         except Exception as error:
-            self.error = error
-            self.on_failed(error)
+            self._failed(error)
             return
         self._enter(served)
         self.on_ready(served)
-
-    def _described(self) -> tuple[ServedModel, Description]:
-        served = self._load()
-        return served, describe(served)
 
     def _enter(self, served: ServedModel) -> None:
         """Let a loaded model run."""
@@ -170,7 +162,7 @@ class Lifecycle:
             if self._sleep_idle_s is not None:
                 watch = self._sleep_when_idle(self._sleep_idle_s)
                 self._tasks.append(asyncio.create_task(watch))
-        served.runner.counts, served.runner.on_dead = self._counts, self._engine_ended
+        served.runner.counts, served.runner.on_dead = self._counts, self._failed
         served.runner.start(asyncio.get_running_loop())
         self.served, self._last_used_s = served, time.monotonic()
 
@@ -215,7 +207,7 @@ class Lifecycle:
             return idle_s
         return idle_s + max(self._last_used_s, served.runner.last_active_s) - time.monotonic()
 
-    def _engine_ended(self, error: EngineDead) -> None:
+    def _failed(self, error: BaseException) -> None:
         self.error = error
         self.on_failed(error)
 
@@ -230,11 +222,3 @@ def _collect() -> None:
     """Free what is left of a model, also if its program has frozen what was alive."""
     gc.unfreeze()
     gc.collect()
-
-
-def _ignore(value: Any) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ...speculative.stats import Stats
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Histogram
 
-    from ...speculative.stats import Stats
     from .choice import Choice
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -43,8 +44,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         self._bucket = (0, 0.0, 0, 0.0)
-        self._drafted = (0, 0, 0)
-        self._accepted_at: list[int] = []
+        self._drafts = Stats()
         self._histograms: tuple[CollectorRegistry, Histogram, Histogram] | None = None
 
     def add(self, text: Choice) -> None:
@@ -83,20 +83,17 @@ class Counts:
 
     def keep(self, drafts: Stats) -> None:
         """Add the counters of drafts of an engine that ends."""
-        self._drafted, self._accepted_at = self._with(drafts), self._accepted_with(drafts)
+        self._drafts = self._with(drafts)
 
-    def _with(self, drafts: Stats | None) -> tuple[int, int, int]:
-        """The numbers of drafted and accepted tokens and of drafts, with those of an engine."""
-        if drafts is None:
-            return self._drafted
-        now = (drafts.n_drafted, drafts.n_accept, drafts.n_drafts)
-        tokens, accepted, n = (a + b for a, b in zip(self._drafted, now, strict=True))
-        return tokens, accepted, n
-
-    def _accepted_with(self, drafts: Stats | None) -> list[int]:
-        """The numbers of accepted tokens by their position in the draft."""
-        now = [] if drafts is None else drafts.accepted_at
-        return [a + b for a, b in zip_longest(self._accepted_at, now, fillvalue=0)]
+    def _with(self, drafts: Stats | None) -> Stats:
+        """The counters of drafts of all engines, with those of the present one."""
+        kept, now = self._drafts, drafts or Stats()
+        return Stats(
+            n_drafted=kept.n_drafted + now.n_drafted,
+            n_accept=kept.n_accept + now.n_accept,
+            n_drafts=kept.n_drafts + now.n_drafts,
+            accepted_at=[*map(sum, zip_longest(kept.accepted_at, now.accepted_at, fillvalue=0))],
+        )
 
     def write(self, n_processing: int, n_deferred: int, drafts: Stats | None = None) -> str:
         """The text; rates are of the time since the last call.
@@ -117,9 +114,9 @@ class Counts:
             ("tokens_predicted_seconds_total", "Time spent generating", self.predict_ms / 1e3),
             ("n_decode_total", "Steps of the engine", self.n_decode),
             ("n_tokens_max", "Largest number of tokens of a text", self.n_tokens_max),
-            ("spec_decode_num_draft_tokens_total", "Drafted tokens", drafted[0]),
-            ("spec_decode_num_accepted_tokens_total", "Accepted drafts", drafted[1]),
-            ("spec_decode_num_drafts_total", "Number of drafts", drafted[2]),
+            ("spec_decode_num_draft_tokens_total", "Drafted tokens", drafted.n_drafted),
+            ("spec_decode_num_accepted_tokens_total", "Accepted drafts", drafted.n_accept),
+            ("spec_decode_num_drafts_total", "Number of drafts", drafted.n_drafts),
             ("requests_aborted_total", "Texts whose client went away", self.n_aborted),
         )
         gauges = (
@@ -138,11 +135,10 @@ class Counts:
             for name, help, value in items:
                 lines.append(f"# HELP llamacpp:{name} {help}\n")
                 lines.append(f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n")
-        by_position = self._accepted_with(drafts)
-        if by_position:
+        if drafted.accepted_at:
             name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
             lines.append(f"# HELP {name} Accepted drafts by position\n# TYPE {name} counter\n")
-            lines += [f'{name}{{position="{i}"}} {n}\n' for i, n in enumerate(by_position)]
+            lines += [f'{name}{{position="{i}"}} {n}\n' for i, n in enumerate(drafted.accepted_at)]
         if self._histograms is not None:
             from prometheus_client import generate_latest
 

@@ -135,8 +135,7 @@ class EngineRunner:
 
     @property
     def _n_open(self) -> int:
-        with self._lock:
-            return sum(stream.n_open for stream in self._streams)
+        return sum(stream.n_open for stream in self._open_streams())
 
     @property
     def is_idle(self) -> bool:
@@ -290,7 +289,9 @@ class EngineRunner:
             self._step_until_stopped()
         except BaseException as found:
             _log.critical("the engine's thread has ended", exc_info=found)
-            dead = found if isinstance(found, EngineDead) else _dead(found)
+            dead = EngineDead(f"the engine has ended by an internal error: {type(found).__name__}")
+            dead.__cause__ = found
+            dead = found if isinstance(found, EngineDead) else dead
             error = error_of(dead)
             self._in_loop(self._die, dead, self._outbox)
         self._calls.end(error)
@@ -369,16 +370,14 @@ class EngineRunner:
         slot = text.slot
         pieces = text.take(event, time_s)
         if text.slot != slot and text.slot >= 0:
-            self._enter(self.slots[text.slot], text)
+            entered = self.slots[text.slot]
+            entered.text, entered.task_id = text, self._n_tasks
+            self._n_tasks += 1
         for piece in pieces:
             if piece.is_last:
                 self.counts.add(text)
             stream.put(text, piece)
         return bool(pieces)
-
-    def _enter(self, slot: Slot, text: Choice) -> None:
-        slot.text, slot.task_id = text, self._n_tasks
-        self._n_tasks += 1
 
     def _open_streams(self) -> list[Stream]:
         with self._lock:
@@ -424,9 +423,3 @@ class EngineRunner:
         finally:
             self._fail_all(error_of(error))
             self.on_dead(error)
-
-
-def _dead(error: BaseException) -> EngineDead:
-    made = EngineDead(f"the engine has ended by an internal error: {type(error).__name__}")
-    made.__cause__ = error
-    return made

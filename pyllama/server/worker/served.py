@@ -17,7 +17,7 @@ import string
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyggml import __version__
@@ -217,7 +217,7 @@ class ServedModel:
             if options.post_sampling_probs and options.n_probs:
                 recorder = Recorder(options.n_probs)
                 chosen = params.samplers or DEFAULT_SAMPLERS
-                params = _replace(params, samplers=(*chosen, recorder))
+                params = replace(params, samplers=(*chosen, recorder))
             for _ in range(params.n):
                 index = len(texts)
                 texts.append(Choice(options, self.tokenizer, index, prompt, recorder))
@@ -280,12 +280,6 @@ def check_number(field: str, n: int) -> None:
         raise ApiError.invalid(
             f"Field '{field}': asks for {n} texts, at most {MAX_TEXTS} are allowed"
         )
-
-
-def _replace(params: Any, **values: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(params, **values)
 
 
 def _is_one_prompt(value: list[Any]) -> bool:

@@ -322,7 +322,7 @@ def test_a_body_knows_what_was_read() -> None:
     fields = Fields(body)
     assert fields.whole("a", 0) == 1 and fields.inner("c").whole("d", 0) == 1
     assert body.ignored == ["f", "h", "c.e"]
-    above = Fields(body.over({"a": 2, "h": None}))
+    above = Fields(Body({"a": 2, "h": None}, body))
     assert above.whole("a", 0) == 2 and not above.has("h") and above.inner("f").has("g")
     assert body.ignored == ["h", "c.e"]
     above.leave_out("a[0]")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ....chat.turn import Turn
 from ....parameters.generation import names_in
-from ...http.sse import JsonResponse, event_lines, read_json, respond
+from ...http.sse import JsonResponse, ResponseWriter, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...worker.choice import Choice, Piece
@@ -190,13 +190,11 @@ def _tool(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class AnthropicWriter:
+class AnthropicWriter(ResponseWriter):
     """Anthropic's format. A block begins when a delta of another kind or call arrives.
 
     Source: llama.cpp, ``server_task_result_cmpl_partial::to_json_anthropic``.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, served: ServedModel, turn: Turn) -> None:
         self._served, self._replies = served, Replies(turn)
@@ -257,12 +255,6 @@ class AnthropicWriter:
         events.append(("content_block_stop", {"index": self._n_blocks}))
         self._block = None
         self._n_blocks += 1
-
-    def done(self) -> str:
-        return ""
-
-    def error(self, error: ApiError) -> str:
-        return event_lines("error", error.body("/v1/messages"))
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         text, blocks = texts[0], list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""``/health``, ``/props``, ``/models``, ``/metrics``, ``/lora-adapters``, and what no model can do.
+"""``/health``, ``/props``, ``/models``, ``/metrics``, and ``/lora-adapters``.
 
 The first four answer while the model sleeps, and do not wake it.
 """
@@ -91,15 +91,3 @@ async def change_lora_adapters(request: Request, served: ServedModel) -> Respons
     if data.strip() not in (b"", b"[]"):
         raise ApiError.invalid("LoRA adapters are not supported: none are loaded")
     return JsonResponse({"success": True})
-
-
-async def transcriptions(request: Request, life: Lifecycle) -> Response:
-    """``POST /v1/audio/transcriptions``."""
-    _ = life.description
-    raise ApiError.not_supported("The current model does not support audio input.")
-
-
-async def decisions(request: Request, life: Lifecycle) -> Response:
-    """``POST /v1/systemone``."""
-    _ = life.description
-    raise ApiError.not_supported("This model is not a decision model")

@@ -15,11 +15,12 @@ from starlette.responses import Response
 
 from ....engine import TokenLogprob
 from ....parameters.generation import names_in
-from ...http.sse import JsonResponse, dump, read_json, respond
+from ...http.sse import JsonResponse, ResponseWriter, dump, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...request.refused_media import refused
 from ...worker.choice import Choice, Piece
+from ...worker.description import details
 from ...worker.lifecycle import Lifecycle
 from ...worker.served import ServedModel
 from ...worker.stream import Stream
@@ -39,7 +40,7 @@ async def generate(request: Request, served: ServedModel) -> Response:
     fields = Fields(body)
     prompt, suffix = fields.get("prompt", "", str), fields.get("suffix", "", str)
     if not (prompt or suffix):  # Ollama loads the model
-        return JsonResponse(_end(served, "response", "", "load"))
+        return JsonResponse({**_head(served, True), "response": "", "done_reason": "load"})
     _check(fields)
 
     def prepare() -> Stream:
@@ -73,7 +74,8 @@ async def chat(request: Request, served: ServedModel) -> Response:
     fields = Fields(body)
     messages = fields.get("messages", [], list)
     if not messages:  # Ollama loads the model
-        return JsonResponse(_end(served, "message", {"role": "assistant", "content": ""}, "load"))
+        message = {"role": "assistant", "content": ""}
+        return JsonResponse({**_head(served, True), "message": message, "done_reason": "load"})
 
     def prepare() -> Stream:
         converted = _converted(served, fields) | _thinking(fields)
@@ -113,7 +115,7 @@ async def show(request: Request, served: ServedModel) -> Response:
     info = {k: v for k, v in metadata.items() if isinstance(v, (str, int, float, bool))}
     info = {k: v for k, v in info.items() if not k.startswith("tokenizer.chat_template")}
     template = served.options.chat_template or metadata.get("tokenizer.chat_template", "")
-    can = await served.prepare(lambda: served.chat_format().capabilities())
+    can = await served.prepare(lambda: served.chat_format().capabilities)
     capabilities = ["completion", "tools"] if can.tools else ["completion"]
     if can_infill(served):
         capabilities.append("insert")
@@ -210,7 +212,7 @@ def _call(i: int, call: Any) -> dict[str, Any]:
     return {"id": f"call{i:05d}", "type": "function", "function": named}
 
 
-class OllamaWriter:
+class OllamaWriter(ResponseWriter):
     """Ollama's format.
 
     Args:
@@ -235,17 +237,11 @@ class OllamaWriter:
         calls = self._calls(text) if piece.is_last else []
         lines = []
         if content or thinking or calls or piece.probs:
-            line = {**self._head(False), **self._value(content, thinking, calls)}
+            line = {**_head(self._served, False), **self._value(content, thinking, calls)}
             lines.append(line | self._logprobs(text, piece.probs))
         if piece.is_last:
             lines.append(self._final(text, "", "", []))
         return "".join(f"{dump(line)}\n" for line in lines)
-
-    def done(self) -> str:
-        return ""
-
-    def error(self, error: ApiError) -> str:
-        return dump(error.body("/api/")) + "\n"
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         text = texts[0]
@@ -289,13 +285,10 @@ class OllamaWriter:
             message["tool_calls"] = calls
         return {"message": message}
 
-    def _head(self, done: bool) -> dict[str, Any]:
-        return {"model": self._served.name, "created_at": _now(), "done": done}
-
     def _final(self, text: Choice, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
         prompt_ns, predict_ns = int(1e6 * text.prompt_ms), int(1e6 * text.predict_ms)
         return {
-            **self._head(True),
+            **_head(self._served, True),
             **self._value(content, thinking, calls),
             "done_reason": "stop" if text.stop_type in ("eos", "word") else "length",
             "total_duration": prompt_ns + predict_ns,
@@ -307,14 +300,8 @@ class OllamaWriter:
         }
 
 
-def _end(served: ServedModel, field: str, value: Any, reason: str) -> dict[str, Any]:
-    return {
-        "model": served.name,
-        "created_at": _now(),
-        field: value,
-        "done": True,
-        "done_reason": reason,
-    }
+def _head(served: ServedModel, done: bool) -> dict[str, Any]:
+    return {"model": served.name, "created_at": _now(), "done": done}
 
 
 def _model(served: ServedModel) -> dict[str, Any]:
@@ -337,19 +324,6 @@ def model_json(name: str, size_bytes: int, digest: str, desc: str) -> dict[str, 
 def loaded_model(model: dict[str, Any]) -> dict[str, Any]:
     """A model in the list of those that are loaded."""
     return {**model, "expires_at": "2318-01-01T00:00:00Z"}
-
-
-def details(desc: str) -> dict[str, Any]:
-    """The object ``details`` of a model, of its description."""
-    family, size, kind = (*desc.split(" ", 2), "", "")[:3]
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": family,
-        "families": [family],
-        "parameter_size": size,
-        "quantization_level": kind,
-    }
 
 
 def _now() -> str:

@@ -23,7 +23,7 @@ from ....chat.turn import Turn, TurnOptions
 from ....errors import SchemaError
 from ....parameters import INT32_MAX
 from ....tokenizer import Tokenizer
-from ...http.sse import JsonResponse, data_line, read_json, respond
+from ...http.sse import JsonResponse, ResponseWriter, data_line, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...request.refused_media import KINDS, refused
@@ -297,13 +297,13 @@ def chat_finish_reason(text: Choice, calls: Sequence[ToolCall]) -> str:
     return "tool_calls" if calls else "stop"
 
 
-class ChatWriter:
+class ChatWriter(ResponseWriter):
     """OpenAI's format of chat completions.
 
     Source: llama.cpp, ``server_task_result_cmpl_final::to_json_oaicompat_chat``.
     """
 
-    media_type = "text/event-stream"
+    end = "data: [DONE]\n\n"
 
     def __init__(self, served: ServedModel, turn: Turn) -> None:
         self._served, self._replies = served, Replies(turn)
@@ -337,10 +337,7 @@ class ChatWriter:
             if piece.probs:
                 content = text.probabilities(piece.probs)
                 last["choices"][0]["logprobs"] = {"content": content}
-            if piece.timings:
-                last["timings"] = piece.timings
-            if piece.progress:
-                last["prompt_progress"] = piece.progress
+            last |= piece.reports
         if piece.is_last:
             chunks += self._end(text)
         return "".join(map(data_line, chunks))
@@ -356,12 +353,6 @@ class ChatWriter:
         if text.options.verbose:
             chunks[0]["__verbose"] = final_json(self._served, text)
         return chunks
-
-    def done(self) -> str:
-        return "data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> str:
-        return data_line(error.body())
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         choices = []
@@ -385,11 +376,8 @@ class ChatWriter:
 
 def _parts(delta: Delta) -> list[dict[str, Any]]:
     """The deltas of chunks: each has reasoning, content or one call."""
-    parts: list[dict[str, Any]] = []
-    if delta.reasoning:
-        parts.append({"reasoning_content": delta.reasoning})
-    if delta.content:
-        parts.append({"content": delta.content})
-    for call in delta.calls:
-        parts.append(Delta(calls=[call]).openai())
-    return parts
+    return [
+        {name: part}
+        for name, value in delta.openai().items()
+        for part in ([[call] for call in value] if name == "tool_calls" else [value])
+    ]

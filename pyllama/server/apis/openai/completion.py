@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...http.sse import data_line, read_json, respond
+from ...http.sse import ResponseWriter, data_line, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...worker.choice import Choice, Piece
@@ -52,13 +52,11 @@ async def openai_completion(request: Request, served: ServedModel) -> Response:
     return await respond(request, await served.prepare(prepare), OpenAIWriter(served))
 
 
-class CompletionWriter:
+class CompletionWriter(ResponseWriter):
     """llama.cpp's format.
 
     Source: llama.cpp, ``server_task_result_cmpl_final::to_json_non_oaicompat``.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
@@ -79,19 +77,10 @@ class CompletionWriter:
             "tokens_predicted": piece.n_generated,
             "tokens_evaluated": text.n_prompt,
         }
-        if piece.timings:
-            found["timings"] = piece.timings
-        if piece.progress:
-            found["prompt_progress"] = piece.progress
+        found |= piece.reports
         if piece.probs:
             found["completion_probabilities"] = text.probabilities(piece.probs)
         return found
-
-    def done(self) -> str:
-        return ""
-
-    def error(self, error: ApiError) -> str:
-        return data_line(error.body())
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         found = [final_json(self._served, text) for text in texts]
@@ -151,13 +140,13 @@ def usage_json(texts: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-class OpenAIWriter:
+class OpenAIWriter(ResponseWriter):
     """OpenAI's format of completions.
 
     Source: llama.cpp, ``server_task_result_cmpl_final::to_json_oaicompat``.
     """
 
-    media_type = "text/event-stream"
+    end = "data: [DONE]\n\n"
 
     def __init__(self, served: ServedModel) -> None:
         self._served, self._id, self._created = served, random_id("chatcmpl-"), int(time.time())
@@ -177,11 +166,7 @@ class OpenAIWriter:
         found = ""
         if piece.text or piece.probs or piece.progress or (piece.tokens and not piece.is_last):
             chunk = self._head([_choice(text, piece.text, piece.probs, None)])
-            if piece.timings:
-                chunk["timings"] = piece.timings
-            if piece.progress:
-                chunk["prompt_progress"] = piece.progress
-            found = data_line(chunk)
+            found = data_line(chunk | piece.reports)
         if piece.is_last:
             self._texts[text.index] = text
             chunk = self._head([_choice(text, "", (), finish_reason(text))])
@@ -191,12 +176,6 @@ class OpenAIWriter:
                 chunk["__verbose"] = final_json(self._served, text)
             found += data_line(chunk)
         return found
-
-    def done(self) -> str:
-        return "data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> str:
-        return data_line(error.body())
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         found = self._head(

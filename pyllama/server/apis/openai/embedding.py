@@ -42,22 +42,12 @@ class Embedded(Choice):
 
 async def embeddings(request: Request, served: ServedModel) -> Response:
     """``POST /embeddings``: a list with the rows of each text."""
-    found = await _embedded(request, served, openai=False)
-    if isinstance(found, Response):
-        return found
-    fields, texts = found
-    return await long_response(lambda: _plain(served, fields, texts))
+    return await _embedded(request, served, openai=False)
 
 
 async def openai_embeddings(request: Request, served: ServedModel) -> Response:
     """``POST /v1/embeddings``."""
-    found = await _embedded(request, served, openai=True)
-    if isinstance(found, Response):
-        return found
-    fields, texts = found
-    if not fields.has("input"):  # "content" is llama.cpp's own
-        return await long_response(lambda: _plain(served, fields, texts))
-    return await long_response(lambda: _openai(served, fields, texts))
+    return await _embedded(request, served, openai=True)
 
 
 def _openai(served: ServedModel, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
@@ -80,10 +70,8 @@ def _openai(served: ServedModel, fields: Fields, texts: Sequence[Embedded]) -> d
     }
 
 
-async def _embedded(
-    request: Request, served: ServedModel, *, openai: bool
-) -> Response | tuple[Fields, list[Embedded]]:
-    """The fields of a request and its texts with their embeddings; a response if nobody reads it.
+async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> Response:
+    """The response with the embeddings of a request's texts.
 
     Raises:
         ApiError: a field is wrong, or the server computes no embeddings.
@@ -98,15 +86,17 @@ async def _embedded(
             "Pooling type 'none' is not OAI compatible. Please use a different pooling type"
         )
     fields = Fields(await read_json(request, served.options))
+    openai = openai and fields.has("input")  # "content" is llama.cpp's own
 
     def prepare() -> tuple[Stream, list[Embedded]]:
-        if openai and fields.has("input"):
+        if openai:
             _dimensions(served, fields)  # a wrong number is found now
         return submit(served, _inputs(served, fields), pooling)
 
     stream, texts = await served.prepare(prepare)
+    write = _openai if openai else _plain
     gone = await finished(request, stream)
-    return gone or (fields, texts)
+    return gone or await long_response(lambda: write(served, fields, texts))
 
 
 def _dimensions(served: ServedModel, fields: Fields) -> int:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ....chat.reader import CallDelta, Message
 from ....chat.turn import Turn
 from ....parameters.generation import names_in
-from ...http.sse import JsonResponse, event_lines, read_json, respond
+from ...http.sse import JsonResponse, ResponseWriter, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...worker.choice import Choice, Piece
@@ -95,7 +95,7 @@ def to_chat(body: Body) -> Body:
     format = fields.inner("text").get("format", {}, dict)
     if format:
         converted["response_format"] = _format(format)
-    return body.over(converted, {"reasoning_effort": "reasoning.effort"})
+    return Body(converted, body, names={"reasoning_effort": "reasoning.effort"})
 
 
 def _format(format: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,14 +182,12 @@ def _parts(content: Any) -> list[Any]:
     return found
 
 
-class ResponsesWriter:
+class ResponsesWriter(ResponseWriter):
     """The format of the responses API.
 
     Source: llama.cpp, ``server_task_result_cmpl_partial::to_json_oaicompat_resp``; indices and
     sequence numbers are OpenAI's. A text that was cut is ``completed`` too, as in llama.cpp.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, served: ServedModel, turn: Turn, body: Body) -> None:
         self._served, self._replies, self._created = served, Replies(turn), int(time.time())
@@ -220,10 +218,8 @@ class ResponsesWriter:
             self._enter(events, ("function_call", call.index), text, call)
             if call.arguments:
                 self._add(events, "response.function_call_arguments.delta", call.arguments)
-        if events and piece.progress:
-            events[-1]["prompt_progress"] = piece.progress
-        if events and piece.timings:
-            events[-1]["timings"] = piece.timings
+        if events:
+            events[-1] |= piece.reports
         if piece.is_last:
             self._leave(events, text)
             response = self._response("completed", text)
@@ -300,12 +296,6 @@ class ResponsesWriter:
         self._output[-1] = value
         events.append(self._event("response.output_item.done", item=value))
         self._open = None
-
-    def done(self) -> str:
-        return ""
-
-    def error(self, error: ApiError) -> str:
-        return event_lines("error", {"type": "error", "error": error.fields, **error.fields})
 
     def whole(self, texts: Sequence[Choice]) -> Any:
         text = texts[0]
