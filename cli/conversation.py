@@ -1,6 +1,6 @@
 """Conversation mode of ``pyllama-cli``.
 
-    talk = ConversationOptions.from_click(options)
+    talk = from_options(ConversationOptions, options)
     converse(engine, talk.mode(has_template), talk, params, prompt)
 
 Replies are streamed to stdout; everything else goes to stderr, except the prompt marker in a

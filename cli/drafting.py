@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -99,12 +98,7 @@ class Drafting:
     def __enter__(self) -> Drafting:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         path = self._options.lookup_cache_dynamic
         if self._speculation is not None and self._dynamic is not None and path is not None:
             self._speculation.release_all()  # the text that Ctrl-C or an error has ended

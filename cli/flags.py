@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import re
 
+from pyllama.parameters import rows
+from pyllama.parameters.loading import ContextSizes, DeviceParams, FileParams
+
 FLAGS = {
+    name: row.flags[0].names[-1]
+    for table in (FileParams, DeviceParams, ContextSizes)
+    for name, row in rows(table).items()
+    if row.flags and row.kind != "bool"
+} | {
     "chat_format": "--chat-template",
     "given": "--gpu-index",
     "hidden_act": "--act",
     "imatrix": "--imatrix",
-    "main_gpu": "--main-gpu",
     "model_path": "--model",
-    "n_batch": "--batch-size",
-    "n_ctx": "--ctx-size",
     "n_depth": "--n-depth",
     "n_gen": "--n-gen",
-    "n_gpu_layers": "--n-gpu-layers",
     "n_keep": "--keep",
     "n_prompt": "--n-prompt",
     "n_seq_max": "--parallel",
-    "n_threads": "--threads",
-    "n_ubatch": "--ubatch-size",
     "outtype": "--outtype",
-    "override_tensor": "--override-tensor",
     "save_logits": "--save-all-logits",
-    "sparse": "--sparse",
-    "split_mode": "--split-mode",
-    "tensor_split": "--tensor-split",
     "token": "--hf-token",
-    "type_k": "--cache-type-k",
-    "type_v": "--cache-type-v",
-    "vram_budget": "--vram-budget",
 }
 SETTINGS = {  # parameter values that a flag without an argument stands for
     "allow_requantize=True": "--allow-requantize",

@@ -1,4 +1,4 @@
-"""CPU affinity, priority and polling of threads: ``-C``, ``-Cr``, ``--cpu-strict``, ``--prio``.
+"""Devices, and CPUs, priority and polling of threads: ``--list-devices``, ``-C``, ``--prio``.
 
     @machine_options                               # declares the flags
     apply(ctx)                                     # ``Program`` does it before the command runs
@@ -9,31 +9,64 @@ A priority that the system refuses (real-time without permission) gives a note, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from .help_pages import stack
 from .output import note
+from .parameters import kept_values, parameter_options
 
-_KEY = "pyllama_cli.machine"
+if TYPE_CHECKING:
+    from pyggml.backend.interface import Backend
 
 
-def _mask(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+def device_list() -> str:
+    """Return the list of usable devices, one per line, with the names that ``--device`` takes."""
+    from pyggml.backend.registry import missing
+
+    lines = ["Available devices:\n"]
+    for name, backend in backends():
+        if isinstance(backend, str):
+            lines.append(f"  {name}: not usable here: {backend}\n")
+            continue
+        sizes, device, memory = backend.memory(), backend.device, ""
+        if sizes is not None:
+            memory = f", {sizes[1] / 2**20:.0f} MiB, {sizes[0] / 2**20:.0f} MiB free"
+        lines.append(f"  {name}: {device.description} ({device.kind}{memory})\n")
+    lines += [f"  no {family} device: {why}\n" for family, why in missing().items()]
+    return "".join(lines)
+
+
+def backends() -> Iterator[tuple[str, Backend | str]]:
+    """Yield the name and backend of each device; an error message if it cannot be started."""
+    from pyggml.backend.registry import available, init_backend
+    from pyggml.errors import PyggmlError
+
+    for name in available():
+        try:
+            backend = init_backend(name)
+        except PyggmlError as error:
+            yield name, str(error)
+            continue
+        yield name, backend
+        backend.close()
+
+
+def _mask(value: str) -> set[int]:
     """Parse a hexadecimal mask; the lowest bit is CPU 0."""
-    if value is None:
-        return
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,128}", value) or not int(value, 16):
         raise click.BadParameter(f"{value!r} is not a nonzero hexadecimal mask, such as 0xf.")
     bits = int(value, 16)
-    _set(ctx, "cpus", {i for i in range(bits.bit_length()) if bits >> i & 1})
+    return {i for i in range(bits.bit_length()) if bits >> i & 1}
 
 
-def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+def _range(value: str) -> set[int]:
     """Parse ``first-last``, inclusive; one end may be omitted."""
-    if value is None:
-        return
     match = re.fullmatch(r"(\d{0,4})-(\d{0,4})", value)
     first, last = (match[1] or "0", match[2] or "511") if match else ("1", "0")
     if int(first) > int(last):
@@ -43,27 +76,32 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> Non
         from pyggml.host import usable_cpus
 
         cpus &= set(usable_cpus())
-    _set(ctx, "cpus", cpus | ctx.meta.get(_KEY, {}).get("cpus", set()))
-
-
-def _plain(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value is not None:
-            _set(ctx, name, value)
-
-    return callback
+    return cpus
 
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from .devices import device_list
-
         click.echo(device_list(), nl=False)
         ctx.exit()
 
 
-def _set(ctx: click.Context, name: str, value: Any) -> None:
-    ctx.meta.setdefault(_KEY, {})[name] = value
+@dataclass(frozen=True, eq=False, repr=False)
+class MachineOptions:
+    """CPUs, priority and polling of the threads."""
+
+    # fmt: off
+    cpu_mask: Set[int] | None = row(None,
+        "CPU affinity mask.  [default: all CPUs that this process may use]",
+        Flags("-C", "--cpu-mask", metavar="HEX", type=_mask))
+    cpu_range: Set[int] | None = row(None, "Range of CPUs for affinity, added to --cpu-mask.",
+        Flags("-Cr", "--cpu-range", metavar="LO-HI", type=_range))
+    cpu_strict: int = row(0, "1: bind each thread to one of these CPUs.",
+        Flags("--cpu-strict", default=None, high=1))
+    prio: int = row(0, "Process priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
+        Flags("--prio", default=None, low=-1, high=3))
+    poll: int = row(50, "Polling level of idle threads, up to 100; 0: no polling.  [default: 50]",
+        Flags("--poll", default=None, high=100))
+    # fmt: on
 
 
 machine_options = stack(
@@ -71,28 +109,7 @@ machine_options = stack(
         "--list-devices", is_flag=True, is_eager=True, expose_value=False, callback=_list,
         help="List the available devices and exit.",
     ),
-    click.option(
-        "-C", "--cpu-mask", metavar="HEX", expose_value=False, callback=_mask,
-        help="CPU affinity mask.  [default: all CPUs that this process may use]",
-    ),
-    click.option(
-        "-Cr", "--cpu-range", metavar="LO-HI", expose_value=False, callback=_range,
-        help="Range of CPUs for affinity, added to --cpu-mask.",
-    ),
-    click.option(
-        "--cpu-strict", type=click.IntRange(0, 1), metavar="N", expose_value=False,
-        callback=_plain("strict"), help="1: bind each thread to one of these CPUs.",
-    ),
-    click.option(
-        "--prio", type=click.IntRange(-1, 3), metavar="N", expose_value=False,
-        callback=_plain("prio"),
-        help="Process priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
-    ),
-    click.option(
-        "--poll", type=click.IntRange(0, 100), metavar="N", expose_value=False,
-        callback=_plain("poll"),
-        help="Polling level of idle threads; 0: no polling.  [default: 50]",
-    ),
+    parameter_options(MachineOptions, keep=True),
     section="CPU",
 )  # fmt: skip
 """Declares the flags; ``apply`` gets their values, not the command."""
@@ -100,18 +117,19 @@ machine_options = stack(
 
 def apply(ctx: click.Context) -> None:
     """Apply the given flags to this process; threads started later inherit them."""
-    given: dict[str, Any] | None = ctx.meta.get(_KEY)
+    given = kept_values(MachineOptions, ctx)
     if not given:
         return
     from pyggml import host
 
-    if "cpus" in given:
-        problem = host.set_cpus(given["cpus"])
+    options = MachineOptions(**given)
+    if options.cpu_mask or options.cpu_range:
+        problem = host.set_cpus({*(options.cpu_mask or ()), *(options.cpu_range or ())})
         if problem:
             raise click.UsageError(f"-C, -Cr: {problem}")
-    if given.get("prio"):
-        problem = host.set_priority(given["prio"])
+    if options.prio:
+        problem = host.set_priority(options.prio)
         if problem:
-            note(f"--prio {given['prio']} is ignored: {problem}")
-    pinned = tuple(host.usable_cpus()) if given.get("strict") else ()
-    host.set_thread_options(host.ThreadOptions(given.get("poll", 50), pinned))
+            note(f"--prio {options.prio} is ignored: {problem}")
+    pinned = tuple(host.usable_cpus()) if options.cpu_strict else ()
+    host.set_thread_options(host.ThreadOptions(options.poll, pinned))

@@ -65,18 +65,6 @@ def write_raw(text: str) -> None:
     sys.stdout.flush()
 
 
-color_option = click.option(
-    "-co",
-    "--color",
-    type=click.Choice(["on", "off", "auto"]),
-    is_flag=False,
-    flag_value="on",
-    default="auto",
-    help="Colour your input, and drafted tokens that were accepted. auto: in a terminal, unless "
-    "NO_COLOR is set or TERM is dumb.",
-)
-
-
 def wants_color(choice: str) -> bool:
     """Return whether to use colours, given ``on``, ``off`` or ``auto``."""
     if choice != "auto":

@@ -21,3 +21,10 @@ def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"{value.parent}: no such directory to write to.")
     return value
+
+
+def svg_path(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Check the name and the folder of a picture (a callback)."""
+    if value is not None and value.suffix.lower() != ".svg":
+        raise click.BadParameter(f"{str(value)!r}: the picture is SVG; use a name ending in .svg.")
+    return writable(ctx, param, value)

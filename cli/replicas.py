@@ -8,35 +8,37 @@ Only the CPU computes in them: options for GPUs are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyllama.parameters import rows
+from pyllama.parameters import Flags, row, rows
 from pyllama.parameters.loading import FileParams
 
 from .loading import model_path
 from .options.options import ContextOptions, ModelOptions
-from .options.parameters import Number
 
 if TYPE_CHECKING:
     from pyllama.cluster.options import ReplicaOptions
     from pyllama.server.request.options import ServerOptions
 
-parallel_option = click.option(
-    "-np",
-    "--parallel",
-    "n_parallel",
-    type=Number(1, 256),
-    default=4,
-    help="Number of slots of each process: texts that it generates at the same time.",
-)
-address_option = click.option(
-    "--address",
-    metavar="HOST:PORT",
-    help="Address of a Ray cluster's head, or auto for the one that runs on this machine.  "
-    "[default: Ray is started on this machine, and ended afterwards]",
-)
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProcessOptions:
+    """What each process generates at the same time, and where the processes are."""
+
+    # fmt: off
+    n_parallel: int = row(4,
+        "Number of slots of each process: texts that it generates at the same time.",
+        Flags("-np", "--parallel", low=1, high=256))
+    address: str | None = row(None,
+        "Address of a Ray cluster's head, or auto for the one that runs on this machine.  "
+        "[default: Ray is started on this machine, and ended afterwards]",
+        Flags("--address", metavar="HOST:PORT"))
+    # fmt: on
+
+
 MISSING = "this command needs more packages: pip install 'pyggml[cluster]'"
 
 

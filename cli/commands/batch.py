@@ -10,19 +10,22 @@ has the formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..options.options import ContextOptions, context_options, model_options
-from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import escape_option
 from ..options.sampling import sampling_options, sampling_params
 from ..output import note, progress_bar
-from ..replicas import MISSING, address_option, n_threads, parallel_option, replica_options
+from ..parameters import from_options, parameter_options
+from ..replicas import MISSING, ProcessOptions, n_threads, replica_options
 from ..tool import Program, version_option
 
 if TYPE_CHECKING:
@@ -33,20 +36,29 @@ _MOST_PARTS = 2000  # Ray Data plans each part
 _PARTS_PER_WORKER = 4  # at least, so that all have work until the end
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchOptions(ProcessOptions):
+    """Which rows are answered, and by how many processes."""
+
+    # fmt: off
+    workers: int = row(1, "Number of processes with an engine.",
+        Flags("--workers", low=1, high=10_000))
+    predict: int = row(-1,
+        "Maximum tokens of an answer, unless a row says it. -1: until the context is full.",
+        Flags("-n", "--predict", "--n-predict", low=-1))
+    limit: int | None = row(None, "Answer only the first N rows.", Flags("--limit", low=1))
+    part_rows: int | None = row(None,
+        "Rows of a part: what is computed again after an interruption.  [default: by the number "
+        "of rows]", Flags("--part-rows", low=1, high=1 << 20))
+    restart: bool = row(False, "Delete the output and the finished parts first.",
+        Flags("--restart"))
+    # fmt: on
+
+
 @click.command("batch", cls=Program)
 @click.argument("input", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
-@parallel_option
-@click.option("--workers", type=Number(1, 10_000), default=1, help="Number of processes with an "
-              "engine.")  # fmt: skip
-@click.option("-n", "--predict", "--n-predict", type=Number(-1, INT32_MAX), default=-1,
-              help="Maximum tokens of an answer, unless a row says it. -1: until the context is "
-              "full.")  # fmt: skip
-@click.option("--limit", type=Number(1, INT32_MAX), help="Answer only the first N rows.")
-@click.option("--part-rows", type=Number(1, 1 << 20), help="Rows of a part: what is computed "
-              "again after an interruption.  [default: by the number of rows]")  # fmt: skip
-@click.option("--restart", is_flag=True, help="Delete the output and the finished parts first.")
-@address_option
+@parameter_options(BatchOptions)
 @model_options
 @escape_option()
 @context_options()
@@ -61,25 +73,25 @@ def command(input: Path, output: Path, **options: Any) -> None:
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{MISSING} ({error.name} is missing)") from None
 
-    params = sampling_params(options)
-    threads = n_threads(ContextOptions.from_click(options), options["workers"])
-    server = ServerOptions(sampling=params, n_predict=options["predict"], max_waiting=None)
-    replica = replica_options(options, options["n_parallel"], threads, server)
-    source = scan(str(input.resolve()), options["limit"])
-    folder = PartFolder(output, _key(source, replica, options))
-    if output.exists() and not folder.begun and not options["restart"]:
+    own, params = from_options(BatchOptions, options), sampling_params(options)
+    threads = n_threads(ContextOptions.from_click(options), own.workers)
+    server = ServerOptions(sampling=params, n_predict=own.predict, max_waiting=None)
+    replica = replica_options(options, own.n_parallel, threads, server)
+    source = scan(str(input.resolve()), own.limit)
+    folder = PartFolder(output, _key(source, replica, own.predict))
+    if output.exists() and not folder.begun and not own.restart:
         raise click.UsageError(f"{output} exists; --restart replaces it")
     with folder.locked():
-        if options["restart"]:
+        if own.restart:
             folder.restart()
-        todo = folder.unfinished(source, _part_rows(source.n_rows, options))
+        todo = folder.unfinished(source, _part_rows(source.n_rows, own))
         if todo:
             n_done = source.n_rows - sum(part.n_rows for part in todo)
             if n_done:
                 note(f"continuing: {n_done} of {source.n_rows} rows are done")
-            n_cpus = max(os.cpu_count() or 1, options["workers"] * threads)
-            with ray_session(options["address"], n_cpus):
-                _run(todo, source, folder, replica, options)
+            n_cpus = max(os.cpu_count() or 1, own.workers * threads)
+            with ray_session(own.address, n_cpus):
+                _run(todo, source, folder, replica, own.workers, params.seed)
         folder.finish(source)
 
 
@@ -88,14 +100,14 @@ def _run(
     source: Source,
     folder: PartFolder,
     replica: ReplicaOptions,
-    options: Mapping[str, Any],
+    n_workers: int,
+    seed: int,
 ) -> None:
     """Compute the parts and write each as soon as it is complete."""
     from pyllama.cluster.batch import run_parts
 
-    seed = options["seed"] if options["seed"] >= 0 else None
     n_left = sum(part.n_rows for part in todo)
-    done = run_parts(todo, source.path, replica, options["workers"], seed)
+    done = run_parts(todo, source.path, replica, n_workers, seed if seed >= 0 else None)
     assert isinstance(done, Iterator)
     with progress_bar("answering") as progress, closing(done):  # type: ignore[type-var]
         for part, lines in done:
@@ -104,7 +116,7 @@ def _run(
             progress(1 - n_left / source.n_rows)
 
 
-def _key(source: Source, replica: ReplicaOptions, options: Mapping[str, Any]) -> dict[str, str]:
+def _key(source: Source, replica: ReplicaOptions, predict: int) -> dict[str, str]:
     """What the output depends on, by names that a user knows."""
     (path,) = replica.models.values()
     model = os.stat(path)
@@ -113,17 +125,17 @@ def _key(source: Source, replica: ReplicaOptions, options: Mapping[str, Any]) ->
     return {
         "input": f"{source.digest} {source.n_rows}",
         "model (-m)": f"{Path(path).name} {model.st_size} {model.st_mtime_ns}",
-        "--predict": str(options["predict"]),
+        "--predict": str(predict),
         "context option": repr(sizes),
         "sampling option": repr(replica.server.sampling),
         "model option": repr(replica.loading),
     }
 
 
-def _part_rows(n_rows: int, options: Mapping[str, Any]) -> int:
+def _part_rows(n_rows: int, own: BatchOptions) -> int:
     """Rows of a part: enough to keep the slots busy, and not too many parts."""
-    if options["part_rows"]:
-        return int(options["part_rows"])
-    n_slots, n_workers = options["n_parallel"], options["workers"]
+    if own.part_rows:
+        return own.part_rows
+    n_slots, n_workers = own.n_parallel, own.workers
     fair = -(-n_rows // (_PARTS_PER_WORKER * n_workers))
-    return int(max(min(8 * n_slots, fair), 2 * n_slots, -(-n_rows // _MOST_PARTS)))
+    return max(min(8 * n_slots, fair), 2 * n_slots, -(-n_rows // _MOST_PARTS))

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+
+from pyllama.parameters import Flags, row
 
 from ..loading import load_model
 from ..machine import machine_options
 from ..options.bench_lists import Lists, list_options
 from ..options.hub import hub_options
 from ..options.options import ModelOptions, load_options, numa_option
-from ..options.parameters import Number
 from ..output import note, write
+from ..parameters import from_options, parameter_options
 from ..tables.bench import PRINTERS, Printer, comparison_table
 from ..tool import Program, ignored_option, version_option
 from ..unsupported import OP_OFFLOAD
@@ -51,93 +54,70 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     return found
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class BenchOptions:
+    """Which models are measured, how often each test runs, and where its results go."""
+
+    # fmt: off
+    models: Sequence[Path] = row((),
+        "GGUF files, separated by commas. Repeatable.  [default: a small demo model, downloaded "
+        "once]", Flags("-m", "--model", metavar="PATH", repeated=True, callback=_paths))
+    repetitions: int = row(5, "Number of runs per test.",
+        Flags("-r", "--repetitions", low=1, high=10_000))
+    delay: int = row(0, "Seconds to wait before each test.", Flags("--delay", high=86_400))
+    output: str = row("md", "Output format on stdout.",
+        Flags("-o", "--output", choices=(*PRINTERS,)))
+    output_err: str | None = row(None, "Output format on stderr.",
+        Flags("-oe", "--output-err", choices=(*PRINTERS,)))
+    no_warmup: bool = row(False, "Skip the warm-up run.", Flags("--no-warmup"))
+    progress: bool = row(False, "Print the running test on stderr.", Flags("--progress"))
+    compare: Path | None = row(None,
+        "Compare two result files (json or jsonl, of pyllama-bench or llama-bench) and exit.",
+        Flags("--compare", metavar="A B", nargs=2, expose_value=False, is_eager=True,
+            callback=_compare))
+    # fmt: on
+
+
 @click.command("bench", cls=Program)
-@click.option(
-    "-m",
-    "--model",
-    "models",
-    multiple=True,
-    callback=_paths,
-    metavar="PATH",
-    help="GGUF files, separated by commas. Repeatable.  [default: a small demo model, downloaded "
-    "once]",
-)
+@parameter_options(BenchOptions, only=("models",))
 @hub_options
 @list_options
-@click.option(
-    "-r",
-    "--repetitions",
-    type=Number(1, 10_000),
-    default=5,
-    help="Number of runs per test.",
-)
-@click.option(
-    "--delay",
-    type=Number(0, 86_400),
-    default=0,
-    help="Seconds to wait before each test.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(list(PRINTERS)),
-    default="md",
-    help="Output format on stdout.",
-)
-@click.option(
-    "-oe", "--output-err", type=click.Choice(list(PRINTERS)), help="Output format on stderr."
-)
-@click.option("--no-warmup", is_flag=True, help="Skip the warm-up run.")
-@click.option("--progress", is_flag=True, help="Print the running test on stderr.")
-@click.option(
-    "--compare",
-    nargs=2,
-    type=click.Path(path_type=Path),
-    metavar="A B",
-    expose_value=False,
-    is_eager=True,
-    callback=_compare,
-    help="Compare two result files (json or jsonl, of pyllama-bench or llama-bench) and exit.",
-)
+@parameter_options(BenchOptions, but=("models",))
 @load_options
 @machine_options
 @ignored_option("-nopo", "--no-op-offload", takes_value=True, why=OP_OFFLOAD)
 @numa_option
 @ignored_option("-v", "--verbose")
 @version_option()
-def command(
-    models: list[Path],
-    repetitions: int,
-    delay: int,
-    no_warmup: bool,
-    progress: bool,
-    **options: Any,
-) -> None:
+def command(**options: Any) -> None:
     """Benchmark prompt processing and text generation."""
     from pyllama.bench.bench import run_bench
 
-    lists, loading = Lists.from_click(options), ModelOptions.from_click({**options, "model": None})
+    own, lists = from_options(BenchOptions, options), from_options(Lists, options)
+    loading = ModelOptions.from_click(options)
     loaded = {"load_mode": options["load_mode"] or "auto", "repack": loading.repack}
     cases = list(lists.cases())
-    printers = _printers(options["output"], options["output_err"], lists.extra_fields())
+    printers = _printers(own.output, own.output_err, lists.extra_fields())
     if not cases:
         raise click.UsageError("nothing to measure: give -p or -n above 0, or -pg")
     largest = max((case.params for case in cases), key=lambda params: params.n_ctx)
     if loading.offload.dry_run:
-        load_model(replace(loading, model=models[0] if models else None), largest)
+        load_model(replace(loading, model=own.models[0] if own.models else None), largest)
     _print(printers, "header")
-    total = len(cases) * len(models or (None,))
+    total = len(cases) * len(own.models or (None,))
     index = 0
     try:
-        for path in models or (None,):
+        for path in own.models or (None,):
             model = load_model(replace(loading, model=path), largest)
             for case in cases:
                 index += 1
-                if progress:
+                if own.progress:
                     note(f"pyllama-bench: benchmark {index}/{total}: {case}")
-                time.sleep(delay)
-                row = run_bench(model, case, repetitions=repetitions, warmup=not no_warmup)
-                _print(printers, "row", {**row, **loaded})
+                time.sleep(own.delay)
+                found = run_bench(
+                    model, case, repetitions=own.repetitions, warmup=not own.no_warmup
+                )
+                _print(printers, "row", {**found, **loaded})
     finally:  # complete the output also after an error or Ctrl-C
         _print(printers, "footer")
 

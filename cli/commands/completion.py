@@ -24,12 +24,12 @@ from ..loading import load_model, make_context
 from ..options.conversation import ConversationOptions, conversation_options
 from ..options.grammar import GrammarOptions, grammar_options
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.parameters import from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.run import FILL, RunOptions, run_options
 from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, wants_color, write_raw
+from ..parameters import from_options
 from ..tool import Program, version_option
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def command(**options: Any) -> None:
 def generate(options: Mapping[str, Any]) -> None:
     """Complete a prompt or chat, as the values of the command's options say."""
     start = time.perf_counter()
-    run = from_options(RunOptions, options, color=options["color"])
-    prompt = PromptOptions.from_click(options).text() or ""
+    run = from_options(RunOptions, options)
+    prompt = from_options(PromptOptions, options).text() or ""
     params = sampling_params(options)
     grammar = from_options(GrammarOptions, options).parse()
     sizes = ContextOptions.from_click(options)
-    talk = ConversationOptions.from_click(options)
+    talk = from_options(ConversationOptions, options)
     of_model = ModelOptions.from_click(options)
     drafts = SpeculativeOptions.from_click(options)
     from pyllama.sampling import Mt19937

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..loading import load_model, make_context
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
 from ..options.overrides import current_overrides
-from ..options.parameters import Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, visible, write
+from ..parameters import from_options, parameter_options
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -33,57 +35,39 @@ _CELLS = 8192  # of texts that are evaluated at the same time, if the context's 
 _N_SHOWN = 16  # numbers of each of several embeddings
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddingOptions:
+    """How texts are separated, embedded and printed."""
+
+    # fmt: off
+    pooling: str | None = row(None,
+        "Embedding of a text: the mean of its tokens' rows, the first (cls), the last, or all "
+        "rows (none). rank: the scores of a reranker.  [default: the model's]",
+        Flags("--pooling", choices=("none", "mean", "cls", "last", "rank")))
+    attention: str | None = row(None,
+        "Whether tokens attend to earlier tokens only, or to all.  [default: the model's]",
+        Flags("--attention", choices=("causal", "non-causal")))
+    embd_normalize: int = row(2,
+        "Normalization. -1: none, 0: 16-bit integers, 1: taxicab, 2: Euclidean, N: p-norm. Scores "
+        "are never normalized.", Flags("--embd-normalize", low=-1, high=1000))
+    output_format: str = row("",
+        "Empty: lines for people. array: [[...],...]. json: as OpenAI's API. json+: json with the "
+        "cosine similarities. raw: one embedding per line, separated by spaces.",
+        Flags("--embd-output-format", choices=("", "array", "json", "json+", "raw"),
+            metavar="FORMAT"))
+    separator: str = row("\n", r"Separator of the texts.  [default: \n]",
+        Flags("--embd-separator", metavar="STRING"))
+    pair_separator: str = row("\t",
+        r"Separator of the query and the document in a text for --pooling rank.  [default: \t]",
+        Flags("--cls-separator", metavar="STRING"))
+    n_parallel: int = row(64, "Maximum number of texts per batch.",
+        Flags("-np", "--parallel", low=1, high=256))
+    # fmt: on
+
+
 @click.command("embedding", cls=Program)
 @prompt_options
-@click.option(
-    "--pooling",
-    type=click.Choice(["none", "mean", "cls", "last", "rank"]),
-    help="Embedding of a text: the mean of its tokens' rows, the first (cls), the last, or all "
-    "rows (none). rank: the scores of a reranker.  [default: the model's]",
-)
-@click.option(
-    "--attention",
-    type=click.Choice(["causal", "non-causal"]),
-    help="Whether tokens attend to earlier tokens only, or to all.  [default: the model's]",
-)
-@click.option(
-    "--embd-normalize",
-    type=Number(-1, 1000),
-    default=2,
-    help="Normalization. -1: none, 0: 16-bit integers, 1: taxicab, 2: Euclidean, N: p-norm. Scores "
-    "are never normalized.",
-)
-@click.option(
-    "--embd-output-format",
-    "output_format",
-    type=click.Choice(["", "array", "json", "json+", "raw"]),
-    default="",
-    metavar="FORMAT",
-    help="Empty: lines for people. array: [[...],...]. json: as OpenAI's API. json+: json with the "
-    "cosine similarities. raw: one embedding per line, separated by spaces.",
-)
-@click.option(
-    "--embd-separator",
-    "separator",
-    default="\n",
-    metavar="STRING",
-    help=r"Separator of the texts.  [default: \n]",
-)
-@click.option(
-    "--cls-separator",
-    "pair_separator",
-    default="\t",
-    metavar="STRING",
-    help=r"Separator of the query and the document in a text for --pooling rank.  [default: \t]",
-)
-@click.option(
-    "-np",
-    "--parallel",
-    "n_parallel",
-    type=Number(1, 256),
-    default=64,
-    help="Maximum number of texts per batch.",
-)
+@parameter_options(EmbeddingOptions)
 @model_options
 @escape_option()
 @context_options()
@@ -91,56 +75,46 @@ _N_SHOWN = 16  # numbers of each of several embeddings
 @ignored_option("-kvu", "--kv-unified")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(
-    pooling: str | None,
-    attention: str | None,
-    embd_normalize: int,
-    output_format: str,
-    separator: str,
-    pair_separator: str,
-    n_parallel: int,
-    **options: Any,
-) -> None:
+def command(**options: Any) -> None:
     """Compute embeddings of texts, or the scores of a reranker.
 
     With -c 0 the context is as large as the texts need.
     """
-    text = PromptOptions.from_click(options).text()
+    own, text = from_options(EmbeddingOptions, options), from_options(PromptOptions, options).text()
     if text is None:
         raise click.UsageError("give the texts with -p or -f")
-    if not separator or not pair_separator:
+    if not own.separator or not own.pair_separator:
         raise click.UsageError("a separator cannot be empty")
-    texts = text.split(separator)
+    texts = text.split(own.separator)
     sizes = ContextOptions.from_click(options)
-    n_seq = min(n_parallel, len(texts))
+    n_seq = min(own.n_parallel, len(texts))
     overrides = current_overrides()
-    if attention is not None:
-        overrides = replace(overrides, causal=attention == "causal")
+    if own.attention is not None:
+        overrides = replace(overrides, causal=own.attention == "causal")
     of_model = ModelOptions.from_click(options)
     model = load_model(of_model, sizes.params(n_seq, overrides=overrides), sizes.n_threads)
-    pooling = pooling or model.pooling
-    tokens = _tokens(model, texts, pair_separator if pooling == "rank" else None)
+    pooling = own.pooling or model.pooling
+    tokens = _tokens(model, texts, own.pair_separator if pooling == "rank" else None)
     causal = model.hparams.causal if overrides.causal is None else overrides.causal
     sizes = _with_room(sizes, [len(ids) for ids in tokens], causal)
     context = make_context(model, sizes, n_seq_max=n_seq, overrides=overrides)
     found = _embed(context, tokens, pooling)
-    if pooling == "rank":
-        embd_normalize = -1
+    norm = -1 if pooling == "rank" else own.embd_normalize
     from pyllama.embeddings import normalize
 
-    rows = [normalize(one, embd_normalize) for one in found]
+    rows = [normalize(one, norm) for one in found]
     if pooling == "none":
         rows = [row for one in rows for row in one]
-    form = ".0f" if embd_normalize == 0 else ".7f"
-    if output_format == "raw":
+    form = ".0f" if norm == 0 else ".7f"
+    if own.output_format == "raw":
         for row in rows:
             write(" ".join(f"{x:{form}}" for x in row) + "\n")
-    elif output_format:
-        write(_json(rows, form, output_format, similar=len(texts) > 1))
+    elif own.output_format:
+        write(_json(rows, form, own.output_format, similar=len(texts) > 1))
     elif pooling == "rank":
         write("".join(_scores(rows, model.classifier_labels)))
     else:
-        write("".join(_lines(rows, texts, pooling, "6.0f" if embd_normalize == 0 else "9.6f")))
+        write("".join(_lines(rows, texts, pooling, "6.0f" if norm == 0 else "9.6f")))
 
 
 def _tokens(model: Model, texts: list[str], pair_separator: str | None) -> list[list[int]]:
@@ -201,12 +175,14 @@ def _embed(context: Context, tokens: list[list[int]], pooling: str) -> list[Floa
 
 def _lines(rows: list[Floats], texts: list[str], pooling: str, form: str) -> Iterator[str]:
     """llama-embedding's lines, with the similarities of several texts."""
-    for i, row in enumerate(rows):
+    for i, values in enumerate(rows):
         if pooling == "none":
-            first, last = ("".join(f"{x:{form}} " for x in part) for part in (row[:3], row[-3:]))
+            first, last = (
+                "".join(f"{x:{form}} " for x in part) for part in (values[:3], values[-3:])
+            )
             yield f"embedding {i}: {first} ... {last}\n"
         else:
-            shown = row if len(rows) == 1 else row[:_N_SHOWN]
+            shown = values if len(rows) == 1 else values[:_N_SHOWN]
             yield f"embedding {i}: " + "".join(f"{x:{form}} " for x in shown) + "\n"
     if pooling == "none" or len(rows) == 1:
         return
@@ -217,8 +193,8 @@ def _lines(rows: list[Floats], texts: list[str], pooling: str, form: str) -> Ite
 
 
 def _scores(rows: list[Floats], labels: list[str]) -> Iterator[str]:
-    for i, row in enumerate(rows):
-        for score, label in zip(row, labels, strict=True):
+    for i, values in enumerate(rows):
+        for score, label in zip(values, labels, strict=True):
             name = f" [{visible(label)}]" if len(labels) > 1 else ""
             yield f"rerank score {i}: {score:8.3f}{name}\n"
 

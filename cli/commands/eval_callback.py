@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..loading import load_model, make_context
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
+from ..parameters import from_options, parameter_options
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -38,27 +41,28 @@ def _patterns(
     return tuple(found)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class WatchOptions:
+    """Which nodes are printed, and where their values are saved."""
+
+    # fmt: off
+    tensor_filter: tuple[re.Pattern[str], ...] = row((),
+        "Only nodes whose name starts with a match; l_out- matches the outputs of layers. "
+        "Repeatable.", Flags("--tensor-filter", metavar="REGEX", repeated=True, callback=_patterns))
+    save: Path | None = row(None,
+        "Save each node as a .npy file in this folder, with an index.json.",
+        Flags("--save", type=click.Path(path_type=Path, file_okay=False)))
+    stop_on_nan: bool = row(False, "Stop at the first node that contains a NaN.",
+        Flags("--stop-on-nan"))
+    all_outputs: bool = row(False,
+        "Compute the end of the last layer for all tokens, not only for the last token.",
+        Flags("--all-outputs"))
+    # fmt: on
+
+
 @click.command("eval-callback", cls=Program)
 @prompt_options
-@click.option(
-    "--tensor-filter",
-    multiple=True,
-    callback=_patterns,
-    metavar="REGEX",
-    help="Only nodes whose name starts with a match; l_out- matches the outputs of layers. "
-    "Repeatable.",
-)
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Save each node as a .npy file in this folder, with an index.json.",
-)
-@click.option("--stop-on-nan", is_flag=True, help="Stop at the first node that contains a NaN.")
-@click.option(
-    "--all-outputs",
-    is_flag=True,
-    help="Compute the end of the last layer for all tokens, not only for the last token.",
-)
+@parameter_options(WatchOptions)
 @model_options
 @escape_option()
 @context_options()
@@ -67,15 +71,10 @@ def _patterns(
 )
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(
-    tensor_filter: tuple[re.Pattern[str], ...],
-    save: Path | None,
-    stop_on_nan: bool,
-    all_outputs: bool,
-    **options: Any,
-) -> None:
+def command(**options: Any) -> None:
     """Print the values of a model's graph nodes during the evaluation of a prompt."""
-    prompt = PromptOptions.from_click(options).text() or ""
+    own = from_options(WatchOptions, options)
+    prompt = from_options(PromptOptions, options).text() or ""
     sizes = ContextOptions.from_click(options)
     model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
@@ -92,7 +91,7 @@ def command(
 
     shown = 0
     with contextlib.ExitStack() as stack:
-        files = None if save is None else stack.enter_context(NodeFiles(save))
+        files = None if own.save is None else stack.enter_context(NodeFiles(own.save))
 
         def show(node: Tensor, values: Any) -> None:
             nonlocal shown
@@ -105,9 +104,11 @@ def command(
             context,
             tokens,
             show,
-            name_filter=lambda name: not tensor_filter or any(p.match(name) for p in tensor_filter),
-            logits="all" if all_outputs else "last",
-            stop_on_nan=stop_on_nan,
+            name_filter=lambda name: (
+                not own.tensor_filter or any(p.match(name) for p in own.tensor_filter)
+            ),
+            logits="all" if own.all_outputs else "last",
+            stop_on_nan=own.stop_on_nan,
         )
     if not shown:
         note("--tensor-filter matches no node")

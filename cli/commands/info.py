@@ -8,16 +8,12 @@ pyllama info --clear-cache
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
 
 import click
 
-from ..devices import backends, device_list
+from ..machine import backends, device_list
 from ..output import write
 from ..tool import Program, version_option, version_text
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("info", cls=Program)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..drafting import Drafting, load_lookup_caches
 from ..loading import load_vocab
 from ..options.kv_overrides import override_kv_option
 from ..options.options import model_option
-from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.speculative import (
     SpeculativeOptions,
@@ -32,6 +33,7 @@ from ..options.speculative import (
     lookup_cache_options,
 )
 from ..output import note
+from ..parameters import from_options, parameter_options
 from ..paths import writable
 from ..tool import Program, version_option
 from .speculative import Speeds, complete, text_options
@@ -41,6 +43,18 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _TYPE = ("ngram-cache",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Output:
+    output: Path | None = row(None, "Lookup cache to write.",
+        Flags("-lcs", "--lookup-cache-static", required=True, callback=writable))  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _ChunkSize:
+    n_ctx: int = row(0, "Tokens of a chunk of the text. 0: the model's training context.",
+        Flags("-c", "--ctx-size"))  # fmt: skip
 
 
 @click.command("lookup", cls=Program)
@@ -91,7 +105,7 @@ def _lines(
 
 def _encoded(options: dict[str, Any]) -> tuple[Model, list[int]]:
     """Return the model without its weights, and the tokens of -p or -f."""
-    text = PromptOptions.from_click(options).text()
+    text = from_options(PromptOptions, options).text()
     if not text:
         raise click.UsageError("there is no text: give it with -p or -f")
     model = load_vocab(options["model"], options["kv_overrides"])
@@ -101,15 +115,7 @@ def _encoded(options: dict[str, Any]) -> tuple[Model, list[int]]:
 @click.command("lookup-create", cls=Program)
 @model_option
 @prompt_options
-@click.option(
-    "-lcs",
-    "--lookup-cache-static",
-    "output",
-    type=_PATH,
-    callback=writable,
-    required=True,
-    help="Lookup cache to write.",
-)
+@parameter_options(_Output)
 @escape_option()
 @override_kv_option
 @version_option()
@@ -156,14 +162,7 @@ class _Text:
 @click.command("lookup-stats", cls=Program)
 @model_option
 @prompt_options
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
-    type=Number(0, INT32_MAX),
-    default=0,
-    help="Tokens of a chunk of the text. 0: the model's training context.",
-)
+@parameter_options(_ChunkSize)
 @lookup_cache_options
 @length_options
 @escape_option()

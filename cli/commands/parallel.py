@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from pyllama.parameters import Flags, row
 
 from ..drafting import Drafting, drafted_text
 from ..loading import load_model, make_context
@@ -25,11 +27,12 @@ from ..options.options import (
     kv_unified_option,
     model_options,
 )
-from ..options.parameters import INT32_MAX, Number, from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.run import color_option
 from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
-from ..output import color_option, note, wants_color, write_raw
+from ..output import note, wants_color, write_raw
+from ..parameters import from_options, parameter_options
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -38,33 +41,25 @@ if TYPE_CHECKING:
 _MAX_TEXTS = 100_000
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ParallelOptions:
+    """How many texts there are, how long they are, and how many are generated at once."""
+
+    # fmt: off
+    n_parallel: int = row(4, "Number of sequences decoded in parallel.",
+        Flags("-np", "--parallel", low=1, high=256))
+    n_sequences: int = row(0,
+        "Total number of texts; prompts repeat cyclically. 0: one per prompt.",
+        Flags("-ns", "--sequences", high=_MAX_TEXTS))
+    predict: int = row(128,
+        "Number of tokens to generate per text. -1: until the end of text, or until its equal "
+        "share of the context is full.", Flags("-n", "--predict", "--n-predict", low=-1))
+    # fmt: on
+
+
 @click.command("parallel", cls=Program)
 @prompt_options
-@click.option(
-    "-np",
-    "--parallel",
-    "n_parallel",
-    type=Number(1, 256),
-    default=4,
-    help="Number of sequences decoded in parallel.",
-)
-@click.option(
-    "-ns",
-    "--sequences",
-    "n_sequences",
-    type=Number(0, _MAX_TEXTS),
-    default=0,
-    help="Total number of texts; prompts repeat cyclically. 0: one per prompt.",
-)
-@click.option(
-    "-n",
-    "--predict",
-    "--n-predict",
-    type=Number(-1, INT32_MAX),
-    default=128,
-    help="Number of tokens to generate per text. -1: until the end of text, or until its equal "
-    "share of the context is full.",
-)
+@parameter_options(ParallelOptions)
 @model_options
 @escape_option()
 @context_options()
@@ -76,33 +71,31 @@ _MAX_TEXTS = 100_000
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(
-    n_parallel: int, n_sequences: int, predict: int, kv_unified: bool, **options: Any
-) -> None:
+def command(kv_unified: bool, **options: Any) -> None:
     """Complete many prompts at once: the prompt of -p, or each line of -f.
 
     With a fixed seed, text i uses seed + i.
     """
-    text = PromptOptions.from_click(options).text()
+    own, text = from_options(ParallelOptions, options), from_options(PromptOptions, options).text()
     prompts = [line for line in (text or "").split("\n") if line.strip()]
     if options["prompt"] is not None:
         prompts = [text or ""]
     if not prompts:
         raise click.UsageError("there is no prompt: give one with -p or -f")
-    total = n_sequences or len(prompts)
+    total = own.n_sequences or len(prompts)
     sizes = ContextOptions.from_click(options)
     params = sampling_params(options)
     grammar = from_options(GrammarOptions, options).parse()
     text_params = [params.for_text(i) for i in range(total)]
     of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
-    n_seq = min(n_parallel, total)
+    n_seq = min(own.n_parallel, total)
     with Drafting(drafts, of_model, sizes, params, n_seq, kv_unified) as drafting:
         cells = sizes.params(n_seq, kv_unified)
         model = load_model(of_model, cells, sizes.n_threads, drafting.reserved)
         tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
         ids = [tokens[i % len(tokens)] for i in range(total)]
         if sizes.n_ctx == 0:
-            sizes = replace(sizes, n_ctx=_cells(ids, n_seq, predict, kv_unified))
+            sizes = replace(sizes, n_ctx=_cells(ids, n_seq, own.predict, kv_unified))
         context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
         from pyllama.engine.generate import run_many
 
@@ -110,7 +103,7 @@ def command(
             context,
             ids,
             text_params,
-            n_predict=predict,
+            n_predict=own.predict,
             grammar=grammar,
             speculation=drafting.speculation(context),
         )

@@ -11,17 +11,19 @@ Prints the running value after each chunk, then the final estimate with its erro
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
+
 from ..loading import load_model, make_context
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.parameters import INT32_MAX, Number
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
+from ..parameters import from_options, parameter_options
 from ..tables.kl import HEADER, chunk_line, statistics
 from ..tool import Program, ignored_option, version_option
 
@@ -32,62 +34,46 @@ if TYPE_CHECKING:
 _CTX_STEP = 256  # llama.cpp rounds the size of a context up to a multiple, that is of a chunk here
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class PerplexityOptions:
+    """What is scored, and how it is printed."""
+
+    # fmt: off
+    chunks: int = row(-1, "Maximum number of chunks to process. -1: all.",
+        Flags("--chunks", low=-1))
+    ppl_stride: int = row(0,
+        "Distance of the beginnings of overlapping chunks, of which the last N tokens are scored; "
+        "half of it is added to the context, which is rounded up to a multiple of 256. 0: no "
+        "overlap, and the second half of each is scored.", Flags("--ppl-stride"))
+    ppl_output_type: str = row("0",
+        "0: running values in a line. 1: a line per chunk: its position and the running value; "
+        "without --ppl-stride also the mean of -log p and its error.",
+        Flags("--ppl-output-type", choices=("0", "1")))
+    kl_divergence: bool = row(False,
+        "Compute the KL divergence to the saved probabilities of --kl-divergence-base, over the "
+        "tokens in that file.", Flags("--kl-divergence"))
+    logits_file: Path | None = row(None,
+        "File to save all token probabilities to, in llama.cpp's format; read with "
+        "--kl-divergence.", Flags("--kl-divergence-base", "--save-all-logits", metavar="FILE"))
+    # fmt: on
+
+
 @click.command("perplexity", cls=Program)
 @prompt_options
-@click.option(
-    "--chunks",
-    type=Number(-1, INT32_MAX),
-    default=-1,
-    help="Maximum number of chunks to process. -1: all.",
-)
-@click.option(
-    "--ppl-stride",
-    type=Number(0, INT32_MAX),
-    default=0,
-    help="Distance of the beginnings of overlapping chunks, of which the last N tokens are scored; "
-    "half of it is added to the context, which is rounded up to a multiple of 256. 0: no overlap, "
-    "and the second half of each is scored.",
-)
-@click.option(
-    "--ppl-output-type",
-    type=click.Choice(["0", "1"]),
-    default="0",
-    help="0: running values in a line. 1: a line per chunk: its position and the running value; "
-    "without --ppl-stride also the mean of -log p and its error.",
-)
-@click.option(
-    "--kl-divergence",
-    is_flag=True,
-    help="Compute the KL divergence to the saved probabilities of --kl-divergence-base, over the "
-    "tokens in that file.",
-)
-@click.option(
-    "--kl-divergence-base",
-    "--save-all-logits",
-    "logits_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File to save all token probabilities to, in llama.cpp's format; read with "
-    "--kl-divergence.",
-)
+@parameter_options(PerplexityOptions)
 @model_options
 @escape_option(default=False)
 @context_options(n_ctx=512)
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(
-    chunks: int,
-    ppl_stride: int,
-    ppl_output_type: str,
-    kl_divergence: bool,
-    logits_file: Path | None,
-    **options: Any,
-) -> None:
+def command(**options: Any) -> None:
     """Compute the perplexity of a model over a text."""
-    n_chunks = None if chunks < 0 else chunks
-    if ppl_stride and (kl_divergence or logits_file is not None):
+    own = from_options(PerplexityOptions, options)
+    stride, logits_file = own.ppl_stride, own.logits_file
+    n_chunks = None if own.chunks < 0 else own.chunks
+    if stride and (own.kl_divergence or logits_file is not None):
         raise click.UsageError("--ppl-stride works neither with --kl-divergence nor with its file")
-    if kl_divergence:
+    if own.kl_divergence:
         if logits_file is None:
             raise click.UsageError(
                 "--kl-divergence needs --kl-divergence-base FILE, a file that was saved with "
@@ -95,26 +81,26 @@ def command(
             )
         _compare(logits_file, n_chunks, options)
         return
-    text = PromptOptions.from_click(options).text()
+    text = from_options(PromptOptions, options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    context = _context(options, ppl_stride)
+    context = _context(options, stride)
     tokens = context.model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.eval.perplexity import perplexity, strided_perplexity
 
     n_ctx = context.n_ctx
     note(f"perplexity: {len(tokens)} tokens, n_ctx={n_ctx}, n_batch={context.n_batch}")
-    if ppl_stride:
-        results = strided_perplexity(context, tokens, ppl_stride, n_ctx, n_chunks)
+    if stride:
+        results = strided_perplexity(context, tokens, stride, n_ctx, n_chunks)
     else:
         results = perplexity(context, tokens, n_ctx, n_chunks, logits_file)
     result = None
     for result in results:
-        if ppl_output_type == "0":
+        if own.ppl_output_type == "0":
             write(f"[{result.chunk}]{result.ppl:.4f},")
             continue
-        position, more = (result.chunk - 1) * (ppl_stride or n_ctx), ""
-        if not ppl_stride:
+        position, more = (result.chunk - 1) * (stride or n_ctx), ""
+        if not stride:
             more = f"  {result.nll / result.n_scored:4f}  {result.error / result.ppl:4f}"
         write(f"{position:8d}  {result.ppl:.4f}{more}\n")
     if result is not None:

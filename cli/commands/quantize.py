@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
 from pyllama.parameters.loading import MAX_THREADS
 
-from ..options.kv_overrides import override_kv_option
-from ..options.parameters import Number
+from ..options.kv_overrides import Value, override_kv_option
 from ..output import note, progress_bar, write, write_line
+from ..parameters import Number, from_options, parameter_options
 from ..paths import read_text
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.quantize import Importance, QuantizeOptions, QuantizePlan
 
-_PATH = click.Path(path_type=Path)
 _MIB = 1 << 20
 
 
@@ -36,34 +38,52 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> fr
     return frozenset(int(number.convert(part, param, ctx)) for part in parts)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class QuantizeFlags:
+    """Which tensors get which type, and what is written."""
+
+    # fmt: off
+    allow_requantize: bool = row(False,
+        "Requantize tensors that are already quantized; reduces quality.",
+        Flags("--allow-requantize"))
+    leave_output_tensor: bool = row(False, "Do not quantize output.weight.",
+        Flags("--leave-output-tensor"))
+    pure: bool = row(False, "Use the same type for all matrices, no k-quant mix.", Flags("--pure"))
+    imatrix: Path | None = row(None,
+        "Importance matrix, GGUF or .dat, as pyllama-imatrix writes it.",
+        Flags("--imatrix", metavar="FILE"))
+    include_weights: tuple[str, ...] = row((),
+        "Use --imatrix only for tensors with NAME in their name. Repeatable.",
+        Flags("--include-weights", metavar="NAME", repeated=True))
+    exclude_weights: tuple[str, ...] = row((),
+        "Do not use --imatrix for tensors with NAME in their name. Repeatable.",
+        Flags("--exclude-weights", metavar="NAME", repeated=True))
+    output_tensor_type: str | None = row(None, "Type of output.weight.",
+        Flags("--output-tensor-type", metavar="TYPE"))
+    token_embedding_type: str | None = row(None, "Type of token_embd.weight.",
+        Flags("--token-embedding-type", metavar="TYPE"))
+    tensor_type: tuple[str, ...] = row((),
+        "Type of the tensors whose name matches REGEX, as in ffn_down=q6_k. Repeatable; the first "
+        "match counts.", Flags("--tensor-type", metavar="REGEX=TYPE", repeated=True))
+    tensor_type_file: Path | None = row(None,
+        "File of --tensor-type values, separated by white space.",
+        Flags("--tensor-type-file", metavar="FILE"))
+    prune_layers: frozenset[int] = row(frozenset(), "Layers to remove.",
+        Flags("--prune-layers", metavar="L0,L1,...", default=None, callback=_layers))
+    keep_split: bool = row(False, "Write the same number of splits as MODEL has.",
+        Flags("--keep-split"))
+    dry_run: bool = row(False, "Print the types and sizes, write nothing.", Flags("--dry-run"))
+    # fmt: on
+
+
 @click.command("quantize", cls=Program)
 @click.argument("arguments", nargs=-1, metavar="MODEL [OUTFILE] TYPE [THREADS]")
-@click.option("--allow-requantize", is_flag=True,
-              help="Requantize tensors that are already quantized; reduces quality.")  # fmt: skip
-@click.option("--leave-output-tensor", is_flag=True, help="Do not quantize output.weight.")
-@click.option("--pure", is_flag=True, help="Use the same type for all matrices, no k-quant mix.")
-@click.option("--imatrix", type=_PATH, metavar="FILE",
-              help="Importance matrix, GGUF or .dat, as pyllama-imatrix writes it.")  # fmt: skip
-@click.option("--include-weights", multiple=True, metavar="NAME",
-              help="Use --imatrix only for tensors with NAME in their name. "
-              "Repeatable.")  # fmt: skip
-@click.option("--exclude-weights", multiple=True, metavar="NAME",
-              help="Do not use --imatrix for tensors with NAME in their name. "
-              "Repeatable.")  # fmt: skip
-@click.option("--output-tensor-type", metavar="TYPE", help="Type of output.weight.")
-@click.option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
-@click.option("--tensor-type", multiple=True, metavar="REGEX=TYPE",
-              help="Type of the tensors whose name matches REGEX, as in ffn_down=q6_k. "
-              "Repeatable; the first match counts.")  # fmt: skip
-@click.option("--tensor-type-file", type=_PATH, metavar="FILE",
-              help="File of --tensor-type values, separated by white space.")  # fmt: skip
-@click.option("--prune-layers", callback=_layers, metavar="L0,L1,...", help="Layers to remove.")
-@click.option("--keep-split", is_flag=True, help="Write the same number of splits as MODEL has.")
+@parameter_options(QuantizeFlags, but=("dry_run",))
 @override_kv_option
-@click.option("--dry-run", is_flag=True, help="Print the types and sizes, write nothing.")
+@parameter_options(QuantizeFlags, only=("dry_run",))
 @ignored_option("--max-buffer-size", takes_value=True)
 @version_option()
-def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+def command(arguments: tuple[str, ...], **options: Any) -> None:
     """Quantize MODEL to OUTFILE, by default ggml-model-TYPE.gguf in MODEL's folder.
 
     TYPE is Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M,
@@ -73,7 +93,7 @@ def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     from pyllama.file_types import find_file_type, is_file_type
     from pyllama.quantize import quantize_model
 
-    model, rest = _split_arguments(arguments)
+    own, (model, rest) = from_options(QuantizeFlags, options), _split_arguments(arguments)
     outfile = None
     if rest and not is_file_type(rest[0]):
         outfile, rest = Path(rest[0]), rest[1:]
@@ -82,10 +102,12 @@ def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     file_type, n_threads = find_file_type(rest[0]), _threads(rest[1:])
     if outfile is None:
         outfile = model.parent / f"ggml-model-{file_type.name}.gguf"
-    settings = _options(n_threads, options)
+    settings = _options(n_threads, own, options["kv_overrides"])
     with progress_bar(f"quantizing to {file_type.name}") as progress:
-        plan = quantize_model(model, None if dry_run else outfile, file_type, settings, progress)
-    _report(plan, dry_run)
+        plan = quantize_model(
+            model, None if own.dry_run else outfile, file_type, settings, progress
+        )
+    _report(plan, own.dry_run)
 
 
 def _split_arguments(arguments: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
@@ -107,32 +129,27 @@ def _threads(words: tuple[str, ...]) -> int | None:
     return number or None
 
 
-def _options(n_threads: int | None, options: dict[str, Any]) -> QuantizeOptions:
+def _options(
+    n_threads: int | None, own: QuantizeFlags, overrides: Mapping[str, Value]
+) -> QuantizeOptions:
     from pyllama.quantize import QuantizeOptions, TypeOverrides, find_tensor_type
 
-    types = {
-        key: None if options[key] is None else find_tensor_type(options[key])
-        for key in ("output_tensor_type", "token_embedding_type")
-    }
-    type_overrides = TypeOverrides(
-        pure=options["pure"],
-        leave_output=options["leave_output_tensor"],
-        output_type=types["output_tensor_type"],
-        token_embedding_type=types["token_embedding_type"],
-        tensor_types=_tensor_types(options["tensor_type"], options["tensor_type_file"]),
+    output, embedding = (
+        None if name is None else find_tensor_type(name)
+        for name in (own.output_tensor_type, own.token_embedding_type)
     )
-    importance = _importance(
-        options["imatrix"], options["include_weights"], options["exclude_weights"]
-    )
+    tensor_types = _tensor_types(own.tensor_type, own.tensor_type_file)
     return QuantizeOptions(
-        allow_requantize=options["allow_requantize"],
-        keep_split=options["keep_split"],
-        prune_layers=options["prune_layers"],
-        overrides=options["kv_overrides"],
-        importance=importance,
-        imatrix_file=str(options["imatrix"] or ""),
+        allow_requantize=own.allow_requantize,
+        keep_split=own.keep_split,
+        prune_layers=own.prune_layers,
+        overrides=overrides,
+        importance=_importance(own.imatrix, own.include_weights, own.exclude_weights),
+        imatrix_file=str(own.imatrix or ""),
         n_threads=n_threads,
-        type_overrides=type_overrides,
+        type_overrides=TypeOverrides(
+            own.pure, own.leave_output_tensor, output, embedding, tensor_types
+        ),
     )
 
 

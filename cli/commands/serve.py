@@ -36,16 +36,17 @@ from ..options.options import (
     ContextOptions,
     ModelOptions,
     context_options,
+    host_names,
     keys_of,
     model_options,
 )
-from ..options.parameters import from_options, parameter_options
 from ..options.prompt import escape_option
 from ..options.router import RouterOptions, router_options, spawner
 from ..options.sampling import sampling_options, sampling_params
 from ..options.server_presets import preset_options
 from ..options.speculative import SpeculativeOptions, speculative_options
 from ..output import note, report
+from ..parameters import from_options, parameter_options
 from ..paths import read_text
 from ..tool import Program, ignored_option, version_option
 
@@ -170,7 +171,7 @@ class ServeOptions(ChatParams):
             stop=tuple(filter(None, given.stop)),
             api_keys=self._keys(options["api_keys"]),
             api_prefix=given.api_prefix.rstrip("/"),
-            allowed_hosts=_names(options["allowed_hosts"], listening.hosts),
+            allowed_hosts=host_names(options["allowed_hosts"], listening.hosts),
             cors_origins=given.cors_origins or ("localhost" if self.tools else ""),
             max_body_bytes=given.max_body_bytes * MIB,
             reranking=given.reranking or given.pooling == "rank",
@@ -185,17 +186,6 @@ class ServeOptions(ChatParams):
                 raise click.UsageError(f"--api-key-file: {self.api_key_file} has no key in it")
             keys += filter(None, lines)
         return tuple(keys)
-
-
-def _names(given: tuple[str, ...] | None, hosts: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The names that ``Host`` may have; None for any.
-
-    A server of this machine alone is protected from pages whose name resolves to it.
-    """
-    if given is not None:
-        return None if "*" in given else tuple(name.lower() for name in given)
-    local = ("127.0.0.1", "localhost", "::1")
-    return () if all(host in local or host.endswith(".sock") for host in hosts) else None
 
 
 def listening_of(options: Mapping[str, Any]) -> Listening:

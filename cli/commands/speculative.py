@@ -21,25 +21,19 @@ from ..help_pages import stack
 from ..loading import load_model, make_context
 from ..options.grammar import GrammarOptions, grammar_options
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.parameters import INT32_MAX, Number, from_options
 from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..options.run import RunOptions, color_option
 from ..options.sampling import sampling_options, sampling_params
 from ..options.speculative import SpeculativeOptions, speculative_options
-from ..output import color_option, note, wants_color, write_raw
+from ..output import note, wants_color, write_raw
+from ..parameters import from_options, parameter_options
 from ..tool import Program, ignored_option, version_option
 
 text_options = stack(
     prompt_options,
-    click.option(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=Number(-1, INT32_MAX),
-        default=-1,
-        help="Number of tokens to generate. -1: until the end of text or a full context.",
-    ),
+    parameter_options(RunOptions, only=("predict",)),
     color_option,
-    click.option("-sp", "--special", is_flag=True, help="Print special tokens."),
+    parameter_options(RunOptions, only=("special",)),
     model_options,
     escape_option(),
     context_options(),
@@ -87,7 +81,7 @@ def complete(
         write_stats: prints the statistics of the drafts.
     """
     start = time.perf_counter()
-    prompt = PromptOptions.from_click(options).text()
+    prompt = from_options(PromptOptions, options).text()
     if not prompt:
         raise click.UsageError("there is no prompt: give one with -p or -f")
     params = sampling_params(options)

@@ -1,7 +1,7 @@
 """The options of pyllama-bench that take lists, and their product: the cases to run.
 
     @list_options
-    def command(**options): cases = Lists.from_click(options).cases()
+    def command(**options): cases = from_options(Lists, options).cases()
 
 A list is separated by commas, a repeated flag, or ``first-last+step``, as in llama-bench.
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import INT32_MAX, Flags, row
 from pyllama.parameters.loading import CACHE_TYPES, MAX_THREADS
 
-from ..help_pages import stack
 from ..output import note
-from .options import Group
-from .parameters import INT32_MAX
+from ..parameters import parameter_options
 
 if TYPE_CHECKING:
     from pyllama.bench.bench import BenchCase
@@ -118,52 +117,51 @@ def _chained(ctx: click.Context, param: click.Parameter, values: tuple[list[Any]
     return list(itertools.chain.from_iterable(values))
 
 
-def _list_option(
-    *flags: str, default: int, minimum: int, maximum: int = INT32_MAX, help: str
-) -> Any:
-    return click.option(
-        *flags,
-        type=IntList(minimum, maximum),
-        multiple=True,
-        default=[str(default)],
-        callback=_chained,
-        help=help,
-    )
+def _ints(*names: str, default: int, low: int = 0, high: int = INT32_MAX) -> Flags:
+    kind = IntList(low, high)
+    return Flags(*names, default=[str(default)], type=kind, multiple=True, callback=_chained)
 
 
-def _type_option(*flags: str, help: str) -> Any:
-    return click.option(
-        *flags,
-        type=TypeList(),
-        multiple=True,
-        default=[F16],
-        callback=_chained,
-        help=f"{help}: {', '.join(CACHE_TYPES)}.",
-    )
+def _types(*names: str) -> Flags:
+    return Flags(*names, default=[F16], type=TypeList(), multiple=True, callback=_chained)
 
 
-@dataclass(frozen=True)
-class Lists(Group):
+@dataclass(frozen=True, eq=False, repr=False)
+class Lists:
     """The lists; every combination of their values is run."""
 
-    n_prompt: list[int]
-    n_gen: list[int]
-    pg: list[tuple[int, int]]
-    n_depth: list[int]
-    batch_size: list[int]
-    ubatch_size: list[int]
-    threads: list[int]
-    cache_type_k: list[str]
-    cache_type_v: list[str]
-    no_kv_offload: list[int]
-    flash_attn: bool
+    # fmt: off
+    n_prompt: Sequence[int] = row((), "Prompt tokens. 0: no test.",
+        _ints("-p", "--n-prompt", default=512))
+    n_gen: Sequence[int] = row((), "Tokens to generate. 0: no test.",
+        _ints("-n", "--n-gen", default=128))
+    pg: Sequence[tuple[int, int]] = row((), "Test prompt processing followed by generation.",
+        Flags("-pg", metavar="PROMPT,GEN", repeated=True, callback=_pairs))
+    n_depth: Sequence[int] = row((), "Tokens in the KV cache before the test.",
+        _ints("-d", "--n-depth", default=0))
+    batch_size: Sequence[int] = row((), "Logical batch size.",
+        _ints("-b", "--batch-size", default=N_BATCH, low=1))
+    ubatch_size: Sequence[int] = row((), "Physical batch size.",
+        _ints("-ub", "--ubatch-size", default=N_UBATCH, low=1))
+    threads: Sequence[int] = row((), "Threads. -1: automatic.",
+        _ints("-t", "--threads", default=-1, low=-1, high=MAX_THREADS))
+    cache_type_k: Sequence[str] = row((), f"KV cache types for K: {', '.join(CACHE_TYPES)}.",
+        _types("-ctk", "--cache-type-k"))
+    cache_type_v: Sequence[str] = row((), f"KV cache types for V: {', '.join(CACHE_TYPES)}.",
+        _types("-ctv", "--cache-type-v"))
+    no_kv_offload: Sequence[int] = row((), "1: keep the KV cache in host memory.",
+        _ints("-nkvo", "--no-kv-offload", default=0, high=1))
+    flash_attn: bool = row(False, "Flash attention. It is always on.",
+        Flags("-fa", "--flash-attn", metavar="on|off|auto", repeated=True, callback=_flash_attn,
+            is_flag=False))
+    # fmt: on
 
     def cases(self) -> Iterator[BenchCase]:
         """Yield the cases in llama-bench's order: prompts, generations, then both."""
         from pyggml.dtype import GGMLType
         from pyllama.bench.bench import BenchCase
 
-        tests = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + self.pg
+        tests = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.pg]
         for n_batch, n_ubatch, k, v, on_host, threads, n_depth, test in itertools.product(
             self.batch_size, self.ubatch_size, self.cache_type_k, self.cache_type_v,
             self.no_kv_offload, self.threads, self.n_depth, tests,
@@ -195,45 +193,4 @@ class Lists(Group):
         return [name for name, is_shown in shown.items() if is_shown]
 
 
-list_options = stack(
-    _list_option("-p", "--n-prompt", default=512, minimum=0, help="Prompt tokens. 0: no test."),
-    _list_option("-n", "--n-gen", default=128, minimum=0, help="Tokens to generate. 0: no test."),
-    click.option(
-        "-pg",
-        metavar="PROMPT,GEN",
-        multiple=True,
-        callback=_pairs,
-        help="Test prompt processing followed by generation.",
-    ),
-    _list_option(
-        "-d", "--n-depth", default=0, minimum=0, help="Tokens in the KV cache before the test."
-    ),
-    _list_option("-b", "--batch-size", default=N_BATCH, minimum=1, help="Logical batch size."),
-    _list_option("-ub", "--ubatch-size", default=N_UBATCH, minimum=1, help="Physical batch size."),
-    _list_option(
-        "-t",
-        "--threads",
-        default=-1,
-        minimum=-1,
-        maximum=MAX_THREADS,
-        help="Threads. -1: automatic.",
-    ),
-    _type_option("-ctk", "--cache-type-k", help="KV cache types for K"),
-    _type_option("-ctv", "--cache-type-v", help="KV cache types for V"),
-    _list_option(
-        "-nkvo",
-        "--no-kv-offload",
-        default=0,
-        minimum=0,
-        maximum=1,
-        help="1: keep the KV cache in host memory.",
-    ),
-    click.option(
-        "-fa",
-        "--flash-attn",
-        multiple=True,
-        callback=_flash_attn,
-        metavar="on|off|auto",
-        help="Flash attention. It is always on.",
-    ),
-)
+list_options = parameter_options(Lists)

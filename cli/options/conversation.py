@@ -2,17 +2,17 @@
 
 @conversation_options
 def command(**options: Any) -> None:
-    talk = ConversationOptions.from_click(options)
+    talk = from_options(ConversationOptions, options)
     mode = talk.mode(has_template)
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -20,12 +20,12 @@ from pyllama.parameters import Flags, row, rows
 from pyllama.parameters.generation import REASONING_FORMATS, ChatParams
 
 from ..help_pages import stack
-from ..output import color_option, note
+from ..output import note
+from ..parameters import parameter_options
 from ..paths import read_text
 from ..tool import ignored_option
-from .parameters import from_options, parameter_options
 from .prompt import process_escapes
-from .run import RunOptions
+from .run import RunOptions, color_option
 
 if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
@@ -76,11 +76,6 @@ class ConversationOptions(RunOptions, ChatParams):
         Flags("--reasoning-effort", metavar="LEVEL"))
     # fmt: on
     escape: bool = True  # of `escape_option`
-
-    @classmethod
-    def from_click(cls, options: Mapping[str, Any]) -> Self:
-        """Return an instance filled from click's values."""
-        return from_options(cls, options, color=options["color"], escape=options["escape"])
 
     def __post_init__(self) -> None:
         _check_one("-sys", self.system_prompt, self.system_prompt_file)

@@ -16,8 +16,8 @@ import click
 
 from pyllama.parameters import Flags, row
 
+from ..parameters import parameter_options
 from ..paths import read_text
-from .parameters import parameter_options
 
 if TYPE_CHECKING:
     from pyllama.grammar import Grammar

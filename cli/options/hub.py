@@ -9,27 +9,33 @@ The values are stored in click's context, so commands need no parameters for the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..help_pages import stack
-from ..output import progress_bar
+from pyllama.parameters import Flags, row
 
-_META = "pyllama.hub.hub."
+from ..output import progress_bar
+from ..parameters import kept_values, parameter_options
 
 
 @dataclass(frozen=True)
 class HubOptions:
     """A model on the Hugging Face hub, as the command line names it."""
 
-    repo: str
-    file: str | None = None
-    token: str | None = None
-    offline: bool = False
+    # fmt: off
+    hub_repo: str = row("",
+        "Hugging Face repository of the model, downloaded once.  [default QUANT: Q4_K_M, else "
+        "Q8_0, else the first file]",
+        Flags("-hf", "-hfr", "--hf-repo", metavar="USER/MODEL[:QUANT]", default=None))
+    hub_file: str | None = row(None, "File in the repository; overrides QUANT.",
+        Flags("-hff", "--hf-file", metavar="FILE"))
+    hub_token: str | None = row(None, "Hugging Face access token.  [default: HF_TOKEN]",
+        Flags("-hft", "--hf-token"))
+    hub_offline: bool = row(False, "Use only the local cache, no network.", Flags("--offline"))
+    # fmt: on
 
     @classmethod
     def current(cls) -> HubOptions | None:
@@ -38,24 +44,24 @@ class HubOptions:
         Raises:
             click.UsageError: -hff without -hf.
         """
-        given = _given()
-        if "repo" in given:
+        given = kept_values(cls)
+        if given.get("hub_repo"):
             return cls(**given)
-        if "file" in given:
+        if given.get("hub_file"):
             raise click.UsageError(
                 "-hff names a file in a repository: give the repository with -hf"
             )
         return None
 
-    @staticmethod
-    def choose(repo: str) -> None:
+    @classmethod
+    def choose(cls, repo: str) -> None:
         """Let this command load a model on the hub, as ``-hf`` does."""
-        click.get_current_context().meta[f"{_META}repo"] = repo
+        kept_values(cls)["hub_repo"] = repo
 
     @classmethod
     def of_draft(cls, repo: str, file: str | None) -> HubOptions:
         """Return a draft model on the hub, with the token and --offline of this command line."""
-        return cls(**{**_given(), "repo": repo, "file": file})
+        return cls(**{**kept_values(cls), "hub_repo": repo, "hub_file": file})
 
     def path(self, model: Path | None) -> Path:
         """Return the path of the model's file, downloading it if necessary.
@@ -75,49 +81,9 @@ class HubOptions:
                     bars[file] = stack.enter_context(progress_bar(f"fetching {file}"))
                 bars[file](fraction)
 
-            hub = Hub(token=self.token, offline=self.offline, progress=progress)
-            return hub_model(self.repo, self.file, hub)
+            hub = Hub(token=self.hub_token, offline=self.hub_offline, progress=progress)
+            return hub_model(self.hub_repo, self.hub_file, hub)
 
 
-def _given() -> dict[str, Any]:
-    """The hub options of this command line that are given."""
-    context = click.get_current_context(silent=True)
-    return {
-        key.removeprefix(_META): value
-        for key, value in (context.meta if context else {}).items()
-        if key.startswith(_META) and value
-    }
-
-
-def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    ctx.meta[f"{_META}{(param.name or '').removeprefix('hub_')}"] = value
-
-
-def _option(*flags: str, **more: Any) -> Callable[[Any], Any]:
-    return click.option(*flags, expose_value=False, callback=_keep, **more)
-
-
-hub_options = stack(
-    _option(
-        "-hf",
-        "-hfr",
-        "--hf-repo",
-        "hub_repo",
-        metavar="USER/MODEL[:QUANT]",
-        help="Hugging Face repository of the model, downloaded once.  [default QUANT: Q4_K_M, else "
-        "Q8_0, else the first file]",
-    ),
-    _option(
-        "-hff",
-        "--hf-file",
-        "hub_file",
-        metavar="FILE",
-        help="File in the repository; overrides QUANT.",
-    ),
-    _option(
-        "-hft", "--hf-token", "hub_token", help="Hugging Face access token.  [default: HF_TOKEN]"
-    ),
-    _option("--offline", "hub_offline", is_flag=True, help="Use only the local cache, no network."),
-    section="Model",
-)
+hub_options = parameter_options(HubOptions, keep=True, section="Model")
 """``-hf``, ``-hff``, ``-hft`` and ``--offline``."""

@@ -15,7 +15,7 @@ import click
 
 from pyllama.parameters.loading import FileParams
 
-from .parameters import parameter_options
+from ..parameters import parameter_options
 
 Value = bool | int | float | str
 _TRUTH = {"true": True, "false": False}

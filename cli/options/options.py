@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -28,12 +28,12 @@ from pyllama.parameters.loading import ContextSizes, DeviceParams, FileParams
 from ..help_pages import stack
 from ..machine import machine_options
 from ..output import note
+from ..parameters import from_options, parameter_options
 from ..tool import ignored_option
 from ..unsupported import OP_OFFLOAD
 from .hub import hub_options
 from .kv_overrides import parse_overrides
 from .overrides import current_overrides, override_options
-from .parameters import from_options, parameter_options
 from .sparse import sparse_options
 
 if TYPE_CHECKING:
@@ -61,6 +61,17 @@ def keys_of(flag: str, text: str) -> tuple[str, ...]:
     return keys
 
 
+def host_names(given: tuple[str, ...] | None, hosts: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The names that ``Host`` may have; None for any.
+
+    A server of this machine alone is protected from pages whose name resolves to it.
+    """
+    if given is not None:
+        return None if "*" in given else tuple(name.lower() for name in given)
+    local = ("127.0.0.1", "localhost", "::1")
+    return () if all(host in local or host.endswith(".sock") for host in hosts) else None
+
+
 class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A number of bytes in M (10**6) or G (10**9), the units of llama-gguf-split."""
 
@@ -76,15 +87,6 @@ class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                 ctx,
             )
         return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
-
-
-class Group:
-    """Base of a dataclass with one field per option, of the same name."""
-
-    @classmethod
-    def from_click(cls, options: Mapping[str, Any]) -> Self:
-        """Return an instance filled from click's values."""
-        return cls(**{f.name: options[f.name] for f in fields(cls)})  # type: ignore[arg-type]
 
 
 class GpuLayers(click.ParamType[int | Literal["auto"]]):
@@ -211,7 +213,9 @@ _GPU_ONLY = (
 class ModelOptions(FileParams):
     """Which model to load, and how. ``model`` None is the demo model."""
 
-    model: Path | None
+    model: Path | None = row(None,
+        "GGUF file, or the first file of a split model.  [default: a small demo model, downloaded "
+        "once]", Flags("-m", "--model"))  # fmt: skip
     offload: OffloadOptions = field(default_factory=OffloadOptions)
 
     @classmethod
@@ -221,7 +225,7 @@ class ModelOptions(FileParams):
         if mode not in (None, "auto"):
             modes = {"use_mmap": "mmap" in mode, "use_mlock": "mlock" in mode}
         offload = from_options(OffloadOptions, options)
-        return from_options(cls, {**options, **modes}, model=options["model"], offload=offload)
+        return from_options(cls, {**options, **modes}, offload=offload)
 
 
 offload_options = parameter_options(
@@ -235,17 +239,7 @@ offload_options = parameter_options(
     section="GPU",
 )
 
-model_option = stack(
-    click.option(
-        "-m",
-        "--model",
-        type=click.Path(path_type=Path),
-        help="GGUF file, or the first file of a split model.  [default: a small demo model, "
-        "downloaded once]",
-    ),
-    hub_options,
-    section="Model",
-)
+model_option = stack(parameter_options(ModelOptions, only=("model",), section="Model"), hub_options)
 
 load_options = stack(
     click.option(

@@ -9,37 +9,31 @@ when the context is created (``pyllama.runtime.overrides``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from pyllama.parameters import Flags, row
 from pyllama.parameters.loading import OverrideParams
 
-from ..help_pages import stack
-from .parameters import Number, parameter_options
+from ..parameters import kept_values, parameter_options
 
 if TYPE_CHECKING:
     from pyllama.runtime.overrides import Overrides
 
-_META = "pyllama.runtime.overrides."
-_SCALE = "rope_scale"
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _OverrideOptions(OverrideParams):
+    rope_scale: float | None = row(
+        None, "RoPE context scaling factor; same as --rope-freq-scale 1/N.", Flags("--rope-scale")
+    )
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    if value is not None:
-        ctx.meta[f"{_META}{param.name}"] = value
-
-
-override_options = stack(
-    parameter_options(OverrideParams, only=("rope_scaling",), keep=_keep),
-    click.option(
-        "--rope-scale",
-        type=Number(kind=float),
-        expose_value=False,
-        callback=_keep,
-        help="RoPE context scaling factor; same as --rope-freq-scale 1/N.",
-    ),
-    parameter_options(OverrideParams, but=("rope_scaling",), keep=_keep),
+override_options = parameter_options(
+    _OverrideOptions,
+    first=("rope_scaling", "rope_scale"),
+    keep=True,
     section="RoPE and activation",
 )
 """``--rope-*``, ``--yarn-*`` and ``--act``."""
@@ -53,13 +47,8 @@ def current_overrides() -> Overrides:
     """
     from pyllama.runtime.overrides import Overrides
 
-    context = click.get_current_context(silent=True)
-    given = {
-        key.removeprefix(_META): value
-        for key, value in (context.meta if context else {}).items()
-        if key.startswith(_META)
-    }
-    scale = given.pop(_SCALE, None)
+    given = dict(kept_values(_OverrideOptions))
+    scale = given.pop("rope_scale", None)
     if scale is not None:
         if "rope_freq_scale" in given:
             raise click.UsageError("--rope-scale N is --rope-freq-scale 1/N: give one of them")

@@ -3,7 +3,7 @@
 @prompt_options
 @escape_option()
 def command(**options: Any) -> None:
-    text = PromptOptions.from_click(options).text()
+    text = from_options(PromptOptions, options).text()
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Any, TypeVar
 
 import click
 
-from ..help_pages import stack
+from pyllama.parameters import Flags, row
+
+from ..parameters import parameter_options
 from ..paths import MAX_TEXT_BYTES
-from .options import Group
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class PromptOptions(Group):
+class PromptOptions:
     """Source of the prompt, and whether its escape sequences are processed."""
 
-    prompt: str | None
-    file: Path | None
-    escape: bool
+    prompt: str | None = row(None, "Prompt.", Flags("-p", "--prompt"))
+    file: Path | None = row(None, "File with the prompt.", Flags("-f", "--file"))
+    escape: bool = True
 
     def text(self, given: bytes | None = None, *, whole_file: bool = False) -> str | None:
         """Return the prompt, None if there is none; invalid UTF-8 becomes U+FFFD.
@@ -63,10 +64,7 @@ class PromptOptions(Group):
         return data if whole_file else data.removesuffix(b"\n")
 
 
-prompt_options = stack(
-    click.option("-p", "--prompt", help="Prompt."),
-    click.option("-f", "--file", type=click.Path(path_type=Path), help="File with the prompt."),
-)
+prompt_options = parameter_options(PromptOptions)
 
 
 def escape_option(default: bool = True) -> Callable[[F], F]:

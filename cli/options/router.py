@@ -21,7 +21,7 @@ from pyllama.parameters import Flags, row
 
 from ..environment import is_on
 from ..help_pages import stack
-from .parameters import parameter_options
+from ..parameters import parameter_options
 from .presets import (
     GLOBAL,
     Preset,

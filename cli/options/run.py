@@ -13,8 +13,8 @@ from pathlib import Path
 from pyllama.parameters import Flags, row
 
 from ..help_pages import stack
+from ..parameters import parameter_options
 from ..tool import ignored_option
-from .parameters import parameter_options
 
 FILL = -2  # --predict -2: generate until the context is full, without a context shift
 
@@ -45,14 +45,18 @@ class RunOptions:
         Flags("--prompt-cache-ro"))
     special: bool = row(False, "Print special tokens.", Flags("-sp", "--special"))
     perf: bool = row(True, "Print timings at the end.", Flags("--perf/--no-perf"))
-    color: str = "auto"  # of `color_option`
+    color: str = row("auto",
+        "Colour your input, and drafted tokens that were accepted. auto: in a terminal, unless "
+        "NO_COLOR is set or TERM is dumb.",
+        Flags("-co", "--color", choices=("on", "off", "auto"), is_flag=False, flag_value="on"))
     verbose: bool = row(False, "Print the model and the parameters on stderr.",
         Flags("-v", "--verbose"))
     # fmt: on
 
 
 run_options = stack(
-    parameter_options(RunOptions),
+    parameter_options(RunOptions, but=("color",)),
     ignored_option("--no-warmup", "--warmup"),
     ignored_option("--log-disable"),
 )
+color_option = parameter_options(RunOptions, only=("color",))

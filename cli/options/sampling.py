@@ -15,7 +15,7 @@ import click
 
 from pyllama.parameters.sampling import LETTERS, SamplingParams
 
-from .parameters import from_options, parameter_options
+from ..parameters import from_options, parameter_options
 from .prompt import process_escapes
 
 

@@ -15,7 +15,7 @@ import click
 from pyllama.parameters.loading import FileParams
 
 from ..flags import in_flags
-from .parameters import parameter_options
+from ..parameters import parameter_options
 
 
 class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]

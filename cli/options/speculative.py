@@ -22,11 +22,11 @@ from pyllama.parameters.drafting import DRAFT_HEADS, DRAFT_MAX, DRAFTERS, MAX_DR
 
 from ..help_pages import stack
 from ..output import note
+from ..parameters import Number, from_options, parameter_options
 from ..paths import writable
 from ..tool import ignored_option
 from ..unsupported import DRAFT_HEADS as NO_DRAFT_HEADS
 from .options import GpuLayers
-from .parameters import Number, from_options, parameter_options
 from .sparse import Threshold
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..server.http.security import Guard
 from ..server.http.sse import JsonResponse, error_response, read_body
 from ..server.request.errors import ApiError
+from ..server.worker.threads import Workers
 from .forward import CLOSING, Forwarded, error_of_call, unavailable
 from .loopback import keep_on_loopback
 from .options import ClusterOptions, ReplicaOptions
@@ -54,7 +56,7 @@ class EngineReplica:
         keep_on_loopback()
         self._options, self._loaded = options, dict[str, LoadedModel]()
         self._first: LoadedModel | None = LoadedModel(options, options.default)
-        self._n_served = 0
+        self._n_served, self._loading = 0, Workers(1, "load")
         self._id = serve.get_replica_context().replica_id.unique_id
 
         async def cached(name: str) -> LoadedHandle:
@@ -98,7 +100,7 @@ class EngineReplica:
     async def _load(self, name: str) -> LoadedModel:
         first, self._first = self._first, None
         if first is None or first.name != name:
-            first = await asyncio.to_thread(LoadedModel, self._options, name)
+            first = await self._loading.run(partial(LoadedModel, self._options, name))
         self._loaded[name] = first
         await first.start()
         return first

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError
+from ..parameters import documented, rows
+from ..parameters.clustering import ROUTES, ClusterParams
 from ..server.request.options import ServerOptions
 
-ROUTES = ("prefix", "load")
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's machine
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 60.0  # a long prompt's step may take many seconds
 _MAX_INGRESS_REQUESTS = 10_000  # of one process that forwards; the engines' queue is the limit
@@ -51,40 +52,19 @@ class ReplicaOptions:
         return int(self.context.get("n_seq_max", 1))
 
 
+@documented
 @dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(ClusterParams):
     """Number of replicas, and which of them gets a request.
 
     Attributes:
         replica: of every replica.
-        n_replicas: replicas at the start, and at least.
-        max_replicas: replicas at most; None for a fixed number.
-        target_requests: open requests per replica for which replicas are added and removed.
-        max_requests: open requests of a replica, running and waiting; None for twice its slots.
-        max_queued: requests that may wait for a replica before others are refused with 503.
         n_cpus: CPUs that Ray reserves for a replica, its number of threads.
-        route: ``prefix``, equal beginnings of prompts to the same replica, or ``load``.
-        prefix_chars: characters of a prompt that choose the replica.
-        models_per_replica: models that a replica holds at the same time.
-        n_ingress: processes that read requests and forward them.
-        upscale_s, downscale_s: seconds of too much or too little load before Ray adds or removes.
-        drain_s: seconds that running requests get at the end.
+
     """
 
     replica: ReplicaOptions
-    n_replicas: int = 1
-    max_replicas: int | None = None
-    target_requests: float | None = None
-    max_requests: int | None = None
-    max_queued: int = 512
     n_cpus: float = 1.0
-    route: str = "prefix"
-    prefix_chars: int = 512
-    models_per_replica: int = 1
-    n_ingress: int = 1
-    upscale_s: float = 10.0
-    downscale_s: float = 300.0
-    drain_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
@@ -119,7 +99,7 @@ class ClusterOptions:
             if name not in ARGUMENTS:
                 argument_names = ", ".join(("model", *ARGUMENTS))
                 raise ClusterError(f"unknown argument {name!r}; known are {argument_names}")
-            kind, _ = ARGUMENTS[name]
+            kind = ARGUMENTS[name]
             try:
                 values[name] = kind(value)
             except (TypeError, ValueError):
@@ -140,7 +120,7 @@ class ClusterOptions:
             raise ClusterError("api_key has an empty key; leave it out for a server without keys")
         server = ServerOptions(allowed_hosts=names, api_keys=keys)
         replica = ReplicaOptions({str(k): str(v) for k, v in models.items()}, server, context)
-        fields = {ARGUMENTS[name][1]: value for name, value in values.items()}
+        fields = {_FIELDS[name]: value for name, value in values.items()}
         return cls(replica, n_cpus=float(threads), **fields)
 
     def engine_config(self) -> dict[str, Any]:
@@ -195,23 +175,10 @@ class ClusterOptions:
 PREFIX_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 """Ray's router that hashes ``session_id``; when a replica is full, it tries the next."""
 
-ARGUMENTS: dict[str, tuple[type, str]] = {
-    "replicas": (int, "n_replicas"),
-    "max_replicas": (int, "max_replicas"),
-    "target_requests": (float, "target_requests"),
-    "max_requests": (int, "max_requests"),
-    "max_queued": (int, "max_queued"),
-    "route": (str, "route"),
-    "prefix_chars": (int, "prefix_chars"),
-    "models_per_replica": (int, "models_per_replica"),
-    "ingress": (int, "n_ingress"),
-    "upscale_s": (float, "upscale_s"),
-    "downscale_s": (float, "downscale_s"),
-    "drain_s": (float, "drain_s"),
-    "threads": (int, "n_cpus"),
-    "parallel": (int, "n_slots"),
-    "ctx_size": (int, "n_ctx"),
-    "allowed_hosts": (str, "allowed_hosts"),
-    "api_key": (str, "api_keys"),
-}
-"""Arguments of ``build``, with their types and the fields that they set."""
+_FIELDS = {name.removeprefix("n_"): name for name in rows(ClusterParams)}
+_KINDS = {"int": int, "float": float, "str": str}
+ARGUMENTS: dict[str, type] = {
+    **{name: _KINDS[rows(ClusterParams)[f].kind.partition(" ")[0]] for name, f in _FIELDS.items()},
+    "threads": int, "parallel": int, "ctx_size": int, "allowed_hosts": str, "api_key": str,
+}  # fmt: skip
+"""Arguments of ``build``, with their types."""

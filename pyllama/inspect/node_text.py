@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -112,11 +111,6 @@ class NodeFiles:
     def __enter__(self) -> NodeFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         text = json.dumps(self.index, indent=1) + "\n"
         write_whole(self.folder / "index.json", text.encode())

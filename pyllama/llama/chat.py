@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..chat.reader import Delta, Reader
 from ..chat.turn import Turn
-from .completion import Completion, CompletionChunk, Logprobs
+
+if TYPE_CHECKING:
+    from .types import Completion, CompletionChunk, CompletionLogprobs
 
 
 @dataclass
@@ -105,7 +107,7 @@ def _head(completion: CompletionChunk, kind: str) -> dict[str, Any]:
     }
 
 
-def _logprobs(logprobs: Logprobs | None) -> dict[str, Any] | None:
+def _logprobs(logprobs: CompletionLogprobs | None) -> dict[str, Any] | None:
     if logprobs is None:
         return None
     rows = zip(
@@ -135,7 +137,7 @@ def plain_completion(completion: Completion, tool: str | None = None) -> dict[st
     choices = []
     for choice in completion["choices"]:
         message: dict[str, Any] = {"role": "assistant", "content": choice["text"]}
-        reason = choice["finish_reason"]
+        reason: str | None = choice["finish_reason"]
         if tool is not None:
             function = {"name": tool, "arguments": choice["text"]}
             call = {"id": _call_id(tool, completion), "type": "function", "function": function}
@@ -160,7 +162,8 @@ def plain_chunks(
     begun = set[int]()
     for chunk in chunks:
         for choice in chunk["choices"]:
-            i, reason, text = choice["index"], choice["finish_reason"], choice["text"]
+            i, text = choice["index"], choice["text"]
+            reason: str | None = choice["finish_reason"]
             delta: dict[str, Any] = {} if reason is not None else {"content": text}
             if tool is not None and reason is None:
                 function = {"name": None if i in begun else tool, "arguments": text}

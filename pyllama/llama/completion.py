@@ -13,52 +13,13 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..engine import Event, TokenLogprob
 from ..tokenizer import Tokenizer, TokenStream
 
-
-class Logprobs(TypedDict):
-    """Text, character offset, log-probability and likeliest alternatives of each token."""
-
-    tokens: list[str]
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class TextChoice(TypedDict):
-    """One text; ``finish_reason`` is None in all chunks but the last."""
-
-    text: str
-    index: int
-    logprobs: Logprobs | None
-    finish_reason: str | None
-
-
-class TextUsage(TypedDict):
-    """Token counts."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class CompletionChunk(TypedDict):
-    """A piece of a completion."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[TextChoice]
-
-
-class Completion(CompletionChunk):
-    """A whole completion."""
-
-    usage: TextUsage
+if TYPE_CHECKING:
+    from .types import Completion, CompletionChunk, CompletionLogprobs
 
 
 @dataclass(frozen=True)
@@ -86,8 +47,8 @@ class CompletionRequest:
 class _Piece:
     index: int
     text: str
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
 
 
 @dataclass
@@ -114,7 +75,7 @@ class CompletionRun:
         choices = []
         for i in sorted(self._texts):
             own_pieces = [piece for piece in pieces if piece.index == i]
-            logprobs: Logprobs | None = None
+            logprobs: CompletionLogprobs | None = None
             if self.request.logprobs is not None:
                 logprobs = _no_logprobs()
                 for piece in own_pieces:
@@ -234,7 +195,7 @@ class _LogprobBook:
         entries["token_logprobs"].append(top[text])
         entries["top_logprobs"].append(top)
 
-    def take(self) -> Logprobs:
+    def take(self) -> CompletionLogprobs:
         """Return and remove the collected entries."""
         entries, self._entries = self._entries, _no_logprobs()
         return entries
@@ -243,11 +204,11 @@ class _LogprobBook:
         return self._tokenizer.token_to_piece(token).decode("utf-8", "ignore")
 
 
-def _no_logprobs() -> Logprobs:
+def _no_logprobs() -> CompletionLogprobs:
     return {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
 
 
-def _extend(logprobs: Logprobs, more: Logprobs | None) -> None:
+def _extend(logprobs: CompletionLogprobs, more: CompletionLogprobs | None) -> None:
     if more is not None:
         logprobs["tokens"] += more["tokens"]
         logprobs["text_offset"] += more["text_offset"]

@@ -24,8 +24,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy.typing as npt
 
@@ -59,7 +58,7 @@ from .arguments import split_mode as split_mode_name
 from .cache import BaseLlamaCache, longest_token_prefix
 from .chat import ChatResults
 from .chat_handlers import FormatHandler, Handler, find_handler, is_registered
-from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
+from .completion import CompletionRequest, CompletionRun
 from .draft import check_draft_model, speculation_for
 from .embedding import N_TEXTS, embed, embedding_response, limited, pooling_number
 from .infill import infill_tokens
@@ -67,6 +66,9 @@ from .internals import LlamaContext, LlamaModel, context_params, model_params
 from .sampler import StepSampler
 from .state import LlamaState, Scores, copy_state, restore_llama_state
 from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+
+if TYPE_CHECKING:
+    from .types import Completion, CompletionChunk
 
 T = TypeVar("T")
 _DEFAULTS = SamplingParams()  # its values are the defaults of arguments
@@ -440,12 +442,7 @@ class Llama:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -50,6 +50,7 @@ class Flags:
         choices: the values of a text.
         repeated: whether each use adds a value.
         help: where it differs from the row's.
+        option: further arguments of click's option.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Flags:
         choices: tuple[str, ...] = (),
         repeated: bool = False,
         help: str = "",
+        **option: Any,
     ) -> None:
         self.names, self.low, self.high, self.default = names, low, high, default
         self.metavar, self.choices, self.repeated, self.help = metavar, choices, repeated, help
+        self.option = option
 
 
 class Json:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import Parameter, rows
+from .clustering import ClusterParams
 from .drafting import DraftParams
 from .generation import ChatParams, RequestParams
 from .loading import ContextSizes, DeviceParams, FileParams, OverrideParams
@@ -41,6 +42,7 @@ TABLES: dict[str, tuple[type, str]] = {
         "Fields of `ServerOptions` that are not those of requests.",
     ),
     "Where the server listens": (Listening, "Fields of `Listening`."),
+    "Replicas of a cluster": (ClusterParams, "Fields of `ClusterOptions`."),
     "Chat templates and reasoning": (ChatParams, "Of `pyllama-cli` and `pyllama-server`."),
     "Reading a model's file": (FileParams, "Fields of `LoadOptions`."),
     "Devices": (DeviceParams, "Fields of `LoadOptions`, see [Devices](devices.md)."),

@@ -104,7 +104,7 @@ class _Growing:
         rest: tokens of the text that are not in the cache.
         matcher: state of the text's grammar.
         mark: states of chain and matcher after the text, set before the first node.
-        tokens, parent, q: see `Draft`.
+        draft: without its distributions ``q`` until it is complete.
         share: probability of the path to each node.
         frontier: nodes that get children next; -1 is the text's last token.
         n_stem: nodes of the draft that the cache has in the sequence.
@@ -116,8 +116,7 @@ class _Growing:
     rest: list[int]
     matcher: Matcher | None = None
     mark: tuple[Any, Any] = (None, None)
-    tokens: list[int] = field(default_factory=list)
-    parent: list[int] = field(default_factory=list)
+    draft: Draft = field(default_factory=lambda: Draft([], []))
     q: list[Distribution] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [-1])
@@ -126,17 +125,9 @@ class _Growing:
 
     def add(self, parent: int, token: int, share: float) -> None:
         """Add a node."""
-        self.tokens.append(token)
-        self.parent.append(parent)
+        self.draft.tokens.append(token)
+        self.draft.parent.append(parent)
         self.share.append(share)
-
-    def path(self, node: int) -> list[int]:
-        """The nodes from the text to this one, which is included; [] for -1."""
-        found = []
-        while node >= 0:
-            found.append(node)
-            node = self.parent[node]
-        return found[::-1]
 
     def begin(self) -> None:
         """Note the states after the text."""
@@ -151,14 +142,14 @@ class _Growing:
 
     def hear(self, node: int) -> None:
         """Add a node's token to chain and matcher."""
-        token = self.tokens[node]
+        token = self.draft.tokens[node]
         self.text.chain.accept(token)
         if self.matcher is not None:
             self.matcher.accept(token)
 
     def listen(self, node: int) -> None:
         """Bring chain and matcher into their states after a node."""
-        path, n = self.path(node), len(self.heard)
+        path, n = self.draft.path(node), len(self.heard)
         if path[:n] != self.heard:
             self.rewind()
             n = 0
@@ -263,8 +254,8 @@ class ModelDrafter:
                 if g is not None:
                     g.rewind()
         return [
-            Draft(g.tokens, g.parent, g.q if self._draws else None)
-            if g is not None and g.tokens
+            replace(g.draft, q=g.q if self._draws else None)
+            if g is not None and len(g.draft)
             else None
             for g in admitted
         ]
@@ -470,7 +461,7 @@ class ModelDrafter:
         text = g.text
         if text.tree is None and len(g.frontier) == 1:
             return g.frontier
-        paths = [g.path(node) for node in g.frontier]  # of equal lengths
+        paths = [g.draft.path(node) for node in g.frontier]  # of equal lengths
         first, start = paths[0], g.n_stem
         while g.n_stem < len(first) - 1 and len({path[g.n_stem] for path in paths}) == 1:
             g.n_stem += 1
@@ -479,7 +470,7 @@ class ModelDrafter:
             path = [text.tree.nodes.index(node) for node in stem]
             text.tree = None
             self.context.kv.commit_tree(text.seq, path)
-            text.held += [g.tokens[node] for node in stem]
+            text.held += [g.draft.tokens[node] for node in stem]
         return sorted({node for path in paths for node in path[g.n_stem :]})
 
     def _evaluate(self, part: list[tuple[_Growing, list[int]]]) -> None:
@@ -487,7 +478,7 @@ class ModelDrafter:
         if all(len(nodes) == 1 for _, nodes in part):
             for g, _ in part:
                 g.n_stem += 1
-            self._append([(g, [g.tokens[nodes[0]]], True) for g, nodes in part])
+            self._append([(g, [g.draft.tokens[nodes[0]]], True) for g, nodes in part])
             return
         tokens: list[int] = []
         seqs: list[int] = []
@@ -497,8 +488,8 @@ class ModelDrafter:
         for g, nodes in part:
             index = {node: i for i, node in enumerate(nodes)}
             tree = _Tree(nodes, [], [])
-            tree.tokens = [g.tokens[node] for node in nodes]
-            tree.parents = [index.get(g.parent[node], -1) for node in nodes]
+            tree.tokens = [g.draft.tokens[node] for node in nodes]
+            tree.parents = [index.get(g.draft.parent[node], -1) for node in nodes]
             trees.append(tree)
             parents += [i if i < 0 else i + len(tokens) for i in tree.parents]
             tokens += tree.tokens
@@ -522,13 +513,13 @@ class ModelDrafter:
 
     def _expand(self, g: _Growing, row: int) -> None:
         """Give the nodes of the frontier children; ``row`` has the logits of the first."""
-        start = len(g.tokens)
+        start = len(g.draft.tokens)
         if self._width == 1:
             self._lengthen(g, row)
         else:
             self._widen(g, row)
-        more = len(g.tokens) < g.max_nodes
-        g.frontier = list(range(start, len(g.tokens))) if more else []
+        more = len(g.draft.tokens) < g.max_nodes
+        g.frontier = list(range(start, len(g.draft.tokens))) if more else []
 
     def _lengthen(self, g: _Growing, row: int) -> None:
         """Give the only node of the frontier a child."""
@@ -573,7 +564,7 @@ class ModelDrafter:
                 slots += [(share * p, i) for p in probs]
         slots.sort(key=lambda slot: -slot[0])
         n_children = [0] * len(g.frontier)
-        for _, i in slots[: min(self._width, g.max_nodes - len(g.tokens))]:
+        for _, i in slots[: min(self._width, g.max_nodes - len(g.draft.tokens))]:
             n_children[i] += 1
         for node, n, (q, top) in zip(g.frontier, n_children, found, strict=True):
             share = g.share[node] if node >= 0 else 1.0
@@ -656,21 +647,9 @@ def self_draft(
         BatchError: see `Overrides`: no predictors, or a number out of its range.
         DraftError, ModelError, SamplingError: see `ModelDrafter`.
     """
-    cache = target.kv.caches[0]
-    layer = cache.layers[0]
-    context = Context(
-        target.model.with_hparams(target.hparams),
-        n_ctx=target.n_ctx,
-        n_batch=target.n_batch,
-        n_ubatch=target.n_ubatch,
-        n_seq_max=target.kv.n_seq_max,
-        type_k=cache.k[layer].type,
-        type_v=cache.v[layer].type,
-        unified=target.kv.unified,
-        overrides=Overrides(sparse_threshold=threshold, n_layer=n_layer),
-        n_threads=target.n_threads,
-        n_threads_batch=target.n_threads_batch,
-    )
+    overrides = Overrides(sparse_threshold=threshold, n_layer=n_layer)
+    model = target.model.with_hparams(target.hparams)
+    context = Context(model, replace(target.params, overrides=overrides))
     return ModelDrafter(context, sampling, width=width, p_min=p_min, p_split=p_split)
 
 

@@ -75,23 +75,6 @@ class Stats:
         self.verify_s += verify_s
         self.plain_s += plain_s
 
-    def add(self, other: Stats) -> None:
-        """Add the counters of another text."""
-        self.n_calls += other.n_calls
-        self.n_drafts += other.n_drafts
-        self.n_verified += other.n_verified
-        self.n_used += other.n_used
-        self.n_drafted += other.n_drafted
-        self.n_accept += other.n_accept
-        self.n_tokens += other.n_tokens
-        self.accepted_at += [0] * (len(other.accepted_at) - len(self.accepted_at))
-        for i, n in enumerate(other.accepted_at):
-            self.accepted_at[i] += n
-        self.draft_s += other.draft_s
-        self.step_s += other.step_s
-        self.verify_s += other.verify_s
-        self.plain_s += other.plain_s
-
     @property
     def rates(self) -> list[float]:
         """By position, the share of verified drafts that had an accepted token there."""

@@ -14,9 +14,9 @@ from pyllama_cli.commands import completion, serve
 from pyllama_cli.commands.gguf import new
 from pyllama_cli.options.conversation import ConversationOptions, template
 from pyllama_cli.options.grammar import GrammarOptions
-from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.presets import read_presets
 from pyllama_cli.options.prompt import PromptOptions
+from pyllama_cli.parameters import from_options
 
 TEXT = "first\nsecond é\n"
 FORMS = {
@@ -38,7 +38,7 @@ def marked(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def parsed(group: Any, command: click.Command, *args: str) -> Any:
-    return group.from_click(command.make_context("x", list(args)).params)
+    return from_options(group, command.make_context("x", list(args)).params)
 
 
 def served(*args: str) -> ServerOptions:

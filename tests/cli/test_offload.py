@@ -18,7 +18,7 @@ from pyllama_cli import loading
 from pyllama_cli.commands import batched_bench, bench, completion
 from pyllama_cli.offload import PlannedOffload
 from pyllama_cli.options.options import OffloadOptions, offload_options
-from pyllama_cli.options.parameters import from_options
+from pyllama_cli.parameters import from_options
 from pyllama_cli.tool import Program
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 

@@ -19,6 +19,7 @@ from pyllama_cli.options.options import (
 from pyllama_cli.options.overrides import current_overrides
 from pyllama_cli.options.prompt import PromptOptions, escape_option, process_escapes, prompt_options
 from pyllama_cli.options.sampling import sampling_options, sampling_params
+from pyllama_cli.parameters import from_options
 from pyllama_cli.tool import Program
 
 
@@ -172,7 +173,7 @@ def test_escapes(raw: bytes, text: bytes) -> None:
 
 def test_prompts(tmp_path: Path) -> None:
     def text(*args: str) -> str | None:
-        return PromptOptions.from_click(take(*args)).text()
+        return from_options(PromptOptions, take(*args)).text()
 
     file = tmp_path / "prompt.txt"
     file.write_bytes("é\\t\r\n\n".encode() + b"\xff\n")
@@ -182,7 +183,7 @@ def test_prompts(tmp_path: Path) -> None:
     assert text("-p", r"a\n", "--no-escape") == r"a\n"
     assert text("-p", "a\udcff") == "a\ufffd"
     assert text("-f", str(file)) == "é\t\r\n\n\ufffd"
-    whole = PromptOptions.from_click(take("-f", str(file), "--no-escape"))
+    whole = from_options(PromptOptions, take("-f", str(file), "--no-escape"))
     assert whole.text(whole_file=True) == "é\\t\r\n\n\ufffd\n"
     assert whole.text(b"from stdin") == "from stdin"
     with pytest.raises(OSError):

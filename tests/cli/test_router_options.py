@@ -13,8 +13,8 @@ pytest.importorskip("starlette")
 
 from pyllama.errors import ModelError
 from pyllama_cli.commands.serve import command
-from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.router import RouterOptions
+from pyllama_cli.parameters import from_options
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ from pyllama.parameters.serving import Listening
 from pyllama.server.request.options import ServerOptions
 from pyllama_cli.commands import serve
 from pyllama_cli.options.options import ContextOptions
-from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.server_presets import PRESETS
 from pyllama_cli.options.speculative import SpeculativeOptions
+from pyllama_cli.parameters import from_options
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..waiting import WAIT_S

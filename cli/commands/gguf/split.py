@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from ...options.options import ByteCount
-from ...options.parameters import INT32_MAX, Number
 from ...output import progress_bar, write_line
+from ...parameters import INT32_MAX, Number
 from ...tool import Program, version_option
 from .files import gguf_argument
 

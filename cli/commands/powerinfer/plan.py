@@ -17,10 +17,10 @@ from ...loading import announce_compiles, model_path
 from ...options.options import ContextOptions, context_options, model_option
 from ...options.sparse import sparse_options
 from ...output import note, write
+from ...parameters import from_options, parameter_options
 from ...tables.placement import plan_table, simulation_table
 from ...tool import Program, version_option
-from .files import svg_option
-from .plan_options import PlanOptions, SimulateOptions, plan_options, simulate_options
+from .plan_options import PlanOptions, SimulateOptions
 
 if TYPE_CHECKING:
     from pyllama.runtime.model import Model
@@ -32,17 +32,15 @@ if TYPE_CHECKING:
 @click.command("plan", cls=Program)
 @model_option
 @sparse_options
-@plan_options
-@simulate_options
-@svg_option("--svg")
+@parameter_options(PlanOptions)
+@parameter_options(SimulateOptions)
 @context_options()
 @version_option()
 def command(
-    model: Path | None, sparse: str, sparse_threshold: float | None, svg: Path | None,
-    **options: Any,
-) -> None:  # fmt: skip
+    model: Path | None, sparse: str, sparse_threshold: float | None, **options: Any
+) -> None:
     """Plan the placement of a sparse model: dense tensors first, then the hottest neurons."""
-    chosen, machine = PlanOptions.from_click(options), SimulateOptions.from_click(options)
+    chosen, machine = from_options(PlanOptions, options), from_options(SimulateOptions, options)
     _check(chosen, machine)
     path, sizes = model_path(model), ContextOptions.from_click(options)
     from pyllama.runtime.model import Model
@@ -64,10 +62,10 @@ def command(
         write(line + "\n")
     if planned.path is not None and chosen.gpu_index is None:
         note(f"{planned.path}: {'up to date' if planned.found else 'written'}")
-    if svg is not None:
+    if chosen.svg is not None:
         from pyllama.sparsity.pictures import placement_svg
 
-        placement_svg(planned.placed, planned.needs.rows, activity, svg, title=path.name)
+        placement_svg(planned.placed, planned.needs.rows, activity, chosen.svg, title=path.name)
     if machine.simulate and observed is not None and speeds is not None:
         work = _work(loaded, budget, machine)
         for line in simulation_table(planned, observed, _machine(machine, speeds), work):

@@ -1,9 +1,7 @@
 """The options of ``pyllama-powerinfer plan``.
 
-@plan_options
-@simulate_options
-def command(**options: Any) -> None:
-    chosen, machine = PlanOptions.from_click(options), SimulateOptions.from_click(options)
+@parameter_options(PlanOptions)
+def command(**options: Any) -> None: chosen = from_options(PlanOptions, options)
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from ...help_pages import stack
-from ...options.options import Group
-from ...options.parameters import INT32_MAX, Number
+from pyllama.parameters import Flags, row
 
-_PATH = click.Path(path_type=Path)
+from ...parameters import Number
+from ...paths import svg_path
+
 _POSITIVE = Number(1e-6, kind=float)
 
 
@@ -33,105 +31,51 @@ def _ratios(
     return float(parts[0]), float(parts[-1])
 
 
-@dataclass(frozen=True)
-class PlanOptions(Group):
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanOptions:
     """Memory budget, solver, statistics and the .gpuidx file."""
 
-    vram_budget: float
-    solver: str
-    speed_ratio: tuple[float, float] | None
-    block: int
-    activation: Path | None
-    stats: Path | None
-    gpu_index: Path | None
-    output: Path | None
-    reset_gpu_index: bool
-    disable_gpu_index: bool
+    # fmt: off
+    vram_budget: float = row(0.0, "GPU memory that may be used, in GiB.",
+        Flags("--vram-budget", low=0, high=1 << 20, metavar="GIB", required=True))
+    solver: str = row("greedy",
+        "greedy: choose the neurons with the most activity per byte, like PowerInfer. balance: in "
+        "each layer, balance the times of GPU and CPU, like Q-Infer.",
+        Flags("--solver", choices=("greedy", "balance")))
+    speed_ratio: tuple[float, float] | None = row(None,
+        "Speed of the GPU relative to the CPU, for --solver balance; with two numbers, of ffn_up "
+        "and ffn_gate, and of ffn_down.  [default: the ratio of bandwidths]",
+        Flags("--speed-ratio", metavar="R[,R]", callback=_ratios))
+    block: int = row(256, "Number of neurons placed together.", Flags("--block", low=1))
+    stats: Path | None = row(None, "Statistics written by the stats command (JSON).",
+        Flags("--stats"))
+    activation: Path | None = row(None,
+        "Folder of PowerInfer's activation_0.pt, ...  [default: activation in the model's folder, "
+        "without --stats]", Flags("--activation"))
+    gpu_index: Path | None = row(None, "Place the neurons listed in this .gpuidx file.",
+        Flags("--gpu-index"))
+    output: Path | None = row(None,
+        "The .gpuidx file to write.  [default: MODEL.generated.gpuidx]", Flags("-o", "--output"))
+    reset_gpu_index: bool = row(False, "Recreate the .gpuidx file even if it is up to date.",
+        Flags("--reset-gpu-index"))
+    disable_gpu_index: bool = row(False, "Place only dense tensors, no neurons.",
+        Flags("--disable-gpu-index"))
+    svg: Path | None = row(None, "Write a picture (SVG).", Flags("--svg", callback=svg_path))
+    # fmt: on
 
 
-@dataclass(frozen=True)
-class SimulateOptions(Group):
+@dataclass(frozen=True, eq=False, repr=False)
+class SimulateOptions:
     """The machine to simulate; bandwidths in GB/s."""
 
-    simulate: bool
-    cpu_bandwidth: float | None
-    gpu_bandwidth: float | None
-    pcie_bandwidth: float
-    depth: int
-
-
-plan_options = stack(
-    click.option(
-        "--vram-budget",
-        type=Number(0, 1 << 20, kind=float),
-        required=True,
-        metavar="GIB",
-        help="GPU memory that may be used, in GiB.",
-    ),
-    click.option(
-        "--solver",
-        type=click.Choice(["greedy", "balance"]),
-        default="greedy",
-        help="greedy: choose the neurons with the most activity per byte, like PowerInfer. "
-        "balance: in each layer, balance the times of GPU and CPU, like Q-Infer.",
-    ),
-    click.option(
-        "--speed-ratio",
-        callback=_ratios,
-        metavar="R[,R]",
-        help="Speed of the GPU relative to the CPU, for --solver balance; with two numbers, of "
-        "ffn_up and ffn_gate, and of ffn_down.  [default: the ratio of bandwidths]",
-    ),
-    click.option(
-        "--block",
-        type=Number(1, INT32_MAX),
-        default=256,
-        help="Number of neurons placed together.",
-    ),
-    click.option("--stats", type=_PATH, help="Statistics written by the stats command (JSON)."),
-    click.option(
-        "--activation",
-        type=_PATH,
-        help="Folder of PowerInfer's activation_0.pt, ...  [default: activation in the model's "
-        "folder, without --stats]",
-    ),
-    click.option("--gpu-index", type=_PATH, help="Place the neurons listed in this .gpuidx file."),
-    click.option(
-        "-o",
-        "--output",
-        type=_PATH,
-        help="The .gpuidx file to write.  [default: MODEL.generated.gpuidx]",
-    ),
-    click.option(
-        "--reset-gpu-index",
-        is_flag=True,
-        help="Recreate the .gpuidx file even if it is up to date.",
-    ),
-    click.option("--disable-gpu-index", is_flag=True, help="Place only dense tensors, no neurons."),
-)
-
-simulate_options = stack(
-    click.option("--simulate", is_flag=True, help="Predict tokens per second from bandwidths."),
-    click.option(
-        "--cpu-bandwidth",
-        type=_POSITIVE,
-        metavar="GB/S",
-        help="Memory bandwidth of the CPU.  [default: measured with this model's FFN sizes]",
-    ),
-    click.option(
-        "--gpu-bandwidth", type=_POSITIVE, metavar="GB/S", help="Memory bandwidth of the GPU."
-    ),
-    click.option(
-        "--pcie-bandwidth",
-        type=_POSITIVE,
-        metavar="GB/S",
-        default=25.0,
-        help="Bandwidth between CPU and GPU.",
-    ),
-    click.option(
-        "--depth",
-        type=Number(0, INT32_MAX),
-        default=512,
-        help="Tokens in the KV cache before the simulated token.",
-    ),
-)
+    # fmt: off
+    simulate: bool = row(False, "Predict tokens per second from bandwidths.", Flags("--simulate"))
+    cpu_bandwidth: float | None = row(None,
+        "Memory bandwidth of the CPU.  [default: measured with this model's FFN sizes]",
+        Flags("--cpu-bandwidth", low=1e-6, metavar="GB/S"))
+    gpu_bandwidth: float | None = row(None, "Memory bandwidth of the GPU.",
+        Flags("--gpu-bandwidth", low=1e-6, metavar="GB/S"))
+    pcie_bandwidth: float = row(25.0, "Bandwidth between CPU and GPU.",
+        Flags("--pcie-bandwidth", low=1e-6, metavar="GB/S"))
+    depth: int = row(512, "Tokens in the KV cache before the simulated token.", Flags("--depth"))
+    # fmt: on

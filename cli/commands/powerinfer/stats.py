@@ -10,73 +10,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyllama.parameters import Flags, row
 from pyllama.parameters.loading import MAX_THREADS
 
 from ...loading import load_model
 from ...options.options import ModelOptions, model_options
-from ...options.parameters import INT32_MAX, Number
 from ...options.prompt import PromptOptions, escape_option, prompt_options
 from ...output import progress_bar, write
-from ...paths import writable
+from ...parameters import from_options, parameter_options
+from ...paths import svg_path, writable
 from ...tool import Program, version_option
-from .files import svg_option
 
 if TYPE_CHECKING:
     from pyllama.sparsity.stats import Statistics
 
-_PATH = click.Path(path_type=Path)
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StatsOptions:
+    """Which part of the text counts, and where the statistics go."""
+
+    # fmt: off
+    output: Path | None = row(None, "Write the statistics as JSON.",
+        Flags("-o", "--output", callback=writable))
+    plot: Path | None = row(None, "Write a picture (SVG).", Flags("--plot", callback=svg_path))
+    activation: Path | None = row(None,
+        "Write PowerInfer's activation_0.pt, ... into this folder.",
+        Flags("--activation", type=click.Path(path_type=Path, file_okay=False)))
+    ctx_size: int = row(512,
+        "Number of tokens per chunk of the text; each chunk starts with an empty KV cache.",
+        Flags("-c", "--ctx-size", low=1))
+    chunks: int = row(-1, "Maximum number of chunks to process. -1: all.",
+        Flags("--chunks", low=-1))
+    threads: int = row(-1, "Threads. -1: min(affinity, cgroup quota, physical cores).",
+        Flags("-t", "--threads", low=-1, high=MAX_THREADS))
+    # fmt: on
 
 
 @click.command("stats", cls=Program)
 @prompt_options
-@click.option("-o", "--output", type=_PATH, callback=writable, help="Write the statistics as JSON.")
-@svg_option("--plot")
-@click.option(
-    "--activation",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write PowerInfer's activation_0.pt, ... into this folder.",
-)
-@click.option(
-    "-c",
-    "--ctx-size",
-    type=Number(1, INT32_MAX),
-    default=512,
-    help="Number of tokens per chunk of the text; each chunk starts with an empty KV cache.",
-)
-@click.option(
-    "--chunks",
-    type=Number(-1, INT32_MAX),
-    default=-1,
-    help="Maximum number of chunks to process. -1: all.",
-)
-@click.option(
-    "-t",
-    "--threads",
-    type=Number(-1, MAX_THREADS),
-    default=-1,
-    help="Threads. -1: min(affinity, cgroup quota, physical cores).",
-)
+@parameter_options(StatsOptions)
 @model_options
 @escape_option(default=False)
 @version_option()
-def command(
-    output: Path | None, plot: Path | None, activation: Path | None, ctx_size: int, chunks: int,
-    threads: int, **options: Any,
-) -> None:  # fmt: skip
+def command(**options: Any) -> None:
     """Count the active neurons of a ReLU model over a text.
 
     All neurons are computed. If --sparse names a predictor (predictor, signs, svd), its recall and
     precision at the threshold are reported.
     """
-    text = PromptOptions.from_click(options).text()
+    own, text = from_options(StatsOptions, options), from_options(PromptOptions, options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    n_threads = threads if threads > 0 else None
+    n_threads = own.threads if own.threads > 0 else None
     model = load_model(ModelOptions.from_click(options), n_threads=n_threads)
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.sparsity.collect import collect
@@ -85,31 +76,29 @@ def command(
         stats = collect(
             model,
             tokens,
-            n_ctx=ctx_size,
-            n_chunks=None if chunks < 0 else chunks,
+            n_ctx=own.ctx_size,
+            n_chunks=None if own.chunks < 0 else own.chunks,
             n_threads=n_threads,
             progress=progress,
         )
     for line in _table(stats):
         write(line + "\n")
-    _write_files(stats, output, plot, activation)
+    _write_files(stats, own)
 
 
-def _write_files(
-    stats: Statistics, output: Path | None, plot: Path | None, activation: Path | None
-) -> None:
-    if output is not None:
+def _write_files(stats: Statistics, own: StatsOptions) -> None:
+    if own.output is not None:
         from pyllama.sparsity.stats import save_stats
 
-        save_stats(output, stats)
-    if plot is not None:
+        save_stats(own.output, stats)
+    if own.plot is not None:
         from pyllama.sparsity.pictures import stats_svg
 
-        stats_svg(stats, plot)
-    if activation is not None:
+        stats_svg(stats, own.plot)
+    if own.activation is not None:
         from pyllama.sparsity.activation_files import write_activations
 
-        write_activations(activation, stats.counts)
+        write_activations(own.activation, stats.counts)
 
 
 def _table(stats: Statistics) -> Iterator[str]:

@@ -27,9 +27,9 @@ from pyllama_cli.options.options import (
     context_options,
     model_options,
 )
-from pyllama_cli.options.parameters import from_options
 from pyllama_cli.options.sampling import sampling_options, sampling_params
 from pyllama_cli.options.speculative import SpeculativeOptions
+from pyllama_cli.parameters import from_options
 from pyllama_cli.tool import Program
 
 pytest.importorskip("starlette")

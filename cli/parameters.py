@@ -13,15 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from pyllama.parameters import INT32_MAX as INT32_MAX
 from pyllama.parameters import Flags, Parameter, default_of, rows
 
-from ..help_pages import stack
+from .help_pages import stack
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -80,7 +82,7 @@ def parameter_options(
     callbacks: Mapping[str, Callback] | None = None,
     types: Mapping[str, click.ParamType[Any]] | None = None,
     also: Sequence[str] = (),
-    keep: Callback | None = None,
+    keep: bool = False,
     section: str | None = None,
     **defaults: Any,
 ) -> Callable[[F], F]:
@@ -93,7 +95,7 @@ def parameter_options(
             a row with several flags set it in ``ctx.params``.
         types: of values that are no numbers, texts or paths, by the last flag.
         also: further names of each flag.
-        keep: takes the values, which the command then does not get.
+        keep: the command does not get the values: `kept_values` has them.
         section: of the help page.
         defaults: of a tool, by the rows' names.
     """
@@ -104,13 +106,14 @@ def parameter_options(
     for one in chosen:
         for flags in one.flags:
             last, more = flags.names[-1], _settings(one, flags, found)
-            more["callback"] = (callbacks or {}).get(last)
+            if callbacks and last in callbacks:
+                more["callback"] = callbacks[last]
             if types and last in types:
                 more["type"] = types[last]
             if one.name in defaults:
                 more["default"] = defaults[one.name]
-            if keep is not None:
-                more |= {"callback": keep, "expose_value": False}
+            if keep:
+                more |= {"callback": partial(_keep, table), "expose_value": False}
             if len(one.flags) > 1:  # the callbacks decide which flag's value counts
                 options.append(click.option(*flags.names, expose_value=False, **more))
             else:
@@ -119,9 +122,30 @@ def parameter_options(
 
 
 def from_options(table: type[T], options: Mapping[str, Any], **more: Any) -> T:
-    """The dataclass with the values of the options; an option that is None leaves the default."""
-    values = {name: options[name] for name, r in rows(table).items() if r.flags and name in options}
-    return table(**{name: value for name, value in values.items() if value is not None}, **more)
+    """The dataclass with the values of the options; an option that is None leaves the default.
+
+    Fields that are no rows have options that tools declare themselves.
+    """
+    found = rows(table)
+    names = [f.name for f in fields(cast(Any, table)) if f.name not in found or found[f.name].flags]
+    values = {name: options[name] for name in names if options.get(name) is not None}
+    return table(**values | more)
+
+
+def _keep(table: type, ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        kept_values(table, ctx)[param.name or ""] = value
+
+
+def kept_values(table: type, ctx: click.Context | None = None) -> dict[str, Any]:
+    """The values of a command line that `parameter_options` keeps, by the rows' names.
+
+    Args:
+        ctx: of the command line; None for the current one.
+    """
+    ctx = ctx or click.get_current_context(silent=True)
+    kept: dict[str, Any] = ctx.meta.setdefault(f"{__name__}.{table.__name__}", {}) if ctx else {}
+    return kept
 
 
 def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -129,9 +153,10 @@ def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> d
     kind = row.kind.partition(" | ")[0]
     more: dict[str, Any] = {
         "help": _NAMED.sub(lambda match: flag_of(table[match[1]]), flags.help or row.help),
-        "default": default_of(row, flags),
         "metavar": flags.metavar,
     }
+    if not flags.option.get("required"):
+        more["default"] = default_of(row, flags)
     if kind == "int":
         low = max(row.low, flags.low)
         high = min(flags.high, INT32_MAX if row.high == math.inf else row.high)
@@ -148,7 +173,7 @@ def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> d
         more["type"] = Words()
     if flags.repeated:
         more |= {"multiple": True, "default": None}
-    return more
+    return more | flags.option
 
 
 def flag_of(row: Parameter) -> str:
