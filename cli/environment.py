@@ -47,35 +47,39 @@ def bind_environment(command: click.Command) -> dict[str, object]:
         click.UsageError: the variable of a switch is neither on nor off.
     """
     found: dict[str, object] = {}
-    given = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
-    if not given:
-        return found
-    for option in command.params:
-        if not isinstance(option, click.Option) or option.name is None:
-            continue
-        for name in variables(option):
-            if name in given:
-                found[option.name] = _value(option, name, given[name])
-                break
-        for flag in option.secondary_opts:
-            name = variable_of(flag)
-            if flag.startswith("--") and name in given:
-                found[option.name] = not is_on(name, given[name])
+    given = _given()
+    for name, (option, is_opposite) in _all_variables(command).items() if given else ():
+        key = option.name or ""
+        if name in given and is_opposite:
+            found[key] = not is_on(name, given[name])
+        elif name in given:
+            found.setdefault(key, _value(option, name, given[name]))
+    return found
+
+
+def _given() -> dict[str, str]:
+    return {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+
+
+def _all_variables(command: click.Command) -> dict[str, tuple[click.Option, bool]]:
+    """Return the option of each variable, and whether the variable switches it off."""
+    found: dict[str, tuple[click.Option, bool]] = {}
+    for option in (one for one in command.params if isinstance(one, click.Option)):
+        found |= dict.fromkeys(variables(option), (option, False))
+        opposite = (flag for flag in option.secondary_opts if flag.startswith("--"))
+        found |= {variable_of(flag): (option, True) for flag in opposite}
     return found
 
 
 def ignored(command: click.Command) -> dict[str, str]:
     """Return the variables that look like ours and change nothing, with the reason."""
     found: dict[str, str] = {}
-    given = sorted(name for name in os.environ if name.startswith(PREFIX))
-    if given:
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        names = {name for option in options for name in variables(option)}
-        names |= {variable_of(flag) for option in options for flag in option.secondary_opts}
-        for name in given:
-            if name not in names:
-                flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
-                found[name] = why_not(command.name, flag) or f"{command.name} has no {flag}"
+    given = _given()
+    names = _all_variables(command) if given else {}
+    for name in given:
+        if name not in names:
+            flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
+            found[name] = why_not(command.name, flag) or f"{command.name} has no {flag}"
     if any(name.startswith(("PYGGML_", "PYLLAMA_")) for name in os.environ):
         from pyggml import env  # imports NumPy
 

@@ -259,36 +259,38 @@ def _checked_flags(
         click.UsageError: the command does not have a flag.
     """
     checked = list(args)
-    i = 0
-    while i < len(checked) and checked[i] != "--":
-        arg = checked[i]
-        i += 1
-        if len(arg) < 2 or not arg.startswith("-"):
-            continue  # not a flag: click checks it
-        name, given, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
-        if name not in known and name.startswith("--"):
-            name = name.replace("_", "-")
-            checked[i - 1] = name + given + value
+    for i, name, _ in _flags_of(args, known):
         if name not in known:
             raise click.UsageError(_unknown(tool, name, known))
-        if not given:
-            i += _n_values(known[name], checked[i : i + 1])
+        checked[i] = name + args[i][len(name) :]
     return checked
 
 
 def given_options(ctx: click.Context) -> Iterator[tuple[click.Option, list[str]]]:
     """Yield the options of a tool's command line, each with its flag and its values."""
     known = _flags(ctx.command, ctx)
-    args: list[str] = ctx.meta[_GIVEN]
+    for _, name, values in _flags_of(ctx.meta[_GIVEN], known):
+        param = known[name]
+        if isinstance(param, click.Option):
+            yield param, [name, *values]
+
+
+def _flags_of(
+    args: Sequence[str], known: Mapping[str, click.Parameter]
+) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """Yield the index of each flag, its name with dashes, and its values."""
     i = 0
     while i < len(args) and args[i] != "--":
-        name, is_one, value = args[i].partition("=") if args[i][:2] == "--" else (args[i], "", "")
+        arg = args[i]
         i += 1
-        param = known.get(name)
-        if isinstance(param, click.Option):
-            n = 0 if is_one else _n_values(param, args[i : i + 1])
-            yield param, [name, *([value] if is_one else args[i : i + n])]
-            i += n
+        if len(arg) < 2 or not arg.startswith("-"):
+            continue  # not a flag: click checks it
+        name, is_one, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        if name not in known and name.startswith("--"):
+            name = name.replace("_", "-")
+        n = 0 if is_one or name not in known else _n_values(known[name], args[i : i + 1])
+        yield i - 1, name, [value] if is_one else args[i : i + n]
+        i += n
 
 
 def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:

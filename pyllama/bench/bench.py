@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,62 +83,6 @@ class BenchCase:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchRow:
-    """One result, with all of llama-bench's fields in its order; times in nanoseconds.
-
-    Most fields with a default are constant here (flash attention is always on); they are
-    written so that llama-bench's tools can read the files.
-
-    Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
-    """
-
-    build_commit: str
-    build_number: int = 0
-    cpu_info: str
-    gpu_info: str = ""
-    backends: str = "CPU"
-    model_filename: str
-    model_type: str
-    model_size: int
-    model_n_params: int
-    n_batch: int
-    n_ubatch: int
-    n_threads: int
-    cpu_mask: str = "0x0"
-    cpu_strict: bool = False
-    poll: int = 50
-    type_k: str
-    type_v: str
-    n_gpu_layers: int = 0
-    n_cpu_moe: int = 0
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    no_kv_offload: bool = False
-    flash_attn: int = 1
-    devices: str = "auto"
-    tensor_split: str = "0.00"
-    tensor_buft_overrides: str = "none"
-    load_mode: str = "auto"
-    lazy_mode: str = "auto"
-    embeddings: bool = False
-    no_op_offload: int = 0
-    no_host: bool = False
-    repack: bool = True
-    fit_target: int = 0
-    fit_min_ctx: int = 0
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-    test_time: str
-    avg_ns: int
-    stddev_ns: int
-    avg_ts: float
-    stddev_ts: float
-    samples_ns: tuple[int, ...]
-    samples_ts: tuple[float, ...]
-
-
 def run_bench(
     model: Model, case: BenchCase, *, repetitions: int = 5, warmup: bool = True
 ) -> dict[str, Any]:
@@ -149,20 +93,21 @@ def run_bench(
         warmup: first run one batch of the prompt and one generated token, not timed.
 
     Returns:
-        The fields of `BenchRow` as plain data for JSON.
+        All of llama-bench's fields in its order, as plain data for JSON; times in nanoseconds.
+        Some are constant here (flash attention is always on): its tools want them.
 
     Raises:
         AllocError: the context does not fit into memory.
         BatchError: there are no repetitions.
+
+    Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
     """
     if repetitions < 1:
         raise BatchError(f"bench with {repetitions} repetitions: must be at least 1")
     context = Context(model, case.params)
     try:
         test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return asdict(
-            _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))
-        )
+        return _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))
     finally:
         context.close()
 
@@ -207,38 +152,57 @@ def bench_tokens(model: Model, n: int, stream: int) -> list[int]:
     return tokens
 
 
-def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) -> BenchRow:
+def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) -> dict[str, Any]:
     model = context.model
     rates = [1e9 * (case.n_prompt + case.n_gen) / ns for ns in samples]
     several = len(samples) > 1
     gpus = [b for b in model.devices if not isinstance(b, str) and b.device.kind != "cpu"]
-    return BenchRow(
-        build_commit=__version__,
-        cpu_info=cpu_info(),
-        gpu_info=", ".join(gpu.device.description for gpu in gpus),
-        backends=",".join(gpu.device.name for gpu in gpus) or "CPU",
-        n_gpu_layers=model.n_gpu_layers,
-        no_kv_offload=not case.offload_kqv,
-        model_filename=str(model.path),
-        model_type=model.desc,
-        model_size=model.size_bytes,
-        model_n_params=model.n_params,
-        n_batch=case.n_batch,
-        n_ubatch=case.n_ubatch,
-        n_threads=context.n_threads,
-        type_k=case.type_k.name.lower(),
-        type_v=case.type_v.name.lower(),
-        n_prompt=case.n_prompt,
-        n_gen=case.n_gen,
-        n_depth=case.n_depth,
-        test_time=test_time,
-        avg_ns=round(statistics.fmean(samples)),
-        stddev_ns=round(statistics.stdev(samples)) if several else 0,
-        avg_ts=statistics.fmean(rates),
-        stddev_ts=statistics.stdev(rates) if several else 0.0,
-        samples_ns=tuple(samples),
-        samples_ts=tuple(rates),
-    )
+    return {
+        "build_commit": __version__,
+        "build_number": 0,
+        "cpu_info": cpu_info(),
+        "gpu_info": ", ".join(gpu.device.description for gpu in gpus),
+        "backends": ",".join(gpu.device.name for gpu in gpus) or "CPU",
+        "model_filename": str(model.path),
+        "model_type": model.desc,
+        "model_size": model.size_bytes,
+        "model_n_params": model.n_params,
+        "n_batch": case.n_batch,
+        "n_ubatch": case.n_ubatch,
+        "n_threads": context.n_threads,
+        "cpu_mask": "0x0",
+        "cpu_strict": False,
+        "poll": 50,
+        "type_k": case.type_k.name.lower(),
+        "type_v": case.type_v.name.lower(),
+        "n_gpu_layers": model.n_gpu_layers,
+        "n_cpu_moe": 0,
+        "split_mode": "layer",
+        "main_gpu": 0,
+        "no_kv_offload": not case.offload_kqv,
+        "flash_attn": 1,
+        "devices": "auto",
+        "tensor_split": "0.00",
+        "tensor_buft_overrides": "none",
+        "load_mode": "auto",
+        "lazy_mode": "auto",
+        "embeddings": False,
+        "no_op_offload": 0,
+        "no_host": False,
+        "repack": True,
+        "fit_target": 0,
+        "fit_min_ctx": 0,
+        "n_prompt": case.n_prompt,
+        "n_gen": case.n_gen,
+        "n_depth": case.n_depth,
+        "test_time": test_time,
+        "avg_ns": round(statistics.fmean(samples)),
+        "stddev_ns": round(statistics.stdev(samples)) if several else 0,
+        "avg_ts": statistics.fmean(rates),
+        "stddev_ts": statistics.stdev(rates) if several else 0.0,
+        "samples_ns": tuple(samples),
+        "samples_ts": tuple(rates),
+    }
 
 
 def cpu_info() -> str:

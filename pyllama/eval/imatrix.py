@@ -12,7 +12,6 @@ Source: llama.cpp, ``imatrix.cpp``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -159,15 +158,14 @@ def collect_importance(
 def _run(
     context: Context, chunks: npt.NDArray[np.int32], collector: Collector
 ) -> Iterator[Perplexity]:
-    n_scored, nll, nll2 = 0, 0.0, 0.0
+    estimate = Perplexity(0, 0, 0.0, 0.0)
     for i, chunk in enumerate(chunks):
         with context.watched(collector.callback):
             losses = _losses(context, chunk)
         check_finite(losses, i)
         collector.importance.count_chunks()
-        n_scored += len(losses)
-        nll, nll2 = nll + math.fsum(losses), nll2 + math.fsum(losses * losses)
-        yield Perplexity(i + 1, n_scored, nll, nll2)
+        estimate = estimate.after(losses)
+        yield estimate
 
 
 def _losses(context: Context, chunk: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:

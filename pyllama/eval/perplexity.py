@@ -106,8 +106,8 @@ def perplexity(
     _check_sizes(context, tokens, n_ctx)
     max_chunks = len(tokens) // n_ctx
     n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
-    chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
-    return _run(context, chunks, logits_file)
+    chunks = [*np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)]
+    return _run(context, chunks, logits_file=logits_file)
 
 
 def strided_perplexity(
@@ -148,21 +148,9 @@ def strided_perplexity(
         )
     max_chunks = -(-(len(tokens) - n_ctx) // stride)
     n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
-    return _run_strided(context, tokens, stride, n_ctx, n_chunks)
-
-
-def _run_strided(
-    context: Context, tokens: Sequence[int], stride: int, n_ctx: int, n_chunks: int
-) -> Iterator[Perplexity]:
-    estimate, ids = Perplexity(0, 0, 0.0, 0.0), np.array(tokens, np.int32)
-    for i in range(n_chunks):
-        chunk = ids[i * stride : i * stride + n_ctx]
-        parts = []
-        for logits, targets in scored_logits(context, chunk, n_ctx - stride - 1):
-            parts.append(token_losses(logits, targets))
-            check_finite(parts[-1], i)
-        estimate = estimate.after(np.concatenate(parts))
-        yield estimate
+    ids = np.array(tokens, np.int32)
+    chunks = [ids[i * stride : i * stride + n_ctx] for i in range(n_chunks)]
+    return _run(context, chunks, n_ctx - stride - 1)
 
 
 def _check_sizes(context: Context, tokens: Sequence[int], n_ctx: int) -> None:
@@ -182,18 +170,20 @@ def _check_sizes(context: Context, tokens: Sequence[int], n_ctx: int) -> None:
 
 def _run(
     context: Context,
-    chunks: npt.NDArray[np.int32],
-    logits_file: str | os.PathLike[str] | None,
+    chunks: Sequence[npt.NDArray[np.int32]],
+    first: int | None = None,
+    logits_file: str | os.PathLike[str] | None = None,
 ) -> Iterator[Perplexity]:
+    """The estimates after each chunk; ``first``: see `scored_logits`."""
     estimate = Perplexity(0, 0, 0.0, 0.0)
     with contextlib.ExitStack() as stack:
         save: Callable[[npt.NDArray[np.float32]], None] | None = None
         if logits_file is not None:
             n_vocab = context.model.hparams.n_vocab
-            save = stack.enter_context(logits_writer(logits_file, chunks, n_vocab))
+            save = stack.enter_context(logits_writer(logits_file, np.stack(chunks), n_vocab))
         for i, chunk in enumerate(chunks):
             parts = []
-            for logits, targets in scored_logits(context, chunk):
+            for logits, targets in scored_logits(context, chunk, first):
                 parts.append(token_losses(logits, targets))
                 check_finite(parts[-1], i)
                 if save is not None:

@@ -9,7 +9,7 @@ Source: llama-cpp-python, ``_convert_completion_to_chat``; ``reasoning_content``
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ..chat.reader import Delta, Reader
 from ..chat.turn import Turn
 
 if TYPE_CHECKING:
-    from .types import Completion, CompletionChunk, CompletionLogprobs
+    from .types import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
 
 
 @dataclass
@@ -34,24 +34,17 @@ class ChatResults:
 
     def completion(self, completion: Completion) -> dict[str, Any]:
         """A completion as a ``chat.completion``."""
-        choices = []
-        for choice in completion["choices"]:
+
+        def reply(choice: CompletionChoice) -> tuple[dict[str, Any], str | None]:
             reader = self.turn.reader()
             reader.feed(choice["text"])
             reader.close()
             message = reader.message.openai()
             if self.old_calls and reader.message.calls:
                 message["function_call"] = message["tool_calls"][0]["function"]
-            choices.append(
-                {
-                    "index": choice["index"],
-                    "message": message,
-                    "logprobs": _logprobs(choice["logprobs"]),
-                    "finish_reason": self._reason(choice["finish_reason"], reader),
-                }
-            )
-        head = _head(completion, "chat.completion")
-        return {**head, "choices": choices, "usage": completion["usage"]}
+            return message, self._reason(choice["finish_reason"], reader)
+
+        return _whole(completion, reply)
 
     def chunks(self, chunks: Iterator[CompletionChunk]) -> Generator[dict[str, Any]]:
         """Completion chunks as chat chunks: the role, then what text adds, then the reason.
@@ -89,6 +82,19 @@ class ChatResults:
         if reason != "stop" or not reader.message.calls:
             return reason
         return "function_call" if self.old_calls else "tool_calls"
+
+
+def _whole(
+    completion: Completion, reply: Callable[[CompletionChoice], tuple[dict[str, Any], str | None]]
+) -> dict[str, Any]:
+    """A ``chat.completion``; ``reply`` makes the message and the reason of a choice."""
+    choices = []
+    for choice in completion["choices"]:
+        message, reason = reply(choice)
+        own = {"index": choice["index"], "message": message}
+        choices.append({**own, "logprobs": _logprobs(choice["logprobs"]), "finish_reason": reason})
+    head = _head(completion, "chat.completion")
+    return {**head, "choices": choices, "usage": completion["usage"]}
 
 
 def _chunk(
@@ -134,8 +140,8 @@ def plain_completion(completion: Completion, tool: str | None = None) -> dict[st
     Args:
         tool: name of a function, of which the text is the arguments.
     """
-    choices = []
-    for choice in completion["choices"]:
+
+    def reply(choice: CompletionChoice) -> tuple[dict[str, Any], str | None]:
         message: dict[str, Any] = {"role": "assistant", "content": choice["text"]}
         reason: str | None = choice["finish_reason"]
         if tool is not None:
@@ -143,16 +149,9 @@ def plain_completion(completion: Completion, tool: str | None = None) -> dict[st
             call = {"id": _call_id(tool, completion), "type": "function", "function": function}
             message |= {"content": None, "function_call": function, "tool_calls": [call]}
             reason = "tool_calls" if reason == "stop" else reason
-        choices.append(
-            {
-                "index": choice["index"],
-                "message": message,
-                "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": reason,
-            }
-        )
-    head = _head(completion, "chat.completion")
-    return {**head, "choices": choices, "usage": completion["usage"]}
+        return message, reason
+
+    return _whole(completion, reply)
 
 
 def plain_chunks(

@@ -23,7 +23,7 @@ Source: llama.cpp's ``common/arg.cpp`` and ``tools/server/server-schema.cpp`` ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -102,13 +102,11 @@ class Json:
         self.anthropic, self.ollama, self.responses = anthropic, ollama, responses
 
 
+@dataclass(eq=False, slots=True)
 class Parameter:
     """A row.
 
     Attributes:
-        name: of the dataclass's field.
-        kind: its type, as text.
-        default: its value where nothing sets it.
         help: what it does, as help pages and docstrings say it; other parameters between
             backquotes.
         flags: of the tools; several if they are written in different ways.
@@ -116,27 +114,21 @@ class Parameter:
         arguments: names in `Llama`'s methods.
         unset: values of such an argument that mean the default.
         low, high: the range of a number that the library accepts.
+        name: of the dataclass's field.
+        kind: its type, as text.
+        default: its value where nothing sets it.
     """
 
-    __slots__ = (
-        "arguments", "default", "flags", "help", "high", "json", "kind", "low", "name", "unset",
-    )  # fmt: skip
-    name: str
-    kind: str
-    default: Any
-
-    def __init__(
-        self,
-        help: str,
-        flags: tuple[Flags, ...],
-        json: Json | None,
-        arguments: tuple[str, ...],
-        unset: tuple[object, ...],
-        low: float,
-        high: float,
-    ) -> None:
-        self.help, self.flags, self.json, self.arguments = help, flags, json, arguments
-        self.unset, self.low, self.high = unset, low, high
+    help: str
+    flags: tuple[Flags, ...]
+    json: Json | None
+    arguments: tuple[str, ...]
+    unset: tuple[object, ...]
+    low: float
+    high: float
+    name: str = ""
+    kind: str = ""
+    default: Any = None
 
 
 def row(

@@ -6,7 +6,6 @@ python -m pyllama.parameters.page > docs/parameters.md
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from . import Parameter, rows
 from .clustering import ClusterParams
@@ -66,14 +65,12 @@ def page() -> str:
         lines += [_line(_cells(row)) for row in rows(table).values() if row not in seen]
         seen |= {*rows(table).values()}
         parts.append(f"## {title}\n\n{text}\n\n" + "\n".join(lines) + "\n")
-    letters = [(f"`{name}`", row.letter, ", ".join(row.aliases)) for name, row in _samplers()]
+    letters = [
+        (f"`{name}`", row.letter, ", ".join(row.aliases)) for name, row in SAMPLER_ROWS.items()
+    ]
     lines = [_line(("sampler", "letter", "other names")), "|---|---|---|", *map(_line, letters)]
     parts.append("## Names of samplers\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
-
-
-def _samplers() -> Iterator[tuple[str, Any]]:
-    yield from SAMPLER_ROWS.items()
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pyggml import ops
 from pyggml.backend.interface import Backend
@@ -293,6 +293,10 @@ class PlannedPart(Protocol):
         self, hparams: HParams, weights: Mapping[str, Tensor], device: Backend
     ) -> dict[str, Tensor]:
         """The weights as they will be placed, as tensors with addresses but no memory."""
+        ...
+
+    def apply(self, model: Any, device: Backend) -> Any:
+        """A copy of a loaded `Model` with some of its weights on a device."""
         ...
 
 

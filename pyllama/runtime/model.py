@@ -12,12 +12,12 @@ import copy
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from ..tokenizer import Tokenizer, load_tokenizer
 from .devices import (
     CPU,
     Offload,
-    PlannedPart,
+    PlannedPlacement,
     gpu_devices,
     gpus_of,
     parse_devices,
@@ -52,23 +52,6 @@ from .params import ContextParams
 
 log = logging.getLogger(__name__)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-
-
-class WeightPart(PlannedPart, Protocol):
-    """A plan that can move the weights of a loaded model to one GPU."""
-
-    def apply(self, model: Model, device: Backend) -> Model:
-        """A copy of the model with some of its weights on a device."""
-        ...
-
-
-class WeightPlacement(Protocol):
-    """A placement that can move the weights of a loaded model."""
-
-    @property
-    def parts(self) -> Sequence[WeightPart]:
-        """What is on each GPU, in their order."""
-        ...
 
 
 @documented
@@ -90,7 +73,7 @@ class LoadOptions(FileParams, DeviceParams):
     params: ContextParams | None = row(
         None, "Sizes of the context, for what fits. None: the defaults."
     )
-    placement: WeightPlacement | None = row(
+    placement: PlannedPlacement | None = row(
         None,
         "Neurons of a sparse model to put on the GPUs, instead of whole layers (see "
         "sparsity.placement and sparsity.division).",

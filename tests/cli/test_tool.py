@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,9 +135,11 @@ def test_unsupported_flags_are_not_supported_elsewhere() -> None:
 
 
 def test_differences_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "from-llama-cpp.md"
-    assert page.read_text("utf-8") == differences.page(), (
-        "run: python -m pyllama_cli.differences > docs/from-llama-cpp.md"
+    page = (Path(__file__).parents[2] / "docs" / "from-llama-cpp.md").read_text("utf-8")
+    assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 2
+    assert "`lora_path`" not in re.sub("(?s)<!-- generated.*?<!-- end -->", "", page)
+    assert page == differences.with_tables(page), (
+        "run: python -m pyllama_cli.differences docs/from-llama-cpp.md"
     )
 
 

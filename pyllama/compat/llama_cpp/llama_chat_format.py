@@ -12,40 +12,19 @@ from typing import Any
 
 from ...chat.llama_cpp_python_formats import FORMATS
 from ...errors import NotSupported
+from ...llama import chat_handlers
+from ...llama.chat_handlers import *  # noqa: F403
 from ...llama.chat_handlers import (
     ChatFormatter,
     ChatFormatterResponse,
-    Jinja2ChatFormatter,
-    LlamaChatCompletionHandler,
-    LlamaChatCompletionHandlerNotFoundException,
-    LlamaChatCompletionHandlerRegistry,
-    chat_formatter_to_chat_completion_handler,
     get_chat_completion_handler,
-    hf_autotokenizer_to_chat_completion_handler,
-    hf_autotokenizer_to_chat_formatter,
-    hf_tokenizer_config_to_chat_completion_handler,
-    hf_tokenizer_config_to_chat_formatter,
-    register_chat_completion_handler,
-    register_chat_format,
 )
 
 __all__ = [
-    "ChatFormatter",
-    "ChatFormatterResponse",
-    "Jinja2ChatFormatter",
-    "LlamaChatCompletionHandler",
-    "LlamaChatCompletionHandlerNotFoundException",
-    "LlamaChatCompletionHandlerRegistry",
-    "chat_formatter_to_chat_completion_handler",
-    "get_chat_completion_handler",
-    "hf_autotokenizer_to_chat_completion_handler",
-    "hf_autotokenizer_to_chat_formatter",
-    "hf_tokenizer_config_to_chat_completion_handler",
-    "hf_tokenizer_config_to_chat_formatter",
-    "register_chat_completion_handler",
-    "register_chat_format",
+    name
+    for name, value in vars(chat_handlers).items()
+    if getattr(value, "__module__", "") == chat_handlers.__name__ and not name.startswith("_")
 ]
-
 
 # Functions whose names are not "format_" and the format's name.
 _NAMED = {
