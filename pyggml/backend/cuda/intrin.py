@@ -1,15 +1,15 @@
-"""Device functions that Numba has no name for, each with its Python twin for the simulator.
+"""Device functions that Numba has no name for.
 
     w0, w1, w2, w3 = load_u32x4(weights, offset)   # 16 bytes at once; offset in bytes
     total = dot4_ss(w0, x0, total)                 # four int8 products
 
 A load is an LLVM load of memory that no kernel writes while this one runs: never inline assembly,
-which LLVM would move before the ``if`` that guards it. ``TWINS`` maps each function to the Python
-that the simulator runs in its place; there a pointer has ``load(dtype, offset, n)`` and
-``store(dtype, offset, values)``, which check bounds and alignment.
+which LLVM would move before the ``if`` that guards it. The tests' simulator has a Python twin of
+each, but not of tensor cores and shared memory by address.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,6 @@ from llvmlite import ir
 from numba import types
 from numba.cuda import cgutils, jit
 from numba.cuda.extending import intrinsic
-
-TWINS: dict[Any, Callable[..., Any]] = {}
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOAT, _VOID = ir.FloatType(), ir.VoidType()
@@ -39,16 +37,6 @@ def device(function: Callable[..., Any]) -> Any:
     return jit(device=True, forceinline=True)(function)
 
 
-def python_stand_in(of: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register what the simulator runs in place of ``of``."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        TWINS[of] = function
-        return function
-
-    return register
-
-
 def _at(builder: Any, signature: Any, args: Any, llvm: Any, space: int = 1) -> Any:
     """The pointer to elements of a type at a byte offset of a pointer."""
     offset = args[1]
@@ -60,39 +48,55 @@ def _at(builder: Any, signature: Any, args: Any, llvm: Any, space: int = 1) -> A
     return builder.addrspacecast(there, llvm.as_pointer(space)) if space else there
 
 
-def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
-    """A load of ``n`` elements, aligned to all of them, from a byte offset.
+def _loaded(builder: Any, type: Any, n: int, place: Callable[[Any], Any], constant: bool) -> Any:
+    """A load of ``n`` elements, aligned to all of them: a value, or a tuple of them.
 
     Args:
+        place: the pointer to an LLVM type.
         constant: nothing writes that memory while the kernel runs.
     """
-    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+    kind = _LLVM[type] if n == 1 else ir.VectorType(_LLVM[type], n)
+    value = builder.load(place(kind), align=n * _DTYPE[type].itemsize)
+    if constant:
+        value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    if n == 1:
+        return value
+    return cgutils.pack_array(builder, [builder.extract_element(value, _I32(i)) for i in range(n)])
+
+
+def _stored(builder: Any, type: Any, parts: list[Any], n: int, place: Callable[[Any], Any]) -> None:
+    """A store of ``n`` elements, aligned to all of them; they may be a tuple."""
+    if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+        parts = [builder.extract_value(parts[0], i) for i in range(n)]
+    whole = parts[0]
+    if n > 1:
+        whole = ir.Constant(ir.VectorType(_LLVM[type], n), ir.Undefined)
+        for i, part in enumerate(parts):
+            whole = builder.insert_element(whole, part, _I32(i))
+    builder.store(whole, place(whole.type), align=n * _DTYPE[type].itemsize)
+
+
+def _are(values: tuple[Any, ...], type: Any, n: int) -> bool:
+    """Whether values, or those of the only tuple, are ``n`` of a type."""
+    given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+    return len(given) == n and all(v == type for v in given)
+
+
+def _load(type: Any, n: int = 1) -> Any:
+    """A load of ``n`` elements, aligned to all of them, from a byte offset."""
+    result = type if n == 1 else types.UniTuple(type, n)
 
     def load(typingctx, pointer, offset):
         if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
             return None
 
         def codegen(context, builder, signature, args):
-            kind = llvm if n == 1 else ir.VectorType(llvm, n)
-            size = n * _DTYPE[type].itemsize
-            value = builder.load(_at(builder, signature, args, kind), align=size)
-            if constant:
-                value.set_metadata("invariant.load", builder.module.add_metadata([]))
-            if n == 1:
-                return value
-            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
-            return cgutils.pack_array(builder, parts)
+            place = partial(_at, builder, signature, args)
+            return _loaded(builder, type, n, place, constant=True)
 
         return result(pointer, offset), codegen
 
-    made = intrinsic(load)
-
-    @python_stand_in(made)
-    def load_here(pointer: Any, offset: Any) -> Any:
-        values = pointer.load(_DTYPE[type], int(offset), n)
-        return values[0] if n == 1 else tuple(values)
-
-    return made
+    return intrinsic(load)
 
 
 load_u8, load_u16, load_u32 = _load(types.uint8), _load(types.uint16), _load(types.uint32)
@@ -100,44 +104,22 @@ load_i8, load_i32, load_f32 = _load(types.int8), _load(types.int32), _load(types
 load_i64 = _load(types.int64)
 load_u32x2, load_u32x4 = _load(types.uint32, 2), _load(types.uint32, 4)
 load_f32x2, load_f32x4 = _load(types.float32, 2), _load(types.float32, 4)
-# Of memory that this launch also writes:
-load_written_u32 = _load(types.uint32, constant=False)
-load_written_f32 = _load(types.float32, constant=False)
 
 
 def _store(type: Any, n: int = 1) -> Any:
     """A store of ``n`` elements, aligned to all of them, at a byte offset."""
-    llvm = _LLVM[type]
 
     def store(typingctx, pointer, offset, *values):
-        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
-        if len(given) != n or any(v != type for v in given):
+        if not _are(values, type, n):
             return None
 
         def codegen(context, builder, signature, args):
-            size = n * _DTYPE[type].itemsize
-            parts = list(args[2:])
-            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
-                parts = [builder.extract_value(parts[0], i) for i in range(n)]
-            if n == 1:
-                builder.store(parts[0], _at(builder, signature, args, llvm), align=size)
-                return context.get_dummy_value()
-            kind = ir.VectorType(llvm, n)
-            whole = ir.Constant(kind, ir.Undefined)
-            for i, part in enumerate(parts):
-                whole = builder.insert_element(whole, part, _I32(i))
-            builder.store(whole, _at(builder, signature, args, kind), align=size)
+            _stored(builder, type, list(args[2:]), n, partial(_at, builder, signature, args))
             return context.get_dummy_value()
 
         return types.void(pointer, offset, types.StarArgTuple(values)), codegen
 
-    made = intrinsic(store)
-
-    @python_stand_in(made)
-    def store_here(pointer: Any, offset: Any, *values: Any) -> None:
-        pointer.store(_DTYPE[type], int(offset), values)
-
-    return made
+    return intrinsic(store)
 
 
 store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
@@ -337,22 +319,21 @@ def global_address(typingctx, pointer, offset):  # type: ignore[no-untyped-def]
     return types.int64(pointer, offset), codegen
 
 
+def _shared_at(builder: Any, address: Any, llvm: Any) -> Any:
+    return builder.inttoptr(address, llvm.as_pointer(3))
+
+
 def _load_shared(type: Any, n: int = 1) -> Any:
     """A load of ``n`` elements, aligned to all of them, from an address in shared memory."""
-    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+    result = type if n == 1 else types.UniTuple(type, n)
 
     def load(typingctx, address):  # type: ignore[no-untyped-def]
         if address != types.uint32:
             return None
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            kind = llvm if n == 1 else ir.VectorType(llvm, n)
-            there = builder.inttoptr(args[0], kind.as_pointer(3))
-            value = builder.load(there, align=n * _DTYPE[type].itemsize)
-            if n == 1:
-                return value
-            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
-            return cgutils.pack_array(builder, parts)
+            place = partial(_shared_at, builder, args[0])
+            return _loaded(builder, type, n, place, constant=False)
 
         return result(address), codegen
 
@@ -367,25 +348,13 @@ load_shared_f32x4 = _load_shared(types.float32, 4)
 
 def _store_shared(type: Any, n: int = 1) -> Any:
     """A store of ``n`` elements, aligned to all of them, at an address in shared memory."""
-    llvm = _LLVM[type]
 
     def store(typingctx, address, *values):  # type: ignore[no-untyped-def]
-        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
-        if address != types.uint32 or len(given) != n or any(v != type for v in given):
+        if address != types.uint32 or not _are(values, type, n):
             return None
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            parts = list(args[1:])
-            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
-                parts = [builder.extract_value(parts[0], i) for i in range(n)]
-            kind = llvm if n == 1 else ir.VectorType(llvm, n)
-            whole = parts[0]
-            if n > 1:
-                whole = ir.Constant(kind, ir.Undefined)
-                for i, part in enumerate(parts):
-                    whole = builder.insert_element(whole, part, _I32(i))
-            there = builder.inttoptr(args[0], kind.as_pointer(3))
-            builder.store(whole, there, align=n * _DTYPE[type].itemsize)
+            _stored(builder, type, list(args[1:]), n, partial(_shared_at, builder, args[0]))
             return context.get_dummy_value()
 
         return types.void(address, types.StarArgTuple(values)), codegen
@@ -394,11 +363,8 @@ def _store_shared(type: Any, n: int = 1) -> Any:
 
 
 store_shared_u32, store_shared_f32 = _store_shared(types.uint32), _store_shared(types.float32)
-store_shared_u32x2, store_shared_u32x4 = (
-    _store_shared(types.uint32, 2),
-    _store_shared(types.uint32, 4),
-)
-store_shared_f32x4 = _store_shared(types.float32, 4)
+store_shared_u32x2 = _store_shared(types.uint32, 2)
+store_shared_u32x4 = _store_shared(types.uint32, 4)
 
 
 def _copy_async(name: str, n: int) -> Any:
@@ -454,79 +420,3 @@ def divide(typingctx, a, b):  # type: ignore[no-untyped-def]
         return builder.udiv(*narrow)
 
     return types.int32(a, b), codegen
-
-
-def _bits(value: Any, dtype: Any) -> Any:
-    return np.array([int(value) & 0xFFFFFFFF], np.uint32).view(dtype)
-
-
-@python_stand_in(u32)
-def _u32(x: Any) -> Any:
-    return np.uint32(int(x) & 0xFFFFFFFF)
-
-
-@python_stand_in(divide)
-def _divide(a: Any, b: Any) -> Any:
-    return np.int32(int(a) // int(b))
-
-
-@python_stand_in(fma)
-def _fma(a: Any, b: Any, c: Any) -> Any:
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
-
-
-@python_stand_in(mul_rounded)
-def _mul_rounded(a: Any, b: Any) -> Any:
-    return np.float32(a) * np.float32(b)
-
-
-@python_stand_in(half_to_float)
-def _half_to_float(bits: Any) -> Any:
-    return np.float32(np.uint16(bits).view(np.float16))
-
-
-@python_stand_in(float_to_half)
-def _float_to_half(x: Any) -> Any:
-    with np.errstate(over="ignore"):
-        return np.float16(np.float32(x)).view(np.uint16)
-
-
-@python_stand_in(halves_to_floats)
-def _halves_to_floats(bits: Any) -> Any:
-    low, high = _bits(bits, np.float16)
-    return np.float32(low), np.float32(high)
-
-
-@python_stand_in(floats_to_halves)
-def _floats_to_halves(low: Any, high: Any) -> Any:
-    return np.array([low, high], np.float32).astype(np.float16).view(np.uint32)[0]
-
-
-@python_stand_in(dot4_us)
-def _dot4_us(a: Any, b: Any, c: Any) -> Any:
-    return np.int32(c + int(_bits(a, np.uint8).astype(int) @ _bits(b, np.int8).astype(int)))
-
-
-@python_stand_in(dot4_ss)
-def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
-    return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
-
-
-@python_stand_in(rsqrt)
-def _rsqrt(x: Any) -> Any:
-    return np.float32(1 / np.sqrt(np.float64(x)))
-
-
-@python_stand_in(exp2)
-def _exp2(x: Any) -> Any:
-    return np.float32(np.exp2(np.float64(x)))
-
-
-@python_stand_in(bits_to_float)
-def _bits_to_float(bits: Any) -> Any:
-    return _bits(bits, np.float32)[0]
-
-
-@python_stand_in(float_to_bits)
-def _float_to_bits(x: Any) -> Any:
-    return np.float32(x).view(np.uint32)

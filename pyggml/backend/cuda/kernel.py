@@ -17,11 +17,14 @@ numba-cuda, but no driver and no GPU.
 
 # No ``from __future__ import annotations``: the annotations of kernels are values.
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from numba import types
+
+from ...tensor import Tensor
 
 i32, i64, u32, f32 = types.int32, types.int64, types.uint32, types.float32
 F32 = types.CPointer(types.float32)
@@ -29,6 +32,8 @@ F16 = types.CPointer(types.uint16)  # bits: see ``intrin.half_to_float``
 I32 = types.CPointer(types.int32)
 I64 = types.CPointer(types.int64)
 U8 = types.CPointer(types.uint8)  # any bytes, read with the loads of ``intrin``
+_OF_TENSOR = re.compile(r"(\w+?)(_ne)?([0-3])")
+_ONES, _ZEROS = (1,) * 4, (0,) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +60,19 @@ class GpuKernel:
     def __call__(self, **values: Any) -> "Call":
         """This kernel with a value for each parameter: an address (or what has one), or a number.
 
+        Parameters ``x1`` and ``x_ne1`` without a value are ``nb[1]`` and ``ne[1]`` of the tensor
+        ``x``; 0 and 1 if ``x`` is None.
+
         Raises:
             TypeError: a parameter without a value, or a value without a parameter.
         """
         names = [name for name, _ in self.parameters]
+        for name in set(names) - values.keys():
+            of = _OF_TENSOR.fullmatch(name)
+            x = values.get(of[1], 0) if of else 0
+            if of and (x is None or isinstance(x, Tensor)):
+                ne, nb = (_ONES, _ZEROS) if x is None else (x.ne, x.nb)
+                values[name] = (ne if of[2] else nb)[int(of[3])]
         if values.keys() != set(names):
             raise TypeError(f"kernel {self.name} takes {names}, got {list(values)}")
         return Call(self, tuple(values[name] for name in names))

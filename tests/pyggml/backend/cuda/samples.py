@@ -13,10 +13,11 @@ from pyggml.backend.cuda.intrin import (
     dot4_us,
     load_u16,
     load_u32x4,
-    python_stand_in,
     u32,
 )
 from pyggml.backend.cuda.kernel import F32, I32, KERNELS, U8, GpuKernel, f32, i32, i64, kernel
+
+from .intrinsics import python_stand_in
 
 _FULL = 0xFFFFFFFF
 _LOW = uint32(0x0F0F0F0F)

@@ -32,9 +32,9 @@ from greenlet import getcurrent, greenlet
 from numba import cuda, types
 from numba.cuda import libdevice
 
-from pyggml.backend.cuda.intrin import TWINS
 from pyggml.backend.cuda.kernel import GpuKernel, KernelImage
 
+from .intrinsics import TWINS
 from .memory import KernelFault, Memory, Space
 
 _FULL = 0xFFFFFFFF

@@ -42,7 +42,7 @@ def binary_kernel(
     @kernel(f"{op}_{names}{form}", threads=THREADS)
     def binary(
         a: U8, b: U8, y: U8, units: i64, per_row: i32, ne1: i32, ne2: i32, a1: i64, a2: i64,
-        a3: i64, nb0: i32, nb_ne1: i32, nb_ne2: i32, nb_ne3: i32, b1: i64, b2: i64, b3: i64,
+        a3: i64, b_ne0: i32, b_ne1: i32, b_ne2: i32, b_ne3: i32, b1: i64, b2: i64, b3: i64,
         y1: i64, y2: i64, y3: i64,
     ):  # fmt: skip
         u = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
@@ -57,9 +57,9 @@ def binary_kernel(
             i1, i2 = int32(row - rest * ne1), int32(rest - i3 * ne2)
             a_row = i1 * a1 + i2 * a2 + i3 * a3
             y_row = i1 * y1 + i2 * y2 + i3 * y3
-            b_row = int32(i1 - divide(i1, nb_ne1) * nb_ne1) * b1
-            b_row += int32(i2 - divide(i2, nb_ne2) * nb_ne2) * b2
-            b_row += int32(i3 - divide(i3, nb_ne3) * nb_ne3) * b3
+            b_row = int32(i1 - divide(i1, b_ne1) * b_ne1) * b1
+            b_row += int32(i2 - divide(i2, b_ne2) * b_ne2) * b2
+            b_row += int32(i3 - divide(i3, b_ne3) * b_ne3) * b3
         if quads:
             v0, v1, v2, v3 = load_a4(a, a_row + j * size_a)
             if columns == ONE:
@@ -76,7 +76,7 @@ def binary_kernel(
             if columns == ONE:
                 k = int64(0)
             elif columns == REPEATED:
-                k = int64(int32(j) - divide(j, nb0) * nb0)
+                k = int64(int32(j) - divide(j, b_ne0) * b_ne0)
             store(y, y_row, j, combine(load_a(a, a_row, j), load_b(b, b_row, k)))
 
     return binary
@@ -108,9 +108,6 @@ def _lower_binary(lowering: GpuLowering, node: Tensor) -> None:
     op = node.op.name.lower().removesuffix("1")
     call = binary_kernel(op, (a.type, b.type, node.type), columns, span.flat, span.quads)(
         a=a, b=b, y=node, units=span.units, per_row=span.per_row, ne1=node.ne[1], ne2=node.ne[2],
-        a1=a.nb[1], a2=a.nb[2], a3=a.nb[3], nb0=b.ne[0], nb_ne1=b.ne[1], nb_ne2=b.ne[2],
-        nb_ne3=b.ne[3], b1=b.nb[1], b2=b.nb[2], b3=b.nb[3],
-        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
     )  # fmt: skip
     lowering.launch(call, span.grid)
 
@@ -146,7 +143,6 @@ def _lower_add_id(lowering: GpuLowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
     call = add_id_f32(
         a=a, b=b, ids=ids, y=node, units=node.nelements, n=a.ne[0], ne1=a.ne[1], n_rows=b.ne[1],
-        a1=a.nb[1], a2=a.nb[2], b1=b.nb[1], ids0=ids.nb[0], ids1=ids.nb[1],
-        y1=node.nb[1], y2=node.nb[2], error=lowering.error, code=lowering.error_code(node),
+        error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
     lowering.launch(call, blocks(node.nelements, THREADS))

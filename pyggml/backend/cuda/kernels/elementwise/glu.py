@@ -89,8 +89,7 @@ def _lower_glu(lowering: GpuLowering, node: Tensor) -> None:
     alpha, limit, shift = limits(p["kind"], p["alpha"], p["limit"])
     call = glu_kernel(p["kind"], node.type, span.flat, span.quads)(
         g=gate, up=up, y=node, units=span.units, per_row=span.per_row, ne1=node.ne[1],
-        ne2=node.ne[2], g_at=gate_at, up_at=up_at, g1=gate.nb[1], g2=gate.nb[2], g3=gate.nb[3],
-        up1=up.nb[1], up2=up.nb[2], up3=up.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
+        ne2=node.ne[2], g_at=gate_at, up_at=up_at,
         alpha=alpha, limit=limit, shift=shift,
     )  # fmt: skip
     lowering.launch(call, span.grid)

@@ -65,7 +65,6 @@ def _lower_element(lowering: GpuLowering, node: Tensor) -> None:
     numbers = [float(p[key]) for key in PARAMETERS.get(name, ())] + [0.0] * 4
     call = element_kernel(name, node.type, span.flat, span.quads)(
         x=x, y=node, units=span.units, per_row=span.per_row, ne1=node.ne[1], ne2=node.ne[2],
-        x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
         a=numbers[0], b=numbers[1], c=numbers[2], d=numbers[3],
     )  # fmt: skip
     lowering.launch(call, span.grid)

@@ -18,42 +18,40 @@ from ...lowering import GpuLowering, lowers
 from .matmul import (
     WARPS,
     LaunchShape,
-    float_dots,
-    plane_dots,
-    reads_vectors,
+    operands,
+    row_dots,
     row_sums,
     shape_of,
     split_of,
+    start_type,
 )
-from .quantize import quantized
-from .weights import has_planes, planes_in, reads_weight
+from .weights import reads_weight
 
 
 @cache
-def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: LaunchShape) -> GpuKernel:
-    """The kernel of a format: of planes, or of elements."""
-    dots = plane_dots(type, shape) if planes else float_dots(type, GGMLType.F32, vector, shape)
-    sum_up = row_sums(shape)
-    split, block_rows = shape.split, shape.block_rows
-    name = f"mul_mat_id_{type.name.lower()}{'_x8' * vector}{'_elements' * (not planes)}"
+def mat_vec_id(
+    type: GGMLType, x_type: GGMLType | None, vector: bool, shape: LaunchShape
+) -> GpuKernel:
+    """The kernel of a format: of planes (``x_type`` is None), or of elements."""
+    dots, sum_up = row_dots(type, x_type, vector, shape), row_sums(shape)
+    split, block_rows, x_start = shape.split, shape.block_rows, start_type(x_type)
+    elements = "_elements" if x_type is not None else ""
+    name = f"mul_mat_id_{type.name.lower()}{'_x8' * vector}{elements}"
 
     @kernel(f"{name}_{shape.name}", threads=32 * WARPS, max_registers=shape.max_registers)
     def mul_mat_id(
         w: U8, x: U8, ids: U8, y: U8, n: i32, rows: i32, n_experts: i32, n_used: i32, n_b: i32,
         high: i64, steps: i64, scales: i64, x_high: i64, d: i64, sums: i64, w1: i64, w2: i64,
-        x1: i64, x2: i64, s0: i64, s1: i64, y1: i64, y2: i64, row_blocks: i32, error: U8,
+        x1: i64, x2: i64, ids0: i64, ids1: i64, y1: i64, y2: i64, row_blocks: i32, error: U8,
         code: i32,
     ):  # fmt: skip
-        """``row_blocks`` blocks for each use of all tokens; ``n``: groups, or columns, of a row.
-
-        ``w1``, ``w2``, ``x1``, ``x2``: rows, or bytes, between rows and matrices (tokens).
-        """
+        """``row_blocks`` blocks for each use of all tokens; see ``operands``."""
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         use = divide(cuda.blockIdx.x, row_blocks)
         row = int32(int32(cuda.blockIdx.x) - use * row_blocks) * block_rows + warp // split
         token = divide(use, n_used)
         use = int32(use - token * n_used)
-        expert = load_i32(ids, use * s0 + token * s1)
+        expert = load_i32(ids, use * ids0 + token * ids1)
         if expert < 0 or expert >= n_experts:
             if lane == 0:
                 store_i32(error, 0, code)
@@ -64,17 +62,10 @@ def mat_vec_id(type: GGMLType, planes: bool, vector: bool, shape: LaunchShape) -
         starts = cuda.local.array(1, int64)
         acc[0] = float32(0)
         starts[0] = expert * w2 + min(row, rows - 1) * w1
-        x_start = (use % n_b) * x1 + token * x2
+        x_starts = cuda.local.array(1, x_start)
+        x_starts[0] = (use % n_b) * x1 + token * x2
         first = (warp % split) * 32 + lane
-        if planes:
-            starts[0] *= n
-            x_groups = cuda.local.array(1, int32)
-            x_groups[0] = int32(x_start * n)
-            dots(w, starts, x, x_groups, first, n, high, steps, scales, x_high, d, sums, acc)
-        else:
-            x_starts = cuda.local.array(1, int64)
-            x_starts[0] = x_start
-            dots(w, starts, x, x_starts, first, n, acc)
+        dots(w, starts, x, x_starts, first, n, high, steps, scales, x_high, d, sums, acc)
         sum_up(acc, warp)
         if lane == 0 and warp % split == 0 and row < rows:
             store_f32(y, use * y1 + token * y2 + int64(row) * 4, acc[0])
@@ -91,30 +82,12 @@ def _supports(node: Tensor) -> bool:
 @lowers("MUL_MAT_ID", _supports)
 def _lower_mul_mat_id(lowering: GpuLowering, node: Tensor) -> None:
     a, b, ids = node.src[:3]
-    planes, vector = has_planes(a), False
-    common = {
-        "ids": ids, "y": node, "rows": a.ne[1], "n_experts": a.ne[2], "n_used": ids.ne[0],
-        "n_b": b.ne[1], "s0": ids.nb[0], "s1": ids.nb[1], "y1": node.nb[1], "y2": node.nb[2],
-        "error": lowering.error, "code": lowering.error_code(node),
-    }  # fmt: skip
-    if planes:
-        w, at = planes_in(lowering, a)
-        x, q8 = quantized(lowering, b)
-        common |= {
-            "w": w, "x": x, "n": a.ne[0] // 32, "high": at.high, "steps": at.steps,
-            "scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
-            "w1": 1, "w2": a.ne[1], "x1": 1, "x2": b.ne[1],
-        }  # fmt: skip
-        turns = a.ne[0] // 1024
-    else:
-        vector = reads_vectors(a, b)
-        common |= {
-            "w": a, "x": b, "n": a.ne[0], "high": 0, "steps": 0, "scales": 0, "x_high": 0, "d": 0,
-            "sums": 0, "w1": a.nb[1], "w2": a.nb[2], "x1": b.nb[1], "x2": b.nb[2],
-        }  # fmt: skip
-        turns = a.ne[0] // (256 if vector else 32)
+    x_type, vector, turns, values = operands(lowering, a, b, 2)
     split = split_of(lowering, a.ne[1] * ids.ne[0], turns)
-    shape = shape_of(1, split, a.type, planes=planes)
+    shape = shape_of(1, split, a.type, planes=x_type is None)
     row_blocks = ceil_div(a.ne[1], shape.block_rows)
-    call = mat_vec_id(a.type, planes, vector, shape)(**common, row_blocks=row_blocks)
+    call = mat_vec_id(a.type, x_type, vector, shape)(
+        ids=ids, y=node, rows=a.ne[1], n_experts=a.ne[2], n_used=ids.ne[0], n_b=b.ne[1],
+        error=lowering.error, code=lowering.error_code(node), row_blocks=row_blocks, **values,
+    )  # fmt: skip
     lowering.launch(call, Grid(row_blocks * ids.nelements))

@@ -153,19 +153,7 @@ def _barriers(turing: bool) -> tuple[Any, Any, Any]:
     def nothing():
         pass
 
-    @device
-    def commit():
-        commit_copies()
-
-    @device
-    def wait_but_one():
-        wait_copies_1()
-
-    @device
-    def wait_all():
-        wait_copies_0()
-
-    return (nothing, nothing, nothing) if turing else (commit, wait_but_one, wait_all)
+    return (nothing,) * 3 if turing else (commit_copies, wait_copies_1, wait_copies_0)
 
 
 @cache
@@ -667,21 +655,24 @@ def mat_mat_fma(type: GGMLType, x_type: GGMLType, vector: bool) -> GpuKernel:
     return mul_mat
 
 
+def result_of(node: Tensor) -> dict[str, Any]:
+    """The values of the parameters for the result of a MUL_MAT and the broadcast of its weight."""
+    a, b = node.src[:2]
+    return {
+        "y": node, "rows": a.ne[1], "ne12": b.ne[2], "r2": b.ne[2] // a.ne[2],
+        "r3": b.ne[3] // a.ne[3],
+    }  # fmt: skip
+
+
 def multiply(lowering: GpuLowering, node: Tensor) -> None:
     """Add the launches of a MUL_MAT of any number of tokens."""
     a, b = node.src[:2]
     batches, turing = b.ne[2] * b.ne[3], lowering.device.cc < (8, 0)
-    common = {
-        "y": node, "rows": a.ne[1], "tokens": b.ne[1], "ne12": b.ne[2], "r2": b.ne[2] // a.ne[2],
-        "r3": b.ne[3] // a.ne[3], "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
-    }  # fmt: skip
-    strides = {"w1": a.nb[1], "w2": a.nb[2], "w3": a.nb[3]}
+    common = result_of(node) | {"tokens": b.ne[1]}
     if a.type is GGMLType.F32 or (turing and a.type is GGMLType.BF16):
         vector = a.type is b.type is GGMLType.F32 and a.ne[0] % 4 == 0
         vector = vector and is_aligned(a) and is_aligned(b)
-        call = mat_mat_fma(a.type, b.type, vector)(
-            w=a, x=b, n=a.ne[0], x1=b.nb[1], x2=b.nb[2], x3=b.nb[3], **strides, **common
-        )
+        call = mat_mat_fma(a.type, b.type, vector)(w=a, x=b, n=a.ne[0], **common)
         lowering.launch(call, Grid(ceil_div(b.ne[1], _SIDE), ceil_div(a.ne[1], _SIDE), batches))
         return
     tile = tile_of(lowering, a.ne[1], b.ne[1], batches)
@@ -699,6 +690,6 @@ def multiply(lowering: GpuLowering, node: Tensor) -> None:
         x, halves = halved(lowering, b, GGMLType.BF16 if a.type is GGMLType.BF16 else GGMLType.F16)
         vector = a.type in FLOAT_TYPES and a.ne[0] % 8 == 0 and is_aligned(a)
         call = mat_mat_halves(a.type, vector, tile, turing)(
-            w=a, x=x, n=a.ne[0], padded=halves.padded, factors=halves.scales, **strides, **common
+            w=a, x=x, n=a.ne[0], padded=halves.padded, factors=halves.scales, **common
         )
     lowering.launch(call, grid)

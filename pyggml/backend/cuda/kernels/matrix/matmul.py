@@ -12,13 +12,14 @@ several loads of 16 bytes are under way at once. If the rows alone do not occupy
 warps of a block share a row's columns. A token's sums do not depend on the number of tokens.
 """
 
-from collections.abc import Callable
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
 from .....dtype import GGMLType
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, element_loader
 from ...driver import Grid
@@ -242,7 +243,8 @@ def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShap
     """A device function that adds a lane's share of some rows' dot products to ``acc``.
 
     (w, byte offset of each row, x, byte offset of each token's row, the lane's number among those
-    of a row, columns, acc). ``vector``: rows are aligned to 16 bytes, with a multiple of 8 columns.
+    of a row, columns, the unused offsets of planes, acc). ``vector``: rows are aligned to 16 bytes,
+    with a multiple of 8 columns.
     """
     load, load_x = element_loader(type), element_loader(x_type)
     n_tokens, n_rows, stride = shape.tokens, shape.rows, 32 * shape.split
@@ -250,7 +252,7 @@ def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShap
     if not vector:
 
         @device
-        def dots_of_elements(w, starts, x, tokens, lane, n, acc):
+        def dots_of_elements(w, starts, x, tokens, lane, n, high, steps, scales, xh, d, sums, acc):
             j = lane
             while j < n:
                 for r in range(n_rows):
@@ -295,7 +297,7 @@ def float_dots(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShap
     several, one, at_once = batch_of(shape.at_once), batch_of(1), shape.at_once
 
     @device
-    def dots(w, starts, x, tokens, lane, n, acc):
+    def dots(w, starts, x, tokens, lane, n, high, steps, scales, x_high, d, sums, acc):
         j = lane * 8
         if at_once > 1:
             while j + 8 * stride * (at_once - 1) < n:
@@ -333,69 +335,35 @@ def row_sums(shape: LaunchShape) -> Any:
     return sum_up
 
 
+def row_dots(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: LaunchShape) -> Any:
+    """``plane_dots`` if ``x_type`` is None, else ``float_dots``."""
+    return plane_dots(type, shape) if x_type is None else float_dots(type, x_type, vector, shape)
+
+
+def start_type(x_type: GGMLType | None) -> Any:
+    """The type of where a token's row starts: groups of planes, or bytes."""
+    return int32 if x_type is None else int64
+
+
 @cache
-def mat_vec_planes(type: GGMLType, shape: LaunchShape) -> GpuKernel:
-    """The kernel of a format."""
-    dots, sum_up = plane_dots(type, shape), row_sums(shape)
+def mat_vec(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: LaunchShape) -> GpuKernel:
+    """The kernel of a format in planes (``x_type`` is None), or of float types."""
+    dots, sum_up = row_dots(type, x_type, vector, shape), row_sums(shape)
     n_tokens, n_rows, split, block_rows = shape.tokens, shape.rows, shape.split, shape.block_rows
-    n_sums = n_tokens * n_rows
+    n_sums, x_start = n_tokens * n_rows, start_type(x_type)
+    types = type.name.lower() + (f"_{x_type.name.lower()}" if x_type is not None else "")
 
     @kernel(
-        f"mul_mat_vec_{type.name.lower()}_{shape.name}",
+        f"mul_mat_vec_{types}{'_x8' * vector}_{shape.name}",
         threads=32 * WARPS,
         max_registers=shape.max_registers,
     )
     def mul_mat_vec(
-        w: U8, x: U8, y: U8, n_groups: i32, rows: i32, high: i64, steps: i64, scales: i64,
-        x_high: i64, d: i64, sums: i64, first: i32, tokens: i32, all_tokens: i32, ne12: i32,
-        ne02: i32, r2: i32, r3: i32, y1: i64, y2: i64, y3: i64,
+        w: U8, x: U8, y: U8, n: i32, rows: i32, high: i64, steps: i64, scales: i64, x_high: i64,
+        d: i64, sums: i64, w1: i64, w2: i64, w3: i64, x1: i64, x2: i64, x3: i64, first: i32,
+        tokens: i32, ne12: i32, r2: i32, r3: i32, y1: i64, y2: i64, y3: i64,
     ):  # fmt: skip
-        """``tokens`` tokens from ``first`` on, of ``all_tokens``, times a block's rows."""
-        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
-        row = int32(cuda.blockIdx.x) * block_rows + warp // split * n_rows
-        if split == 1 and row >= rows:
-            return
-        i3 = divide(cuda.blockIdx.y, ne12)
-        i2 = int32(cuda.blockIdx.y - i3 * ne12)
-        starts = cuda.local.array(n_rows, int64)
-        for r in range(n_rows):
-            starts[r] = (
-                int64(divide(i3, r3) * ne02 + divide(i2, r2)) * rows + min(row + r, rows - 1)
-            ) * n_groups
-        x_starts = cuda.local.array(n_tokens, int32)
-        for t in range(n_tokens):
-            token = (i3 * ne12 + i2) * all_tokens + first + min(t, tokens - 1)
-            x_starts[t] = token * n_groups
-        acc = cuda.local.array(n_sums, float32)
-        for i in range(n_sums):
-            acc[i] = float32(0)
-        g = (warp % split) * 32 + lane
-        dots(w, starts, x, x_starts, g, n_groups, high, steps, scales, x_high, d, sums, acc)
-        sum_up(acc, warp)
-        if lane == 0 and warp % split == 0:
-            for t in range(n_tokens):
-                for r in range(n_rows):
-                    if t < tokens and row + r < rows:
-                        at = i3 * y3 + i2 * y2 + (first + t) * y1 + int64(row + r) * 4
-                        store_f32(y, at, acc[t * n_rows + r])
-
-    return mul_mat_vec
-
-
-@cache
-def mat_vec_float(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchShape) -> GpuKernel:
-    """The kernel of weights and activations of float types."""
-    dots, sum_up = float_dots(type, x_type, vector, shape), row_sums(shape)
-    n_tokens, n_rows, split, block_rows = shape.tokens, shape.rows, shape.split, shape.block_rows
-    n_sums = n_tokens * n_rows
-    name = f"mul_mat_vec_{type.name.lower()}_{x_type.name.lower()}{'_x8' * vector}_{shape.name}"
-
-    @kernel(name, threads=32 * WARPS, max_registers=shape.max_registers)
-    def mul_mat_vec(
-        w: U8, x: U8, y: U8, n: i32, rows: i32, w1: i64, w2: i64, w3: i64, x1: i64, x2: i64,
-        x3: i64, first: i32, tokens: i32, ne12: i32, r2: i32, r3: i32, y1: i64, y2: i64, y3: i64,
-    ):  # fmt: skip
-        """``tokens`` tokens from ``first`` on, times a block's rows; strides are bytes."""
+        """``tokens`` tokens from ``first`` on, times a block's rows; see ``operands``."""
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         row = int32(cuda.blockIdx.x) * block_rows + warp // split * n_rows
         if split == 1 and row >= rows:
@@ -405,20 +373,21 @@ def mat_vec_float(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchS
         starts = cuda.local.array(n_rows, int64)
         for r in range(n_rows):
             starts[r] = divide(i3, r3) * w3 + divide(i2, r2) * w2 + min(row + r, rows - 1) * w1
-        x_starts = cuda.local.array(n_tokens, int64)
+        x_starts = cuda.local.array(n_tokens, x_start)
         for t in range(n_tokens):
             x_starts[t] = i3 * x3 + i2 * x2 + (first + min(t, tokens - 1)) * x1
         acc = cuda.local.array(n_sums, float32)
         for i in range(n_sums):
             acc[i] = float32(0)
-        dots(w, starts, x, x_starts, (warp % split) * 32 + lane, n, acc)
+        at = (warp % split) * 32 + lane
+        dots(w, starts, x, x_starts, at, n, high, steps, scales, x_high, d, sums, acc)
         sum_up(acc, warp)
         if lane == 0 and warp % split == 0:
             for t in range(n_tokens):
                 for r in range(n_rows):
                     if t < tokens and row + r < rows:
-                        at = i3 * y3 + i2 * y2 + (first + t) * y1 + int64(row + r) * 4
-                        store_f32(y, at, acc[t * n_rows + r])
+                        to = i3 * y3 + i2 * y2 + (first + t) * y1 + int64(row + r) * 4
+                        store_f32(y, to, acc[t * n_rows + r])
 
     return mul_mat_vec
 
@@ -426,6 +395,41 @@ def mat_vec_float(type: GGMLType, x_type: GGMLType, vector: bool, shape: LaunchS
 def reads_vectors(a: Tensor, b: Tensor) -> bool:
     """Whether rows of floats can be read 8 elements at once."""
     return a.type in FLOAT_TYPES and a.ne[0] % 8 == 0 and is_aligned(a) and is_aligned(b)
+
+
+class Operands(NamedTuple):
+    """A weight and activations as kernels read them.
+
+    Attributes:
+        x_type: None if both are read as planes.
+        turns: loads of a lane that has a whole row.
+        values: of the kernel's parameters; ``n``, ``w1`` to ``w3`` and ``x1`` to ``x3``, the
+            distances of rows and matrices, are groups of planes, or columns and bytes.
+    """
+
+    x_type: GGMLType | None
+    vector: bool
+    turns: int
+    values: dict[str, Any]
+
+
+def operands(lowering: GpuLowering, a: Tensor, b: Tensor, dims: int) -> Operands:
+    """The operands of a kernel that has the distances of ``dims`` dimensions."""
+    if not has_planes(a):
+        vector = reads_vectors(a, b)
+        values: dict[str, Any] = {"w": a, "x": b, "n": a.ne[0]}
+        values |= dict.fromkeys(("high", "steps", "scales", "x_high", "d", "sums"), 0)
+        return Operands(b.type, vector, a.ne[0] // (256 if vector else 32), values)
+    w, at = planes_in(lowering, a)
+    x, q8 = quantized(lowering, b)
+    n = a.ne[0] // 32
+    values = {
+        "w": w, "x": x, "n": n, "high": at.high, "steps": at.steps, "scales": at.scales,
+        "x_high": q8.high, "d": q8.d, "sums": q8.sums,
+    }  # fmt: skip
+    for i in range(1, dims + 1):
+        values |= {f"w{i}": n * math.prod(a.ne[1:i]), f"x{i}": n * math.prod(b.ne[1:i])}
+    return Operands(None, False, a.ne[0] // 1024, values)
 
 
 def _supports(node: Tensor) -> bool:
@@ -441,37 +445,11 @@ def _lower_mul_mat(lowering: GpuLowering, node: Tensor) -> None:
         mat_mat.multiply(lowering, node)
         return
     batches = b.ne[2] * b.ne[3]
-    common = {
-        "y": node, "rows": a.ne[1], "ne12": b.ne[2], "r2": b.ne[2] // a.ne[2],
-        "r3": b.ne[3] // a.ne[3], "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
-    }  # fmt: skip
-    make: Callable[[LaunchShape], GpuKernel]
-    if not has_planes(a):
-        vector = reads_vectors(a, b)
-        common |= {
-            "w": a, "x": b, "n": a.ne[0], "w1": a.nb[1], "w2": a.nb[2], "w3": a.nb[3],
-            "x1": b.nb[1], "x2": b.nb[2], "x3": b.nb[3],
-        }  # fmt: skip
-        turns = a.ne[0] // (256 if vector else 32)
-
-        def make(shape: LaunchShape) -> GpuKernel:
-            return mat_vec_float(a.type, b.type, vector, shape)
-
-    else:
-        w, at = planes_in(lowering, a)
-        x, q8 = quantized(lowering, b)
-        common |= {
-            "w": w, "x": x, "n_groups": a.ne[0] // 32, "high": at.high, "steps": at.steps,
-            "scales": at.scales, "x_high": q8.high, "d": q8.d, "sums": q8.sums,
-            "ne02": a.ne[2], "all_tokens": b.ne[1],
-        }  # fmt: skip
-        turns = a.ne[0] // 1024
-
-        def make(shape: LaunchShape) -> GpuKernel:
-            return mat_vec_planes(a.type, shape)
-
+    x_type, vector, turns, values = operands(lowering, a, b, 3)
     split = split_of(lowering, a.ne[1] * batches, turns)
     for first, n, size in token_chunks(b.ne[1]):
-        shape = shape_of(size, split, a.type, planes=has_planes(a))
-        call = make(shape)(first=first, tokens=n, **common)
-        lowering.launch(call, Grid(-(-a.ne[1] // shape.block_rows), batches))
+        shape = shape_of(size, split, a.type, planes=x_type is None)
+        call = mat_vec(a.type, x_type, vector, shape)(
+            first=first, tokens=n, **mat_mat.result_of(node), **values
+        )
+        lowering.launch(call, Grid(ceil_div(a.ne[1], shape.block_rows), batches))

@@ -85,8 +85,8 @@ def quantize_q8(type: GGMLType, vector: bool) -> GpuKernel:
 
     @kernel(f"quantize_q8_{type.name.lower()}{'_x4' * vector}", threads=256)
     def quantize(
-        x: U8, y: U8, n_groups: i64, per_row: i32, ne1: i32, ne2: i32, nb1: i64, nb2: i64,
-        nb3: i64, high: i64, d: i64, sums: i64,
+        x: U8, y: U8, n_groups: i64, per_row: i32, ne1: i32, ne2: i32, x1: i64, x2: i64,
+        x3: i64, high: i64, d: i64, sums: i64,
     ):  # fmt: skip
         t = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         k = int32(t & 7)
@@ -94,7 +94,7 @@ def quantize_q8(type: GGMLType, vector: bool) -> GpuKernel:
         row = divide(g, per_row)
         rest = divide(row, ne1)
         i3 = divide(rest, ne2)
-        base = (row - rest * ne1) * nb1 + (rest - i3 * ne2) * nb2 + i3 * nb3
+        base = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
         v0, v1, v2, v3 = load(x, base, int32(g - row * per_row) * 32 + 4 * k)
         # The bits of magnitudes are ordered as the magnitudes are, NaN above all.
         b0, b1 = u32(float_to_bits(v0) & 0x7FFFFFFF), u32(float_to_bits(v1) & 0x7FFFFFFF)
@@ -146,7 +146,7 @@ def quantized(lowering: GpuLowering, x: Tensor) -> tuple[Work, Quantized]:
         vector = x.type is GGMLType.F32 and is_aligned(x)
         call = quantize_q8(x.type, vector)(
             x=x, y=work, n_groups=groups, per_row=n // 32, ne1=x.ne[1], ne2=x.ne[2],
-            nb1=x.nb[1], nb2=x.nb[2], nb3=x.nb[3], high=at.high, d=at.d, sums=at.sums,
+            high=at.high, d=at.d, sums=at.sums,
         )  # fmt: skip
         lowering.launch(call, blocks(groups, 32))
 
@@ -159,12 +159,12 @@ def halve(type: GGMLType, x_type: GGMLType) -> GpuKernel:
     load, store, scaled = element_loader(x_type), element_storer(type), type is GGMLType.F16
 
     @kernel(f"halve_{type.name.lower()}_{x_type.name.lower()}", threads=256)
-    def halve(x: U8, y: U8, n: i32, padded: i32, ne1: i32, ne2: i32, nb1: i64, nb2: i64,
-              nb3: i64, scales: i64):  # fmt: skip
+    def halve(x: U8, y: U8, n: i32, padded: i32, ne1: i32, ne2: i32, x1: i64, x2: i64,
+              x3: i64, scales: i64):  # fmt: skip
         row = int32(cuda.blockIdx.x)
         rest = divide(row, ne1)
         i3 = divide(rest, ne2)
-        base = (row - rest * ne1) * nb1 + (rest - i3 * ne2) * nb2 + i3 * nb3
+        base = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
         factor = float32(1)
         j = int32(cuda.threadIdx.x)
         if scaled:
@@ -207,7 +207,7 @@ def halved(lowering: GpuLowering, x: Tensor, type: GGMLType) -> tuple[Work, Halv
     def make(work: Work) -> None:
         call = halve(type, x.type)(
             x=x, y=work, n=x.ne[0], padded=at.padded, ne1=x.ne[1], ne2=x.ne[2],
-            nb1=x.nb[1], nb2=x.nb[2], nb3=x.nb[3], scales=at.scales,
+            scales=at.scales,
         )  # fmt: skip
         lowering.launch(call, Grid(x.nrows))
 

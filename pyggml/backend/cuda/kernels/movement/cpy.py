@@ -187,16 +187,16 @@ def repeat_kernel(size: int) -> GpuKernel:
 
     @kernel(f"repeat_{size}")
     def repeat(
-        x: U8, y: U8, n: i64, b0: i64, b1: i64, b2: i64, a0: i64, a1: i64, a2: i64, a3: i64,
-        as0: i64, as1: i64, as2: i64, as3: i64,
+        x: U8, y: U8, n: i64, y_ne0: i64, y_ne1: i64, y_ne2: i64, x_ne0: i64, x_ne1: i64,
+        x_ne2: i64, x_ne3: i64, x0: i64, x1: i64, x2: i64, x3: i64,
     ):  # fmt: skip
         i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if i < n:
-            row = i // b0
-            plane = row // b1
-            i3 = plane // b2
-            at = (i - row * b0) % a0 * as0 + (row - plane * b1) % a1 * as1
-            at += (plane - i3 * b2) % a2 * as2 + i3 % a3 * as3
+            row = i // y_ne0
+            plane = row // y_ne1
+            i3 = plane // y_ne2
+            at = (i - row * y_ne0) % x_ne0 * x0 + (row - plane * y_ne1) % x_ne1 * x1
+            at += (plane - i3 * y_ne2) % x_ne2 * x2 + i3 % x_ne3 * x3
             store(y, i * size, load(x, at))
 
     return repeat
@@ -210,11 +210,7 @@ def _same_size(node: Tensor) -> bool:
 @lowers("REPEAT", _same_size)
 def _lower_repeat(lowering: GpuLowering, node: Tensor) -> None:
     a = node.src[0]
-    call = repeat_kernel(a.type.type_size)(
-        x=a, y=node, n=node.nelements, b0=node.ne[0], b1=node.ne[1], b2=node.ne[2],
-        a0=a.ne[0], a1=a.ne[1], a2=a.ne[2], a3=a.ne[3],
-        as0=a.nb[0], as1=a.nb[1], as2=a.nb[2], as3=a.nb[3],
-    )  # fmt: skip
+    call = repeat_kernel(a.type.type_size)(x=a, y=node, n=node.nelements)
     lowering.launch(call, blocks(node.nelements))
 
 

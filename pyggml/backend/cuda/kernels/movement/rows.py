@@ -36,18 +36,18 @@ def get_rows_kernel(type: GGMLType) -> GpuKernel:
     @kernel(f"get_rows_{type.name.lower()}")
     def get_rows(
         x: U8, ids: U8, y: U8, n: i32, n_rows: i32, y1: i64, y2: i64, y3: i64, ne1: i32, ne2: i32,
-        a1: i64, a2: i64, a3: i64, s0: i64, s1: i64, s2: i64, error: U8, code: i32,
+        x1: i64, x2: i64, x3: i64, ids0: i64, ids1: i64, ids2: i64, error: U8, code: i32,
     ):  # fmt: skip
         r = int32(cuda.blockIdx.x)
         rest = int32(r // ne1)
         i3 = int32(rest // ne2)
         i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
-        row = load_i32(ids, i1 * s0 + i2 * s1 + i3 * s2)
+        row = load_i32(ids, i1 * ids0 + i2 * ids1 + i3 * ids2)
         if row < 0 or row >= n_rows:
             if cuda.threadIdx.x == 0:
                 store_i32(error, 0, code)
             return
-        at, to = row * a1 + i2 * a2 + i3 * a3, i1 * y1 + i2 * y2 + i3 * y3
+        at, to = row * x1 + i2 * x2 + i3 * x3, i1 * y1 + i2 * y2 + i3 * y3
         j = int32(cuda.threadIdx.x)
         while j < n:
             if integers:
@@ -68,9 +68,7 @@ def _supports_get_rows(node: Tensor) -> bool:
 def _lower_get_rows(lowering: GpuLowering, node: Tensor) -> None:
     a, ids = node.src[:2]
     call = get_rows_kernel(a.type)(
-        x=a, ids=ids, y=node, n=node.ne[0], n_rows=a.ne[1],
-        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], ne1=node.ne[1], ne2=node.ne[2],
-        a1=a.nb[1], a2=a.nb[2], a3=a.nb[3], s0=ids.nb[0], s1=ids.nb[1], s2=ids.nb[2],
+        x=a, ids=ids, y=node, n=node.ne[0], n_rows=a.ne[1], ne1=node.ne[1], ne2=node.ne[2],
         error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
     lowering.launch(call, Grid(node.nrows), threads=_WIDE)
@@ -88,14 +86,14 @@ def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> Gpu
     @kernel(f"set_rows_{source.name.lower()}_{target.name.lower()}_{index_bytes}")
     def set_rows(
         x: U8, ids: U8, y: U8, n: i32, n_rows: i64, x1: i64, x2: i64, x3: i64, ne1: i32, ne2: i32,
-        y1: i64, y2: i64, y3: i64, s0: i64, s1: i64, s2: i64, id1: i32, id2: i32,
+        y1: i64, y2: i64, y3: i64, ids0: i64, ids1: i64, ids2: i64, ids_ne1: i32, ids_ne2: i32,
         error: U8, code: i32,
     ):  # fmt: skip
         r = int32(cuda.blockIdx.x)
         rest = int32(r // ne1)
         i3 = int32(rest // ne2)
         i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
-        where = i1 * s0 + (i2 % id1) * s1 + (i3 % id2) * s2
+        where = i1 * ids0 + (i2 % ids_ne1) * ids1 + (i3 % ids_ne2) * ids2
         row = load_i64(ids, where) if wide else int64(load_i32(ids, where))
         if row < 0:
             return
@@ -126,9 +124,7 @@ def _supports_set_rows(node: Tensor) -> bool:
 def _lower_set_rows(lowering: GpuLowering, node: Tensor) -> None:
     b, idx = node.src[:2]
     call = set_rows_kernel(b.type, node.type, idx.type.type_size)(
-        x=b, ids=idx, y=node, n=node.ne[0], n_rows=node.ne[1],
-        x1=b.nb[1], x2=b.nb[2], x3=b.nb[3], ne1=b.ne[1], ne2=b.ne[2],
-        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], s0=idx.nb[0], s1=idx.nb[1], s2=idx.nb[2],
-        id1=idx.ne[1], id2=idx.ne[2], error=lowering.error, code=lowering.error_code(node),
+        x=b, ids=idx, y=node, n=node.ne[0], n_rows=node.ne[1], ne1=b.ne[1], ne2=b.ne[2],
+        error=lowering.error, code=lowering.error_code(node),
     )  # fmt: skip
     lowering.launch(call, Grid(b.nrows), threads=32 if node.type.is_quantized else _WIDE)

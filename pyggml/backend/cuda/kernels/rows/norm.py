@@ -227,18 +227,10 @@ def _launch(
     warp = threads == 32
     w, b = (*rows, None, None)[:2]
     quads = is_quads(x, dst, *(t for t in (*rows, r, total) if t is not None))
-    sizes = {}
-    for name, t in (("w", w), ("b", b), ("r", r), ("z", total)):
-        ne, nb = ((1,) * 4, (0,) * 4) if t is None else (t.ne, t.nb)
-        for i in (1, 2, 3):
-            sizes[f"{name}{i}"] = nb[i]
-            if name in "wb":
-                sizes[f"{name}_ne{i}"] = ne[i]
     kernel = norm_kernel(norm.op.name, warp, quads, r is not None, w is not None, b is not None)
     call = kernel(
         x=x, y=dst, r=r, z=total, w=w, b=b, n=n, rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
-        x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=dst.nb[1], y2=dst.nb[2], y3=dst.nb[3],
-        eps=norm.op_params["eps"], **sizes,
+        eps=norm.op_params["eps"],
     )  # fmt: skip
     grid, threads = (blocks(x.nrows, 8), 256) if warp else (Grid(x.nrows), threads)
     lowering.launch(call, grid, threads=threads)
@@ -289,7 +281,6 @@ def _lower_group_norm(lowering: GpuLowering, node: Tensor) -> None:
     x, groups = node.src[0], int(node.op_params["n_groups"])
     call = group_norm(
         x=x, y=node, n=x.ne[0], height=x.ne[1], channels=x.ne[2],
-        of_group=ceil_div(x.ne[2], groups), groups=groups, x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
-        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3], eps=node.op_params["eps"],
+        of_group=ceil_div(x.ne[2], groups), groups=groups, eps=node.op_params["eps"],
     )  # fmt: skip
     lowering.launch(call, Grid(groups * x.ne[3]), threads=512)

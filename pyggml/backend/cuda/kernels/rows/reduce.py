@@ -171,16 +171,10 @@ def _supports(node: Tensor) -> bool:
     return x.is_contiguous_rows() and in_range(x) and x.type in FLOAT_TYPES
 
 
-def _strides(name: str, t: Tensor) -> dict[str, int]:
-    return {f"{name}{i}": t.nb[i] for i in (1, 2, 3)}
-
-
 @lowers("ARGMAX", _supports)
 def _lower_argmax(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
-    lowering.launch(
-        argmax(x=x, y=node, n=x.ne[0], x1=x.nb[1]), Grid(x.ne[1]), threads=_threads(x.ne[0])
-    )
+    lowering.launch(argmax(x=x, y=node, n=x.ne[0]), Grid(x.ne[1]), threads=_threads(x.ne[0]))
 
 
 @lowers("SUM", _supports)
@@ -190,7 +184,7 @@ def _lower_sum(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
     rows, n_blocks = (x.nrows, 1) if node.op.name == "SUM" else (1, x.nrows)
     call = sum_kernel(x.type)(
-        x=x, y=node, n=x.ne[0], rows=rows, ne1=x.ne[1], ne2=x.ne[2], **_strides("x", x),
+        x=x, y=node, n=x.ne[0], rows=rows, ne1=x.ne[1], ne2=x.ne[2],
         factor=1 / x.ne[0] if node.op.name == "MEAN" else 1.0,
     )  # fmt: skip
     lowering.launch(call, Grid(n_blocks), threads=_threads(x.ne[0] * rows))
@@ -199,9 +193,7 @@ def _lower_sum(lowering: GpuLowering, node: Tensor) -> None:
 @lowers("CUMSUM", _supports)
 def _lower_cumsum(lowering: GpuLowering, node: Tensor) -> None:
     x = node.src[0]
-    call = cumsum(
-        x=x, y=node, n=x.ne[0], ne1=x.ne[1], ne2=x.ne[2], **_strides("x", x), **_strides("y", node)
-    )
+    call = cumsum(x=x, y=node, n=x.ne[0], ne1=x.ne[1], ne2=x.ne[2])
     lowering.launch(call, Grid(x.nrows), threads=_threads(x.ne[0]))
 
 
@@ -213,8 +205,5 @@ def _supports_count_equal(node: Tensor) -> bool:
 @lowers("COUNT_EQUAL", _supports_count_equal)
 def _lower_count_equal(lowering: GpuLowering, node: Tensor) -> None:
     a, b = node.src[:2]
-    call = count_equal(
-        a=a, b=b, y=node, n=a.ne[0], size=a.nelements, ne1=a.ne[1], ne2=a.ne[2],
-        **_strides("a", a), **_strides("b", b),
-    )  # fmt: skip
+    call = count_equal(a=a, b=b, y=node, n=a.ne[0], size=a.nelements, ne1=a.ne[1], ne2=a.ne[2])
     lowering.launch(call, Grid(1), threads=_threads(a.nelements))

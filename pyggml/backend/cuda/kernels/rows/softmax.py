@@ -115,12 +115,9 @@ def _lower_soft_max(lowering: GpuLowering, node: Tensor) -> None:
     threads = row_threads(n)
     warp = threads == 32
     n2, step_0, step_1 = alibi_steps(x.ne[2], p["max_bias"])
-    m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)
     kernel = softmax_kernel(warp, None if mask is None else mask.type, sinks is not None)
     call = kernel(
         x=x, y=node, m=mask, sink=sinks, n=n, rows=rows, ne1=x.ne[1], ne2=x.ne[2],
-        x1=x.nb[1], x2=x.nb[2], x3=x.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-        m_ne2=m_ne[2], m_ne3=m_ne[3], m1=m_nb[1], m2=m_nb[2], m3=m_nb[3], scale=p["scale"],
-        n2=n2, step_0=step_0, step_1=step_1,
+        scale=p["scale"], n2=n2, step_0=step_0, step_1=step_1,
     )  # fmt: skip
     lowering.launch(call, blocks(rows, 8) if warp else Grid(rows), threads=256 if warp else threads)

@@ -91,9 +91,8 @@ def _sort(lowering: GpuLowering, node: Tensor, descending: bool) -> None:
     x = node.src[0]
     size = max(2, 1 << (x.ne[0] - 1).bit_length())
     call = sort_kernel(size, descending)(
-        x=x, y=node, n=x.ne[0], k=node.ne[0], ne1=x.ne[1], ne2=x.ne[2],
-        x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
-    )  # fmt: skip
+        x=x, y=node, n=x.ne[0], k=node.ne[0], ne1=x.ne[1], ne2=x.ne[2]
+    )
     lowering.launch(call, Grid(node.nrows))
 
 

@@ -274,7 +274,7 @@ def _lower_axpy(lowering: GpuLowering, node: Tensor) -> None:
     n, rows, tokens = a.ne[0], a.ne[1], b.ne[1]
     planes = has_planes(a)
     common = placement_of(lowering, node)
-    common |= {"x": b, "n_columns": n, "n_rows": rows, "n_neurons": b.ne[0], "x1": b.nb[1]}
+    common |= {"x": b, "n_columns": n, "n_rows": rows, "n_neurons": b.ne[0]}
     if planes:
         w, at = planes_in(lowering, a)
         common |= {"w": w, "w1": n // 32}
@@ -283,7 +283,7 @@ def _lower_axpy(lowering: GpuLowering, node: Tensor) -> None:
         per_block = 32 * plane_columns(a.type).n
     else:
         vector = a.type in FLOAT_TYPES and n % 8 == 0 and is_aligned(a)
-        common |= {"w": a, "w1": a.nb[1], "high": 0, "steps": 0, "step_scales": 0}
+        common |= {"w": a, "high": 0, "steps": 0, "step_scales": 0}
         make = axpy_kernel(a.type, False, vector)
         per_block = 32 * float_columns(a.type, vector).n
     size = lowering.device.n_sm, rows, n, per_block, tokens
@@ -292,12 +292,10 @@ def _lower_axpy(lowering: GpuLowering, node: Tensor) -> None:
     grid = Grid(ceil_div(n, per_block), segments, tokens)
     segment = ceil_div(max(rows, 1), segments)
     if segments == 1:
-        lowering.launch(make(y=node, segment=segment, y1=node.nb[1], y2=0, **common), grid)
+        lowering.launch(make(y=node, segment=segment, y2=0, **common), grid)
         return
     work = lowering.take(4 * n * tokens * segments)
     call = make(y=work, segment=segment, y1=4 * n * segments, y2=4 * n, **common)
     lowering.launch(call, grid)
-    total = add_segments(
-        x=work, y=node, n=n, n_segments=segments, x1=4 * n * segments, x2=4 * n, y1=node.nb[1]
-    )
+    total = add_segments(x=work, y=node, n=n, n_segments=segments, x1=4 * n * segments, x2=4 * n)
     lowering.launch(total, Grid(blocks(n).x, tokens))

@@ -77,13 +77,12 @@ def _lower_mul_mat_signs(lowering: GpuLowering, node: Tensor) -> None:
 
     def make(work: Work) -> None:
         n_words = words * n_tokens
-        call = pack_signs(x=x, y=work, n=n, words=words, n_words=n_words, x1=x.nb[1])
+        call = pack_signs(x=x, y=work, n=n, words=words, n_words=n_words)
         lowering.launch(call, blocks(n_words, 8))
 
     bits = lowering.shared("signs", x, 4 * words * n_tokens, make)
     for first, tokens, size in token_chunks(n_tokens):
         call = mul_mat_signs(size)(
-            a=a, x=bits, y=node, n=n, words=words, rows=a.ne[1], a1=a.nb[1], first=first,
-            tokens=tokens, y1=node.nb[1],
+            a=a, x=bits, y=node, n=n, words=words, rows=a.ne[1], first=first, tokens=tokens,
         )  # fmt: skip
         lowering.launch(call, Grid(ceil_div(a.ne[1], WARPS)))
