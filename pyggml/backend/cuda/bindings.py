@@ -106,17 +106,18 @@ class CudaDriver:
 
     def create_stream(self) -> Handle:
         self._enter()
-        made = _Stream(_check(cuda.cuStreamCreate(_NON_BLOCKING), "stream"))
+        made = _check(cuda.cuStreamCreate(_NON_BLOCKING), "stream")
         return self._owned(made, lambda handle: cuda.cuStreamDestroy(handle))
 
-    def _owned(self, made: Any, destroy: Callable[[Any], Any]) -> Any:
+    def _owned(self, handle: Any, destroy: Callable[[Any], Any], keep: Any = None) -> Any:
         """Destroy a driver's object with ours; at the end of the process the driver does it."""
 
         def end(handle: Any) -> None:
             self._enter()
             destroy(handle)
 
-        weakref.finalize(made, end, made.handle).atexit = False
+        made = _Owned(handle, keep)
+        weakref.finalize(made, end, handle).atexit = False
         return made
 
     def copy_in(self, target: int, host: int, n_bytes: int, stream: Handle) -> None:
@@ -139,8 +140,8 @@ class CudaDriver:
     def load(self, image: KernelImage) -> Handle:
         self._enter()
         what = f"kernel {image.entry}"
-        library = _Library(_check(cuda.cuLibraryLoadData(image.code, [], [], 0, [], [], 0), what))
-        self._owned(library, lambda handle: cuda.cuLibraryUnload(handle))
+        code = _check(cuda.cuLibraryLoadData(image.code, [], [], 0, [], [], 0), what)
+        library = self._owned(code, lambda handle: cuda.cuLibraryUnload(handle))
         kernel = _check(cuda.cuLibraryGetKernel(library.handle, image.entry.encode()), what)
         return _Function(_check(cuda.cuKernelGetFunction(kernel), what), library, image)
 
@@ -209,10 +210,11 @@ class CudaDriver:
         finally:
             graph = _check(cuda.cuStreamEndCapture(stream.handle), "capture")
         try:
-            made = _Graph(_check(cuda.cuGraphInstantiate(graph, 0), "capture"), tuple(launches))
+            made = _check(cuda.cuGraphInstantiate(graph, 0), "capture")
         finally:
             cuda.cuGraphDestroy(graph)
-        return self._owned(made, lambda handle: cuda.cuGraphExecDestroy(handle))
+        # the launches own its arguments
+        return self._owned(made, lambda handle: cuda.cuGraphExecDestroy(handle), tuple(launches))
 
     def replay(self, graph: Handle, stream: Handle) -> None:
         self._enter()
@@ -221,18 +223,11 @@ class CudaDriver:
         )
 
 
-class _Stream:
-    """A stream, destroyed with this object."""
+class _Owned:
+    """A stream, a library or an executable graph, destroyed with this object; ``keep`` lives on."""
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-
-class _Library:
-    """Loaded code, unloaded with this object."""
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    def __init__(self, handle: Any, keep: Any = None) -> None:
+        self.handle, self.keep = handle, keep
 
 
 class _Function:
@@ -269,13 +264,6 @@ class _Event:
     def __del__(self) -> None:
         if not sys.is_finalizing():  # there are too many for a finalizer each
             cuda.cuEventDestroy(self.handle)
-
-
-class _Graph:
-    """An executable graph, destroyed with this object; ``launches`` own its arguments."""
-
-    def __init__(self, handle: Any, launches: tuple[Any, ...]) -> None:
-        self.handle, self.launches = handle, launches
 
 
 @cache

@@ -31,6 +31,7 @@ from .intrin import (
     load_u16,
     load_u32,
     load_u32x2,
+    load_u32x4,
     mul_rounded,
     store_f32,
     store_f32x4,
@@ -170,30 +171,56 @@ def to_bits16(type: GGMLType) -> Any:
     return float_to_bf16
 
 
+def _pair_reader(type: GGMLType) -> Any:
+    """A device function: a word -> two F16 or BF16 as float32."""
+    if type is GGMLType.F16:
+        return halves_to_floats
+
+    @device
+    def bf16s_to_floats(word):
+        return bits_to_float(u32(word << uint32(16))), bits_to_float(u32(word & 0xFFFF0000))
+
+    return bf16s_to_floats
+
+
 @cache
 def quad_loader(type: GGMLType) -> Any:
     """A device function: (pointer, byte offset) -> four floats, aligned to all of them."""
     if type is GGMLType.F32:
         return load_f32x4
-    if type is GGMLType.F16:
-
-        @device
-        def load_f16x4(p, at):
-            low, high = load_u32x2(p, at)
-            a, b = halves_to_floats(low)
-            c, d = halves_to_floats(high)
-            return a, b, c, d
-
-        return load_f16x4
+    floats = _pair_reader(type)
 
     @device
-    def load_bf16x4(p, at):
+    def load_4_halves(p, at):
         low, high = load_u32x2(p, at)
-        a, b = bits_to_float(u32(low << uint32(16))), bits_to_float(u32(low & uint32(0xFFFF0000)))
-        c, d = bits_to_float(u32(high << uint32(16))), bits_to_float(u32(high & uint32(0xFFFF0000)))
+        (a, b), (c, d) = floats(low), floats(high)
         return a, b, c, d
 
-    return load_bf16x4
+    return load_4_halves
+
+
+@cache
+def eight_loader(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset of a row, 8 k) -> the 8 elements as float32."""
+    if type is GGMLType.F32:
+
+        @device
+        def load_f32_eight(p, row, j):
+            a0, a1, a2, a3 = load_f32x4(p, row + int64(4) * j)
+            b0, b1, b2, b3 = load_f32x4(p, row + int64(4) * j + 16)
+            return a0, a1, a2, a3, b0, b1, b2, b3
+
+        return load_f32_eight
+    floats = _pair_reader(type)
+
+    @device
+    def load_8_halves(p, row, j):
+        w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
+        (a0, a1), (a2, a3) = floats(w0), floats(w1)
+        (b0, b1), (b2, b3) = floats(w2), floats(w3)
+        return a0, a1, a2, a3, b0, b1, b2, b3
+
+    return load_8_halves
 
 
 @cache

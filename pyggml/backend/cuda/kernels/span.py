@@ -88,8 +88,23 @@ def in_range(node: Tensor) -> bool:
 
 
 @device
-def row_at(row, ne1, ne2, nb1, nb2, nb3):
-    """The byte offset of row number ``row`` of a tensor."""
+def indices_of(row, ne1, ne2):
+    """(i1, i2, i3) of row number ``row`` of a tensor."""
     rest = divide(row, ne1)
     i3 = divide(rest, ne2)
-    return int32(row - rest * ne1) * nb1 + int32(rest - i3 * ne2) * nb2 + int64(i3) * nb3
+    return int32(row - rest * ne1), int32(rest - i3 * ne2), i3
+
+
+@device
+def row_at(row, ne1, ne2, nb1, nb2, nb3):
+    """The byte offset of row number ``row`` of a tensor."""
+    i1, i2, i3 = indices_of(row, ne1, ne2)
+    return i1 * nb1 + i2 * nb2 + int64(i3) * nb3
+
+
+@device
+def repeated_at(i1, i2, i3, ne1, ne2, ne3, nb1, nb2, nb3):
+    """The byte offset of row (i1, i2, i3) of a tensor that is repeated."""
+    at = int32(i1 - divide(i1, ne1) * ne1) * nb1
+    at += int32(i2 - divide(i2, ne2) * ne2) * nb2
+    return at + int32(i3 - divide(i3, ne3) * ne3) * nb3

@@ -1,85 +1,58 @@
-"""Sums and maxima over a warp or a block."""
+"""Sums and maxima over a warp or a block, in every thread; blocks are whole warps, at most 32."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, int64
 
-from ..intrin import device, u32
+from ..intrin import device
 
 FULL = 0xFFFFFFFF
 
 
-@device
-def warp_sum(v):
-    """The sum of all lanes' values, in every lane."""
-    d = 16
-    while d > 0:
-        v += cuda.shfl_xor_sync(FULL, v, d)
-        d >>= 1
-    return v
+def reducers(combine: Callable[[Any, Any], Any], none: Any, type: Any) -> tuple[Any, Any]:
+    """Device functions that combine the values of a warp and of a block.
+
+    Args:
+        none: changes nothing.
+        type: of the values.
+    """
+    combine = device(combine)
+
+    @device
+    def of_warp(v):
+        d = 16
+        while d > 0:
+            v = combine(v, cuda.shfl_xor_sync(FULL, v, d))
+            d >>= 1
+        return v
+
+    @device
+    def of_block(v):
+        parts = cuda.shared.array(32, type)
+        t = cuda.threadIdx.x
+        v = of_warp(v)
+        if (t & 31) == 0:
+            parts[t >> 5] = v
+        cuda.syncthreads()
+        v = of_warp(parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else type(none))
+        cuda.syncthreads()  # the memory may be used again
+        return v
+
+    return of_warp, of_block
 
 
-@device
-def warp_max(v):
-    """The largest of all lanes' values, in every lane."""
-    d = 16
-    while d > 0:
-        other = cuda.shfl_xor_sync(FULL, v, d)
-        v = other if other > v else v
-        d >>= 1
-    return v
+def _add(a, b):
+    return a + b
 
 
-@device
-def warp_top(v):
-    """The largest of all lanes' uint32, in every lane."""
-    d = 16
-    while d > 0:
-        v = u32(max(v, u32(cuda.shfl_xor_sync(FULL, int32(v), d))))
-        d >>= 1
-    return v
+def _larger(a, b):
+    return b if b > a else a
 
 
-@device
-def block_sum(v):
-    """The sum of all threads' values, in every thread; blocks are whole warps, at most 32."""
-    parts = cuda.shared.array(32, float32)
-    t = cuda.threadIdx.x
-    v = warp_sum(v)
-    if (t & 31) == 0:
-        parts[t >> 5] = v
-    cuda.syncthreads()
-    v = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else float32(0)
-    v = warp_sum(v)
-    cuda.syncthreads()  # the memory may be used again
-    return v
-
-
-@device
-def block_max(v):
-    """The largest of all threads' values, in every thread; blocks are whole warps, at most 32."""
-    parts = cuda.shared.array(32, float32)
-    t = cuda.threadIdx.x
-    v = warp_max(v)
-    if (t & 31) == 0:
-        parts[t >> 5] = v
-    cuda.syncthreads()
-    v = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else float32(-math.inf)
-    v = warp_max(v)
-    cuda.syncthreads()
-    return v
-
-
-@device
-def block_top(v):
-    """The largest of all threads' uint32, in every thread; blocks are whole warps, at most 32."""
-    parts = cuda.shared.array(32, uint32)
-    t = cuda.threadIdx.x
-    v = warp_top(v)
-    if (t & 31) == 0:
-        parts[t >> 5] = v
-    cuda.syncthreads()
-    v = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else uint32(0)
-    v = warp_top(v)
-    cuda.syncthreads()
-    return v
+warp_sum, block_sum = reducers(_add, 0.0, float32)
+warp_max, block_max = reducers(_larger, -math.inf, float32)
+_, block_count = reducers(_add, 0, int64)
+_, block_top = reducers(_larger, 0, int32)  # of numbers that are not negative
+_, block_best = reducers(_larger, -(1 << 63), int64)

@@ -15,7 +15,7 @@ from ...codec import FLOAT_TYPES, element_loader, element_storer, quad_loader, q
 from ...intrin import divide, load_f32, load_i32, store_f32
 from ...kernel import I32, U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, lowers
-from ..span import THREADS, Span, in_range, span_of
+from ..span import THREADS, Span, in_range, indices_of, repeated_at, span_of
 from .elementwise import FORMULAS
 
 FULL, ONE, REPEATED = range(3)  # how long the second source's rows are
@@ -52,14 +52,10 @@ def binary_kernel(
         if not flat:
             row = divide(u, per_row)
             j = int64(int32(u) - row * per_row) * width
-            rest = divide(row, ne1)
-            i3 = divide(rest, ne2)
-            i1, i2 = int32(row - rest * ne1), int32(rest - i3 * ne2)
+            i1, i2, i3 = indices_of(row, ne1, ne2)
             a_row = i1 * a1 + i2 * a2 + i3 * a3
             y_row = i1 * y1 + i2 * y2 + i3 * y3
-            b_row = int32(i1 - divide(i1, b_ne1) * b_ne1) * b1
-            b_row += int32(i2 - divide(i2, b_ne2) * b_ne2) * b2
-            b_row += int32(i3 - divide(i3, b_ne3) * b_ne3) * b3
+            b_row = repeated_at(i1, i2, i3, b_ne1, b_ne2, b_ne3, b1, b2, b3)
         if quads:
             v0, v1, v2, v3 = load_a4(a, a_row + j * size_a)
             if columns == ONE:

@@ -21,21 +21,17 @@ from numba import cuda, float32, int32, int64, uint32
 from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
-from ...codec import FLOAT_TYPES, element_loader
+from ...codec import FLOAT_TYPES, eight_loader, element_loader
 from ...driver import Grid
 from ...intrin import (
-    bits_to_float,
     device,
     divide,
     dot4_ss,
     dot4_us,
-    halves_to_floats,
     load_f32,
-    load_f32x4,
     load_i32,
     load_u32x4,
     store_f32,
-    u32,
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
@@ -200,42 +196,6 @@ def plane_dots(type: GGMLType, shape: LaunchShape) -> Any:
             g += stride
 
     return dots
-
-
-@cache
-def eight_loader(type: GGMLType) -> Any:
-    """A device function: (pointer, byte offset of a row, 8 k) -> the 8 elements as float32."""
-    if type is GGMLType.F32:
-
-        @device
-        def load_f32_eight(p, row, j):
-            a0, a1, a2, a3 = load_f32x4(p, row + int64(4) * j)
-            b0, b1, b2, b3 = load_f32x4(p, row + int64(4) * j + 16)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_f32_eight
-    if type is GGMLType.F16:
-
-        @device
-        def load_f16_eight(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            (a0, a1), (a2, a3) = halves_to_floats(w0), halves_to_floats(w1)
-            (b0, b1), (b2, b3) = halves_to_floats(w2), halves_to_floats(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_f16_eight
-    assert type is GGMLType.BF16
-
-    @device
-    def load_bf16_eight(p, row, j):
-        w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-        a0, a1 = bits_to_float(u32(w0 << uint32(16))), bits_to_float(u32(w0 & 0xFFFF0000))
-        a2, a3 = bits_to_float(u32(w1 << uint32(16))), bits_to_float(u32(w1 & 0xFFFF0000))
-        b0, b1 = bits_to_float(u32(w2 << uint32(16))), bits_to_float(u32(w2 & 0xFFFF0000))
-        b2, b3 = bits_to_float(u32(w3 << uint32(16))), bits_to_float(u32(w3 & 0xFFFF0000))
-        return a0, a1, a2, a3, b0, b1, b2, b3
-
-    return load_bf16_eight
 
 
 @cache

@@ -22,7 +22,7 @@ Access: int8: a lane reads 4 elements, 8 lanes a group. Halves: a block reads a 
 import math
 from functools import cache
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64
 
 from .....dtype import GGMLType
 from .....rounding import ceil_div
@@ -41,27 +41,8 @@ from ...intrin import (
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, Work, blocks
+from ..span import row_at
 from ..warp import FULL, block_top
-
-
-@cache
-def four_loader(type: GGMLType, vector: bool):
-    """A device function: (pointer, byte offset of a row, j) -> elements j to j + 3 as float32."""
-    load = element_loader(type)
-    if vector:
-        assert type is GGMLType.F32
-
-        @device
-        def load_vector(p, row, j):
-            return load_f32x4(p, row + int64(4) * j)
-
-        return load_vector
-
-    @device
-    def load_each(p, row, j):
-        return load(p, row, j), load(p, row, j + 1), load(p, row, j + 2), load(p, row, j + 3)
-
-    return load_each
 
 
 @device
@@ -80,8 +61,8 @@ def is_aligned(x: Tensor) -> bool:
 
 @cache
 def quantize_q8(type: GGMLType, vector: bool) -> GpuKernel:
-    """The kernel for activations of a type; ``vector``: 16 bytes at once."""
-    load = four_loader(type, vector)
+    """The kernel for activations of a type; ``vector``: F32, 16 bytes at once."""
+    load = element_loader(type)
 
     @kernel(f"quantize_q8_{type.name.lower()}{'_x4' * vector}", threads=256)
     def quantize(
@@ -92,10 +73,12 @@ def quantize_q8(type: GGMLType, vector: bool) -> GpuKernel:
         k = int32(t & 7)
         g = min(t >> 3, n_groups - 1)  # all lanes take part in the shuffles
         row = divide(g, per_row)
-        rest = divide(row, ne1)
-        i3 = divide(rest, ne2)
-        base = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
-        v0, v1, v2, v3 = load(x, base, int32(g - row * per_row) * 32 + 4 * k)
+        base, j = row_at(row, ne1, ne2, x1, x2, x3), int32(g - row * per_row) * 32 + 4 * k
+        if vector:
+            v0, v1, v2, v3 = load_f32x4(x, base + int64(4) * j)
+        else:
+            v0, v1 = load(x, base, j), load(x, base, j + 1)
+            v2, v3 = load(x, base, j + 2), load(x, base, j + 3)
         # The bits of magnitudes are ordered as the magnitudes are, NaN above all.
         b0, b1 = u32(float_to_bits(v0) & 0x7FFFFFFF), u32(float_to_bits(v1) & 0x7FFFFFFF)
         b2, b3 = u32(float_to_bits(v2) & 0x7FFFFFFF), u32(float_to_bits(v3) & 0x7FFFFFFF)
@@ -162,18 +145,17 @@ def halve(type: GGMLType, x_type: GGMLType) -> GpuKernel:
     def halve(x: U8, y: U8, n: i32, padded: i32, ne1: i32, ne2: i32, x1: i64, x2: i64,
               x3: i64, scales: i64):  # fmt: skip
         row = int32(cuda.blockIdx.x)
-        rest = divide(row, ne1)
-        i3 = divide(rest, ne2)
-        base = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
+        base = row_at(row, ne1, ne2, x1, x2, x3)
         factor = float32(1)
         j = int32(cuda.threadIdx.x)
         if scaled:
-            top = uint32(0)
+            top = int32(0)
             while j < n:
-                top = max(top, u32(float_to_bits(load(x, base, j)) & 0x7FFFFFFF))
+                bits = int32(float_to_bits(load(x, base, j)) & 0x7FFFFFFF)
+                top = bits if bits > top else top
                 j += int32(cuda.blockDim.x)
-            top = block_top(u32(top))
-            e = int32(top >> uint32(23)) - 127
+            top = block_top(top)
+            e = int32(top >> 23) - 127
             e = 14 if e == 128 or top == 0 else max(e, -112)  # infinite, or all are 0
             factor = bits_to_float(u32((14 - e + 127) << 23))
             if cuda.threadIdx.x == 0:

@@ -51,6 +51,16 @@ def offset_of(i, ne0, ne1, ne2, nb0, nb1, nb2, nb3):
     return i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 
 
+@device
+def _load_integer(x, at, j):
+    return float32(load_i32(x, at))
+
+
+@device
+def _store_integer(y, to, j, x):
+    store_i32(y, to, int32(x))
+
+
 @cache
 def _move(source: GGMLType, target: GGMLType):
     """A device function: (x, offset, column, y, offset, column) copies one element."""
@@ -63,29 +73,14 @@ def _move(source: GGMLType, target: GGMLType):
             store(y, to, load(x, at))
 
         return move_bits
-    if source is I32:
-        store_float = element_storer(target)
-
-        @device
-        def move_integer(x, at, y, to):
-            store_float(y, to, 0, float32(load_i32(x, at)))
-
-        return move_integer
-    load_float = element_loader(source)
-    if target is I32:
-
-        @device
-        def move_to_integer(x, at, y, to):
-            store_i32(y, to, int32(load_float(x, at, 0)))
-
-        return move_to_integer
-    store_float = element_storer(target)
+    load_number = _load_integer if source is I32 else element_loader(source)
+    store_number = _store_integer if target is I32 else element_storer(target)
 
     @device
-    def move_float(x, at, y, to):
-        store_float(y, to, 0, load_float(x, at, 0))
+    def move_number(x, at, y, to):
+        store_number(y, to, 0, load_number(x, at, 0))
 
-    return move_float
+    return move_number
 
 
 @cache

@@ -22,6 +22,7 @@ from ...driver import Grid
 from ...intrin import load_i32, load_i64, load_u32, store_i32, store_u32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
+from ..span import indices_of
 
 _WIDE = 256  # threads of a block: rows of models have hundreds of columns
 
@@ -39,9 +40,7 @@ def get_rows_kernel(type: GGMLType) -> GpuKernel:
         x1: i64, x2: i64, x3: i64, ids0: i64, ids1: i64, ids2: i64, error: U8, code: i32,
     ):  # fmt: skip
         r = int32(cuda.blockIdx.x)
-        rest = int32(r // ne1)
-        i3 = int32(rest // ne2)
-        i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
+        i1, i2, i3 = indices_of(r, ne1, ne2)
         row = load_i32(ids, i1 * ids0 + i2 * ids1 + i3 * ids2)
         if row < 0 or row >= n_rows:
             if cuda.threadIdx.x == 0:
@@ -90,9 +89,7 @@ def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> Gpu
         error: U8, code: i32,
     ):  # fmt: skip
         r = int32(cuda.blockIdx.x)
-        rest = int32(r // ne1)
-        i3 = int32(rest // ne2)
-        i1, i2 = int32(r - rest * ne1), int32(rest - i3 * ne2)
+        i1, i2, i3 = indices_of(r, ne1, ne2)
         where = i1 * ids0 + (i2 % ids_ne1) * ids1 + (i3 % ids_ne2) * ids2
         row = load_i64(ids, where) if wide else int64(load_i32(ids, where))
         if row < 0:

@@ -22,7 +22,7 @@ from ...driver import Grid
 from ...intrin import device, divide, load_f32, load_f32x4, store_f32, store_f32x4
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, fuses, lowers
-from ..span import is_quads, row_at
+from ..span import indices_of, is_quads, repeated_at, row_at
 from ..warp import block_sum, warp_sum
 
 WARP_ROW = 1024  # elements
@@ -57,18 +57,33 @@ def norm_kernel(
         + "_x4" * quads
     )
 
-    @device
-    def load_4(x, x_at, r, r_at):
-        v0, v1, v2, v3 = load_f32x4(x, x_at)
-        if added:
-            u0, u1, u2, u3 = load_f32x4(r, r_at)
-            v0, v1, v2, v3 = v0 + u0, v1 + u1, v2 + u2, v3 + u3
-        return v0, v1, v2, v3
+    width = 4 if quads else 1
 
     @device
-    def load_1(x, x_at, r, r_at):
-        v = load_f32(x, x_at)
-        return v + load_f32(r, r_at) if added else v
+    def load(x, at, v):
+        if quads:
+            v[0], v[1], v[2], v[3] = load_f32x4(x, at)
+        else:
+            v[0] = load_f32(x, at)
+
+    @device
+    def store(y, at, v):
+        if quads:
+            store_f32x4(y, at, v[0], v[1], v[2], v[3])
+        else:
+            store_f32(y, at, v[0])
+
+    @device
+    def load_sum(x, x_at, r, r_at, v, u):
+        load(x, x_at, v)
+        if added:
+            load(r, r_at, u)
+            for i in range(width):
+                v[i] += u[i]
+
+    @device
+    def sum_of(v):
+        return (v[0] + v[1]) + (v[2] + v[3]) if quads else v[0]
 
     @kernel(name, threads=256 if warp else MAX_THREADS)
     def norm(
@@ -84,53 +99,42 @@ def norm_kernel(
             t, step = int32(t & 31), int32(32)
             if row >= rows:
                 return
-        rest = divide(row, ne1)
-        i3 = divide(rest, ne2)
-        i1, i2 = int32(row - rest * ne1), int32(rest - i3 * ne2)
+        i1, i2, i3 = indices_of(row, ne1, ne2)
         x_row = i1 * x1 + i2 * x2 + i3 * x3
         y_row = i1 * y1 + i2 * y2 + i3 * y3
         r_row = i1 * r1 + i2 * r2 + i3 * r3
         z_row = i1 * z1 + i2 * z2 + i3 * z3
         w_row, b_row = int64(0), int64(0)
         if weighted:
-            w_row = int32(i1 - divide(i1, w_ne1) * w_ne1) * w1
-            w_row += int32(i2 - divide(i2, w_ne2) * w_ne2) * w2
-            w_row += int32(i3 - divide(i3, w_ne3) * w_ne3) * w3
+            w_row = repeated_at(i1, i2, i3, w_ne1, w_ne2, w_ne3, w1, w2, w3)
         if biased:
-            b_row = int32(i1 - divide(i1, b_ne1) * b_ne1) * b1
-            b_row += int32(i2 - divide(i2, b_ne2) * b_ne2) * b2
-            b_row += int32(i3 - divide(i3, b_ne3) * b_ne3) * b3
+            b_row = repeated_at(i1, i2, i3, b_ne1, b_ne2, b_ne3, b1, b2, b3)
+        v, u = cuda.local.array(width, float32), cuda.local.array(width, float32)
         base, mean, s = ZERO, ZERO, ZERO
         if centred:
-            base = load_1(x, x_row, r, r_row)
+            base = load_f32(x, x_row)
+            if added:
+                base += load_f32(r, r_row)
             j = int32(t)
-            if quads:
-                while j < n >> 2:
-                    v0, v1, v2, v3 = load_4(x, x_row + j * 16, r, r_row + j * 16)
-                    s += ((v0 - base) + (v1 - base)) + ((v2 - base) + (v3 - base))
-                    j += step
-            else:
-                while j < n:
-                    s += load_1(x, x_row + j * 4, r, r_row + j * 4) - base
-                    j += step
+            while j * width < n:
+                at = int64(j) * (4 * width)
+                load_sum(x, x_row + at, r, r_row + at, v, u)
+                for i in range(width):
+                    v[i] -= base
+                s += sum_of(v)
+                j += step
             mean = total(s) / float32(n)
             s = ZERO
         j = int32(t)
-        if quads:
-            while j < n >> 2:
-                v0, v1, v2, v3 = load_4(x, x_row + j * 16, r, r_row + j * 16)
+        while j * width < n:
+            at = int64(j) * (4 * width)
+            load_sum(x, x_row + at, r, r_row + at, v, u)
+            for i in range(width):
                 if centred:
-                    v0, v1 = (v0 - base) - mean, (v1 - base) - mean
-                    v2, v3 = (v2 - base) - mean, (v3 - base) - mean
-                s += (v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3)
-                j += step
-        else:
-            while j < n:
-                v = load_1(x, x_row + j * 4, r, r_row + j * 4)
-                if centred:
-                    v = (v - base) - mean
-                s += v * v
-                j += step
+                    v[i] = (v[i] - base) - mean
+                v[i] *= v[i]
+            s += sum_of(v)
+            j += step
         s = total(s)
         if by_length:
             s = math.sqrt(s)
@@ -138,39 +142,25 @@ def norm_kernel(
         else:
             s = ONE / math.sqrt(s / float32(n) + eps)
         j = int32(t)
-        if quads:
-            while j < n >> 2:
-                at = int64(j) * 16
-                v0, v1, v2, v3 = load_4(x, x_row + at, r, r_row + at)
-                if added:
-                    store_f32x4(z, z_row + at, v0, v1, v2, v3)
+        while j * width < n:
+            at = int64(j) * (4 * width)
+            load_sum(x, x_row + at, r, r_row + at, v, u)
+            if added:
+                store(z, z_row + at, v)
+            for i in range(width):
                 if centred:
-                    v0, v1 = (v0 - base) - mean, (v1 - base) - mean
-                    v2, v3 = (v2 - base) - mean, (v3 - base) - mean
-                v0, v1, v2, v3 = v0 * s, v1 * s, v2 * s, v3 * s
-                if weighted:
-                    u0, u1, u2, u3 = load_f32x4(w, w_row + at)
-                    v0, v1, v2, v3 = v0 * u0, v1 * u1, v2 * u2, v3 * u3
-                if biased:
-                    u0, u1, u2, u3 = load_f32x4(b, b_row + at)
-                    v0, v1, v2, v3 = v0 + u0, v1 + u1, v2 + u2, v3 + u3
-                store_f32x4(y, y_row + at, v0, v1, v2, v3)
-                j += step
-        else:
-            while j < n:
-                at = int64(j) * 4
-                v = load_1(x, x_row + at, r, r_row + at)
-                if added:
-                    store_f32(z, z_row + at, v)
-                if centred:
-                    v = (v - base) - mean
-                v = v * s
-                if weighted:
-                    v = v * load_f32(w, w_row + at)
-                if biased:
-                    v = v + load_f32(b, b_row + at)
-                store_f32(y, y_row + at, v)
-                j += step
+                    v[i] = (v[i] - base) - mean
+                v[i] *= s
+            if weighted:
+                load(w, w_row + at, u)
+                for i in range(width):
+                    v[i] *= u[i]
+            if biased:
+                load(b, b_row + at, u)
+                for i in range(width):
+                    v[i] += u[i]
+            store(y, y_row + at, v)
+            j += step
 
     return norm
 

@@ -19,7 +19,7 @@ from ...intrin import device, divide, float_to_bits, load_f32, load_i32, store_f
 from ...kernel import I32, I64, U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
 from ..span import in_range, row_at
-from ..warp import FULL, block_sum
+from ..warp import FULL, block_best, block_count, block_sum
 
 ZERO = np.float32(0)
 WARPS = 32  # of a block, at most
@@ -46,7 +46,6 @@ def ordered(x, j):
 @kernel(threads=1024, max_registers=64)
 def argmax(x: U8, y: I32, n: i32, x1: i64):
     """A block for each row."""
-    parts = cuda.shared.array(WARPS, int64)
     t, row = int32(cuda.threadIdx.x), cuda.blockIdx.x * x1
     best = int64(-(1 << 63))
     j = int32(t)
@@ -54,17 +53,7 @@ def argmax(x: U8, y: I32, n: i32, x1: i64):
         v = ordered(load_f32(x, row + j * 4), j)
         best = v if v > best else best
         j += int32(cuda.blockDim.x)
-    for k in range(2):
-        d = 16
-        while d > 0:
-            other = cuda.shfl_xor_sync(FULL, best, d)
-            best = other if other > best else best
-            d >>= 1
-        if k == 0:
-            if (t & 31) == 0:
-                parts[t >> 5] = best
-            cuda.syncthreads()
-            best = parts[t & 31] if (t & 31) < (cuda.blockDim.x >> 5) else int64(-(1 << 63))
+    best = block_best(best)
     if t == 0:
         y[cuda.blockIdx.x] = int32(0x7FFFFFFF - (best & 0x7FFFFFFF))
 
@@ -136,30 +125,19 @@ def count_equal(
     b1: i64, b2: i64, b3: i64,
 ):  # fmt: skip
     """One block over all elements."""
-    parts = cuda.shared.array(WARPS, int32)
-    t = int32(cuda.threadIdx.x)
-    count = int32(0)
-    e = int32(t)
+    count = int64(0)
+    e = int32(cuda.threadIdx.x)
     while e < size:
         r = divide(e, n)
         j = int32(e - r * n) * 4
         same = load_i32(a, row_at(r, ne1, ne2, a1, a2, a3) + j) == load_i32(
             b, row_at(r, ne1, ne2, b1, b2, b3) + j
         )
-        count += int32(1) if same else int32(0)
+        count += int64(1) if same else int64(0)
         e += int32(cuda.blockDim.x)
-    d = 16
-    while d > 0:
-        count += cuda.shfl_xor_sync(FULL, count, d)
-        d >>= 1
-    if (t & 31) == 0:
-        parts[t >> 5] = count
-    cuda.syncthreads()
-    if t == 0:
-        total = int64(0)
-        for k in range(cuda.blockDim.x >> 5):
-            total += parts[k]
-        y[0] = total
+    count = block_count(count)
+    if cuda.threadIdx.x == 0:
+        y[0] = count
 
 
 def _threads(n: int) -> int:

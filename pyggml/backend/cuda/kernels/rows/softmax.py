@@ -18,6 +18,7 @@ from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, store_f32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, lowers
+from ..span import indices_of
 from ..warp import block_max, block_sum, warp_max, warp_sum
 from .norm import MAX_THREADS, row_threads
 
@@ -60,9 +61,7 @@ def softmax_kernel(warp: bool, mask: GGMLType | None, sinks: bool) -> GpuKernel:
             t, step = int32(t & 31), int32(32)
             if row >= rows:
                 return
-        rest = divide(row, ne1)
-        i3 = divide(rest, ne2)
-        i1, i2 = int32(row - rest * ne1), int32(rest - i3 * ne2)
+        i1, i2, i3 = indices_of(row, ne1, ne2)
         x_row = i1 * x1 + i2 * x2 + i3 * x3
         y_row = i1 * y1 + i2 * y2 + i3 * y3
         m_row, slope = int64(0), ONE

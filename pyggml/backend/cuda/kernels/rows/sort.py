@@ -16,6 +16,7 @@ from ...driver import Grid
 from ...intrin import device, load_u32, store_i32, u32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
+from ..span import row_at
 
 MOST = 4096  # elements of a row: 32 KB of shared memory
 _LAST = 0xFFFFFFFFFFFFFFFF
@@ -42,9 +43,7 @@ def sort_kernel(size: int, descending: bool) -> GpuKernel:
     def sort(x: U8, y: U8, n: i32, k: i32, ne1: i32, ne2: i32, x1: i64, x2: i64, x3: i64):
         keys = cuda.shared.array(size, uint64)
         row = int32(cuda.blockIdx.x)
-        rest = int32(row // ne1)
-        i3 = int32(rest // ne2)
-        at = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
+        at = row_at(row, ne1, ne2, x1, x2, x3)
         i = int32(cuda.threadIdx.x)
         while i < size:
             value = uint64(_LAST)

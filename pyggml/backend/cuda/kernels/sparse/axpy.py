@@ -18,12 +18,12 @@ from numba import cuda, float32, int32, int64, uint32
 from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
-from ...codec import FLOAT_TYPES, element_loader
+from ...codec import FLOAT_TYPES, eight_loader, element_loader
 from ...driver import Grid
 from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, lowers
-from ..matrix.matmul import MAX_TOKENS, eight_loader
+from ..matrix.matmul import MAX_TOKENS
 from ..matrix.quantize import is_aligned
 from ..matrix.weights import (
     group_reader,
