@@ -22,8 +22,7 @@ from pyggml.backend.interface import Backend
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.ops import OPS, Op
-from pyggml.ops.op import Arg, Case, case
+from pyggml.ops.op import OPS, Arg, Case, Op, case
 from tests.pyggml.ops.op_table import case_node
 
 GRIDS = Path(__file__).with_suffix(".json")

@@ -32,9 +32,8 @@ from pyggml.compiler.jit import isa
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.ops import OPS, Op
 from pyggml.ops.movement.view import PERMUTE
-from pyggml.ops.op import Arg, Case
+from pyggml.ops.op import OPS, Arg, Case, Op
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import random_values, stored
 

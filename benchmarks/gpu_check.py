@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.cubins import compiled
@@ -51,8 +51,7 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
-from pyggml.ops import OPS, Op
-from pyggml.ops.op import Case
+from pyggml.ops.op import OPS, Case, Op
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 

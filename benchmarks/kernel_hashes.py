@@ -131,7 +131,7 @@ def _row_coders() -> None:
 
 def _nodes() -> Iterator[Any]:
     """Nodes of all cases, then of every type and layout that weights and caches may have."""
-    from pyggml.ops import OPS
+    from pyggml.ops.op import OPS
     from tests.pyggml.ops.op_table import case_node
 
     for op in OPS.values():
@@ -146,7 +146,7 @@ def _nodes() -> Iterator[Any]:
 
 
 def _of_weights(type: Any, packed: bool) -> Iterator[Any]:
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.alloc import alloc_ctx_tensors
     from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.buffer import HOST
@@ -179,7 +179,7 @@ def _of_weights(type: Any, packed: bool) -> Iterator[Any]:
 
 
 def _sparse(ctx: Any, a: Any, b: Any, x: Any, tokens: int) -> Iterator[Any]:
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.dtype import GGMLType
 
     scores = ctx.new_tensor_2d(GGMLType.F32, 64, tokens)
@@ -194,7 +194,7 @@ def _sparse(ctx: Any, a: Any, b: Any, x: Any, tokens: int) -> Iterator[Any]:
 
 
 def _of_caches(type: Any) -> Iterator[Any]:
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.context import Context
     from pyggml.dtype import GGMLType
 

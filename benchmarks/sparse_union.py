@@ -25,9 +25,9 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
+import pyggml as ops
 from benchmarks import machine, sparse_files
 from benchmarks.sparse_files import N_FF, set_gates, write_files
-from pyggml import ops
 from pyggml.buffer import HOST, HostBuffer
 from pyggml.compiler.jit import isa
 from pyggml.dtype import GGMLType

@@ -129,8 +129,8 @@ def public_packages() -> Iterator[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """``__all__``; of pyggml and its ops, the names imported ``as`` themselves."""
-    if module.__name__ not in ("pyggml", "pyggml.ops"):
+    """``__all__``; of pyggml, the names imported ``as`` themselves."""
+    if module.__name__ != "pyggml":
         return list(getattr(module, "__all__", ()))
     names = {k for k, v in vars(module).items() if k[0] != "_" and not isinstance(v, ModuleType)}
     return sorted(names)

@@ -13,7 +13,8 @@
     print(result.numpy())
 
 Names are ggml's without the prefix; ``ne[0]`` is the contiguous dimension. Importing this package
-loads NumPy and compiles nothing; Numba comes with the first CPU compute.
+loads NumPy and compiles nothing; Numba comes with the first CPU compute. ``a as a`` marks a public
+name for type checkers; a test compares the names here with the builders of the ops.
 """
 
 from .alloc import (
@@ -47,52 +48,35 @@ from .errors import (
     UnsupportedOp as UnsupportedOp,
 )
 from .gguf import GGUFFile as GGUFFile
-from .ops import (
-    OPS as OPS,
-    Op as Op,
-    RopeMode as RopeMode,
-    abs as abs,
-    acc as acc,
-    acc_inplace as acc_inplace,
-    add as add,
-    add1 as add1,
-    add_cast as add_cast,
-    add_id as add_id,
-    arange as arange,
-    argmax as argmax,
-    argsort as argsort,
-    argsort_top_k as argsort_top_k,
-    cast as cast,
-    ceil as ceil,
-    clamp as clamp,
-    concat as concat,
-    cont as cont,
-    cont_2d as cont_2d,
-    cont_3d as cont_3d,
-    conv_1d as conv_1d,
-    conv_2d as conv_2d,
-    conv_2d_direct as conv_2d_direct,
-    conv_2d_dw_direct as conv_2d_dw_direct,
-    conv_2d_s1_ph as conv_2d_s1_ph,
-    conv_2d_sk_p0 as conv_2d_sk_p0,
-    conv_transpose_1d as conv_transpose_1d,
-    conv_transpose_2d_p0 as conv_transpose_2d_p0,
-    cos as cos,
-    count_equal as count_equal,
-    cpy as cpy,
-    cumsum as cumsum,
+from .ops.attention.attention import (
+    flash_attn_cells as flash_attn_cells,
+    flash_attn_ext as flash_attn_ext,
+)
+from .ops.attention.mask import (
     diag as diag,
     diag_mask_inf as diag_mask_inf,
     diag_mask_zero as diag_mask_zero,
+    tri as tri,
+)
+from .ops.attention.rope import (
+    RopeMode as RopeMode,
+    rope as rope,
+    rope_ext as rope_ext,
+)
+from .ops.custom import map_custom as map_custom
+from .ops.elementwise.binary import (
+    add as add,
+    add1 as add1,
+    add_cast as add_cast,
     div as div,
-    dup as dup,
-    elu as elu,
-    exp as exp,
-    expm1 as expm1,
+    mul as mul,
+    sub as sub,
+)
+from .ops.elementwise.fill import (
+    arange as arange,
     fill as fill,
-    flash_attn_cells as flash_attn_cells,
-    flash_attn_ext as flash_attn_ext,
-    floor as floor,
+)
+from .ops.elementwise.glu import (
     geglu as geglu,
     geglu_erf as geglu_erf,
     geglu_erf_split as geglu_erf_split,
@@ -102,95 +86,166 @@ from .ops import (
     geglu_quick_swapped as geglu_quick_swapped,
     geglu_split as geglu_split,
     geglu_swapped as geglu_swapped,
+    glu as glu,
+    glu_split as glu_split,
+    reglu as reglu,
+    reglu_split as reglu_split,
+    reglu_swapped as reglu_swapped,
+    swiglu as swiglu,
+    swiglu_clamp as swiglu_clamp,
+    swiglu_oai as swiglu_oai,
+    swiglu_split as swiglu_split,
+    swiglu_swapped as swiglu_swapped,
+)
+from .ops.elementwise.math import (
+    clamp as clamp,
+    cos as cos,
+    leaky_relu as leaky_relu,
+    log as log,
+    sin as sin,
+    sqr as sqr,
+    sqrt as sqrt,
+)
+from .ops.elementwise.scale import (
+    scale as scale,
+    scale_bias as scale_bias,
+)
+from .ops.elementwise.unary import (
+    abs as abs,
+    ceil as ceil,
+    elu as elu,
+    exp as exp,
+    expm1 as expm1,
+    floor as floor,
     gelu as gelu,
     gelu_erf as gelu_erf,
     gelu_quick as gelu_quick,
-    get_rows as get_rows,
-    glu as glu,
-    glu_split as glu_split,
-    group_norm as group_norm,
     hardsigmoid as hardsigmoid,
     hardswish as hardswish,
-    im2col as im2col,
-    interpolate as interpolate,
-    l2_norm as l2_norm,
-    leaky_relu as leaky_relu,
-    log as log,
-    map_custom as map_custom,
-    mean as mean,
-    mul as mul,
-    mul_mat as mul_mat,
-    mul_mat_id as mul_mat_id,
     neg as neg,
-    norm as norm,
-    out_prod as out_prod,
+    relu as relu,
+    round as round,
+    sgn as sgn,
+    sigmoid as sigmoid,
+    silu as silu,
+    softplus as softplus,
+    step as step,
+    tanh as tanh,
+    trunc as trunc,
+    unary as unary,
+    xielu as xielu,
+)
+from .ops.images.conv import (
+    conv_1d as conv_1d,
+    conv_2d as conv_2d,
+    conv_2d_direct as conv_2d_direct,
+    conv_2d_dw_direct as conv_2d_dw_direct,
+    conv_2d_s1_ph as conv_2d_s1_ph,
+    conv_2d_sk_p0 as conv_2d_sk_p0,
+    im2col as im2col,
+)
+from .ops.images.conv_transpose import (
+    conv_transpose_1d as conv_transpose_1d,
+    conv_transpose_2d_p0 as conv_transpose_2d_p0,
+)
+from .ops.images.image import (
+    interpolate as interpolate,
+    upscale as upscale,
+    win_part as win_part,
+    win_unpart as win_unpart,
+)
+from .ops.images.pool import (
+    pool_1d as pool_1d,
+    pool_2d as pool_2d,
+)
+from .ops.images.timestep import timestep_embedding as timestep_embedding
+from .ops.matrix.experts import (
+    add_id as add_id,
+    mul_mat_id as mul_mat_id,
+)
+from .ops.matrix.hadamard import hadamard as hadamard
+from .ops.matrix.matmul import mul_mat as mul_mat
+from .ops.matrix.out_prod import out_prod as out_prod
+from .ops.matrix.sparse import (
+    axpy as axpy,
+    mul_mat_signs as mul_mat_signs,
+    mul_mat_sparse as mul_mat_sparse,
+)
+from .ops.movement.cpy import (
+    cast as cast,
+    cont as cont,
+    cont_2d as cont_2d,
+    cont_3d as cont_3d,
+    cpy as cpy,
+    dup as dup,
+)
+from .ops.movement.pad import (
     pad as pad,
     pad_circular as pad_circular,
     pad_ext as pad_ext,
     pad_reflect_1d as pad_reflect_1d,
-    permute as permute,
-    pool_1d as pool_1d,
-    pool_2d as pool_2d,
-    reglu as reglu,
-    reglu_split as reglu_split,
-    reglu_swapped as reglu_swapped,
-    relu as relu,
-    repeat as repeat,
-    repeat_4d as repeat_4d,
-    reshape as reshape,
-    reshape_1d as reshape_1d,
-    reshape_2d as reshape_2d,
-    reshape_3d as reshape_3d,
-    reshape_4d as reshape_4d,
-    rms_norm as rms_norm,
     roll as roll,
-    rope as rope,
-    rope_ext as rope_ext,
-    round as round,
-    scale as scale,
-    scale_bias as scale_bias,
+)
+from .ops.movement.region import (
+    acc as acc,
+    acc_inplace as acc_inplace,
     set as set,
     set_1d as set_1d,
     set_1d_inplace as set_1d_inplace,
     set_2d as set_2d,
     set_2d_inplace as set_2d_inplace,
     set_inplace as set_inplace,
+)
+from .ops.movement.repeat import (
+    concat as concat,
+    repeat as repeat,
+    repeat_4d as repeat_4d,
+)
+from .ops.movement.rows import (
+    get_rows as get_rows,
     set_rows as set_rows,
-    sgn as sgn,
-    sigmoid as sigmoid,
-    silu as silu,
-    sin as sin,
-    soft_max as soft_max,
-    soft_max_ext as soft_max_ext,
-    softplus as softplus,
-    sqr as sqr,
-    sqrt as sqrt,
-    step as step,
-    sub as sub,
-    sum as sum,
-    sum_rows as sum_rows,
-    swiglu as swiglu,
-    swiglu_clamp as swiglu_clamp,
-    swiglu_oai as swiglu_oai,
-    swiglu_split as swiglu_split,
-    swiglu_swapped as swiglu_swapped,
-    tanh as tanh,
-    timestep_embedding as timestep_embedding,
-    top_k as top_k,
+)
+from .ops.movement.view import (
+    permute as permute,
+    reshape as reshape,
+    reshape_1d as reshape_1d,
+    reshape_2d as reshape_2d,
+    reshape_3d as reshape_3d,
+    reshape_4d as reshape_4d,
     transpose as transpose,
-    tri as tri,
-    trunc as trunc,
-    unary as unary,
-    upscale as upscale,
     view_1d as view_1d,
     view_2d as view_2d,
     view_3d as view_3d,
     view_4d as view_4d,
-    win_part as win_part,
-    win_unpart as win_unpart,
-    xielu as xielu,
 )
-from .ops.op import define_op as define_op
+from .ops.rows.norm import (
+    group_norm as group_norm,
+    l2_norm as l2_norm,
+    norm as norm,
+    rms_norm as rms_norm,
+)
+from .ops.rows.reduce import (
+    argmax as argmax,
+    count_equal as count_equal,
+    cumsum as cumsum,
+    mean as mean,
+    sum as sum,
+    sum_rows as sum_rows,
+)
+from .ops.rows.softmax import (
+    soft_max as soft_max,
+    soft_max_ext as soft_max_ext,
+)
+from .ops.rows.sort import (
+    argsort as argsort,
+    argsort_top_k as argsort_top_k,
+    top_k as top_k,
+)
+from .ops.op import (
+    OPS as OPS,
+    Op as Op,
+    define_op as define_op,
+)
 from .sched import Sched as Sched
 from .tensor import Tensor as Tensor
 

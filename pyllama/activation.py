@@ -9,7 +9,7 @@ Source: So et al. 2021, "Primer", for squared ReLU; llama.cpp, ``LLM_FFN_RELU_SQ
 
 from __future__ import annotations
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.context import Context
 from pyggml.ops.elementwise.glu import ACTIVATIONS
 from pyggml.tensor import Tensor

@@ -39,7 +39,7 @@ from benchmarks import (
 from benchmarks.roof import around, mac_roof, read_roof
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
-from pyggml.ops import OPS
+from pyggml.ops.op import OPS
 from pyllama import Batch, Context, Model
 from pyllama.bench.bench import BenchCase
 from pyllama.inspect.observe import observe

@@ -53,7 +53,7 @@ def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.chdir(tmp_path)
     import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWERINGS
     from pyggml.backend.cpu.compile.lowering import LOWERINGS
-    from pyggml.ops import OPS
+    from pyggml.ops.op import OPS
 
     module = ModuleType(page.stem)
     monkeypatch.setitem(sys.modules, page.stem, module)  # Numba's cache looks kernels up by it

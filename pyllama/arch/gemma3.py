@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError

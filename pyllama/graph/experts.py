@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial, reduce
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..activation import GLU_OF, gated

@@ -7,7 +7,7 @@ Shapes are in ne order; T is the number of tokens of the ubatch.
 
 from __future__ import annotations
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from .builder import GraphBuilder

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import HOST_BACKENDS, available, init_backend, missing
 from pyggml.buffer import HOST

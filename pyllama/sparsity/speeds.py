@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.interface import Backend
 from pyggml.cgraph import CGraph

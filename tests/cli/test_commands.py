@@ -106,7 +106,7 @@ class FakeResult:
 
 def fake_drawn(path: Path | None, n_tokens: int, **sparse: Any) -> SimpleNamespace:
     """A graph of one node, named after the number of tokens."""
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.alloc import GraphAllocator
     from pyggml.buffer import HOST
     from pyggml.cgraph import CGraph

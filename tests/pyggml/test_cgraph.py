@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pyggml import add, mul, scale, silu
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import add, mul, scale, silu
 from pyggml.tensor import Flag, Tensor
 
 F32 = GGMLType.F32

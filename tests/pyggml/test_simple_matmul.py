@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pyggml import mul_mat
 from pyggml.alloc.gallocr import GraphAllocator
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.registry import init_backend
@@ -15,7 +16,6 @@ from pyggml.cgraph import CGraph
 from pyggml.compute import graph_compute_with_ctx
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import mul_mat
 
 A = np.array([[2, 8], [5, 1], [4, 2], [8, 6]], np.float32)
 B = np.array([[10, 5], [9, 9], [5, 4]], np.float32)

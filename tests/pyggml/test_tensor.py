@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyggml import permute, view_2d
 from pyggml.buffer import HOST, HostBufferType, zeroed
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, numpy_dtype
 from pyggml.errors import AllocError, ShapeError, TypeMismatch
-from pyggml.ops import permute, view_2d
 from pyggml.tensor import Flag, Tensor, strides
 
 F32, F16, BF16, I32, Q4_0 = (GGMLType[n] for n in ("F32", "F16", "BF16", "I32", "Q4_0"))

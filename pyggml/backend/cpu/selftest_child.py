@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import ops
 from ...alloc import GraphAllocator, alloc_ctx_tensors
 from ...buffer import HOST
 from ...cgraph import CGraph
@@ -23,6 +22,16 @@ from ...compiler import jit
 from ...compiler.progress import progress
 from ...context import Context
 from ...dtype import GGMLType
+from ...ops.attention.attention import flash_attn_cells, flash_attn_ext
+from ...ops.attention.rope import rope_ext
+from ...ops.elementwise.binary import add, mul
+from ...ops.elementwise.glu import swiglu_split
+from ...ops.matrix.matmul import mul_mat
+from ...ops.matrix.sparse import axpy
+from ...ops.movement.rows import get_rows, set_rows
+from ...ops.movement.view import permute, reshape_2d, reshape_3d
+from ...ops.rows.norm import rms_norm
+from ...ops.rows.reduce import argmax
 from ...quants import reference_dequantize as dequantize
 from ...quants import reference_quantize as quantize
 from ...tensor import Tensor
@@ -80,20 +89,20 @@ def families() -> None:
         rows = quantize(values(33, n), kind)
         w.set(rows if kind.is_quantized else rows.view(np.float16))
         for x_of in (ctx.from_numpy(values(37, n)), ctx.from_numpy(values(1, n))):
-            check(ops.mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
+            check(mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
     y = ctx.from_numpy(values(1, 33))
-    check(ops.axpy(ctx, w, y), y.numpy() @ dequantize(rows, kind), 1e-7)  # of the last type
+    check(axpy(ctx, w, y), y.numpy() @ dequantize(rows, kind), 1e-7)  # of the last type
     x = ctx.from_numpy(values(5, 64))
-    norm = ops.rms_norm(ctx, x, 1e-5)
+    norm = rms_norm(ctx, x, 1e-5)
     want = x.numpy() / np.sqrt(np.mean(x.numpy() ** 2, -1, keepdims=True) + 1e-5)
-    check(ops.mul(ctx, norm, ctx.from_numpy(np.ones(64, np.float32))), want, 1e-7)
+    check(mul(ctx, norm, ctx.from_numpy(np.ones(64, np.float32))), want, 1e-7)
     silu = x.numpy() / (1 + np.exp(-x.numpy()))
-    check(ops.swiglu_split(ctx, x, x), silu * x.numpy(), 1e-7)
+    check(swiglu_split(ctx, x, x), silu * x.numpy(), 1e-7)
     q, k = ctx.from_numpy(values(2, 3, 16)), ctx.from_numpy(values(1, 40, 16).astype(np.float16))
     scores = q.numpy() @ k.numpy().astype(np.float32).T * 0.25
     p = np.exp(scores - scores.max(-1, keepdims=True))
     want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, 16]
-    check(ops.flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
+    check(flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
     jit.compile_all([one for _, graph, _, _ in cases for one in backend.kernels(graph)])
     for node, graph, want, tolerance in cases:
         backend.graph_compute(graph)
@@ -128,28 +137,26 @@ def layer() -> None:
     rows, position = ctx.new_tensor_2d(GGMLType.I32, 4, 1), ctx.new_tensor_1d(GGMLType.I32, 1)
 
     def norm(x: Tensor) -> Tensor:
-        return ops.mul(ctx, ops.rms_norm(ctx, x, 1e-5), ones)
+        return mul(ctx, rms_norm(ctx, x, 1e-5), ones)
 
     def heads(name: str, x: Tensor) -> Tensor:
-        return ops.reshape_3d(ctx, ops.mul_mat(ctx, weights[name], x), n // 2, 2, 1)
+        return reshape_3d(ctx, mul_mat(ctx, weights[name], x), n // 2, 2, 1)
 
-    x = ops.get_rows(ctx, weights["embd"], ids.set_input())
+    x = get_rows(ctx, weights["embd"], ids.set_input())
     h = norm(x)
-    q, k = (ops.rope_ext(ctx, heads(name, h), position.set_input(), n_dims=32) for name in "qk")
+    q, k = (rope_ext(ctx, heads(name, h), position.set_input(), n_dims=32) for name in "qk")
     for cache, new in ((k_cache, k), (v_cache, heads("v", h))):
-        new = ops.permute(ctx, new, 0, 2, 1, 3)
-        graph.build_forward_expand(ops.set_rows(ctx, cache, new, index.set_input()))
-    q = ops.permute(ctx, q, 0, 2, 1, 3)
-    y = ops.flash_attn_cells(ctx, q, k_cache, v_cache, cells, rows.set_input(), 0.2)
-    y = ops.mul_mat(ctx, weights["out"], ops.reshape_2d(ctx, y, n, 1))
-    x = ops.add(ctx, y, x)
+        new = permute(ctx, new, 0, 2, 1, 3)
+        graph.build_forward_expand(set_rows(ctx, cache, new, index.set_input()))
+    q = permute(ctx, q, 0, 2, 1, 3)
+    y = flash_attn_cells(ctx, q, k_cache, v_cache, cells, rows.set_input(), 0.2)
+    y = mul_mat(ctx, weights["out"], reshape_2d(ctx, y, n, 1))
+    x = add(ctx, y, x)
     h = norm(x)
-    h = ops.swiglu_split(
-        ctx, ops.mul_mat(ctx, weights["gate"], h), ops.mul_mat(ctx, weights["up"], h)
-    )
-    x = ops.add(ctx, ops.mul_mat(ctx, weights["down"], h), x)
-    logits = ops.mul_mat(ctx, weights["embd"], norm(x)).set_output()
-    best = ops.argmax(ctx, logits).set_output()
+    h = swiglu_split(ctx, mul_mat(ctx, weights["gate"], h), mul_mat(ctx, weights["up"], h))
+    x = add(ctx, mul_mat(ctx, weights["down"], h), x)
+    logits = mul_mat(ctx, weights["embd"], norm(x)).set_output()
+    best = argmax(ctx, logits).set_output()
     graph.build_forward_expand(best)
     GraphAllocator(HOST).alloc_graph(graph)
     for tensor, value in ((ids, token), (index, 0), (position, 0), (rows, (0, 0, 1, 0))):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.ops.op import Array
 from pyggml.tensor import Tensor
 

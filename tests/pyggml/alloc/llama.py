@@ -7,7 +7,7 @@ Weights and caches have an address that must not be accessed.
 
 from __future__ import annotations
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

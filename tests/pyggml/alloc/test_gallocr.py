@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import GraphAllocator, Plan, alloc_ctx_tensors
 from pyggml.buffer import HOST, HostBufferType
 from pyggml.cgraph import CGraph

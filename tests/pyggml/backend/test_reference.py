@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml.backend.reference.backend import ReferenceBackend
-from pyggml.buffer import HOST
-from pyggml.cgraph import CGraph
-from pyggml.compute import graph_compute_with_ctx
-from pyggml.context import Context
-from pyggml.dtype import GGMLType
-from pyggml.errors import AllocError, ComputeError, QuantizeError, ShapeError, UnsupportedOp
-from pyggml.ops import (
+from pyggml import (
     add,
     cast,
     cpy,
@@ -27,6 +20,13 @@ from pyggml.ops import (
     transpose,
     view_1d,
 )
+from pyggml.backend.reference.backend import ReferenceBackend
+from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
+from pyggml.compute import graph_compute_with_ctx
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError, ComputeError, QuantizeError, ShapeError, UnsupportedOp
 from pyggml.tensor import Flag, Tensor
 
 F32, Q8_0 = GGMLType.F32, GGMLType.Q8_0

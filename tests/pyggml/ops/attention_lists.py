@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.interface import Backend
 from pyggml.cgraph import CGraph

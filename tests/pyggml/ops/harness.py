@@ -17,9 +17,8 @@ from pyggml.backend.interface import Backend, Program
 from pyggml.cgraph import CGraph
 from pyggml.context import Context, place_view
 from pyggml.dtype import GGMLType, numpy_dtype
-from pyggml.ops import Op
 from pyggml.ops.movement.view import PERMUTE
-from pyggml.ops.op import Arg, Case
+from pyggml.ops.op import Arg, Case, Op
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize
 from pyggml.quants.block import Field, get, put
 from pyggml.sched import to_numpy

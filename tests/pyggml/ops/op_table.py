@@ -16,9 +16,8 @@ from pyggml.backend.interface import Backend
 from pyggml.backend.registry import init_backend
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import OPS, Op
 from pyggml.ops.movement.view import PERMUTE
-from pyggml.ops.op import Arg, Case
+from pyggml.ops.op import OPS, Arg, Case, Op
 from pyggml.tensor import Tensor
 
 from .ggml_ops import GGML_OPS, REASONS

@@ -21,8 +21,7 @@ import numpy as np
 
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType, numpy_dtype
-from pyggml.ops import OPS, Op
-from pyggml.ops.op import Case
+from pyggml.ops.op import OPS, Case, Op
 from pyggml.quants.reference import bf16_to_float
 
 from .harness import CaseRun, random_values, stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.interface import Backend

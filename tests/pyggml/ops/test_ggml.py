@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyggml.backend.registry import init_backend
-from pyggml.ops import OPS
+from pyggml.ops.op import OPS
 
 from .harness import CaseRun, nmse
 from .record_ggml import RECORDED

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import ShapeError, TypeMismatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyggml.ops import OPS
+from pyggml.ops.op import OPS
 from tests.pyggml.ops import op_table
 from tests.pyggml.ops.ggml_ops import GGML_OPS, REASONS
 

@@ -14,8 +14,7 @@ import pytest
 from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
-from pyggml.ops import OPS, Op
-from pyggml.ops.op import Case
+from pyggml.ops.op import OPS, Case, Op
 
 from .harness import CaseRun
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.compute import graph_compute_with_ctx
 from pyggml.context import Context

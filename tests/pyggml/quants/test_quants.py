@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pyggml import permute
 from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import QuantizeError, ShapeError, TypeMismatch
-from pyggml.ops import permute
 from pyggml.quants import BLOCK_TYPES, dequantize, from_float, quantize, to_float
 
 F32, F16, BF16 = GGMLType.F32, GGMLType.F16, GGMLType.BF16

@@ -7,7 +7,7 @@ move(weight, device)                           # into the device's memory
 
 from __future__ import annotations
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

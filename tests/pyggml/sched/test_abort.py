@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.interface import Backend, StopToken
 from pyggml.backend.reference.backend import ReferenceBackend

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.interface import Backend
 from pyggml.cgraph import CGraph
 from pyggml.context import Context

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import GraphAllocator
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.interface import HostQueue

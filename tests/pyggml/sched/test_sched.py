@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.buffer import HOST, HostBufferType

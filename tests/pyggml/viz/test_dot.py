@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import GraphAllocator
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
-from pyggml.ops import OPS
+from pyggml.ops.op import OPS
 from pyggml.tensor import Flag
 from pyggml.viz import NodeTime, graph_dump_dot, graph_print
 from pyggml.viz.style import _FAMILY_OF_OP, FAMILIES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import GraphAllocator
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pyggml import add, rope
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import add, rope
 from pyggml.viz import graph_print
 
 from .graphs import CGraph, llama_graph, matmul_graph

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import GraphAllocator
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.trace import RunTrace, TracedLaunch

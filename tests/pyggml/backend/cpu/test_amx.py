@@ -331,7 +331,7 @@ def feed_forward() -> None:
 
 
 def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.backend.cpu.compile.program import compile_program
     from pyggml.backend.cpu.compile.work import WorkStore
     from pyggml.backend.cpu.run.pool import get_pool

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.compile.program import compile_program
 from pyggml.backend.cpu.compile.work import WorkStore

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import repack as repack_module
 from pyggml.backend.cpu.backend import CpuBackend

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, SRC0, data, f32_ptr, first_row, ne
 from pyggml.backend.cpu.compile.program import compile_program

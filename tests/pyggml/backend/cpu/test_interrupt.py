@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.run import interrupt
 from pyggml.backend.cpu.run.interrupt import Watcher
@@ -28,7 +28,7 @@ LONG = """
 import os, signal, socket, threading, time
 import numba
 import numpy as np
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc.gallocr import GraphAllocator
 from pyggml.backend.cpu.abi import SRC0, data
 from pyggml.backend.cpu.atomics import atomic_add

@@ -66,7 +66,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 def child(n_cases: int) -> None:
     """In a process of its own: some cases of each family against the references; their digest."""
     from pyggml.backend.registry import init_backend
-    from pyggml.ops import OPS
+    from pyggml.ops.op import OPS
     from pyggml.quants import to_float
     from tests.pyggml.ops.harness import CaseRun
 

@@ -80,7 +80,7 @@ def child() -> None:
         assert np.array_equal(got, reference_quantize(many, kind, imatrix))
     assert np.array_equal(dequantize(got, kind), decoded(got.reshape(-1, 14)).reshape(many.shape))
 
-    from pyggml import ops
+    import pyggml as ops
     from pyggml.alloc.tallocr import alloc_ctx_tensors
     from pyggml.backend.cpu.backend import CpuBackend
     from pyggml.backend.cpu.repack import repack

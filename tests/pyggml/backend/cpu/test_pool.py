@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.backend import CpuBackend
@@ -331,7 +331,7 @@ def interrupt() -> None:
 SETUP = """
 import os, sys, time
 import numpy as np
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.weights.buffer import REPACK

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc.gallocr import GraphAllocator
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings

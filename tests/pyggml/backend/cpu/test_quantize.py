@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pyggml import mul, rms_norm, swiglu_split
 from pyggml.backend.cpu.abi import record
 from pyggml.backend.cpu.compile.lowering import CpuLowering
 from pyggml.backend.cpu.compile.program import PhaseTable
@@ -27,7 +28,6 @@ from pyggml.cgraph import CGraph
 from pyggml.compiler.jit import isa, kernel
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, data, f32_ptr
 from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.compile.program import PhaseTable, compile_program
 from pyggml.backend.cpu.compile.work import WorkStore

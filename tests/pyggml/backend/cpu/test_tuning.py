@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import tuning
 from pyggml.backend.cpu.backend import CpuBackend

@@ -23,7 +23,7 @@ from pyggml.backend.cuda.lowering import LOWERINGS, GpuLowering
 from pyggml.backend.cuda.numba_compiler import compile_both
 from pyggml.cgraph import CGraph
 from pyggml.compiler.code_cache import CodeCache
-from pyggml.ops import OPS
+from pyggml.ops.op import OPS
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 

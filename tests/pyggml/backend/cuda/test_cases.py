@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyggml.ops import Op
-from pyggml.ops.op import Case
+from pyggml.ops.op import Case, Op
 from tests.pyggml.ops.op_table import case_node
 
 from ...ops.harness import CaseRun

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cuda import discovery
