@@ -1,7 +1,7 @@
 """What an op is: one declaration that shape checks, reference, tests and docs derive from.
 
     SCALE = define_op(
-        "SCALE", src=("x",), params={"s": 1.0, "b": 0.0}, inplace_ok=True,
+        "SCALE", src={"x": source(F32)}, params={"s": 1.0, "b": 0.0}, inplace_ok=True,
         infer=lambda x, s, b: same(x),
         reference=lambda x, s, b: x * s + b,
         cases=lambda: [case(arg(64, 5), s=2.0)],
@@ -110,6 +110,26 @@ def case(*args: Arg | None, perf: bool = False, **params: Any) -> Case:
     return Case(args, MappingProxyType(params), perf)
 
 
+Check = Callable[[str, str, Tensor], None]  # of an op's source: (op, its name, tensor)
+
+
+def source(*types: GGMLType, gaps: bool = False, quantized: bool = False) -> Check:
+    """The check of a source of one of some types: raises ShapeError or TypeMismatch.
+
+    Args:
+        gaps: rows may have gaps.
+        quantized: it may be of any block format too.
+    """
+
+    def check(op: str, name: str, x: Tensor) -> None:
+        if not (quantized and x.type.is_quantized):
+            require_type(op, name, x, types)
+        if not gaps:
+            require_rows(op, name, x)
+
+    return check
+
+
 def _default_cost(node: Tensor) -> Cost:
     return Cost(node.nbytes + sum(s.nbytes for s in node.src if s is not None))
 
@@ -120,6 +140,7 @@ class Op:
 
     name: str
     src: tuple[str, ...]
+    checks: tuple[Check | None, ...]
     params: Mapping[str, Any]
     infer: Callable[..., Out | View]
     reference: Callable[..., npt.NDArray[Any]] | None
@@ -165,6 +186,9 @@ class Op:
         src = (*src, *(None,) * (len(self.src) - len(src)))
         if len(src) > len(self.src) or any(s is None for s in src[: self.n_required]):
             raise TypeError(f"{self.name} takes the sources {self.src}, got {src}")
+        for name, check, x in zip(self.src, self.checks, src, strict=True):
+            if check is not None and x is not None:
+                check(self.name, name.removesuffix("?"), x)
         out = self.infer(*src, **params)
         node = ctx.new_view(*out) if isinstance(out, View) else ctx.new_tensor(*out)
         node.op = self
@@ -179,7 +203,7 @@ OPS: dict[str, Op] = {}
 def define_op(
     name: str,
     *,
-    src: Sequence[str],
+    src: Mapping[str, Check | None] | Sequence[str],
     infer: Callable[..., Out | View],
     reference: Callable[..., npt.NDArray[Any]] | None,
     params: Mapping[str, Any] = NO_PARAMS,
@@ -189,7 +213,8 @@ def define_op(
     """Declare an op and register it under its ggml name.
 
     Args:
-        src: names of the sources in ggml's order; a trailing ``?`` marks an optional one.
+        src: names of the sources in ggml's order, a trailing ``?`` marks an optional one; with what
+            they must be (``source``), unless ``infer`` checks that.
         params: parameter names with their defaults.
         infer: ``infer(*src, **params) -> Out | View``; optional sources may be None.
         reference: ``reference(*arrays, **params) -> array`` on NumPy arrays of four dimensions in
@@ -204,7 +229,9 @@ def define_op(
     """
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")
-    op = Op(name, tuple(src), MappingProxyType(dict(params)), infer, reference, cases, **kw)
+    checks = tuple(src.values()) if isinstance(src, Mapping) else (None,) * len(src)
+    params = MappingProxyType(dict(params))
+    op = Op(name, tuple(src), checks, params, infer, reference, cases, **kw)
     OPS[name] = op
     return op
 

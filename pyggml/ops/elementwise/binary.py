@@ -29,9 +29,8 @@ from ..op import (
     define_op,
     half_nmse,
     require,
-    require_rows,
-    require_type,
     same,
+    source,
 )
 from .formulas import reference
 
@@ -44,9 +43,6 @@ def repeats_over(b: Tensor, a: Tensor) -> bool:
 
 
 def _infer(name: str, a: Tensor, b: Tensor) -> Out:
-    for source, x in (("a", a), ("b", b)):
-        require_type(name, source, x, ALL_FLOATS)
-    require_rows(name, "a", a)
     require(
         repeats_over(b, a),
         name,
@@ -70,6 +66,9 @@ def _infer_add(a: Tensor, b: Tensor, type: GGMLType | None) -> Out:
 def repeat_over(x: Array, shape: tuple[int, ...]) -> Array:
     """``x`` tiled to ``shape`` (each size a multiple of the old one)."""
     return np.tile(x, [n // max(1, m) for n, m in zip(shape, x.shape, strict=True)])
+
+
+_SOURCES = {"a": source(*ALL_FLOATS), "b": source(*ALL_FLOATS, gaps=True)}
 
 
 def _cases(name: str, low: float) -> list[Case]:
@@ -101,7 +100,7 @@ def _cases(name: str, low: float) -> list[Case]:
 def _define(name: str, low: float) -> Op:
     return define_op(
         name,
-        src=("a", "b"),
+        src=_SOURCES,
         params={"type": None} if name == "ADD" else {},
         infer=_infer_add if name == "ADD" else partial(_infer, name),
         reference=lambda a, b, type=None: reference(name.lower(), a, repeat_over(b, a.shape)),
@@ -125,7 +124,7 @@ def _infer_add1(a: Tensor, b: Tensor) -> Out:
 
 ADD1 = define_op(
     "ADD1",
-    src=("a", "b"),
+    src=_SOURCES,
     infer=_infer_add1,
     reference=lambda a, b: a + b,
     cases=lambda: [

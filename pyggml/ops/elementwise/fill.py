@@ -20,8 +20,8 @@ from ..op import (
     case,
     define_op,
     require,
-    require_type,
     same,
+    source,
 )
 
 
@@ -75,14 +75,13 @@ def arange(ctx: Context, start: float, stop: float, step: float) -> Tensor:
 
 
 def _infer_fill(a: Tensor, c: float) -> Out:
-    require_type("FILL", "a", a, FLOATS)
     require(a.is_contiguous(), "FILL", f"a '{a.name}' {a.ne} has gaps; use cont() first")
     return same(a)
 
 
 FILL = define_op(
     "FILL",
-    src=("a",),
+    src={"a": source(*FLOATS, gaps=True)},
     params={"c": 0.0},
     infer=_infer_fill,
     reference=lambda a, c: np.full(a.shape, c, np.float32),

@@ -7,13 +7,11 @@ NaN propagates through all of them (in ggml's CPU backend, CLAMP makes it ``max`
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 
 import numpy as np
 
 from ...context import Context
-from ...dtype import GGMLType
 from ...tensor import Tensor
 from ..op import (
     ALL_FLOATS,
@@ -23,22 +21,14 @@ from ..op import (
     Arg,
     Array,
     Op,
-    Out,
     arg,
     case,
     define_op,
     half_nmse,
-    require_rows,
-    require_type,
     same,
+    source,
 )
 from .formulas import reference
-
-
-def _infer(name: str, types: Collection[GGMLType], x: Tensor, **params: float) -> Out:
-    require_type(name, "x", x, types)
-    require_rows(name, "x", x)
-    return same(x)
 
 
 def _reference(name: str, x: Array, **params: float) -> Array:
@@ -60,8 +50,8 @@ def _define(name: str, low: float, high: float, inplace_ok: bool) -> Op:
     }.get(name, (0.0, -0.0, 1e-30, 1.5707964, -3.1415927, 1e4, -1e4))
     return define_op(
         name,
-        src=("x",),
-        infer=partial(_infer, name, ALL_FLOATS),
+        src={"x": source(*ALL_FLOATS)},
+        infer=same,
         reference=partial(_reference, name.lower()),
         cases=lambda: [
             case(x(1)),
@@ -87,9 +77,9 @@ COS = _define("COS", -20, 20, False)
 
 LEAKY_RELU = define_op(
     "LEAKY_RELU",
-    src=("x",),
+    src={"x": source(*FLOATS)},
     params={"negative_slope": 0.0},
-    infer=partial(_infer, "LEAKY_RELU", FLOATS),
+    infer=lambda x, **slope: same(x),
     reference=partial(_reference, "leaky_relu"),
     cases=lambda: [
         case(arg(1), negative_slope=0.1),
@@ -104,9 +94,9 @@ LEAKY_RELU = define_op(
 
 CLAMP = define_op(
     "CLAMP",
-    src=("x",),
+    src={"x": source(*FLOATS)},
     params={"min": 0.0, "max": 0.0},
-    infer=partial(_infer, "CLAMP", FLOATS),
+    infer=lambda x, **limits: same(x),
     reference=partial(_reference, "clamp"),
     cases=lambda: [
         case(arg(1), min=-0.5, max=0.5),

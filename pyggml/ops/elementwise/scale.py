@@ -9,21 +9,14 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, Out, arg, case, define_op, require_rows, require_type, same
+from ..op import F32, arg, case, define_op, same, source
 from .formulas import reference
-
-
-def _infer(x: Tensor, s: float, b: float) -> Out:
-    require_type("SCALE", "x", x, (F32,))
-    require_rows("SCALE", "x", x)
-    return same(x)
-
 
 SCALE = define_op(
     "SCALE",
-    src=("x",),
+    src={"x": source(F32)},
     params={"s": 1.0, "b": 0.0},
-    infer=_infer,
+    infer=lambda x, s, b: same(x),
     reference=lambda x, s, b: reference("scale", x, np.float32(s), np.float32(b)),
     cases=lambda: [
         case(arg(1), s=3.0),

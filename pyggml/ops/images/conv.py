@@ -15,7 +15,7 @@ import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
-from ...tensor import Dims, Tensor
+from ...tensor import Tensor
 from ..matrix.matmul import mul_mat
 from ..movement.cpy import cont
 from ..movement.view import permute, reshape_2d, reshape_3d, reshape_4d
@@ -30,8 +30,7 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 
 STEPS = {"s0": 1, "s1": 1, "p0": 0, "p1": 0, "d0": 1, "d1": 1}
@@ -70,8 +69,6 @@ def patches(x: Array, kh: int, kw: int, v: dict[str, int], fill: float = 0.0) ->
 
 def _infer_im2col(a: Tensor, b: Tensor, is_2d: bool, type: GGMLType, **v: int) -> Out:
     op = "IM2COL"
-    require_type(op, "b", b, FLOATS)
-    require_rows(op, "b", b)
     require(type in FLOATS, op, f"the result cannot be {type.name}")
     channels, axis = a.ne[1 + is_2d], 1 + is_2d
     require(
@@ -98,7 +95,7 @@ def _im2col(a: Array, b: Array, is_2d: bool, type: GGMLType, **v: int) -> Array:
 
 IM2COL = define_op(
     "IM2COL",
-    src=("a", "b"),
+    src={"a": None, "b": source(*FLOATS)},
     params={**STEPS, "is_2d": True, "type": F32},
     infer=_infer_im2col,
     reference=_im2col,
@@ -135,16 +132,10 @@ def im2col(
     return IM2COL.build(ctx, a, b, is_2d=is_2d, type=type, **steps)
 
 
-def _infer_conv(op: str, a: Tensor, b: Tensor, ne: Dims) -> Out:
-    require_type(op, "a", a, FLOATS)
-    require_type(op, "b", b, (F32,))
-    return Out(F32, ne)
-
-
 def _infer_conv_2d(a: Tensor, b: Tensor, **v: int) -> Out:
     op = "CONV_2D"
     require(a.ne[2] == b.ne[2], op, f"kernel {a.ne} has {a.ne[2]} channels, image {b.ne} another")
-    return _infer_conv(op, a, b, (*sizes_2d(op, a, b, v), a.ne[3], b.ne[3]))
+    return Out(F32, (*sizes_2d(op, a, b, v), a.ne[3], b.ne[3]))
 
 
 def _conv_2d(a: Array, b: Array, **v: int) -> Array:
@@ -168,7 +159,7 @@ def conv_cost(node: Tensor) -> Cost:
 
 CONV_2D = define_op(
     "CONV_2D",
-    src=("a", "b"),
+    src={"a": source(*FLOATS, gaps=True), "b": source(F32, gaps=True)},
     params=STEPS,
     infer=_infer_conv_2d,
     reference=_conv_2d,
@@ -209,7 +200,7 @@ def _infer_conv_2d_dw(a: Tensor, b: Tensor, **v: int) -> Out:
     require(
         a.ne[2] == 1 and a.ne[3] == b.ne[2], op, f"kernel {a.ne} must be [kw, kh, 1, {b.ne[2]}]"
     )
-    return _infer_conv(op, a, b, (*sizes_2d(op, a, b, v), b.ne[2], b.ne[3]))
+    return Out(F32, (*sizes_2d(op, a, b, v), b.ne[2], b.ne[3]))
 
 
 def _conv_2d_dw(a: Array, b: Array, **v: int) -> Array:
@@ -220,7 +211,7 @@ def _conv_2d_dw(a: Array, b: Array, **v: int) -> Array:
 
 CONV_2D_DW = define_op(
     "CONV_2D_DW",
-    src=("a", "b"),
+    src={"a": source(*FLOATS, gaps=True), "b": source(F32, gaps=True)},
     params=STEPS,
     infer=_infer_conv_2d_dw,
     reference=_conv_2d_dw,

@@ -22,17 +22,12 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 from .conv import conv_cost, conv_nmse
 
 
 def _check(op: str, a: Tensor, b: Tensor, s0: int) -> None:
-    require_type(op, "a", a, FLOATS)
-    require_type(op, "b", b, (F32,))
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
     require(s0 > 0, op, f"stride {s0} must be positive")
     require(min(*a.ne, *b.ne) > 0, op, f"kernel {a.ne} or image {b.ne} is empty")
 
@@ -67,7 +62,7 @@ def _conv_transpose_1d(a: Array, b: Array, s0: int) -> Array:
 
 CONV_TRANSPOSE_1D = define_op(
     "CONV_TRANSPOSE_1D",
-    src=("a", "b"),
+    src={"a": source(*FLOATS), "b": source(F32)},
     params={"s0": 1},
     infer=_infer_1d,
     reference=_conv_transpose_1d,
@@ -106,7 +101,7 @@ def _infer_2d(a: Tensor, b: Tensor, s0: int) -> Out:
 
 CONV_TRANSPOSE_2D = define_op(
     "CONV_TRANSPOSE_2D",
-    src=("a", "b"),
+    src={"a": source(*FLOATS), "b": source(F32)},
     params={"s0": 1},
     infer=_infer_2d,
     reference=lambda a, b, s0: _spread(a, b, s0, s0),

@@ -13,7 +13,7 @@ import numpy as np
 from ...context import Context
 from ...rounding import ceil_div
 from ...tensor import Dims, Tensor
-from ..op import F32, Array, Cost, Out, arg, case, define_op, require, require_rows, require_type
+from ..op import F32, Array, Cost, Out, arg, case, define_op, require, source
 
 ScaleMode = Literal["nearest", "bilinear", "bicubic", "antialias"]
 SCALE_MODES: tuple[ScaleMode, ...] = ("nearest", "bilinear", "bicubic", "antialias")
@@ -31,7 +31,6 @@ def scale_factors(x: Dims, ne: Dims, align_corners: bool) -> list[np.float32]:
 
 def _infer_upscale(x: Tensor, ne: Dims, mode: str, align_corners: bool) -> Out:
     op = "UPSCALE"
-    require_type(op, "x", x, (F32,))
     require(mode in SCALE_MODES, op, f"mode '{mode}' must be one of {', '.join(SCALE_MODES)}")
     require(len(ne) == 4 and min(ne) > 0 and min(x.ne) > 0, op, f"cannot scale {x.ne} to ne {ne}")
     require(
@@ -103,7 +102,7 @@ _UP = (
 
 UPSCALE = define_op(
     "UPSCALE",
-    src=("x",),
+    src={"x": source(F32, gaps=True)},
     params={"ne": (1, 1, 1, 1), "mode": "nearest", "align_corners": False},
     infer=_infer_upscale,
     reference=_upscale,
@@ -154,8 +153,6 @@ def upscale(ctx: Context, x: Tensor, factor: int, mode: ScaleMode = "nearest") -
 
 def _infer_win_part(x: Tensor, w: int) -> Out:
     op = "WIN_PART"
-    require_type(op, "x", x, (F32,))
-    require_rows(op, "x", x)
     require(x.ne[3] == 1 and w > 0, op, f"x {x.ne} must be [c, width, height], w {w} positive")
     return Out(F32, (x.ne[0], w, w, ceil_div(x.ne[1], w) * ceil_div(x.ne[2], w)))
 
@@ -169,7 +166,7 @@ def _win_part(x: Array, w: int) -> Array:
 
 WIN_PART = define_op(
     "WIN_PART",
-    src=("x",),
+    src={"x": source(F32)},
     params={"w": 1},
     infer=_infer_win_part,
     reference=_win_part,
@@ -199,8 +196,6 @@ def win_part(ctx: Context, x: Tensor, w: int) -> Tensor:
 
 def _infer_win_unpart(x: Tensor, w0: int, h0: int) -> Out:
     op = "WIN_UNPART"
-    require_type(op, "x", x, (F32,))
-    require_rows(op, "x", x)
     w = x.ne[1]
     require(
         w > 0
@@ -223,7 +218,7 @@ def _win_unpart(x: Array, w0: int, h0: int) -> Array:
 
 WIN_UNPART = define_op(
     "WIN_UNPART",
-    src=("x",),
+    src={"x": source(F32)},
     params={"w0": 1, "h0": 1},
     infer=_infer_win_unpart,
     reference=_win_unpart,

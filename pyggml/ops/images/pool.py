@@ -25,8 +25,7 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 from .conv import conv_size, patches
 
@@ -36,8 +35,6 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def _check(op: str, x: Tensor, pool: str) -> None:
-    require_type(op, "x", x, FLOATS)
-    require_rows(op, "x", x)
     require(pool in POOLS, op, f"pool '{pool}' must be one of {', '.join(POOLS)}")
 
 
@@ -75,7 +72,7 @@ _DEFAULTS = {"k0": 2, "s0": 2, "p0": 0}
 
 POOL_1D = define_op(
     "POOL_1D",
-    src=("x",),
+    src={"x": source(*FLOATS)},
     params={"pool": "max", **_DEFAULTS},
     infer=_infer_1d,
     reference=_pool_1d,
@@ -108,7 +105,7 @@ def pool_1d(
 
 POOL_2D = define_op(
     "POOL_2D",
-    src=("x",),
+    src={"x": source(*FLOATS)},
     params={"pool": "max", "k0": 2, "k1": 2, "s0": 2, "s1": 2, "p0": 0, "p1": 0},
     infer=_infer_2d,
     reference=_pool_2d,

@@ -11,13 +11,11 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type
+from ..op import F32, Array, Out, arg, case, define_op, require, source
 
 
 def _infer(t: Tensor, dim: int, max_period: int) -> Out:
     op = "TIMESTEP_EMBEDDING"
-    require_type(op, "t", t, (F32,))
-    require_rows(op, "t", t)
     require(t.nrows == 1 and dim > 0, op, f"t {t.ne} must be a vector, dim {dim} positive")
     require(max_period > 0, op, f"max_period {max_period} must be positive")
     return Out(F32, (dim, t.ne[0], 1, 1))
@@ -39,7 +37,7 @@ def _timestep_embedding(t: Array, dim: int, max_period: int) -> Array:
 
 TIMESTEP_EMBEDDING = define_op(
     "TIMESTEP_EMBEDDING",
-    src=("t",),
+    src={"t": source(F32)},
     params={"dim": 2, "max_period": 10000},
     infer=_infer,
     reference=_timestep_embedding,

@@ -15,6 +15,7 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...tensor import Tensor
 from ..op import (
+    ALL_FLOATS,
     F16,
     F32,
     I32,
@@ -29,20 +30,16 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
     same,
+    source,
 )
 
 BF16 = GGMLType.BF16
+_IDS = source(I32, gaps=True)
 
 
 def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
     op = "MUL_MAT_ID"
-    if not a.type.is_quantized:
-        require_type(op, "as", a, (F32, F16, BF16))
-    require_type(op, "b", b, (F32,))
-    require_type(op, "ids", ids, (I32,))
     require(
         a.ne[0] == b.ne[0],
         op,
@@ -54,8 +51,6 @@ def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
         op,
         f"ids {ids.ne} must be [a multiple of {b.ne[1]}, {b.ne[2]}] for b {b.ne}",
     )
-    require_rows(op, "as", a)
-    require_rows(op, "b", b)
     return Out(F32, (a.ne[1], ids.ne[0], b.ne[2], 1))
 
 
@@ -100,7 +95,7 @@ def _routed(
 
 MUL_MAT_ID = define_op(
     "MUL_MAT_ID",
-    src=("as", "b", "ids"),
+    src={"as": source(*ALL_FLOATS, quantized=True), "b": source(F32), "ids": _IDS},
     infer=_infer_mul_mat_id,
     reference=_mul_mat_id,
     cases=lambda: [
@@ -154,23 +149,18 @@ def mul_mat_id(ctx: Context, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
 
 def _infer_add_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
     op = "ADD_ID"
-    require_type(op, "a", a, (F32,))
-    require_type(op, "b", b, (F32,))
-    require_type(op, "ids", ids, (I32,))
     require(a.ne[0] == b.ne[0], op, f"rows of a {a.ne} and b {b.ne} must be of one length")
     require(
         ids.ne == (a.ne[1], a.ne[2], 1, 1) and a.ne[3] == b.ne[2] == b.ne[3] == 1,
         op,
         f"ids {ids.ne} must be [{a.ne[1]}, {a.ne[2]}] for a {a.ne}, and b {b.ne} a matrix",
     )
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
     return same(a)
 
 
 ADD_ID = define_op(
     "ADD_ID",
-    src=("a", "b", "ids"),
+    src={"a": source(F32), "b": source(F32), "ids": _IDS},
     infer=_infer_add_id,
     reference=lambda a, b, ids: a + b[0, 0][_checked(ids, b.shape[2])],
     cases=lambda: [

@@ -14,12 +14,10 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type, same
+from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
 
 def _infer(x: Tensor, n: int) -> Out:
-    require_type("HADAMARD", "x", x, (F32,))
-    require_rows("HADAMARD", "x", x)
     require(n > 0 and n & (n - 1) == 0, "HADAMARD", f"n is {n}, want a power of two")
     require(x.ne[0] % n == 0, "HADAMARD", f"rows of x '{x.name}' {x.ne} are no multiple of {n}")
     return same(x)
@@ -35,7 +33,7 @@ def _reference(x: Array, n: int) -> Array:
 
 HADAMARD = define_op(
     "HADAMARD",
-    src=("x",),
+    src={"x": source(F32)},
     params={"n": 64},
     infer=_infer,
     reference=_reference,

@@ -14,6 +14,7 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...tensor import Tensor
 from ..op import (
+    ALL_FLOATS,
     F16,
     F32,
     OTHER_QUANTS,
@@ -26,8 +27,7 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 
 BF16 = GGMLType.BF16
@@ -35,9 +35,6 @@ BF16 = GGMLType.BF16
 
 def _infer(a: Tensor, b: Tensor) -> Out:
     op = "MUL_MAT"
-    if not a.type.is_quantized:
-        require_type(op, "a", a, (F32, F16, BF16))
-    require_type(op, "b", b, (F32, F16, BF16))
     require(
         a.ne[0] == b.ne[0],
         op,
@@ -48,8 +45,6 @@ def _infer(a: Tensor, b: Tensor) -> Out:
         op,
         f"ne[2:] of b {b.ne[2:]} must be multiples of a's {a.ne[2:]}",
     )
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
     return Out(F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]))
 
 
@@ -103,7 +98,7 @@ def _cases() -> list[Case]:
 
 MUL_MAT = define_op(
     "MUL_MAT",
-    src=("a", "b"),
+    src={"a": source(*ALL_FLOATS, quantized=True), "b": source(*ALL_FLOATS)},
     infer=_infer,
     reference=_mul_mat,
     cases=_cases,

@@ -12,6 +12,7 @@ from ...tensor import Tensor
 from ..op import (
     F16,
     F32,
+    FLOATS,
     OTHER_QUANTS,
     QUANTS,
     Array,
@@ -21,16 +22,12 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 
 
 def _infer(a: Tensor, b: Tensor) -> Out:
     op = "OUT_PROD"
-    if not a.type.is_quantized:
-        require_type(op, "a", a, (F32, F16))
-    require_type(op, "b", b, (F32,))
     require(
         a.ne[1] == b.ne[1], op, f"a {a.ne} and b {b.ne} have {a.ne[1]} and {b.ne[1]} rows to sum"
     )
@@ -39,7 +36,6 @@ def _infer(a: Tensor, b: Tensor) -> Out:
         op,
         f"ne[2:] of b {b.ne[2:]} must be multiples of a's {a.ne[2:]}",
     )
-    require_rows(op, "a", a)
     return Out(F32, (a.ne[0], b.ne[0], b.ne[2], b.ne[3]))
 
 
@@ -51,7 +47,7 @@ def _out_prod(a: Array, b: Array) -> Array:
 
 OUT_PROD = define_op(
     "OUT_PROD",
-    src=("a", "b"),
+    src={"a": source(*FLOATS, quantized=True), "b": source(F32, gaps=True)},
     infer=_infer,
     reference=_out_prod,
     cases=lambda: [

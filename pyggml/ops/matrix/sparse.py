@@ -37,18 +37,12 @@ from ..op import (
     case,
     define_op,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 
 
 def _check_matrix(op: str, a: Tensor, b: Tensor) -> None:
-    if not a.type.is_quantized:
-        require_type(op, "a", a, ALL_FLOATS)
-    require_type(op, "b", b, (F32,))
     require(a.ne[2:] == b.ne[2:] == (1, 1), op, f"a {a.ne} and b {b.ne} must have two dimensions")
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
 
 
 def _check_scores(
@@ -58,14 +52,11 @@ def _check_scores(
     """``n``: the matrix's rows; ``ne``: the sizes that the scores must have."""
     require(not math.isnan(threshold), op, "the threshold is not a number")
     if idx is not None:
-        require_type(op, "idx", idx, (F32,))
-        require_rows(op, "idx", idx)
         require(idx.ne == ne, op, f"scores idx '{idx.name}' are {idx.ne}, want {ne}")
     want = n if bucket else ne[0]
     if placed is None:
         require(not bucket, op, "a bucket is asked for and not given")
     else:
-        require_type(op, "placed", placed, (I32,))
         name = f"the placement '{placed.name}' of neurons is {placed.ne}"
         require(placed.ne == (want, 1, 1, 1), op, f"{name}, want {(want, 1, 1, 1)}")
         require(placed.is_contiguous(), op, f"{name} and has gaps")
@@ -190,11 +181,12 @@ def _cases(transposed: bool) -> list[Case]:
     return cases
 
 
+_MATRIX = {"a": source(*ALL_FLOATS, quantized=True), "b": source(F32)}
 _PARAMS = {"threshold": 0.0, "bucket": False}
 
 MUL_MAT_SPARSE = define_op(
     "MUL_MAT_SPARSE",
-    src=("a", "b", "idx", "placed?"),
+    src={**_MATRIX, "idx": source(F32), "placed?": source(I32, gaps=True)},
     params=_PARAMS,
     infer=_infer_mul_mat_sparse,
     reference=_mul_mat_sparse,
@@ -206,7 +198,7 @@ MUL_MAT_SPARSE = define_op(
 
 AXPY = define_op(
     "AXPY",
-    src=("a", "b", "idx?", "placed?"),
+    src={**_MATRIX, "idx?": source(F32), "placed?": source(I32, gaps=True)},
     params=_PARAMS,
     infer=_infer_axpy,
     reference=_axpy,
@@ -265,15 +257,11 @@ def pack_signs(w: Array) -> Array:
 
 def _infer_mul_mat_signs(signs: Tensor, x: Tensor) -> Out:
     op = "MUL_MAT_SIGNS"
-    require_type(op, "signs", signs, (I32,))
-    require_type(op, "x", x, (F32,))
     require(
         signs.ne[2:] == x.ne[2:] == (1, 1) and signs.ne[0] == ceil_div(x.ne[0], 32),
         op,
         f"signs '{signs.name}' {signs.ne} must be [{ceil_div(x.ne[0], 32)}, n] for x {x.ne}",
     )
-    require_rows(op, "signs", signs)
-    require_rows(op, "x", x)
     return Out(F32, (signs.ne[1], x.ne[1], 1, 1))
 
 
@@ -294,7 +282,7 @@ def _signs(n: int, rows: int) -> Arg:
 
 MUL_MAT_SIGNS = define_op(
     "MUL_MAT_SIGNS",
-    src=("signs", "x"),
+    src={"signs": source(I32), "x": source(F32)},
     infer=_infer_mul_mat_signs,
     reference=_mul_mat_signs,
     cases=lambda: [

@@ -9,18 +9,12 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Dims, Tensor
-from ..op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type, same
+from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
 NONE: Dims = (0, 0, 0, 0)
 
 
-def _check(name: str, a: Tensor) -> None:
-    require_type(name, "a", a, (F32,))
-    require_rows(name, "a", a)
-
-
 def _infer_pad(a: Tensor, left: Dims, right: Dims, circular: bool) -> Out:
-    _check("PAD", a)
     require(min(*left, *right) >= 0, "PAD", f"sizes cannot be negative: {left}, {right}")
     require(
         not circular or a.nelements > 0,
@@ -38,7 +32,7 @@ def _pad(a: Array, left: Dims, right: Dims, circular: bool) -> Array:
 
 PAD = define_op(
     "PAD",
-    src=("a",),
+    src={"a": source(F32)},
     params={"left": NONE, "right": NONE, "circular": False},
     infer=_infer_pad,
     reference=_pad,
@@ -84,7 +78,6 @@ def pad_ext(ctx: Context, a: Tensor, left: Dims, right: Dims, *, circular: bool 
 
 
 def _infer_reflect(a: Tensor, p0: int, p1: int) -> Out:
-    _check("PAD_REFLECT_1D", a)
     require(
         0 <= p0 < a.ne[0] and 0 <= p1 < a.ne[0],
         "PAD_REFLECT_1D",
@@ -95,7 +88,7 @@ def _infer_reflect(a: Tensor, p0: int, p1: int) -> Out:
 
 PAD_REFLECT_1D = define_op(
     "PAD_REFLECT_1D",
-    src=("a",),
+    src={"a": source(F32)},
     params={"p0": 0, "p1": 0},
     infer=_infer_reflect,
     reference=lambda a, p0, p1: np.pad(a, [(0, 0)] * 3 + [(p0, p1)], mode="reflect"),
@@ -116,7 +109,6 @@ def pad_reflect_1d(ctx: Context, a: Tensor, p0: int, p1: int) -> Tensor:
 
 
 def _infer_roll(a: Tensor, shift: Dims) -> Out:
-    _check("ROLL", a)
     require(
         all(-n < s < n or s == 0 for s, n in zip(shift, a.ne, strict=True)),
         "ROLL",
@@ -127,7 +119,7 @@ def _infer_roll(a: Tensor, shift: Dims) -> Out:
 
 ROLL = define_op(
     "ROLL",
-    src=("a",),
+    src={"a": source(F32)},
     params={"shift": NONE},
     infer=_infer_roll,
     reference=lambda a, shift: np.roll(a, shift[::-1], axis=(0, 1, 2, 3)),

@@ -14,8 +14,10 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...tensor import Tensor
 from ..op import (
+    ALL_FLOATS,
     F16,
     F32,
+    FLOATS,
     I32,
     OTHER_QUANTS,
     QUANTS,
@@ -30,13 +32,11 @@ from ..op import (
     define_op,
     derive_name,
     require,
-    require_rows,
-    require_type,
+    source,
 )
 
 I64 = GGMLType.I64
 BF16 = GGMLType.BF16
-_ROW_TYPES = (F32, F16, BF16, I32)
 
 
 def _ids(*ne: int, n_rows: int, type: GGMLType = I32, unique: bool = False, skip: int = 0) -> Arg:
@@ -55,10 +55,6 @@ def _ids(*ne: int, n_rows: int, type: GGMLType = I32, unique: bool = False, skip
 
 
 def _infer_get_rows(a: Tensor, ids: Tensor) -> Out:
-    require_type("GET_ROWS", "ids", ids, (I32,))
-    require_rows("GET_ROWS", "a", a)
-    if not a.type.is_quantized:
-        require_type("GET_ROWS", "a", a, _ROW_TYPES)
     require(
         a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2] and ids.ne[3] == 1,
         "GET_ROWS",
@@ -76,7 +72,7 @@ def _get_rows(a: Array, ids: Array) -> Array:
 
 GET_ROWS = define_op(
     "GET_ROWS",
-    src=("a", "ids"),
+    src={"a": source(F32, F16, BF16, I32, quantized=True), "ids": source(I32, gaps=True)},
     infer=_infer_get_rows,
     reference=_get_rows,
     cases=lambda: [
@@ -117,12 +113,6 @@ def get_rows(ctx: Context, a: Tensor, ids: Tensor) -> Tensor:
 
 def _infer_set_rows(b: Tensor, idx: Tensor, a: Tensor) -> View:
     op = "SET_ROWS"
-    require_type(op, "b", b, (F32, F16))
-    require_type(op, "idx", idx, (I64, I32))
-    if not a.type.is_quantized:
-        require_type(op, "a", a, (F32, F16, BF16))
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
     require(
         (a.ne[0], *a.ne[2:]) == (b.ne[0], *b.ne[2:]),
         op,
@@ -153,7 +143,11 @@ def _set_rows(b: Array, idx: Array, a: Array) -> Array:
 
 SET_ROWS = define_op(
     "SET_ROWS",
-    src=("b", "idx", "a"),
+    src={
+        "b": source(*FLOATS),
+        "idx": source(I64, I32, gaps=True),
+        "a": source(*ALL_FLOATS, quantized=True),
+    },
     infer=_infer_set_rows,
     reference=_set_rows,
     cases=lambda: [

@@ -12,12 +12,10 @@ import numpy as np
 from ...context import Context
 from ...rounding import ceil_div
 from ...tensor import Tensor
-from ..op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type, same
+from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
 
 def _infer(name: str, x: Tensor, eps: float) -> Out:
-    require_type(name, "x", x, (F32,))
-    require_rows(name, "x", x)
     require(eps >= 0, name, f"eps is {eps}, want 0 or more")
     return same(x)
 
@@ -29,7 +27,7 @@ def _rms_norm(x: Array, eps: float) -> Array:
 
 RMS_NORM = define_op(
     "RMS_NORM",
-    src=("x",),
+    src={"x": source(F32)},
     params={"eps": 1e-5},
     infer=partial(_infer, "RMS_NORM"),
     reference=_rms_norm,
@@ -69,7 +67,7 @@ def _norm(x: Array, eps: float) -> Array:
 
 NORM = define_op(
     "NORM",
-    src=("x",),
+    src={"x": source(F32)},
     params={"eps": 1e-5},
     infer=partial(_infer, "NORM"),
     reference=_norm,
@@ -106,7 +104,7 @@ def _l2_norm(x: Array, eps: float) -> Array:
 
 L2_NORM = define_op(
     "L2_NORM",
-    src=("x",),
+    src={"x": source(F32)},
     params={"eps": 1e-5},
     infer=partial(_infer, "L2_NORM"),
     reference=_l2_norm,
@@ -143,7 +141,7 @@ def _group_norm(x: Array, n_groups: int, eps: float) -> Array:
 
 GROUP_NORM = define_op(
     "GROUP_NORM",
-    src=("x",),
+    src={"x": source(F32)},
     params={"n_groups": 1, "eps": 1e-6},
     infer=_infer_group_norm,
     reference=_group_norm,

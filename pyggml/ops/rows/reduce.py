@@ -8,7 +8,6 @@ Sums are taken in float64 and rounded once, in an order that depends on sizes on
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 
 import numpy as np
@@ -30,21 +29,14 @@ from ..op import (
     define_op,
     half_nmse,
     require,
-    require_rows,
-    require_type,
     same,
+    source,
 )
 
 ONE: Dims = (1, 1, 1, 1)
 
 
-def _check(name: str, x: Tensor, types: Collection[GGMLType] = (F32,)) -> None:
-    require_type(name, "x", x, types)
-    require_rows(name, "x", x)
-
-
 def _infer_argmax(x: Tensor) -> Out:
-    _check("ARGMAX", x)
     require(
         x.ne[2] == x.ne[3] == 1 and x.ne[0] > 0, "ARGMAX", f"x {x.ne} must be a matrix [n, rows]"
     )
@@ -66,7 +58,7 @@ def _extreme(rng: np.random.Generator) -> Array:
 
 ARGMAX = define_op(
     "ARGMAX",
-    src=("x",),
+    src={"x": source(F32)},
     infer=_infer_argmax,
     reference=lambda x: x[0, 0].argmax(axis=-1).astype(np.int32).reshape(1, 1, 1, -1),
     cases=lambda: [
@@ -96,17 +88,12 @@ def argmax(ctx: Context, x: Tensor) -> Tensor:
     return ARGMAX.build(ctx, x)
 
 
-def _infer_sum(x: Tensor) -> Out:
-    _check("SUM", x, ALL_FLOATS)
-    return Out(x.type, ONE)
-
-
 _sum_cost = lambda node: Cost(node.src[0].nbytes)  # noqa: E731
 
 SUM = define_op(
     "SUM",
-    src=("x",),
-    infer=_infer_sum,
+    src={"x": source(*ALL_FLOATS)},
+    infer=lambda x: Out(x.type, ONE),
     reference=lambda x: np.sum(x, dtype=np.float64).reshape(1, 1, 1, 1),
     cases=lambda: [
         case(arg(1)),
@@ -136,7 +123,6 @@ def sum(ctx: Context, x: Tensor) -> Tensor:
 
 
 def _infer_rows(name: str, x: Tensor) -> Out:
-    _check(name, x)
     require(name != "MEAN" or x.ne[0] > 0, name, f"x '{x.name}' {x.ne} has empty rows")
     return Out(F32, (1, *x.ne[1:]))
 
@@ -147,7 +133,7 @@ def _sum_rows(x: Array) -> Array:
 
 SUM_ROWS = define_op(
     "SUM_ROWS",
-    src=("x",),
+    src={"x": source(F32)},
     infer=partial(_infer_rows, "SUM_ROWS"),
     reference=_sum_rows,
     cases=lambda: [
@@ -165,7 +151,7 @@ SUM_ROWS = define_op(
 
 MEAN = define_op(
     "MEAN",
-    src=("x",),
+    src={"x": source(F32)},
     infer=partial(_infer_rows, "MEAN"),
     reference=lambda x: _sum_rows(x) / x.shape[-1],
     cases=lambda: [
@@ -194,15 +180,10 @@ def mean(ctx: Context, x: Tensor) -> Tensor:
     return MEAN.build(ctx, x)
 
 
-def _infer_cumsum(x: Tensor) -> Out:
-    _check("CUMSUM", x)
-    return same(x)
-
-
 CUMSUM = define_op(
     "CUMSUM",
-    src=("x",),
-    infer=_infer_cumsum,
+    src={"x": source(F32)},
+    infer=same,
     reference=lambda x: np.cumsum(x, axis=-1, dtype=np.float64),
     cases=lambda: [
         case(arg(1)),
@@ -221,9 +202,6 @@ def cumsum(ctx: Context, x: Tensor) -> Tensor:
 
 
 def _infer_count_equal(a: Tensor, b: Tensor) -> Out:
-    for source, x in (("a", a), ("b", b)):
-        require_type("COUNT_EQUAL", source, x, (I32,))
-        require_rows("COUNT_EQUAL", source, x)
     require(a.ne == b.ne, "COUNT_EQUAL", f"a {a.ne} and b {b.ne} must have the same sizes")
     return Out(GGMLType.I64, ONE)
 
@@ -232,7 +210,7 @@ _few = partial(arg, type=I32, low=0, high=3)
 
 COUNT_EQUAL = define_op(
     "COUNT_EQUAL",
-    src=("a", "b"),
+    src={"a": source(I32), "b": source(I32)},
     infer=_infer_count_equal,
     reference=lambda a, b: np.sum(a == b, dtype=np.int64).reshape(1, 1, 1, 1),
     cases=lambda: [

@@ -25,6 +25,7 @@ from ..op import (
     require_rows,
     require_type,
     same,
+    source,
 )
 
 
@@ -102,8 +103,6 @@ def _infer(
     x: Tensor, mask: Tensor | None, sinks: Tensor | None, scale: float, max_bias: float
 ) -> Out:
     op = "SOFT_MAX"
-    require_type(op, "x", x, (F32,))
-    require_rows(op, "x", x)
     if mask is not None:
         check_mask(op, mask, x.ne)
     if sinks is not None:
@@ -136,7 +135,7 @@ def causal_mask(*ne: int, type: object = F32, hidden_row: bool = False) -> Arg:
 
 SOFT_MAX = define_op(
     "SOFT_MAX",
-    src=("x", "mask?", "sinks?"),
+    src={"x": source(F32), "mask?": None, "sinks?": None},
     params={"scale": 1.0, "max_bias": 0.0},
     infer=_infer,
     reference=_soft_max,

@@ -14,12 +14,10 @@ import numpy as np
 from ...context import Context
 from ...tensor import Tensor
 from ..movement.view import view_4d
-from ..op import F32, I32, Array, Out, arg, case, define_op, require, require_rows, require_type
+from ..op import F32, I32, Array, Out, arg, case, define_op, require, source
 
 
 def _check(name: str, x: Tensor) -> None:
-    require_type(name, "x", x, (F32,))
-    require_rows(name, "x", x)
     require(x.ne[0] < 2**31, name, f"x '{x.name}' {x.ne} has more columns than I32 counts")
 
 
@@ -48,7 +46,7 @@ def _extreme(rng: np.random.Generator) -> Array:
 
 ARGSORT = define_op(
     "ARGSORT",
-    src=("x",),
+    src={"x": source(F32)},
     params={"order": "asc"},
     infer=_infer_argsort,
     reference=_argsort,
@@ -119,7 +117,7 @@ def _infer_top_k(x: Tensor, k: int) -> Out:
 
 TOP_K = define_op(
     "TOP_K",
-    src=("x",),
+    src={"x": source(F32)},
     params={"k": 1},
     infer=_infer_top_k,
     reference=lambda x, k: _argsort(x, "desc")[..., :k],
