@@ -73,7 +73,7 @@ class WeightLayout:
     nbytes: int
 
 
-class StopToken:
+class StopToken(ctypes.c_int64):  # each run makes one: without Python
     """Stops the run that it was given to, and no other.
 
         stop = StopToken()
@@ -82,27 +82,25 @@ class StopToken:
     ``stop`` may be called from any thread, and does nothing once the run is over.
     """
 
-    __slots__ = ("_word",)
-
-    def __init__(self) -> None:
-        self._word = ctypes.c_int64(0)
+    __slots__ = ()
+    __hash__ = object.__hash__
 
     @property
     def address(self) -> int:
         """Of an int64 that is 0 until the run is stopped, for compiled code."""
-        return ctypes.addressof(self._word)
+        return ctypes.addressof(self)
 
     @property
     def stopped(self) -> bool:
-        return self._word.value != 0
+        return self.value != 0
 
     def stop(self) -> None:
         """Stop the run as soon as its backend can."""
-        self._word.value = 1
+        self.value = 1
 
     def check(self) -> None:
         """Raises: Aborted: it was stopped."""
-        if self._word.value:
+        if self.value:
             raise Aborted("the compute was aborted")
 
 

@@ -321,7 +321,7 @@ class Engine:
             self.stepper.step()
         finally:
             self._busy = False
-        return self._take_events()
+        return self._take_events() if self._events else []
 
     def step_apart(self) -> list[Event]:
         """Find the requests whose steps fail, by steps of each without the others; returns events.

@@ -22,7 +22,7 @@ from ..sampling import Chain, SamplingParams, chain_for
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
 from .pooling import PooledRows
-from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt
+from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt, make_event
 from .sequence import UNKNOWN, CacheSequence
 from .text import LineEnds, TextAssembler
 
@@ -187,43 +187,32 @@ class TextRun:
         reason = self.ends.get(token)
         if reason is None and (not self.n_left or len(self.tokens) > self.max_cells):
             reason = "length"
-        if self.text is None and self.n_logprobs is None:  # without a name for each value
-            self.sink(
-                Event(
-                    self.number, self.choice, "tokens", (token,),
-                    drafted=drafted, n_drafted=self.n_drafted,
-                )
-            )  # fmt: skip
-            return None if reason is None else End(reason, token if reason == "stop" else None)
-        return self._take_text(token, reason, logprob, drafted)
-
-    def _take_text(
-        self, token: int, reason: EndReason | None, logprob: TokenLogprob | None, drafted: bool
-    ) -> End | None:
-        """Emit the event of a token with text or log-probabilities."""
-        text, params, shown, rest, n_held = self.text, self.request.sampling, "", "", 0
+        text, shown, rest, n_held = self.text, "", "", 0
         stop: str | int | None = token if reason == "stop" else None
         if text is not None:
-            shows_stop = self.request.special or params.include_stop_str_in_output
-            hides = reason == "eog" or (reason == "stop" and not shows_stop)
+            hides = reason is not None and self._hides(reason)
             shown = text.flush() if hides else text.push(token)
             n_held = text.n_held
-            if text.stop is not None:
-                reason, stop, rest = "stop", text.stop, text.rest
-            ended = None if self.lines is None else self.lines.push(shown)
-            if ended is not None:
+            if text.stops.matched is not None:
+                reason, stop, rest = "stop", text.stops.matched, text.stops.rest
+            if self.lines is not None and (ended := self.lines.push(shown)) is not None:
                 reason, stop = ended, None
         logprobs: tuple[TokenLogprob, ...] = ()
         if logprob is not None:
             self.logprob += logprob.logprob
-            logprobs = () if params.logprobs is None else (logprob,)
+            logprobs = () if self.request.sampling.logprobs is None else (logprob,)
         self.sink(
-            Event(
+            make_event((
                 self.number, self.choice, "tokens", (token,), shown, rest, n_held, logprobs,
-                drafted=drafted, n_drafted=self.n_drafted,
-            )
+                (), None, None, None, None, 0, None, drafted, self.n_drafted, (0, 0), None,
+            ))
         )  # fmt: skip
         return None if reason is None else End(reason, stop, token)
+
+    def _hides(self, reason: EndReason) -> bool:
+        """Whether the text of a last token is left out."""
+        shows_stop = self.request.special or self.request.sampling.include_stop_str_in_output
+        return reason == "eog" or (reason == "stop" and not shows_stop)
 
     def rest(self, end: End) -> str:
         """The text of the ``end`` event."""
@@ -232,7 +221,7 @@ class TextRun:
             return ""
         if end.reason == "eog" and end.token is not None:
             return text.piece(end.token)
-        return text.flush() if text.stop is None else ""
+        return text.flush() if text.stops.matched is None else ""
 
     def insert(self, tokens: Sequence[int]) -> None:
         """Append tokens that were not sampled; drops verified tokens that would follow."""

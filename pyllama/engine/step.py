@@ -52,17 +52,14 @@ class Stepper:
     def step(self) -> None:
         """Evaluate one batch, and sample the next tokens. Raises: as `Engine.step`."""
         scheduler = self._scheduler
-        self._begin()
+        if self._was_interrupted:
+            scheduler.resync()
+        self._was_interrupted = True
         scheduler.begin_step()
         drafts = None if scheduler.speculation is None else self._drafts(scheduler.speculation)
         if drafts is not None or not self._step_alone():
             self._step_rows(drafts)
         self._was_interrupted = False
-
-    def _begin(self) -> None:
-        if self._was_interrupted:
-            self._scheduler.resync()
-        self._was_interrupted = True
 
     def _step_alone(self) -> bool:
         """The step of one running text with one token to evaluate, the most frequent case.
@@ -87,7 +84,9 @@ class Stepper:
         decoded = clock()
         sequence.id_items[n] = run.tokens[n]
         sequence.n_tokens = n + 1
-        self._set_logits(sequence, LAST)
+        if self._has_logits is not sequence:
+            self._set_logits(sequence, LAST)
+        sequence.last_outputs, sequence.n_at_outputs = LAST, n + 1
         if sequence.on_logits is not None:
             sequence.on_logits(n, context.logits[:1])
         self._sample(run, sequence, 0)
@@ -147,7 +146,9 @@ class Stepper:
     def decode(self, rows: Sequence[Row]) -> None:
         """Evaluate tokens of leased sequences as one batch. Raises: as `Context.decode`."""
         context = self._context
-        self._begin()
+        if self._was_interrupted:
+            self._scheduler.resync()
+        self._was_interrupted = True
         while True:
             n_reused, build_s, start = context.n_reused, context.build_s, time.perf_counter()
             try:
@@ -231,18 +232,18 @@ class Stepper:
         """Sample the next token of a text from an output of the last decode; emits its events."""
         context, request = self._context, run.request
         try:
-            logits = context.logits_ith(output)
+            logits, argmax = context.output_ith(output)
+            chain = run.chain
             if request.processors:
                 edited = apply_logits_processors(request.processors, sequence.tokens(), logits)
-                token = run.chain.sample(edited)
+                token = chain.sample(edited)
             else:
-                token = run.chain.sample(logits, context.argmax_ith(output))
-            run.chain.accept(token)
-            end: End | None = End("stop")
+                token = chain.sample(logits, argmax)
+            chain.accept(token)
+            if request.criteria and _meets(request, sequence, logits):
+                return self._scheduler.end(run, End("stop"))
             n = run.n_logprobs
-            if not (request.criteria and _meets(request, sequence, logits)):
-                logprob = None if n is None else token_logprob(logits, token, n)
-                end = run.take_token(token, logprob)
+            end = run.take_token(token, None if n is None else token_logprob(logits, token, n))
             if end is not None:
                 self._scheduler.end(run, end)
         except Exception as error:

@@ -3,7 +3,7 @@
     text = TextAssembler(tokenizer, ("User:",))
     for token in tokens:
         show(text.push(token))
-        if text.stop is not None: break
+        if text.stops.matched is not None: break
     show(text.flush())
 
     stops = StopStrings(["</s>", "User:"])
@@ -39,6 +39,10 @@ class TextAssembler:
         include_stop: include the stop string that is found.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
 
+    Attributes:
+        stops: the stop string found, if any; no text follows it.
+        n_held: number of characters held back; an incomplete one counts as one.
+
     Raises:
         SamplingError: a stop string is empty.
     """
@@ -53,34 +57,26 @@ class TextAssembler:
         drop_unfinished: bool = False,
     ) -> None:
         self._stream = TokenStream(tokenizer, special)
-        self._stops = StopStrings(stop)
+        self.stops = StopStrings(stop)
+        self._has_stops, self.n_held = bool(stop), 0
         self._include_stop, self._drop_unfinished = include_stop, drop_unfinished
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string found, or None; no text follows it."""
-        return self._stops.matched
-
-    @property
-    def rest(self) -> str:
-        """The text after the stop string in the token that completes it."""
-        return self._stops.rest
-
-    @property
-    def n_held(self) -> int:
-        """Number of characters held back; an incomplete one counts as one."""
-        return self._stops.n_held + self._stream.has_partial
 
     def push(self, token: int) -> str:
         """The text that this token completes."""
-        text, stopped = self._stops.push(self._stream.push(token))
-        return text + (self.stop or "") if stopped and self._include_stop else text
+        stream = self._stream
+        text = stream.push(token)
+        if self._has_stops:
+            text, stopped = self.stops.push(text)
+            if stopped and self._include_stop:
+                text += self.stops.matched or ""
+        self.n_held = len(self.stops.held) + bool(stream.partial)
+        return text
 
     def flush(self) -> str:
         """The text held back, at the end of the tokens."""
-        rest = self._stream.flush()
-        text, _ = self._stops.push("" if self._drop_unfinished else rest)
-        return text + self._stops.flush()
+        rest, self.n_held = self._stream.flush(), 0
+        text, _ = self.stops.push("" if self._drop_unfinished else rest)
+        return text + self.stops.flush()
 
     def piece(self, token: int) -> str:
         """The text of one token alone."""
@@ -99,6 +95,7 @@ class StopStrings:
     Attributes:
         matched: the stop string found, or None.
         rest: the text after ``matched`` in the same piece.
+        held: the text held back, the longest suffix that is a prefix of a stop string.
 
     Raises:
         SamplingError: a stop string is empty.
@@ -114,7 +111,7 @@ class StopStrings:
             )
         self.matched: str | None = None
         self.rest = ""
-        self._held = ""  # longest suffix of the text that is a prefix of a stop string
+        self.held = ""
         self._node = 0
         self._automaton = _Automaton.of(tuple(patterns))
 
@@ -128,29 +125,24 @@ class StopStrings:
             return "", True
         automaton, node = self._automaton, self._node
         next_, fail, depth, found = automaton.next, automaton.fail, automaton.depth, automaton.found
-        pending = self._held + text
-        for end, char in enumerate(text, start=len(self._held) + 1):
+        pending = self.held + text
+        for end, char in enumerate(text, start=len(self.held) + 1):
             while node and char not in next_[node]:
                 node = fail[node]
             node = next_[node].get(char, 0)
             match = found[node]
             if match is not None:
-                self.matched, self._held, self._node = match, "", 0
+                self.matched, self.held, self._node = match, "", 0
                 self.rest = pending[end:]
                 return pending[: end - len(match)], True
         self._node = node
         cut = len(pending) - depth[node]
-        self._held = pending[cut:]
+        self.held = pending[cut:]
         return pending[:cut], False
-
-    @property
-    def n_held(self) -> int:
-        """Number of characters held back."""
-        return len(self._held)
 
     def flush(self) -> str:
         """The text held back, at the end of the input."""
-        held, self._held, self._node = self._held, "", 0
+        held, self.held, self._node = self.held, "", 0
         return held
 
 

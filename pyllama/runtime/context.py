@@ -117,21 +117,25 @@ class Context:
 
     def logits_ith(self, i: int) -> npt.NDArray[np.float32]:
         """Logits of output ``i``, counted from the end if negative. Raises: BatchError."""
-        try:
-            return self._outputs.rows[i]
-        except IndexError:
-            raise self._no_output(i) from None
+        return self.output_ith(i)[0]
 
     def argmax_ith(self, i: int) -> int:
         """The token with the largest logit of output ``i``; the lowest id of equal ones.
 
         The graph computes it, which is cheaper than a pass over all logits. Raises: BatchError.
         """
-        argmax = self._outputs.argmax
+        argmax = self.output_ith(i)[1]
+        return int(self._outputs.rows[i].argmax()) if argmax is None else argmax
+
+    def output_ith(self, i: int) -> tuple[npt.NDArray[np.float32], int | None]:
+        """`logits_ith` and, if the graph has computed it, `argmax_ith`. Raises: BatchError."""
+        outputs = self._outputs
         try:
-            return int(self._outputs.rows[i].argmax()) if argmax is None else argmax[i]
+            argmax = outputs.argmax
+            return outputs.rows[i], None if argmax is None else argmax[i]
         except IndexError:
-            raise self._no_output(i) from None
+            n = len(outputs.rows)
+            raise BatchError(f"logits_ith({i}): the last decode had {n} outputs") from None
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
@@ -160,10 +164,6 @@ class Context:
                 f"{self.model.path}: the model has no classification head (tensor '{HEAD}'), so it "
                 "cannot rank; use a reranker, or another pooling"
             )
-
-    def _no_output(self, i: int) -> BatchError:
-        n = len(self._outputs.rows)
-        return BatchError(f"logits_ith({i}): the last decode had {n} outputs")
 
     def decode(self, batch: Batch) -> None:
         """Evaluate a batch, and store its keys and values in the cache.

@@ -40,7 +40,7 @@ from pyllama.sampling.samplers.adaptive_p import AdaptiveP
 from pyllama.sampling.samplers.bad_words import BadWords
 from pyllama.sampling.samplers.bias import AllowedTokens, LogitBias
 from pyllama.sampling.samplers.custom import CustomSampler
-from pyllama.sampling.samplers.dist import Dist, Distribution, FinalDraw
+from pyllama.sampling.samplers.dist import WORDS, Dist, Distribution, FinalDraw
 from pyllama.sampling.samplers.min_tokens import MinTokens
 from pyllama.sampling.samplers.mirostat import Mirostat, Mirostat2
 from pyllama.sampling.samplers.reasoning_budget import ReasoningBudget
@@ -149,8 +149,8 @@ class Chain:
         self._dist = self._final if isinstance(self._final, Dist) else None
         fusible = self._greedy is None and self._dist is not None
         self._fused = Fused.create(rest, n_vocab) if fusible else None
-        # the draw of a chain whose token is always the argmax
-        self._argmax_draw = self._dist if self._greedy == [] else None
+        # the draw's random stream, in a chain whose token is always the argmax
+        self._argmax_rng = self._dist.rng if self._dist and self._greedy == [] else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._final.label])
 
@@ -178,8 +178,8 @@ class Chain:
         """
         if argmax is None:
             logits = self._checked(logits)
-        elif self._argmax_draw is not None and logits.item(argmax) > -inf:
-            self._argmax_draw.skip()
+        elif self._argmax_rng is not None and logits.item(argmax) > -inf:
+            self._argmax_rng.n_skip += WORDS  # without a call: this is most of a greedy token
             return argmax
         dist = self._dist
         if self._greedy is None:

@@ -8,8 +8,9 @@ A stream holds back at most three bytes.
 
 from __future__ import annotations
 
-import codecs
 import re
+from codecs import utf_8_decode
+from contextlib import suppress
 from typing import Protocol
 
 from .boundaries import SPACE
@@ -72,19 +73,45 @@ class Pieces(Protocol):
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token."""
 
+    def texts(self, special: bool | frozenset[int] = False) -> Texts:
+        """The texts of tokens, for streams."""
+        return Texts(self, special)
 
-class TokenStream:
-    """Decodes tokens to text incrementally; holds back incomplete characters.
+
+class Texts(dict[int, str | bytes]):
+    """The text of each token, or its bytes if they are no whole characters; found when needed.
 
     Args:
         tokenizer: gives the bytes of tokens.
         special: include the text of special tokens: of all, or of these ids.
     """
 
+    def __init__(self, tokenizer: Pieces, special: bool | frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer, self._special = tokenizer, special
+
+    def __missing__(self, token: int) -> str | bytes:
+        special = self._special if isinstance(self._special, bool) else token in self._special
+        piece = self._tokenizer.token_to_piece(token, special)
+        text: str | bytes = piece
+        with suppress(UnicodeDecodeError):
+            text = piece.decode()
+        self[token] = text
+        return text
+
+
+class TokenStream:
+    """Decodes tokens to text incrementally; holds back incomplete characters.
+
+    Args:
+        tokenizer, special: see `Texts`.
+
+    Attributes:
+        partial: the bytes of an incomplete character.
+    """
+
     def __init__(self, tokenizer: Pieces, special: bool | frozenset[int] = False) -> None:
-        self._tokenizer = tokenizer
-        self._special = special
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._texts, self.partial = tokenizer.texts(special), b""
 
     def push(self, token: int) -> str:
         """The characters that this token completes; U+FFFD for invalid bytes.
@@ -92,16 +119,17 @@ class TokenStream:
         Raises:
             TokenizerError: the vocabulary has no such token.
         """
-        special = self._special if isinstance(self._special, bool) else token in self._special
-        return self._decoder.decode(self._tokenizer.token_to_piece(token, special))
-
-    @property
-    def has_partial(self) -> bool:
-        """Whether a character is incomplete."""
-        return bool(self._decoder.getstate()[0])
+        piece = self._texts[token]
+        if isinstance(piece, str):
+            if not self.partial:
+                return piece
+            piece = piece.encode()
+        piece = self.partial + piece
+        text, n = utf_8_decode(piece, "replace", False)
+        self.partial = piece[n:]
+        return text
 
     def flush(self) -> str:
         """U+FFFD if a character is incomplete, else an empty string; resets the stream."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
+        rest, self.partial = self.partial.decode("utf-8", "replace"), b""
         return rest

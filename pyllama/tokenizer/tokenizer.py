@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import TokenizerError
 from .bpe import BPE
 from .cut import SpecialCutter
-from .detokenize import clean, token_bytes
+from .detokenize import Texts, clean, token_bytes
 from .metadata import Metadata
 from .plamo2 import Plamo2
 from .rwkv import RWKV
@@ -75,6 +75,7 @@ class Tokenizer:
         self.vocab = vocab
         self.chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
+        self._texts = Texts(self, False), Texts(self, True)
 
     @property
     def n_vocab(self) -> int:
@@ -206,6 +207,10 @@ class Tokenizer:
         if piece is None:
             piece = self._bytes[token] = token_bytes(self.vocab, token)
         return piece
+
+    def texts(self, special: bool | frozenset[int] = False) -> Texts:
+        """See `Texts`; streams share them."""
+        return self._texts[special] if isinstance(special, bool) else Texts(self, special)
 
     @cached_property
     def _encoder(self) -> WordEncoder:

@@ -22,12 +22,13 @@ from pyllama.engine import Event, Request, TextAssembler, Timings
 from pyllama.errors import ContextFull
 from pyllama.runtime.model import LoadOptions
 from pyllama.runtime.params import ContextParams
+from pyllama.tokenizer.detokenize import Pieces
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 
 EOG = 0
 
 
-class FakeTokenizer:
+class FakeTokenizer(Pieces):
     chat_template = None
     eog = frozenset({EOG})
     vocab = SimpleNamespace(suppress=frozenset())
@@ -86,8 +87,8 @@ class FakeEngine:
                 return
             if chr(token) == "a" and request.sampling.seed == 666:
                 raise KeyboardInterrupt
-            yield Event(0, 0, "tokens", (token,), text.push(token), text.rest)
-            if text.stop:
+            yield Event(0, 0, "tokens", (token,), text.push(token), text.stops.rest)
+            if text.stops.matched:
                 yield Event(0, 0, "end", reason="stop")
                 return
         yield Event(0, 0, "end", reason="eog")

@@ -175,5 +175,8 @@ class FakeContext:
     def argmax_ith(self, i: int) -> int:
         return int(self.logits[i].argmax())
 
+    def output_ith(self, i: int) -> tuple[np.ndarray, int]:
+        return self.logits[i], self.argmax_ith(i)
+
     def close(self) -> None:
         self.closed = True

@@ -42,21 +42,26 @@ class CpuProgram:
     """
 
     def __init__(self, program: PhaseTable, inside: set[int]) -> None:
-        self.program, self._inside = program, inside
+        self.program, self._inside, self._pool = program, inside, get_pool()
+        self._calls_python = any(python is not None for python, _, _ in program.parts)
 
     def enqueue(self, stop: StopToken | None = None) -> None:
         """Run, and return when all results are in memory. Raises: Aborted, ComputeError."""
-        thread = threading.get_ident()
-        if thread in self._inside:  # a Python callable of the program: its work memory is in use
+        inside = self._inside
+        # in a Python callable of the program: its work memory is in use
+        if inside and threading.get_ident() in inside:
             raise ComputeError(
                 "a Python callable of a graph computes on the backend that runs it; "
                 "give it a backend of its own"
             )
+        if not self._calls_python:
+            return self._pool.run(self.program, stop)
+        thread = threading.get_ident()
         try:
-            self._inside.add(thread)  # within: Ctrl-C may follow it
-            get_pool().run(self.program, stop)
+            inside.add(thread)  # within: Ctrl-C may follow it
+            self._pool.run(self.program, stop)
         finally:
-            self._inside.discard(thread)
+            inside.discard(thread)
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
         """Traces of new runs on the current inputs. Raises: ComputeError, Aborted."""

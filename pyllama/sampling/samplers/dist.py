@@ -20,6 +20,7 @@ from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.top import Floats
 
 SMALLEST_DOUBLE = 5e-324
+WORDS = 2  # random words of a pick: those of a double
 
 
 class Distribution(NamedTuple):
@@ -67,17 +68,18 @@ class FinalDraw(ABC):
 
     Attributes:
         label: the name that `Chain.describe` prints.
+        rng: the random stream.
     """
 
     label: ClassVar[str]
 
     def __init__(self, seed: int = RANDOM_SEED) -> None:
-        self._rng = Mt19937(seed)
+        self.rng = Mt19937(seed)
 
     @property
     def seed(self) -> int:
         """The seed in use, including a random one."""
-        return self._rng.seed
+        return self.rng.seed
 
     @abstractmethod
     def pick(self, candidates: Candidates) -> int:
@@ -88,11 +90,11 @@ class FinalDraw(ABC):
 
     def mark(self) -> Any:
         """The state, for `rollback`."""
-        return self._rng.mark()
+        return self.rng.mark()
 
     def rollback(self, mark: Any) -> None:
         """Restore a marked state."""
-        self._rng.rollback(mark)
+        self.rng.rollback(mark)
 
     def _pick_of(self, probs: Floats) -> int:
         """A position drawn as by std::discrete_distribution; of one there is no random number.
@@ -104,7 +106,7 @@ class FinalDraw(ABC):
         running = probs.astype(np.float64).cumsum()
         running = (probs / running[-1]).cumsum()
         running[-1] = 1.0
-        return int(running.searchsorted(max(self._rng.uniform_double(), SMALLEST_DOUBLE)))
+        return int(running.searchsorted(max(self.rng.uniform_double(), SMALLEST_DOUBLE)))
 
 
 class Dist(FinalDraw):
@@ -117,7 +119,7 @@ class Dist(FinalDraw):
 
     def uniform(self) -> float:
         """The random number for one `pick`, in [0, 1)."""
-        return self._rng.uniform_double()
+        return self.rng.uniform_double()
 
     def pick(self, candidates: Candidates, uniform: float | None = None) -> int:
         """A token id of positive probability.
@@ -131,4 +133,4 @@ class Dist(FinalDraw):
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""
-        self._rng.n_skip += 2  # words of a double
+        self.rng.n_skip += WORDS

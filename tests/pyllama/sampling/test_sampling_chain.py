@@ -155,7 +155,7 @@ def test_every_token_takes_two_words_of_the_stream(params: dict[str, Any]) -> No
     chain.sample(np.zeros(2, np.float32))
     rng = Mt19937(4242)
     rng.raw(), rng.raw()
-    assert chain._final._rng.raw() == rng.raw()
+    assert chain._final.rng.raw() == rng.raw()
 
 
 def test_the_draw_is_the_first_running_sum_past_the_random_number() -> None:

@@ -17,7 +17,6 @@ import atexit
 import os
 import threading
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -37,7 +36,9 @@ if TYPE_CHECKING:
     from ..compile.program import Part, PhaseTable
 
 
-_UNWATCHED = nullcontext()
+_PROGRAM, _N_THREADS, _STOP, _ERROR = (
+    offset // 64 for offset in (loop.PROGRAM, loop.N_THREADS, loop.STOP, loop.ERROR)
+)
 _LONG_S = 0.05  # programs that take longer can be interrupted by Ctrl-C
 
 
@@ -151,7 +152,7 @@ class Pool:
             self._tuning, self._options = values, options
             self._set(loop.SPINS, values.spins * options.poll // 50)
             self._set(loop.LOOK, values.look)
-        self._set(loop.ERROR, 0)
+        self._words[_ERROR] = 0
 
     def _run_part(self, program: Runnable, part: Part, stop: StopToken, watch: bool) -> None:
         """Run compiled phases or a Python callable."""
@@ -160,13 +161,11 @@ class Pool:
             first()
             stop.check()
             return
-        self._epoch = (self._epoch + 1) & ((1 << 27) - 1)
-        self._set(loop.PROGRAM, header)
-        self._set(loop.N_THREADS, n_threads)
-        self._set(loop.STOP, stop.address)
+        words, self._epoch = self._words, (self._epoch + 1) & ((1 << 27) - 1)
+        words[_PROGRAM], words[_N_THREADS], words[_STOP] = header, n_threads, stop.address
         if watch and threading.current_thread() is threading.main_thread():
             self._watched = stop
-        with self._watcher if watch else _UNWATCHED:
+        with self._watcher if watch else self._lock:  # this thread has the lock already
             self.open = n_threads
             try:
                 for worker in self._workers[: n_threads - 1]:
@@ -175,8 +174,8 @@ class Pool:
             finally:
                 self.open = 0
                 self._watched = None
-        if error := int(self._words[loop.ERROR // 64]):
-            self._set(loop.ERROR, 0)  # a callable may have handled an error of its own
+        if error := words[_ERROR]:
+            words[_ERROR] = 0  # a callable may have handled an error of its own
             raise ComputeError(_message(program.launch_at(error >> CODE_BITS), error))
         stop.check()
 
