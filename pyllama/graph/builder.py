@@ -234,13 +234,13 @@ class GraphBuilder:
         """
         return ops.hadamard(self.ctx, x, n) if n else x
 
-    def copy_cells(self, cache: KVCache, runs: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the bytes of keys and values between cells of a cache.
+    def copy_cells(self, tensors: Sequence[Tensor], runs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the bytes of keys or values between cells of a cache.
 
         Args:
             runs: (first source cell, first target cell, length).
         """
-        for tensor in (*cache.k.values(), *cache.v.values()):
+        for tensor in tensors:
             for source, target, n in runs:
                 views = [_cells_as_i16(tensor, first, n) for first in (source, target)]
                 self.graph.build_forward_expand(ops.cpy(self.ctx, *views))

@@ -171,6 +171,22 @@ class KVCache(CellLists):
                 offset = head * tensor.nb[2] + start * tensor.nb[1]
                 buffer.set_tensor(tensor, data, offset)
 
+    def copy_cells(self, runs: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+        """Copy keys and values in host memory; returns those on devices, which are left.
+
+        Args:
+            runs: (first source cell, first target cell, length).
+        """
+        on_devices = []
+        for tensor in (*self.k.values(), *self.v.values()):
+            if not _buffer(tensor).buft.is_host:
+                on_devices.append(tensor)
+                continue
+            rows = self._host_cells(tensor)
+            for source, target, n in runs:
+                rows[:, target : target + n] = rows[:, source : source + n]
+        return on_devices
+
     def _host_cells(self, tensor: Tensor) -> Bytes:
         """A view of the bytes of ``k[i]`` or ``v[i]``: uint8[n_head_kv, n_cells, bytes]."""
         rows: Bytes = tensor.bytes().reshape(tensor.ne[2], self.n_cells, -1)

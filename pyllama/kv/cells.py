@@ -17,7 +17,8 @@ Source: llama.cpp, ``llama_kv_cells`` (names of the operations, lazy K-shift).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -68,11 +69,14 @@ class CellLists(CellTable):
             return
         size = self.n_cells // self.n_seq_max
         starts = self._starts(seqs, positions) if self.window else {}
-        for seq in set(seqs):
-            free = int((self._n_refs[self._stream(seq)] == 0).sum())
-            for s in seq_tuple(seq) if self.window else ():
-                free += self.n_outside_window(self.entries(s), starts[s])
-            self._check_free(sum(s == seq for s in seqs), free, size)
+        for seq, n in Counter(seqs).items():
+            self._stream(seq)  # checks it
+            free = size
+            for s in seq_tuple(seq):
+                free -= self._lengths[s]
+                if self.window:
+                    free += self.n_outside_window(self.entries(s), starts[s])
+            self._check_free(n, free, size)
 
     def place(self, seqs: Seqs, positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Assign cells to new tokens, and append them to their sequences' lists.
@@ -294,12 +298,16 @@ class CellLists(CellTable):
                 return list(range(first, first + n))
             scattered: list[int] = np.flatnonzero(self._n_refs == 0)[:n].tolist()
             return scattered
-        free: dict[int | tuple[int, ...], list[int]] = {}
-        for seq in set(seqs):
+        free: dict[int | tuple[int, ...], Iterator[int]] = {}
+        for seq, n in Counter(seqs).items():
             part = self._stream(seq)
-            found = np.flatnonzero(self._n_refs[part] == 0) + part.start
-            free[seq] = found[::-1].tolist()
-        return [free[seq].pop() for seq in seqs]
+            first = part.start + sum(self._lengths[s] for s in seq_tuple(seq))
+            if first + n <= part.stop and not any(self._n_ref_items[first : first + n]):
+                free[seq] = iter(range(first, first + n))
+            else:
+                found = np.flatnonzero(self._n_refs[part] == 0)[:n] + part.start
+                free[seq] = iter(found.tolist())
+        return [next(free[seq]) for seq in seqs]
 
     def rows(
         self, seqs: Seqs, positions: Sequence[int], places: Sequence[int], causal: bool = True

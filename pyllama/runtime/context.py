@@ -283,9 +283,10 @@ class Context:
     def _copy_cells(self, cache: KVCache, source: Ints, target: Ints) -> None:
         """Copy keys and values of ``source`` cells to ``target`` cells."""
         runs = cell_runs(source, target)
-        for start in range(0, len(runs), _MAX_RUNS):
+        on_devices = cache.copy_cells(runs)
+        for start in range(0, len(runs) if on_devices else 0, _MAX_RUNS):
             b = GraphBuilder(self.hparams, self._weights, self.kv, 1, 1)
-            b.copy_cells(cache, runs[start : start + _MAX_RUNS])
+            b.copy_cells(on_devices, runs[start : start + _MAX_RUNS])
             self.sched.compile(b.graph, n_threads=1, interruptible=False).run()
 
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
