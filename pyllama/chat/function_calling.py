@@ -170,10 +170,9 @@ def _escaped(value: Any) -> str:
 
 def _schema(schema: Any) -> str:
     """A JSON schema as jinja2's filter ``tojson`` writes it."""
-    text = json.dumps(schema, sort_keys=True)
-    for char in "<>&'":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
+    from jinja2.utils import htmlsafe_json_dumps  # slow to import
+
+    return str(htmlsafe_json_dumps(schema, sort_keys=True))
 
 
 # --- functionary ----------------------------------------------------------------------------------

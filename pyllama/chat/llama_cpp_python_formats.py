@@ -40,20 +40,12 @@ class TextFormat:
         return self.write(messages) + (self.reply if add_generation_prompt else "")
 
 
-@dataclass(frozen=True)
-class _Style:
-    """Text of a message: ``role + gap + content + end``, or ``role + empty`` without content."""
-
-    gap: str
-    empty: str
-
-
-_PLAIN, _LINES = _Style("", ""), _Style("\n", "\n")
-_COLON, _COLON_SPACE = _Style(": ", ":"), _Style(": ", ": ")
+# gap and empty: a message is ``role + gap + content + end``, or ``role + empty`` without content
+_PLAIN, _LINES, _COLON, _COLON_SPACE = ("", ""), ("\n", "\n"), (": ", ":"), (": ", ": ")
 
 
 def _format(
-    style: _Style,
+    style: tuple[str, str],
     roles: Mapping[str, str],
     *ends: str,
     system: str = "",
@@ -71,14 +63,16 @@ def _format(
         reply: beginning of the reply; None for the text of an empty message of the assistant.
     """
 
+    gap, empty = style
+
     def write(messages: Messages) -> str:
         parts = [system.replace("{content}", _system(messages) or default)]
         for i, (role, content) in enumerate(_known(messages, roles)):
             end = ends[i % len(ends)]
-            parts.append(f"{role}{style.gap}{content}{end}" if content else role + style.empty)
+            parts.append(f"{role}{gap}{content}{end}" if content else role + empty)
         return "".join(parts)
 
-    begin = roles["assistant"] + style.empty if reply is None else reply
+    begin = roles["assistant"] + empty if reply is None else reply
     return TextFormat(write, begin, (stop,) if stop else ())
 
 
@@ -167,7 +161,7 @@ FORMATS: dict[str, TextFormat | ToolFormat] = {
         _PLAIN, {"user": "<reserved_106>", "assistant": "<reserved_107>"}, "", system=_SYSTEM
     ),
     "chatglm3": _format(
-        _Style("\n ", ""),
+        ("\n ", ""),
         {"user": "<|user|>", "assistant": "<|assistant|>"},
         "",
         system="<|system|>\n{content}",

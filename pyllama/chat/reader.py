@@ -36,14 +36,42 @@ class Mismatch(Exception):
     """The text is not of the expected form."""
 
 
-@dataclass(frozen=True)
-class CallDelta:
-    """A piece of the tool call of this index; each text is appended to the earlier ones."""
+@dataclass
+class ToolCall:
+    """A tool call, or a piece of the call of an index: texts to append to the earlier ones.
 
-    index: int
+    ``arguments`` is JSON text, incomplete if the reply was cut.
+    """
+
     id: str = ""
     name: str = ""
     arguments: str = ""
+    index: int = 0
+
+    def openai(self) -> dict[str, Any]:
+        """The call in OpenAI's format."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+    def parsed(self) -> Any:
+        """The arguments; none of a call that was cut."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return {}
+
+    def chunk(self) -> dict[str, Any]:
+        """The piece in OpenAI's format."""
+        found: dict[str, Any] = {"index": self.index}
+        function = {}
+        if self.id:
+            found["id"] = self.id
+        if self.name:
+            found["type"] = "function"
+            function["name"] = self.name
+        if self.name or self.arguments:
+            found["function"] = {**function, "arguments": self.arguments}
+        return found
 
 
 @dataclass
@@ -52,7 +80,7 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     drafted: bool = False
 
     def __bool__(self) -> bool:
@@ -66,35 +94,8 @@ class Delta:
         if self.content:
             given["content"] = self.content
         if self.calls:
-            given["tool_calls"] = [_call_chunk(call) for call in self.calls]
+            given["tool_calls"] = [call.chunk() for call in self.calls]
         return given
-
-
-def _call_chunk(call: CallDelta) -> dict[str, Any]:
-    chunk: dict[str, Any] = {"index": call.index}
-    function = {}
-    if call.id:
-        chunk["id"] = call.id
-    if call.name:
-        chunk["type"] = "function"
-        function["name"] = call.name
-    if call.name or call.arguments:
-        chunk["function"] = {**function, "arguments": call.arguments}
-    return chunk
-
-
-@dataclass
-class ToolCall:
-    """A tool call; ``arguments`` is JSON text, incomplete if the reply was cut."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-    def openai(self) -> dict[str, Any]:
-        """The call in OpenAI's format."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass
@@ -401,7 +402,7 @@ class Reader:
         if calls and calls[-1].index == index:
             last = calls.pop()
             id, name, arguments = last.id + id, last.name + name, last.arguments + arguments
-        calls.append(CallDelta(index, id, name, arguments))
+        calls.append(ToolCall(id, name, arguments, index))
 
 
 def _partial(text: str, begin: int, markers: Sequence[str]) -> int:

@@ -85,14 +85,12 @@ class Generic:
             raise Mismatch
 
     def write(self, calls: Sequence[ToolCall]) -> str:
-        """The text of calls."""
         texts = [_CALL.write(call) for call in calls]
         if len(texts) == 1:
             return f'{{"tool_call": {texts[0]}}}'
         return f'{{"tool_calls": [{", ".join(texts)}]}}'
 
     def rules(self, rules: ToolRules, tools: Sequence[Tool], parallel: bool) -> str:
-        """Add the rules of an object with calls; returns an expression."""
         calls = rules.calls(tools, lambda tool, name: _CALL.rule(rules, tool, name))
         call = rules.add("call", calls)
         body = f'"\\"tool_call\\":" space {call}'
@@ -102,7 +100,6 @@ class Generic:
         return rules.add("calls", f'"{{" space {body} space "}}"')
 
     def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
-        """Add the rules of an object with a reply to the user; returns an expression."""
         value = (schema or ResponseSchema({"type": "string"})).rule(rules, "response")
         return rules.add("reply", f'"{{" space "\\"response\\":" space {value} space "}}"')
 

@@ -126,7 +126,6 @@ class RecipientFormat:
         return f"{one} ({rules.marker(self._between)} {one})*" if parallel else one
 
     def response_rule(self, rules: ToolRules, schema: ResponseSchema | None) -> str:
-        """Add the rules of a reply to the user; returns an expression."""
         free = ANY_TEXT if schema is None else schema.rule(rules, "response")
         return rules.add("reply", f"{rules.marker(self.content)} {free}")
 
