@@ -11,7 +11,7 @@ Names and layout are those of llama.cpp's converter of JSON schemas, so that tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyllama.errors import GrammarError
 from pyllama.grammar.code_points import MAX_CODE, SURROGATES, Range, Ranges, complement, subtract
@@ -163,3 +163,21 @@ class GrammarRules:
     def text(self) -> str:
         """Return the grammar, its rules sorted by name."""
         return "".join(f"{name} ::= {text}\n" for name, text in sorted(self.texts.items()))
+
+
+def choices_to_gbnf(choices: Sequence[str]) -> str:
+    """Return a grammar of exactly these strings.
+
+    Raises:
+        GrammarError: there are none, or one is not a string, or the text gets too long.
+    """
+    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise GrammarError(f"choices must be a list of strings, got {choices!r:.80}")
+    if not choices:
+        raise GrammarError("choices must have at least one string, got none")
+    for choice in choices:
+        if any("\ud800" <= char <= "\udfff" for char in choice):
+            raise GrammarError(f"the choice {choice!r:.80} has a surrogate, which is not text")
+    rules = GrammarRules()
+    rules.add("root", " | ".join(literal(choice) for choice in dict.fromkeys(choices)))
+    return rules.text()

@@ -85,7 +85,7 @@ class Grammar:
         Raises:
             GrammarError: there are no choices, or too many.
         """
-        from .schema.choices import choices_to_gbnf
+        from .gbnf_writer import choices_to_gbnf
 
         return cls(choices_to_gbnf(choices))
 

@@ -692,19 +692,14 @@ class Table:
                 contexts.add(context)
                 todo += (pairs[at[context] : at[context + 1]] & _LOW).tolist()
         number = {0: 0}
+
+        def renumbered(configs: list[int]) -> list[int]:
+            return [(config >> 32 << 32) | number[config & _LOW] for config in configs]
+
         for context in sorted(contexts - {0}):  # contexts come after those in their pairs
-            number[context] = self._intern(
-                INTERN_CONTEXT,
-                [
-                    (pair >> 32 << 32) | number[pair & _LOW]
-                    for pair in pairs[at[context] : at[context + 1]].tolist()
-                ],
-            )
-        if not kernel:
-            return DEAD
-        return self._intern(
-            INTERN_STATE, [(config >> 32 << 32) | number[config & _LOW] for config in kernel]
-        )
+            inner = renumbered(pairs[at[context] : at[context + 1]].tolist())
+            number[context] = self._intern(INTERN_CONTEXT, inner)
+        return self._intern(INTERN_STATE, renumbered(kernel)) if kernel else DEAD
 
     def run(self, operation: int, a: int, b: int = 0, c: int = 0, d: int = 0) -> int:
         """Run an operation of the compiled code, with as much memory as it needs.
@@ -717,17 +712,16 @@ class Table:
             result: int = _run(self._address, operation, a, b, c, d)
             if result >= 0:
                 return result
+            if result == FULL:
+                self._grow()
+                continue
+            most = f"{MAX_WORK} steps for one token"
             if result == AMBIGUOUS:
-                raise GrammarError(
-                    f"the grammar is too ambiguous: more than {MAX_CONFIGS} ways to read a text; "
-                    "remove alternatives and repetitions that match the same text"
-                )
-            if result == TOO_LONG:
-                raise GrammarError(
-                    f"the grammar is too ambiguous: more than {MAX_WORK} steps for one token; "
-                    "remove alternatives and repetitions that match the same text"
-                )
-            self._grow()
+                most = f"{MAX_CONFIGS} ways to read a text"
+            raise GrammarError(
+                f"the grammar is too ambiguous: more than {most}; "
+                "remove alternatives and repetitions that match the same text"
+            )
 
     def _intern(self, operation: int, values: list[int]) -> int:
         if len(values) > MAX_CONFIGS and operation == INTERN_STATE:
@@ -834,15 +828,12 @@ PLAIN_ASCII = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 
 def _plain_plan(class_of: NDArray[np.uint8]) -> NDArray[np.int32]:
     """The classes of the bytes of plain characters, for `_after_plain`."""
-    plan: list[int] = []
-    ascii_bytes: list[NDArray[Any]] = [np.frombuffer(PLAIN_ASCII, np.uint8)]
-    longer: list[list[NDArray[Any]]] = [
-        [np.arange(low, high + 1) for low, high in ranges] for ranges in _LONGER
-    ]
-    kinds: list[list[NDArray[Any]]] = [ascii_bytes, *longer]
+    longer = [[[*range(low, high + 1)] for low, high in ranges] for ranges in _LONGER]
+    kinds = [[[*PLAIN_ASCII]], *longer]
+    plan = [len(kinds)]
     for kind in kinds:
         plan.append(len(kind))
         for values in kind:
             classes = np.unique(class_of[values]).tolist()
             plan += [len(classes), *classes]
-    return np.array([1 + len(longer), *plan], np.int32)
+    return np.array(plan, np.int32)

@@ -117,17 +117,13 @@ class Masks:
         address, length = self.vocabulary.span(token)
         with self._lock:
             after = self._advance(state, address, length) if length else None
-            if self._symbols and state.table.names_tokens(state.number):
-                after = self._after_named(state, token, after)
-        return after
+            return self._after_named(state, token, after)
 
     def step_text(self, state: State, token: int, text: bytes) -> State | None:
         """As `step`, with another text instead of the token's own, or only the end of it."""
         after = self.advance(state, text) if text else None
         with self._lock:
-            if self._symbols and state.table.names_tokens(state.number):
-                after = self._after_named(state, token, after)
-        return after
+            return self._after_named(state, token, after)
 
     def allowed(self, state: State) -> Bits:
         """uint32[n_words]: a bit for each token that may follow; read-only.
@@ -180,6 +176,8 @@ class Masks:
 
     def _after_named(self, state: State, token: int, after: State | None) -> State | None:
         """The state after a token, as text (``after``) and as a token that the grammar names."""
+        if not (self._symbols and state.table.names_tokens(state.number)):
+            return after
         with_text = bool(self._with_text[token >> 5] >> (token & 31) & 1)
         symbols = [
             symbol

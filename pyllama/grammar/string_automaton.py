@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyllama.errors import GrammarError
 from pyllama.grammar import code_points as cp
@@ -45,18 +45,21 @@ Labels = tuple[bool, ...]
 
 
 class Condition(Protocol):
-    """A condition on texts that is checked one character at a time; a state of None has failed."""
+    """A condition on texts that is checked one character at a time.
+
+    States are hashable; one of None has failed.
+    """
 
     def sets(self) -> Iterator[cp.Ranges]:
         """Yield the sets of characters that it tells apart."""
 
-    def start(self) -> Hashable | None:
+    def start(self) -> Any:
         """Return its state before the first character."""
 
-    def step(self, state: Hashable, code: int) -> Hashable | None:
+    def step(self, state: Any, code: int) -> Any:
         """Return its state after one more character."""
 
-    def accepts(self, state: Hashable) -> bool:
+    def accepts(self, state: Any) -> bool:
         """Return whether a text may end here."""
 
 
@@ -69,18 +72,16 @@ class Length:
     def sets(self) -> Iterator[cp.Ranges]:
         yield from ()
 
-    def start(self) -> Hashable | None:
+    def start(self) -> Any:
         return 0
 
-    def step(self, state: Hashable, code: int) -> Hashable | None:
-        assert isinstance(state, int)
+    def step(self, state: Any, code: int) -> Any:
         if self.high is not None:
             return state + 1 if state < self.high else None
         return min(state + 1, self.low)
 
-    def accepts(self, state: Hashable) -> bool:
-        assert isinstance(state, int)
-        return state >= self.low
+    def accepts(self, state: Any) -> bool:
+        return bool(state >= self.low)
 
 
 class Words:
@@ -102,15 +103,14 @@ class Words:
         for char in sorted(set("".join(self.words))):
             yield ((ord(char), ord(char)),)
 
-    def start(self) -> Hashable | None:
+    def start(self) -> Any:
         return ""
 
-    def step(self, state: Hashable, code: int) -> Hashable | None:
-        assert isinstance(state, str)
+    def step(self, state: Any, code: int) -> Any:
         text = state + chr(code)
         return text if text in self.prefixes else None
 
-    def accepts(self, state: Hashable) -> bool:
+    def accepts(self, state: Any) -> bool:
         return state in self.words
 
 
@@ -128,11 +128,10 @@ class Multiple:
             yield ((code, code),)
 
     # A state is (number of digits after the point, or -1 before it; the remainder).
-    def start(self) -> Hashable | None:
+    def start(self) -> Any:
         return -1, 0
 
-    def step(self, state: Hashable, code: int) -> Hashable | None:
-        assert isinstance(state, tuple)
+    def step(self, state: Any, code: int) -> Any:
         n, rest = state
         if code == ord("."):
             return 0, rest
@@ -142,8 +141,7 @@ class Multiple:
             return None
         return n + (n >= 0), (10 * rest + code - 0x30) % self.divisor
 
-    def accepts(self, state: Hashable) -> bool:
-        assert isinstance(state, tuple)
+    def accepts(self, state: Any) -> bool:
         n, rest = state
         return bool(rest * 10 ** (self.n_decimals - max(n, 0)) % self.divisor == 0)
 
@@ -266,7 +264,7 @@ class Expression:
     # if a \b may ask, whether a text may end here). Anchors are jumps: the start's is open before
     # the first character only, after the end's no character can follow, and a \b is open or not
     # when the next character is known.
-    def start(self) -> Hashable | None:
+    def start(self) -> Any:
         return self._begin(_NOTHING)
 
     def _begin(self, before: int) -> Hashable:
@@ -348,8 +346,7 @@ class Expression:
                 return None
         return frozenset(left)
 
-    def step(self, state: Hashable, code: int) -> Hashable | None:
-        assert isinstance(state, tuple)
+    def step(self, state: Any, code: int) -> Any:
         groups, before, _ = state
         kind = _OTHER
         if self.has_boundary:
@@ -375,8 +372,7 @@ class Expression:
             raise GrammarError("a regular expression needs too large an automaton")
         return self._state(found, kind) if found else None
 
-    def accepts(self, state: Hashable) -> bool:
-        assert isinstance(state, tuple)
+    def accepts(self, state: Any) -> bool:
         return bool(state[2])
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import GrammarError
 from . import code_points as cp
@@ -21,8 +20,8 @@ from .string_automaton import Expression
 
 MAX_STEPS = 10_000  # of an automaton that are kept
 
-State = Hashable | None
-"""What a `Finder` knows of a text."""
+State = Any
+"""What a `Finder` knows of a text; hashable."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllama.errors import GrammarError, SchemaError
 from pyllama.grammar.gbnf_writer import GrammarRules, class_items, literal, sanitize
@@ -132,23 +132,15 @@ def schema_to_gbnf(schema: Mapping[str, Any] | bool | str) -> str:
     return _convert(Document(read_schema(schema)))
 
 
-class RelaxedGrammar(NamedTuple):
-    """A grammar of the documents that match a schema, and of others.
-
-    Attributes:
-        text: the grammar.
-        left_out: JSON pointers of keywords and schemas that it does not hold -> the reason.
-    """
-
-    text: str
-    left_out: Mapping[str, str]
-
-
-def relaxed_gbnf(schema: Mapping[str, Any] | bool | str) -> RelaxedGrammar:
+def relaxed_gbnf(schema: Mapping[str, Any] | bool | str) -> tuple[str, Mapping[str, str]]:
     """Return a grammar of a schema that leaves out what a grammar cannot hold.
 
     Args:
         schema: as for `schema_to_gbnf`.
+
+    Returns:
+        The grammar of the documents that match and of others, and JSON pointers of keywords and
+        schemas that it does not hold -> the reason.
 
     Raises:
         SchemaError: the schema is invalid, or matches nothing.
@@ -157,10 +149,10 @@ def relaxed_gbnf(schema: Mapping[str, Any] | bool | str) -> RelaxedGrammar:
     types = read.get("type", "object") if isinstance(read, dict) else "object"
     document = Document(read, is_relaxed=True)
     try:
-        return RelaxedGrammar(_convert(document), document.left_out)
+        return _convert(document), document.left_out
     except Refused as error:  # too much as a whole
         document.note(error)
-        return RelaxedGrammar(schema_to_gbnf({"type": types}), document.left_out)
+        return schema_to_gbnf({"type": types}), document.left_out
 
 
 def _convert(document: Document) -> str:
@@ -473,10 +465,8 @@ class _Converter:
 
     def number(self, shape: Shape, kind: str, rule_name: str) -> tuple[str, bool]:
         low, high = shape.low, shape.high
-        if low and abs(low[0]) > MAX_INTEGER:
-            low = None if low[0] < 0 else low
-        if high and abs(high[0]) > MAX_INTEGER:
-            high = None if high[0] > 0 else high
+        low = None if low and low[0] < -MAX_INTEGER else low
+        high = None if high and high[0] > MAX_INTEGER else high
         if any(bound and abs(bound[0]) > MAX_INTEGER for bound in (low, high)):
             shape.at.refuse(f"a bound is beyond {MAX_INTEGER:.0e}; use a smaller one")
         step = shape.step()

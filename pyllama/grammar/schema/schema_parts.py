@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -70,6 +71,7 @@ MAX_EXCLUSIVE = 64  # alternatives of oneOf that are kept apart
 MAX_DEPENDENT = 5  # names with dependencies in an object; each doubles its alternatives
 _PLAIN = frozenset(("type", "enum", "const", *(k for group in KEYWORDS.values() for k in group)))
 
+_INDEX = re.compile("[0-9]{1,7}")
 _TOO_MANY = f"anyOf, oneOf and allOf make more than {MAX_SHAPES} alternatives; simplify them"
 
 Schema = bool | dict[str, Any]
@@ -203,7 +205,7 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Schema:
             raise SchemaError(f"JSON schema: not a JSON text: {error}") from None
     else:
         value = schema
-    copied = _Copier().copy(value, "", MAX_DEPTH)
+    copied = _copied(value, "", MAX_DEPTH, count(1))
     if not isinstance(copied, bool | dict):
         raise SchemaError(f"JSON schema: must be an object or a boolean, got {_shown(schema)}")
     return copied
@@ -218,35 +220,34 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _Copier:
-    """Copies JSON values within limits."""
+def _copied(value: Any, pointer: str, levels: int, counter: Iterator[int]) -> Any:
+    """A JSON value copied within limits.
 
-    def __init__(self) -> None:
-        self.n_values = 0
-
-    def copy(self, value: Any, pointer: str, levels: int) -> Any:
-        self.n_values += 1
-        if self.n_values > MAX_VALUES:
-            raise SchemaError(f"JSON schema: more than {MAX_VALUES} values")
-        if levels < 0:
-            raise SchemaError(f"JSON schema: nested in more than {MAX_DEPTH} levels")
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise SchemaError(f"JSON schema, at {_place(pointer)}: a number has too many digits")
-        if value is None or isinstance(value, bool | int | str):
+    Args:
+        counter: counts the values.
+    """
+    if next(counter) > MAX_VALUES:
+        raise SchemaError(f"JSON schema: more than {MAX_VALUES} values")
+    if levels < 0:
+        raise SchemaError(f"JSON schema: nested in more than {MAX_DEPTH} levels")
+    problem = ""
+    if value is None or isinstance(value, bool | int | str):
+        if not isinstance(value, int) or value.bit_length() <= MAX_BITS:
             return value
-        if isinstance(value, float):
-            if not math.isfinite(value):
-                raise SchemaError(
-                    f"JSON schema, at {_place(pointer)}: {value} is not a JSON number"
-                )
+        problem = "a number has too many digits"
+    elif isinstance(value, float):
+        if math.isfinite(value):
             return value
-        if isinstance(value, Mapping):
-            if not all(isinstance(key, str) for key in value):
-                raise SchemaError(f"JSON schema, at {_place(pointer)}: a name is not a string")
-            return {k: self.copy(v, f"{pointer}/{k}", levels - 1) for k, v in value.items()}
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-            return [self.copy(v, f"{pointer}/{i}", levels - 1) for i, v in enumerate(value)]
-        raise SchemaError(f"JSON schema, at {_place(pointer)}: {_shown(value)} is not a JSON value")
+        problem = f"{value} is not a JSON number"
+    elif isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            items = value.items()
+            return {k: _copied(v, f"{pointer}/{k}", levels - 1, counter) for k, v in items}
+        problem = "a name is not a string"
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_copied(v, f"{pointer}/{i}", levels - 1, counter) for i, v in enumerate(value)]
+    problem = problem or f"{_shown(value)} is not a JSON value"
+    raise SchemaError(f"JSON schema, at {_place(pointer)}: {problem}")
 
 
 def check_keywords(located: Located) -> None:
@@ -783,13 +784,7 @@ class Document:
             key = token.replace("~1", "/").replace("~0", "~")
             if isinstance(value, dict) and key in value:
                 value = value[key]
-            elif (
-                isinstance(value, list)
-                and key.isascii()
-                and key.isdigit()
-                and len(key) < 8
-                and int(key) < len(value)
-            ):
+            elif isinstance(value, list) and _INDEX.fullmatch(key) and int(key) < len(value):
                 value = value[int(key)]
             else:
                 source.fail(f"{ref!r:.80} does not exist: there is no {key!r:.60}", "$ref")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.errors import GrammarError
+from pyllama.grammar.gbnf_writer import choices_to_gbnf
 from pyllama.grammar.regex import regex_to_gbnf
 from pyllama.grammar.regex_syntax import parse_regex
-from pyllama.grammar.schema.choices import choices_to_gbnf
 from pyllama.grammar.schema.json_schema import schema_to_gbnf
 from pyllama.grammar.string_automaton import Expression, StringAutomaton
 
