@@ -54,12 +54,8 @@ class ConvertedTensor:
     dtypes: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Sources of the GGUF tensor ``name``: expert (or ``_NO_EXPERT``) -> (name, tensor)."""
-
-    name: str
-    members: dict[int, tuple[str, StoredTensor]]
+# Sources of a GGUF tensor: expert (or ``_NO_EXPERT``) -> (name, tensor)
+_Members = dict[int, tuple[str, StoredTensor]]
 
 
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
@@ -105,7 +101,7 @@ def plan_tensors(
         del sources["output.weight"]
     change = _Change(folder, config, arch)
     planned: dict[str, ConvertedTensor] = {}
-    results = [one for source in sources.values() for one in change.plan(source)]
+    results = [one for source in sources.items() for one in change.plan(*source)]
     with config_errors(folder, arch):
         extra = arch.CONVERT.extra(config)
     results += [
@@ -148,11 +144,11 @@ def check_missing(
 
 def _sources(
     folder: Path, checkpoint: Mapping[str, StoredTensor], arch: Arch
-) -> dict[str, _Source]:
+) -> dict[str, _Members]:
     """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
     patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
-    sources: dict[str, _Source] = {}
+    sources: dict[str, _Members] = {}
     others: list[str] = []
     ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)
     for theirs, stored in checkpoint.items():
@@ -169,7 +165,7 @@ def _sources(
                 f"{convert.models[0]}: this variant is not supported"
             )
         name, number = found
-        members = sources.setdefault(name, _Source(name, {})).members
+        members = sources.setdefault(name, {})
         if number in members:
             raise ModelError(
                 f"{folder}: {shown(members[number][0])} and {shown(theirs)} both become {name!r}"
@@ -208,13 +204,11 @@ def _pattern(name: str) -> str:
     return _LAYER.sub("blk.{i}.", name, count=1)
 
 
-def _is_tied(sources: Mapping[str, _Source], config: Config) -> bool:
+def _is_tied(sources: Mapping[str, _Members], config: Config) -> bool:
     """Return whether the checkpoint's output matrix is a copy of the embedding."""
     if "output.weight" not in sources or "token_embd.weight" not in sources:
         return False
-    output, embd = (
-        sources[name].members[_NO_EXPERT][1] for name in ("output.weight", "token_embd.weight")
-    )
+    output, embd = (sources[name][_NO_EXPERT][1] for name in ("output.weight", "token_embd.weight"))
     same = (output.path, output.offset) == (embd.path, embd.offset)
     return config.get("tie_word_embeddings") is True or same
 
@@ -226,14 +220,14 @@ class _Change:
         self.folder, self.config, self.change = folder, config, arch.CONVERT.change
         self.tried: dict[tuple[str, tuple[int, ...]], dict[str, tuple[int, ...]]] = {}
 
-    def plan(self, source: _Source) -> list[ConvertedTensor]:
-        """Return the GGUF tensors made from ``source``. Raises: ModelError."""
-        members = [source.members[number] for number in sorted(source.members)]
-        alone = _NO_EXPERT in source.members
-        if sorted(source.members) != ([_NO_EXPERT] if alone else list(range(len(members)))):
-            lost = min(set(range(len(members))) - set(source.members), default=0)
+    def plan(self, source: str, numbered: _Members) -> list[ConvertedTensor]:
+        """Return the GGUF tensors made from those of the name ``source``. Raises: ModelError."""
+        members = [numbered[number] for number in sorted(numbered)]
+        alone = _NO_EXPERT in numbered
+        if sorted(numbered) != ([_NO_EXPERT] if alone else list(range(len(members)))):
+            lost = min(set(range(len(members))) - set(numbered), default=0)
             raise ModelError(
-                f"{self.folder}: {source.name!r} is stacked from {len(members)} experts, but "
+                f"{self.folder}: {source!r} is stacked from {len(members)} experts, but "
                 f"expert {lost} is missing (found {shown(members[0][0])})"
             )
         first_name, first = members[0]
@@ -243,14 +237,12 @@ class _Change:
                     f"{self.folder}: {shown(name)} has the shape {list(stored.shape)}, but "
                     f"{shown(first_name)} {list(first.shape)}"
                 )
-        shapes = self._try(first_name, source.name, first.shape)
+        shapes = self._try(first_name, source, first.shape)
         return [
             ConvertedTensor(
                 name,
                 shape if alone else (len(members), *shape),
-                tuple(
-                    partial(self._values, source.name, stored, name, shape) for _, stored in members
-                ),
+                tuple(partial(self._values, source, stored, name, shape) for _, stored in members),
                 frozenset(stored.dtype for _, stored in members),
             )
             for name, shape in shapes.items()

@@ -201,16 +201,13 @@ class ConstrainedChain(Chain):
         return reasoning is None or not self._matcher.is_lazy or reasoning.state in ("idle", "done")
 
     def mark(self) -> Mark:
-        """See `Chain.mark`."""
         return *super().mark(), self._matcher.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """See `Chain.rollback`."""
         super().rollback(mark)
         self._matcher.rollback(mark[2])
 
     def reset(self) -> None:
-        """See `Chain.reset`."""
         super().reset()
         self._matcher.reset()
 
