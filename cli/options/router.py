@@ -37,7 +37,7 @@ from .presets import (
 if TYPE_CHECKING:
     from pyllama.server.router.catalog import CatalogEntry
     from pyllama.server.router.pool import Spawn
-    from pyllama.server.router.process import Child, Report
+    from pyllama.server.router.process import ChildProcess, Report
 
 _CODE = "from pyllama_cli.commands.serve import command; command()"
 _CHILD = (
@@ -141,7 +141,7 @@ def spawner(ctx: click.Context) -> Spawn:
     reserved = set(reserved_variables(ctx.command))
     environment = {name: text for name, text in os.environ.items() if name not in reserved}
 
-    def spawn(entry: CatalogEntry, report: Report) -> Awaitable[Child]:
+    def spawn(entry: CatalogEntry, report: Report) -> Awaitable[ChildProcess]:
         command = (sys.executable, "-P", "-c", _CODE, *entry.args, *_CHILD)
         return start(command, entry.name, environment, report)
 

@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -270,15 +271,10 @@ def configure(app: ASGIApp, listening: Listening) -> uvicorn.Config:
 
 def open_sockets(listening: Listening) -> list[socket.socket]:
     """A listening socket for each address. Raises: OSError."""
-    found: list[socket.socket] = []
-    try:
-        for host in listening.hosts:
-            found.append(_open(host, listening))
-    except BaseException:
-        for one in found:
-            one.close()
-        raise
-    return found
+    with ExitStack() as stack:
+        found = [stack.enter_context(_open(host, listening)) for host in listening.hosts]
+        stack.pop_all()
+        return found
 
 
 def _open(host: str, listening: Listening) -> socket.socket:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +27,7 @@ from ..request.limits import check_sizes
 from ..request.options import ServerOptions
 from ..worker.choice import Choice, Piece
 from ..worker.kept_streams import KeptStreams, conversation_of, streams_of
-from ..worker.preparing import CLIENT, disconnected
+from ..worker.preparing import CLIENT, disconnected, while_connected
 from ..worker.stream import Pieces, Stream
 from ..worker.threads import Workers
 from .logs import BODY, TEXTS
@@ -105,30 +105,28 @@ def _parts(value: Any) -> Iterator[str]:
     iterator is a list whose elements are made one after the other: thousands of objects that live
     at the same time make Python's garbage collections long, which stop all threads.
     """
+    inner: Iterable[tuple[str, Iterable[str]]]
     if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
-        sign = "{"
-        for key, item in value.items():
-            yield sign + _encode({key: 0})[1:-2]  # "key":
-            yield from _parts(item)
-            sign = ","
-        yield "}"
+        begin, end = "{", "}"
+        inner = ((_encode({key: 0})[1:-2], _parts(item)) for key, item in value.items())  # "key":
     elif isinstance(value, Iterator) or (
         isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
     ):
-        sign = "["
-        for item in value:
-            yield sign
-            yield from _parts(item)
-            sign = ","
-        yield "]" if sign == "," else "[]"
+        begin, end = "[", "]"
+        inner = (("", _parts(item)) for item in value)
     elif isinstance(value, (list, tuple)) and len(value) > _PART:
-        sign = "["
-        for i in range(0, len(value), _PART):
-            yield sign + _encode(value[i : i + _PART])[1:-1]
-            sign = ","
-        yield "]"
+        begin, end = "[", "]"
+        numbers = (value[i : i + _PART] for i in range(0, len(value), _PART))
+        inner = ((_encode(part)[1:-1], ()) for part in numbers)
     else:
         yield _encode(value)
+        return
+    sign = begin
+    for text, parts in inner:
+        yield sign + text
+        yield from parts
+        sign = ","
+    yield end if sign == "," else begin + end
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -202,27 +200,21 @@ async def respond(request: Request, stream: Stream, writer: ResponseWriter) -> R
 
     Raises:
         ApiError: a text failed before anything was sent.
+        ClientDisconnect: the client has gone by then.
     """
     request.scope[TEXTS] = stream.texts
     if not stream.options.stream:
-        gone = await finished(request, stream)
-        if gone is not None:
-            return gone
+        await finished(request, stream)
         return await long_response(lambda: writer.whole(stream.texts))
     parts, id = _Body(request, stream, writer), conversation_of(request)
     if id:
         return await _respond_kept(streams_of(request), id, parts)
-    watch = asyncio.ensure_future(disconnected(request))
-    watch.add_done_callback(lambda _: stream.close())
     try:
-        await parts.begin()
-        response = _StreamResponse(parts, watch)
-        watch = None  # type: ignore[assignment]
-        return response
-    finally:
-        if watch is not None:
-            watch.cancel()
-            stream.close()
+        await while_connected(request, asyncio.ensure_future(parts.begin()))
+    except BaseException:
+        stream.close()
+        raise
+    return _StreamResponse(parts)
 
 
 async def _respond_kept(streams: KeptStreams, id: str, parts: _Body) -> Response:
@@ -242,20 +234,19 @@ async def _respond_kept(streams: KeptStreams, id: str, parts: _Body) -> Response
     return StreamingResponse(kept.read(0), media_type=kept.media_type, headers=headers)
 
 
-async def finished(request: Request, stream: Stream) -> Response | None:
-    """Wait for all texts of a stream; a response that nobody reads if the client goes away.
+async def finished(request: Request, stream: Stream) -> None:
+    """Wait for all texts of a stream.
 
     Raises:
         ApiError: a text failed.
+        ClientDisconnect: the client has gone.
     """
     request.scope[TEXTS] = stream.texts
-    watch = asyncio.ensure_future(disconnected(request))
-    watch.add_done_callback(lambda _: stream.close())
     try:
-        await stream.wait()
-        return Response(status_code=499) if stream.is_closed else None
+        await while_connected(request, asyncio.ensure_future(stream.wait()))
+        if stream.is_closed:
+            raise ClientDisconnect
     finally:
-        watch.cancel()
         stream.close()
 
 
@@ -319,13 +310,15 @@ class _Body:
 class _StreamResponse(Response):
     """Sends the texts of a stream as they arrive, and closes it at the end."""
 
-    def __init__(self, parts: _Body, watch: asyncio.Future[None]) -> None:
+    def __init__(self, parts: _Body) -> None:
         media_type = parts.writer.media_type
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
-        self._parts, self._watch = parts, watch
+        self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.ensure_future(disconnected(Request(scope, receive)))
+        watch.add_done_callback(lambda _: self._parts.stream.close())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             more = True
@@ -335,5 +328,5 @@ class _StreamResponse(Response):
             if more and self._parts.is_whole:  # the last part was empty
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._watch.cancel()
+            watch.cancel()
             self._parts.stream.close()

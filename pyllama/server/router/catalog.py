@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -92,7 +92,7 @@ def find_models(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in _visible_entries(folder):
         if path.is_dir():
-            inside = list(_models(path))
+            inside = [*filter(_is_model, _visible_entries(path))]
             first = [one for one in inside if _FIRST_PART.search(one.name)]
             chosen = (first or inside)[:1]
             if len(first or inside) > 1:
@@ -127,10 +127,6 @@ def _family(file: Path, identity: tuple[int, ...]) -> str:
             return opened.get_str("general.architecture", "")[:_MAX_FAMILY]
     except (GGUFError, OSError):
         return ""
-
-
-def _models(folder: Path) -> Iterator[Path]:
-    return (path for path in _visible_entries(folder) if _is_model(path))
 
 
 def _visible_entries(folder: Path) -> list[Path]:

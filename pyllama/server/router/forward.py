@@ -27,9 +27,10 @@ from starlette.types import Message, Receive, Scope, Send
 from ..http.logs import REQUEST_ID
 from ..http.sse import error_response, stream_error
 from ..request.errors import ApiError
+from ..worker.preparing import disconnected
 from .conversations import RoutedConversation
 from .pool import Instance, Pool
-from .process import Child
+from .process import ChildProcess
 
 _KEEP_ALIVE_S = 15  # less than `Listening.keep_alive_s` of the process: no request meets its end
 _CONNECT_S = 10
@@ -106,9 +107,9 @@ class Forwarder:
         if self._opened is not None:
             await self._opened.close()
 
-    async def send(self, forwarded: _Forwarded, scope: Scope, send: Send) -> ApiError | None:
+    async def send(self, forwarded: _Forwarded, scope: Scope, send: _Sender) -> ApiError | None:
         """Send a response, or return the error that there is instead of one."""
-        instance, started = forwarded.instance, _Started()
+        instance = forwarded.instance
         is_post = forwarded.data is not None
         for is_last in (False, True):
             try:
@@ -117,7 +118,7 @@ class Forwarder:
                 ) as child:
                     try:
                         async with self._ask(forwarded, scope, child) as response:
-                            await self._pass_on(response, started, scope, send)
+                            await self._pass_on(response, scope, send)
                         return None
                     except (aiohttp.ClientError, OSError):
                         await self._pool.lost(instance, child)
@@ -129,9 +130,9 @@ class Forwarder:
                     return _gone(instance)
             except (aiohttp.ClientError, OSError):
                 break
-        if started.media_type is None:
+        if send.media_type is None:
             return _gone(instance)
-        tail = stream_error(_gone(instance), scope["path"], started.media_type)
+        tail = stream_error(_gone(instance), scope["path"], send.media_type)
         if tail:  # else the client sees that the response is cut
             await send({"type": "http.response.body", "body": tail})
         return None
@@ -148,22 +149,20 @@ class Forwarder:
             )
         return self._opened
 
-    async def _pass_on(
-        self, response: aiohttp.ClientResponse, started: _Started, scope: Scope, send: Send
-    ) -> None:
+    async def _pass_on(self, response: aiohttp.ClientResponse, scope: Scope, send: _Sender) -> None:
         headers = _kept(response.raw_headers, _THEIRS)
         headers = [pair for pair in headers if not pair[0].startswith(b"access-control-")]
         if REQUEST_ID in scope:  # `RequestLog` adds it
             headers = [pair for pair in headers if pair[0] != b"x-request-id"]
         start = {"type": "http.response.start", "status": response.status, "headers": headers}
         await send(start)
-        started.media_type = response.headers.get("Content-Type", "")
+        send.media_type = response.headers.get("Content-Type", "")
         async for chunk in response.content.iter_any():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     def _ask(
-        self, forwarded: _Forwarded, scope: Scope, child: Child
+        self, forwarded: _Forwarded, scope: Scope, child: ChildProcess
     ) -> aiohttp.client._RequestContextManager:
         """The request to the process, with its key in place of the client's."""
         target = target_of(scope, self._prefix, child.port)
@@ -189,18 +188,18 @@ def _gone(instance: Instance) -> ApiError:
     return ApiError(500, f"proxy error: model name={instance.name} ended before its response did")
 
 
-class _Started:
-    """How far a response got: its media type once its headers have been sent."""
-
-    media_type: str | None = None
-
-
 class _ClientGone(Exception):
     """The client of a detached request does not get its response."""
 
 
 class _Sender:
-    """Sends messages to the client, as long as there is one."""
+    """Sends messages to the client, as long as there is one.
+
+    Attributes:
+        media_type: of the response, once its headers have been sent.
+    """
+
+    media_type: str | None = None
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -235,7 +234,7 @@ class _Forwarded(Response):
         sender = _Sender(send)
         work = asyncio.ensure_future(self.forwarder.send(self, scope, sender))
         work.add_done_callback(_retrieve)
-        watch = asyncio.ensure_future(_disconnected(receive))
+        watch = asyncio.ensure_future(disconnected(Request(scope, receive)))
         if self._conversation is not None:
             self._conversation.work = work
         try:
@@ -260,12 +259,6 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
     """Look at the exception of a request, which nobody else does if it is detached."""
     if not work.cancelled():
         work.exception()
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:

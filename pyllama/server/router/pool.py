@@ -25,7 +25,7 @@ from pyggml.visible import visible
 from ..request.errors import ApiError
 from ..request.paths import without_folders
 from .catalog import CatalogEntry, checked
-from .process import Child, Report
+from .process import ChildProcess, Report
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
 _CHILD_S = 0.25  # that a process needs to end its responses by an error
@@ -33,7 +33,7 @@ _EXIT_S = 5.0  # between the order to exit and SIGKILL
 _LOST_S = 2.0  # after a broken connection, within which the process has ended or runs on
 _MAX_EVENTS = 1000  # that a subscriber may leave unread
 Events = asyncio.Queue[dict[str, Any] | None]
-Spawn = Callable[[CatalogEntry, Report], Awaitable[Child]]
+Spawn = Callable[[CatalogEntry, Report], Awaitable[ChildProcess]]
 _log = logging.getLogger("pyllama.server")
 
 
@@ -56,7 +56,7 @@ class Instance:
     def __init__(self, entry: CatalogEntry) -> None:
         self.entry = entry
         self.status = UNLOADED
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self.info: dict[str, Any] = {}
         self.exit_code, self.reason, self.n_failed = 0, "", 0
         self.is_stopping, self.is_listed = False, True
@@ -96,7 +96,7 @@ class Pool:
         self._instances = {name: Instance(entry) for name, entry in checked(entries).items()}
         self._spawn, self._max_models = spawn, max_models
         self._queue: list[Instance] = []  # those that wait for a place
-        self._change: asyncio.Future[None] | None = None
+        self._change = asyncio.Event()  # of the next change
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscribers: set[Events] = set()
         self._is_closing = False
@@ -127,7 +127,7 @@ class Pool:
     @contextlib.asynccontextmanager
     async def use(
         self, instance: Instance, *, autoload: bool, touch: bool = True
-    ) -> AsyncIterator[Child]:
+    ) -> AsyncIterator[ChildProcess]:
         """The process of a model for a request, loaded if necessary; it stays until the end.
 
         Args:
@@ -156,7 +156,7 @@ class Pool:
             instance.n_users -= 1
             self._changed()
 
-    async def lost(self, instance: Instance, child: Child) -> None:
+    async def lost(self, instance: Instance, child: ChildProcess) -> None:
         """A connection to a process broke: wait until the pool knows its end, if it has ended."""
         if instance.child is child and instance.ended is not None:
             await asyncio.wait([instance.ended], timeout=_LOST_S)
@@ -284,16 +284,13 @@ class Pool:
                 self._queue.remove(instance)
 
     async def _next_change(self) -> None:
-        if self._change is None:
-            self._change = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._change)
+        await self._change.wait()
 
     def _changed(self) -> None:
         """Something changed: fill free places, and let all that wait look again."""
         self._fill()
-        change, self._change = self._change, None
-        if change is not None and not change.done():
-            change.set_result(None)
+        self._change.set()
+        self._change = asyncio.Event()
 
     def _fill(self) -> None:
         """Load models that wait while there are places, and give up idle ones for the others."""

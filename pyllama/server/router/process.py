@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from pyggml.visible import visible
 
@@ -32,7 +32,7 @@ _MAX_REASON = 500  # characters of the last line
 _DRAIN_S = 0.5
 
 
-class Child(Protocol):
+class ChildProcess:
     """A server of one model that runs beside the router.
 
     Attributes:
@@ -40,26 +40,6 @@ class Child(Protocol):
         key: that its requests must have.
         last_line: the last line that it wrote on stderr.
     """
-
-    port: int
-    key: str
-    last_line: str
-
-    def ask_exit(self) -> None:
-        """Let it drain and end."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-    async def wait(self) -> int:
-        """Its exit code, when it has ended."""
-        ...
-
-
-class ChildProcess:
-    """A `Child` in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str, report: Report) -> None:
         self.port, self.key, self.last_line = 0, secrets.token_urlsafe(32), ""

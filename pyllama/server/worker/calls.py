@@ -9,7 +9,6 @@ calls.end(error)                               # the others, and all later ones
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -56,13 +55,14 @@ class EngineCalls:
 
     Attributes:
         error: why no call runs any more; None while they do.
+        has_new: whether calls have arrived since the last `run`.
     """
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.has_new = False
         self._lock = threading.Lock()
-        self._new: deque[EngineCall] = deque()
-        self._waiting: deque[EngineCall] = deque()  # of the thread that steps
+        self._calls: list[EngineCall] = []
 
     def add(self, work: Callable[[Engine], T], may_run: Callable[[Engine], bool]) -> Future[T]:
         """Run work when ``may_run`` returns true; cancelling the result removes it before.
@@ -73,28 +73,26 @@ class EngineCalls:
         with self._lock:
             if self.error is not None:
                 raise self.error
-            self._new.append(EngineCall(work, may_run, done))
+            self._calls.append(EngineCall(work, may_run, done))
+            self.has_new = True
         return done
-
-    @property
-    def has_new(self) -> bool:
-        """Whether calls have arrived since the last `run`."""
-        return bool(self._new)
 
     def run(self, engine: Engine) -> None:
         """Run the calls that may run now; in the thread that steps."""
-        while self._new:
-            self._waiting.append(self._new.popleft())
-        for _ in range(len(self._waiting)):
-            if not self._waiting[0].run(engine):
-                self._waiting.append(self._waiting[0])
-            self._waiting.popleft()
+        if self._calls:
+            calls = self._take()
+            late = [call for call in calls if not call.run(engine)]
+            with self._lock:
+                self._calls[:0] = late
 
     def end(self, error: Exception) -> None:
         """End all calls with an error; in the thread that steps."""
         with self._lock:
             self.error = error
-            self._waiting.extend(self._new)
-            self._new.clear()
-        for call in self._waiting:
+        for call in self._take():
             call.fail(error)
+
+    def _take(self) -> list[EngineCall]:
+        with self._lock:
+            calls, self._calls, self.has_new = self._calls, [], False
+        return calls

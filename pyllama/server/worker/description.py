@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import TemplateError
+from ..request.request_options import default_options
 from .served import FINGERPRINT, ServedModel
 
 _VOCAB_TYPES = {  # numbers of ``llama_vocab_type`` by ``tokenizer.ggml.model``
@@ -40,7 +41,10 @@ def _props(served: ServedModel) -> dict[str, Any]:
     found: dict[str, Any] = {
         "default_generation_settings": {
             # llama-server's have no reasoning format before a request is read
-            "params": {**served.defaults.settings(whole=False), "reasoning_format": "none"},
+            "params": {
+                **default_options(options).settings(whole=False),
+                "reasoning_format": "none",
+            },
             "n_ctx": served.n_ctx,
         },
         "total_slots": len(served.runner.slots),

@@ -30,7 +30,7 @@ from ..page.graph_page import GraphQuery
 from ..request.errors import ApiError, prompt_too_long
 from ..request.fields import Fields
 from ..request.options import ServerOptions
-from ..request.request_options import CompletionOptions, default_options, read_completion
+from ..request.request_options import CompletionOptions, read_completion
 from .choice import Choice, Recorder
 from .preparing import Preparing, check_wanted
 from .runner import EngineRunner
@@ -131,11 +131,6 @@ class ServedModel:
         """The options of a completion, see `read_completion`. Raises: ApiError, PyllamaError."""
         n_slots = len(self.runner.slots)
         return read_completion(fields, self.options, self.tokenizer, n_slots, turn, is_own=is_own)
-
-    @property
-    def defaults(self) -> CompletionOptions:
-        """The options of a request without fields."""
-        return default_options(self.options)
 
     def prompts(self, value: Any) -> list[list[int]]:
         """The tokens of ``prompt``: a text, tokens, a mix of both, or a list of such prompts.

@@ -44,7 +44,7 @@ class Stream:
     waiting: deque[tuple[Request, Sequence[Choice]]] = field(default_factory=deque)
     is_closed: bool = False
     _ready: deque[tuple[Choice, Piece]] = field(default_factory=deque)
-    _waiter: asyncio.Future[None] | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __aiter__(self) -> Stream:
         return self
@@ -54,11 +54,8 @@ class Stream:
         while not self._ready:
             if not self.n_open or self.is_closed:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._changed.clear()
+            await self._changed.wait()
         pieces = list(self._ready)
         self._ready.clear()
         return pieces
@@ -82,8 +79,7 @@ class Stream:
 
     def wake(self) -> None:
         """Let the reader go on."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._changed.set()
 
     def close(self) -> None:
         """Abort the texts that have not ended; their slots are free after the running step."""

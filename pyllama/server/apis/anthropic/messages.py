@@ -264,12 +264,8 @@ class AnthropicWriter(ResponseWriter):
         if message.content:
             blocks.append({"type": "text", "text": message.content})
         for call in message.calls:
-            try:
-                arguments = json.loads(call.arguments)
-            except ValueError:  # the reply was cut
-                arguments = {}
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-            blocks.append(block)
+            named = {"id": call.id, "name": call.name, "input": call.parsed()}
+            blocks.append({"type": "tool_use", **named})
         return self._message(text, blocks, self._reason(text), text.n_generated)
 
     def _message(

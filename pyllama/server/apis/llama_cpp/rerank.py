@@ -46,9 +46,7 @@ async def rerank(request: Request, served: ServedModel) -> Response:
         return submit(served, prompts, served.options.pooling or "rank")
 
     stream, texts = await served.prepare(prepare)
-    gone = await finished(request, stream)
-    if gone is not None:
-        return gone
+    await finished(request, stream)
     label = "score" if is_tei else "relevance_score"
     scored = [(float(np.ravel(text.vector)[0]), text.index) for text in texts]
     scored.sort(key=lambda pair: (-pair[0], pair[1]))

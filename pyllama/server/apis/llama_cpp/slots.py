@@ -82,25 +82,18 @@ async def change_slot(request: Request, served: ServedModel) -> Response:
     if action == "erase":
         n, _ = await _when_idle(request, served, id, _erase)
         return JsonResponse({"id_slot": id, "n_erased": n})
-    if action not in ("save", "restore"):
+    actions = {
+        "save": (_save, "n_saved", "n_written"),
+        "restore": (_restore, "n_restored", "n_read"),
+    }
+    if action not in actions:
         raise ApiError.invalid("Invalid action")
     name = Fields(await read_json(request, served.options)).get("filename", "", str)
     path = _file(folder, name)
-    if action == "save":
-        n, ms = await _when_idle(request, served, id, _save, path)
-        kinds = ("n_saved", "n_written", "save_ms")
-    else:
-        n, ms = await _when_idle(request, served, id, _restore, path)
-        kinds = ("n_restored", "n_read", "restore_ms")
-    return JsonResponse(
-        {
-            "id_slot": id,
-            "filename": name,
-            kinds[0]: n,
-            kinds[1]: path.stat().st_size,
-            "timings": {kinds[2]: ms},
-        }
-    )
+    change, n_name, size_name = actions[action]
+    n, ms = await _when_idle(request, served, id, change, path)
+    done = {"id_slot": id, "filename": name, n_name: n, size_name: path.stat().st_size}
+    return JsonResponse({**done, "timings": {f"{action}_ms": ms}})
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -264,16 +264,8 @@ class OllamaWriter(ResponseWriter):
         return {"logprobs": found}
 
     def _calls(self, text: Choice) -> list[Any]:
-        if self._replies is None:
-            return []
-        found = []
-        for call in self._replies.message(text).calls:
-            try:
-                arguments = json.loads(call.arguments)
-            except ValueError:  # the reply was cut
-                arguments = {}
-            found.append({"function": {"name": call.name, "arguments": arguments}})
-        return found
+        calls = [] if self._replies is None else self._replies.message(text).calls
+        return [{"function": {"name": call.name, "arguments": call.parsed()}} for call in calls]
 
     def _value(self, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
         if self._field == "response":

@@ -7,7 +7,6 @@ The other chat APIs convert their requests to this one: `prepare_chat` is their 
 from __future__ import annotations
 
 import json
-import time
 from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,14 +22,16 @@ from ....chat.turn import Turn, TurnOptions
 from ....errors import SchemaError
 from ....parameters import INT32_MAX
 from ....tokenizer import Tokenizer
-from ...http.sse import JsonResponse, ResponseWriter, data_line, read_json, respond
+from ...http.sse import JsonResponse, data_line, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Fields
 from ...request.refused_media import KINDS, refused
 from ...request.request_options import CompletionOptions
 from ...worker.choice import Choice, Piece
-from ...worker.served import FINGERPRINT, ServedModel, random_id
-from .completion import final_json, usage_json
+from ...worker.served import ServedModel
+from .completion import OpenAIWriter, final_json, usage_json
+
+_CHUNK = "chat.completion.chunk"
 
 
 async def chat_completion(request: Request, served: ServedModel) -> Response:
@@ -297,32 +298,21 @@ def chat_finish_reason(text: Choice, calls: Sequence[ToolCall]) -> str:
     return "tool_calls" if calls else "stop"
 
 
-class ChatWriter(ResponseWriter):
+class ChatWriter(OpenAIWriter):
     """OpenAI's format of chat completions.
 
     Source: llama.cpp, ``server_task_result_cmpl_final::to_json_oaicompat_chat``.
     """
 
-    end = "data: [DONE]\n\n"
-
     def __init__(self, served: ServedModel, turn: Turn) -> None:
-        self._served, self._replies = served, Replies(turn)
-        self.id, self._created = random_id("chatcmpl-"), int(time.time())
+        super().__init__(served)
+        self._replies = Replies(turn)
         self._texts: dict[int, Choice] = {}
         self._begun: set[int] = set()
 
-    def _head(self, choices: list[Any], kind: str = "chat.completion.chunk") -> dict[str, Any]:
-        return {
-            "choices": choices,
-            "created": self._created,
-            "id": self.id,
-            "model": self._served.name,
-            "system_fingerprint": FINGERPRINT,
-            "object": kind,
-        }
-
     def _chunk(self, text: Choice, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return self._head([{"finish_reason": reason, "index": text.index, "delta": delta}])
+        choice = {"finish_reason": reason, "index": text.index, "delta": delta}
+        return self._head([choice], _CHUNK)
 
     def piece(self, text: Choice, piece: Piece) -> str:
         chunks: list[dict[str, Any]] = []
@@ -347,7 +337,7 @@ class ChatWriter(ResponseWriter):
         reason = chat_finish_reason(text, self._replies.message(text).calls)
         chunks = [self._chunk(text, {}, reason)]
         if text.options.include_usage and len(self._texts) == text.options.params.n:
-            chunks.append(self._head([]))
+            chunks.append(self._head([], _CHUNK))
             chunks[-1]["usage"] = usage_json(list(self._texts.values()))
         chunks[-1]["timings"] = text.timings()
         if text.options.verbose:
@@ -366,12 +356,7 @@ class ChatWriter(ResponseWriter):
             if text.probs:
                 choice["logprobs"] = {"content": text.probabilities(text.probs)}
             choices.append(choice)
-        found = self._head(choices, "chat.completion")
-        found["usage"] = usage_json(texts)
-        if texts[0].options.verbose:
-            found["__verbose"] = final_json(self._served, texts[0])
-        found["timings"] = texts[0].timings()
-        return found
+        return self._counted(self._head(choices, "chat.completion"), texts)
 
 
 def _parts(delta: Delta) -> list[dict[str, Any]]:

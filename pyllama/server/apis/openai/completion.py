@@ -149,18 +149,24 @@ class OpenAIWriter(ResponseWriter):
     end = "data: [DONE]\n\n"
 
     def __init__(self, served: ServedModel) -> None:
-        self._served, self._id, self._created = served, random_id("chatcmpl-"), int(time.time())
-        self._texts: dict[int, Choice] = {}
+        self._served, self.id, self._created = served, random_id("chatcmpl-"), int(time.time())
 
-    def _head(self, choices: list[Any]) -> dict[str, Any]:
+    def _head(self, choices: list[Any], kind: str = "text_completion") -> dict[str, Any]:
         return {
             "choices": choices,
             "created": self._created,
             "model": self._served.name,
             "system_fingerprint": FINGERPRINT,
-            "object": "text_completion",
-            "id": self._id,
+            "object": kind,
+            "id": self.id,
         }
+
+    def _counted(self, body: dict[str, Any], texts: Sequence[Choice]) -> dict[str, Any]:
+        """A body with counts and times of some texts, and with all of the first if wanted."""
+        body |= {"usage": usage_json(texts), "timings": texts[0].timings()}
+        if texts[0].options.verbose:
+            body["__verbose"] = final_json(self._served, texts[0])
+        return body
 
     def piece(self, text: Choice, piece: Piece) -> str:
         found = ""
@@ -168,24 +174,13 @@ class OpenAIWriter(ResponseWriter):
             chunk = self._head([_choice(text, piece.text, piece.probs, None)])
             found = data_line(chunk | piece.reports)
         if piece.is_last:
-            self._texts[text.index] = text
             chunk = self._head([_choice(text, "", (), finish_reason(text))])
-            chunk["usage"] = usage_json([text])
-            chunk["timings"] = text.timings()
-            if text.options.verbose:
-                chunk["__verbose"] = final_json(self._served, text)
-            found += data_line(chunk)
+            found += data_line(self._counted(chunk, [text]))
         return found
 
     def whole(self, texts: Sequence[Choice]) -> Any:
-        found = self._head(
-            [_choice(text, text.content, text.probs, finish_reason(text)) for text in texts]
-        )
-        found["usage"] = usage_json(texts)
-        if texts[0].options.verbose:
-            found["__verbose"] = final_json(self._served, texts[0])
-        found["timings"] = texts[0].timings()
-        return found
+        choices = [_choice(text, text.content, text.probs, finish_reason(text)) for text in texts]
+        return self._counted(self._head(choices), texts)
 
 
 def _choice(text: Choice, content: str, probs: Sequence[Any], reason: str | None) -> dict[str, Any]:

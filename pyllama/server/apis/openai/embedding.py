@@ -17,6 +17,7 @@ from ....engine import Request as EngineRequest
 from ...http.sse import finished, long_response, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
+from ...request.request_options import default_options
 from ...worker.choice import Choice, Piece
 from ...worker.served import ServedModel, check_number
 from ...worker.stream import Stream
@@ -95,8 +96,8 @@ async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> R
 
     stream, texts = await served.prepare(prepare)
     write = _openai if openai else _plain
-    gone = await finished(request, stream)
-    return gone or await long_response(lambda: write(served, fields, texts))
+    await finished(request, stream)
+    return await long_response(lambda: write(served, fields, texts))
 
 
 def _dimensions(served: ServedModel, fields: Fields) -> int:
@@ -158,7 +159,7 @@ def submit(
         ApiError: a text is too long, or not made of tokens of the model.
         PyllamaError: as ``Engine.submit``.
     """
-    options = served.defaults
+    options = default_options(served.options)
     texts = [Embedded(options, served.tokenizer, i, p) for i, p in enumerate(prompts)]
     for prompt in prompts:
         served.check(prompt)

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....chat.reader import CallDelta, Message
+from ....chat.reader import Message, ToolCall
 from ....chat.turn import Turn
 from ....parameters.generation import names_in
 from ...http.sse import JsonResponse, ResponseWriter, event_lines, read_json, respond
@@ -236,7 +236,7 @@ class ResponsesWriter(ResponseWriter):
         return {"type": "response.in_progress", "response": self._response("in_progress")}
 
     def _enter(
-        self, events: Events, item: tuple[str, int], text: Choice, call: CallDelta | None = None
+        self, events: Events, item: tuple[str, int], text: Choice, call: ToolCall | None = None
     ) -> None:
         """Begin an item unless it is the open one."""
         if self._open == item:
