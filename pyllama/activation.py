@@ -18,6 +18,8 @@ GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 RELU_SQR = "relu_sqr"
 ACTS = (*GLU_OF, RELU_SQR)
 RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
+SWIGLU_OAI = "swiglu_oai"  # of gpt-oss: only with a gate
+_OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 
 
 def activate(ctx: Context, x: Tensor, act: str) -> Tensor:
@@ -29,6 +31,13 @@ def activate(ctx: Context, x: Tensor, act: str) -> Tensor:
 
 def gated(ctx: Context, gate: Tensor, up: Tensor, act: str) -> Tensor:
     """``act(gate) * up``."""
+    if act == SWIGLU_OAI:
+        return ops.swiglu_oai(ctx, gate, up, _OAI_ALPHA, _OAI_LIMIT)
     if act in GLU_OF:
         return ops.glu_split(ctx, gate, up, GLU_OF[act])
     return ops.mul(ctx, activate(ctx, gate, act), up)
+
+
+def hidden_name(act: str) -> str:
+    """The name of an activation in nodes behind a gate: ``swiglu`` for ``silu``."""
+    return GLU_OF.get(act, act)

@@ -3,15 +3,16 @@
     hp = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
     hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
 
-``KEYS`` gives the metadata key of each field. An architecture's ``HPARAMS`` may replace the key, or
-fix the value.
+``KEYS`` gives the metadata key of each field. An architecture's ``HPARAMS`` may replace the key,
+fix the value, or compute it from the others by a function. A name that is no field of ``HParams``
+is a hyperparameter of this architecture alone, in ``hp.own``.
 Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,15 +24,23 @@ from pyggml.ops.attention.rope import RopeMode
 from .activation import ACTS
 from .errors import ModelError
 
+Scalar = int | float | str | bool
+
 
 class Key(NamedTuple):
-    """The metadata key ``{arch}.{name}`` of a hyperparameter; required if it has no default."""
+    """The metadata key ``{arch}.{name}`` of a hyperparameter; required if it has no default.
+
+    ``type`` is that of an architecture's own hyperparameter without a default; ``tuple`` for one
+    number a layer.
+    """
 
     name: str
-    default: int | float | str | bool | None = None
+    default: Scalar | None = None
+    type: type = int
 
 
-Values = Mapping[str, Key | int | float | str | bool]  # by field of HParams
+Got = Mapping[str, Any]  # the hyperparameters read so far, by field
+Values = Mapping[str, Key | Scalar | Callable[[Got], Any]]  # by field of HParams
 
 KEYS: Values = {
     "n_ctx_train": Key("context_length"),
@@ -49,7 +58,11 @@ KEYS: Values = {
     "hidden_act": Key("hidden_act", ""),
     "n_expert": Key("expert_count", 0),
     "n_expert_used": Key("expert_used_count", 0),
+    "n_expert_groups": Key("expert_group_count", 0),
+    "n_group_used": Key("expert_group_used_count", 0),
     "expert_weights_scale": Key("expert_weights_scale", 1.0),
+    "expert_gating": Key("expert_gating_func", 1),
+    "n_dense_lead": Key("leading_dense_block_count", 0),
     "causal": Key("attention.causal", True),
     "pooling_type": Key("pooling_type", 0),
 }
@@ -59,6 +72,7 @@ _PER_LAYER = {  # fields with a value for each layer -> their keys: a number, or
     "n_head_kv_arr": "attention.head_count_kv",
 }
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
+GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Far above those of real models; bounds allocations and loops for damaged files.
@@ -71,12 +85,18 @@ _RANGES = {
     "n_head_kv_arr": (1, 1 << 14),
     "n_ctx_train": (1, 1 << 30),
     "n_vocab": (1, 1 << 24),
-    "head_dim": (1, 1 << 14),
-    "n_rot": (0, 1 << 14),
+    "head_dim_arr": (1, 1 << 14),
+    "head_dim_v_arr": (1, 1 << 14),
+    "n_rot_arr": (0, 1 << 14),
     "rope_orig_ctx": (0, 1 << 30),
     "n_swa": (0, 1 << 30),
     "swa_period": (0, 4096),
     "n_expert": (0, 4096),
+    "n_expert_groups": (0, 4096),
+    "n_group_used": (0, 4096),
+    "expert_gating": (0, len(GATINGS) - 1),
+    "n_dense_lead": (0, 4096),
+    "moe_period": (0, 4096),
     "n_embd_token": (0, 1 << 20),
     "n_cls_out": (1, 1 << 20),
     "pooling_type": (0, len(POOLINGS) - 1),
@@ -106,8 +126,9 @@ class HParams:
     n_ff_arr: tuple[int, ...]  # by layer
     n_head_arr: tuple[int, ...]
     n_head_kv_arr: tuple[int, ...]
-    head_dim: int
-    n_rot: int
+    head_dim_arr: tuple[int, ...]  # of queries and keys
+    head_dim_v_arr: tuple[int, ...]  # of values
+    n_rot_arr: tuple[int, ...]  # rotated columns of a head
     n_vocab: int
     norm_eps: float
     rope_freq_base: float
@@ -125,6 +146,12 @@ class HParams:
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
     n_swa: int = 0  # size of the sliding window, the token's own position included
     swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
+    swa_layers: tuple[bool, ...] = ()  # the layers with a window, in place of swa_period
+    swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
+    nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
+    rope_sections: tuple[int, ...] = ()  # pairs of each section of multi-section rope
+    n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
+    values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     n_cls_out: int = 1  # outputs of the classification head, if the model has one
@@ -139,13 +166,29 @@ class HParams:
     parallel_residual: bool = True  # attention and feed-forward in parallel, if optional
     n_expert: int = 0
     n_expert_used: int = 0  # per token
-    n_ff_exp: int = 0  # hidden size of an expert; n_ff is 0 then
+    n_ff_exp: int = (
+        0  # hidden size of an expert; n_ff is 0 in these layers unless ffn_beside_experts
+    )
+    n_ff_shexp: int = 0  # hidden size of all shared experts together, which every token uses
+    ffn_beside_experts: bool = False  # layers with experts have a dense feed-forward part too
+    n_dense_lead: int = 0  # the first layers without experts
+    moe_period: int = 1  # after these, the last of every moe_period layers has experts
+    n_expert_groups: int = 0  # only the experts of the best n_group_used groups are chosen from
+    n_group_used: int = 0
+    expert_gating: int = 1  # index of GATINGS: how the router's logits become weights
     expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
     expert_weights_scale: float = 1.0
     post_norm: bool = False  # norms after attention and feed-forward, if optional
     n_embd_token: int = 0  # columns of token_embd if a matrix projects them; 0: n_embd
     sparse: tuple[str, ...] = ()  # source of active neurons of each layer; empty: dense
     sparse_threshold: float = 0.0  # minimum score of an active neuron
+
+    own: Mapping[str, Any] = field(default_factory=dict)  # of this architecture alone
+
+    def size(self, name: str) -> int:
+        """A size by the name of a field, or of an architecture's own hyperparameter."""
+        size: int = self.own[name] if name in self.own else getattr(self, name)
+        return size
 
     def of_layer(self, layer: int) -> HParams:
         """The same hyperparameters with the sizes of one layer for all; ``self`` if none differ."""
@@ -154,14 +197,26 @@ class HParams:
     @cached_property
     def _by_layer(self) -> tuple[HParams, ...]:
         """The hyperparameters of each layer; empty if layers do not differ."""
-        arrays = {name: getattr(self, name) for name in _PER_LAYER}
-        if all(len(set(values)) == 1 for values in arrays.values()):
+        names = [f.name for f in fields(self) if f.name.endswith("_arr")]
+        arrays = {name: getattr(self, name) for name in names}
+        own = {k: v for k, v in self.own.items() if isinstance(v, tuple)}
+        experts = [self.has_experts(i) for i in range(self.n_layer)]
+        alike = [*arrays.values(), experts]
+        if not own and all(len(set(values)) == 1 for values in alike):
             return ()
         layers = []
         for i in range(self.n_layer):
             sizes: dict[str, Any] = {name: (x[i],) * len(x) for name, x in arrays.items()}
+            if self.n_expert and not experts[i]:
+                sizes |= {"n_expert": 0, "n_ff_exp": 0, "n_ff_shexp": 0}
+            sizes["own"] = {**self.own, **{name: x[i] for name, x in own.items()}}
             layers.append(replace(self, **sizes))
         return tuple(layers)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of a layer is a mixture of experts."""
+        period = self.moe_period or 1
+        return bool(self.n_expert) and layer >= self.n_dense_lead and (layer + 1) % period == 0
 
     @property
     def n_ff(self) -> int:
@@ -178,20 +233,50 @@ class HParams:
         """Heads of keys (or values) in a layer. Raises: ModelError: layers differ."""
         return self._of_all("n_head_kv_arr")
 
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head of queries and keys. Raises: ModelError: layers differ."""
+        return self._of_all("head_dim_arr")
+
+    @property
+    def head_dim_v(self) -> int:
+        """Columns of a head of values. Raises: ModelError: layers differ."""
+        return self._of_all("head_dim_v_arr")
+
+    @property
+    def n_rot(self) -> int:
+        """Rotated columns of a head. Raises: ModelError: layers differ."""
+        return self._of_all("n_rot_arr")
+
     def _of_all(self, name: str) -> int:
         values: tuple[int, ...] = getattr(self, name)
         if values.count(values[0]) != len(values):
             raise ModelError(
-                f"the layers of this {self.arch} model differ in {_PER_LAYER[name]} "
+                f"the layers of this {self.arch} model differ in {_PER_LAYER.get(name, name)} "
                 f"({min(values)} to {max(values)}), which is not supported here"
             )
         return values[0]
 
     def window(self, layer: int) -> int:
         """Size of the attention window of a layer, 0 for full attention."""
-        period = self.swa_period
-        slides = period == 0 or layer % period < period - 1
+        if self.swa_layers:
+            slides = self.swa_layers[layer]
+        else:
+            period = self.swa_period
+            slides = period == 0 or layer % period < period - 1
         return self.n_swa if slides else 0
+
+    def cache_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to: its own, or of an earlier one.
+
+        Source: llama.cpp, ``n_layer_kv_from_start``.
+        """
+        if not self.n_layer_kv or layer < self.n_layer_kv:
+            return layer
+        same = [
+            i for i in range(self.n_layer_kv) if bool(self.window(i)) == bool(self.window(layer))
+        ]
+        return same[-1]
 
     def source(self, layer: int) -> str:
         """The source of a layer's active neurons without its parameter: ``topk``, ``off``."""
@@ -207,8 +292,9 @@ class HParams:
         """The arguments of ``rope_ext`` in a layer."""
         own = self.rope_freq_base_swa if self.window(layer) else 0.0
         ext = self.yarn_ext_factor
+        nope = bool(self.nope_layers) and self.nope_layers[layer]
         return {
-            "n_dims": self.n_rot,
+            "n_dims": 0 if nope else self.n_rot_arr[layer],
             "mode": RopeMode.NEOX if self.rope_neox else RopeMode.NORMAL,
             "n_ctx_orig": self.n_ctx_orig,
             "freq_base": own or self.rope_freq_base,
@@ -242,7 +328,7 @@ class HParams:
     @property
     def n_embd_qkv(self) -> int:
         """Columns of the queries, keys and values of all heads together."""
-        return self.n_embd_q + 2 * self.n_embd_kv
+        return self.n_embd_q + self.n_embd_k + self.n_embd_v
 
     @property
     def n_embd_q(self) -> int:
@@ -250,9 +336,19 @@ class HParams:
         return self.n_head * self.head_dim
 
     @property
-    def n_embd_kv(self) -> int:
-        """Columns of the keys (or values) of all heads."""
+    def n_embd_k(self) -> int:
+        """Columns of the keys of all heads."""
         return self.n_head_kv * self.head_dim
+
+    @property
+    def n_embd_v(self) -> int:
+        """Columns of the values of all heads."""
+        return self.n_head_kv * self.head_dim_v
+
+    @property
+    def n_embd_out(self) -> int:
+        """Columns of the attention output of all heads."""
+        return self.n_head * self.head_dim_v
 
 
 def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
@@ -265,26 +361,20 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         ModelError, GGUFError: a key is missing, or has a wrong type or an illegal value.
     """
     arch = file.get_str("general.architecture")
-    getters: Mapping[str, Any] = {
-        "int": file.get_int, "float": file.get_float, "str": file.get_str, "bool": file.get_bool,
-    }  # fmt: skip
-
-    def read(field: str, key: Key) -> Any:
-        default = () if key.default is None else (key.default,)
-        return getters[_TYPES[field]](f"{arch}.{key.name}", *default)
-
+    declared = {**KEYS, **of_arch}
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
-    for field, value in {**KEYS, **of_arch}.items():
-        got[field] = read(field, value) if isinstance(value, Key) else value
+    for name, value in declared.items():
+        if name != "swa_period" and not callable(value):
+            got[name] = _read(file, arch, name, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
-    _check_range(file, arch, "n_layer", got["n_layer"])  # the length of arrays
-    for field, name in _PER_LAYER.items():
-        default = got["n_head_arr"] if field == "n_head_kv_arr" else None
-        got[field] = _read_layers(file, arch, name, got["n_layer"], default)
-        _check_range(file, arch, field, got[field])
-    key = Key("attention.key_length", got["n_embd"] // got["n_head_arr"][0])
-    got.setdefault("head_dim", read("head_dim", key))
-    got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
+    n_layer = got["n_layer"]
+    _check_range(file, arch, "n_layer", n_layer)  # the length of arrays
+    got |= _read_windows(file, arch, declared.get("swa_period", 1), n_layer)
+    for name, key_name in _PER_LAYER.items():
+        default = got["n_head_arr"] if name == "n_head_kv_arr" else None
+        got[name] = _read_layers(file, arch, key_name, n_layer, default)
+        _check_range(file, arch, name, got[name])
+    got |= _read_heads(file, arch, got)
     linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
     _check_float(file, arch, "rope.scaling.factor", factor)
@@ -293,15 +383,20 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got["n_cls_out"] = len(labels) if labels is not None and len(labels) else 1
     head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
     _check(file, arch, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
-    if got["n_expert"]:
+    for name, value in declared.items():
+        if callable(value):
+            got[name] = value(got)
+    if got["n_expert"] and "n_ff_exp" not in got:
         sizes = set(got["n_ff_arr"])
         same = sizes.pop() if len(sizes) == 1 else 0
-        n_ff = read("n_ff_exp", Key("expert_feed_forward_length", same))
-        got |= {"n_ff_arr": (0,) * got["n_layer"], "n_ff_exp": n_ff}
-        _check_range(file, arch, "n_ff_exp", n_ff)
-        gating = file.get_int(f"{arch}.expert_gating_func", 1)
-        _check(file, arch, gating == 1, f"expert_gating_func = {gating}", "1 (softmax)")
+        got["n_ff_exp"] = file.get_int(f"{arch}.expert_feed_forward_length", same)
+        _check_range(file, arch, "n_ff_exp", got["n_ff_exp"])
+    known = {f.name for f in fields(HParams)}
+    got["own"] = {name: got.pop(name) for name in declared.keys() - known - {"n_rot"}}
     hp = HParams(**got)
+    if hp.n_expert and not hp.ffn_beside_experts:
+        n_ff = [0 if hp.has_experts(i) else n for i, n in enumerate(hp.n_ff_arr)]
+        hp = replace(hp, n_ff_arr=tuple(n_ff))
     for name in _RANGES.keys() - _PER_LAYER - {"n_ff_exp"}:
         _check_range(file, arch, name, getattr(hp, name))
     for names, zero in zip(_FLOATS, (False, True), strict=True):
@@ -314,6 +409,59 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     _check_heads(file, hp, of_arch)
     _check_choices(file, hp)
     return hp
+
+
+def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
+    """The value of a hyperparameter's key."""
+    getters: Mapping[str, Any] = {
+        "int": file.get_int, "float": file.get_float, "str": file.get_str, "bool": file.get_bool,
+    }  # fmt: skip
+    default = () if key.default is None else (key.default,)
+    own = key.type if key.default is None else type(key.default)
+    kind = _TYPES.get(name, own.__name__)
+    if key.type is tuple:
+        n_layer = file.get_int(f"{arch}.block_count")
+        filled = None if key.default is None else (int(key.default),) * n_layer
+        return _read_layers(file, arch, key.name, n_layer, filled)
+    value = getters[kind](f"{arch}.{key.name}", *default)
+    if name not in _TYPES and kind in ("int", "float"):
+        low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
+        _check(file, arch, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
+    return value
+
+
+def _read_windows(file: GGUFFile, arch: str, period: Any, n_layer: int) -> dict[str, Any]:
+    """Which layers have a window, from the number of a period or an array of layers."""
+    if not isinstance(period, Key):
+        return {} if callable(period) else {"swa_period": period}
+    values = file.metadata.get(f"{arch}.{period.name}")
+    if not isinstance(values, np.ndarray):
+        return {"swa_period": _read(file, arch, "swa_period", period)}
+    n, wanted = values.size, f"one for each of {n_layer} layers"
+    _check(file, arch, n == n_layer, f"{n} values of {period.name}", wanted)
+    return {"swa_layers": tuple(bool(x) for x in values)}
+
+
+def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any]:
+    """Columns of keys, of values and of rope in the heads of each layer.
+
+    Layers with a window have other ones if the file has keys that end in ``_swa``.
+    """
+    n_layer, fixed = got["n_layer"], got.pop("n_rot", None)
+    sliding = got.get("swa_layers") or (False,) * n_layer
+
+    def sizes(key: str, default: int) -> tuple[int, ...]:
+        full = file.get_int(f"{arch}.{key}", default)
+        windowed = file.get_int(f"{arch}.{key}_swa", full)
+        return tuple(windowed if slides else full for slides in sliding)
+
+    keys = sizes("attention.key_length", got["n_embd"] // max(got["n_head_arr"][0], 1))
+    rotated = sizes("rope.dimension_count", keys[0]) if fixed is None else (fixed,) * n_layer
+    return {
+        "head_dim_arr": keys,
+        "head_dim_v_arr": sizes("attention.value_length", keys[0]),
+        "n_rot_arr": rotated,
+    }
 
 
 def _read_layers(
@@ -341,14 +489,15 @@ def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
             f"{n_head} heads over {n_head_kv} key-value heads", "a multiple",
         )  # fmt: skip
     no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
-    _check(
-        file, hp.arch, hp.n_rot > 0 or bool(no_rope),
-        "no rotated columns", "rope or ALiBi for positions",
-    )  # fmt: skip
-    _check(
-        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0,
-        f"{hp.n_rot} of {hp.head_dim} columns of a head rotated", "an even number up to all",
-    )  # fmt: skip
+    for n_rot, head_dim in {*zip(hp.n_rot_arr, hp.head_dim_arr, strict=True)}:
+        _check(
+            file, hp.arch, n_rot > 0 or bool(no_rope),
+            "no rotated columns", "rope or ALiBi for positions",
+        )  # fmt: skip
+        _check(
+            file, hp.arch, n_rot <= head_dim and n_rot % 2 == 0,
+            f"{n_rot} of {head_dim} columns of a head rotated", "an even number up to all",
+        )  # fmt: skip
 
 
 def _check_choices(file: GGUFFile, hp: HParams) -> None:

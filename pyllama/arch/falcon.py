@@ -42,7 +42,7 @@ TENSORS = {
     "blk.{i}.attn_norm_2.bias?": ("n_embd",),
     "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
     "blk.{i}.attn_qkv.bias?": ("n_embd_qkv",),
-    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.attn_output.bias?": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd_ffn_norm",),
     "blk.{i}.ffn_norm.bias?": ("n_embd_ffn_norm",),

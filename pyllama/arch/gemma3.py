@@ -32,10 +32,10 @@ TENSORS = {
     "blk.{i}.attn_norm.weight": ("n_embd",),
     "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
     "blk.{i}.attn_q_norm.weight": ("head_dim",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
     "blk.{i}.attn_k_norm.weight": ("head_dim",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
-    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.post_attention_norm.weight": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
@@ -52,10 +52,15 @@ _LAYERS_27B = 62  # 27B scales scores by 1 / sqrt(n_embd / n_head) instead of 1 
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, _LAYERS_27B)
+
+
+def decoder(b: GraphBuilder, layers_27b: int) -> Tensor:
+    """``build_graph``, with the number of layers of the model that scales scores otherwise."""
     hp, ctx = b.hparams, b.ctx
     inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
     # a context may run fewer layers than the file has
-    of_27b = f"blk.{_LAYERS_27B - 1}.attn_norm.weight" in b.weights
+    of_27b = f"blk.{layers_27b - 1}.attn_norm.weight" in b.weights
     for i in range(hp.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
@@ -99,11 +104,12 @@ def _keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-def _change(name: str, x: Array, config: Config) -> Tensors:
+def add_one(name: str, x: Array, config: Config) -> Tensors:
+    """Norms of checkpoints multiply by 1 + weight."""
     return {name: x + 1 if name.endswith("norm.weight") else x}
 
 
-_DEFAULTS = {  # defaults of transformers that config.json of vision models omits
+DEFAULTS = {  # defaults of transformers that config.json of vision models omits
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -117,7 +123,7 @@ _DEFAULTS = {  # defaults of transformers that config.json of vision models omit
     "rope_local_base_freq": 10000.0,
     "tie_word_embeddings": True,
 }
-_NAMES = {
+NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
     "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
@@ -138,12 +144,12 @@ _NAMES = {
 CONVERT = Convert(
     models=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     tensors={
-        **_NAMES,
-        **{f"language_model.{name}": x for name, x in _NAMES.items()},
-        **{name.replace("model.", "model.language_model.", 1): x for name, x in _NAMES.items()},
+        **NAMES,
+        **{f"language_model.{name}": x for name, x in NAMES.items()},
+        **{name.replace("model.", "model.language_model.", 1): x for name, x in NAMES.items()},
     },
-    defaults=_DEFAULTS,
+    defaults=DEFAULTS,
     other_media=("*vision_tower.*", "*multi_modal_projector.*"),
     keys=_keys,
-    change=_change,
+    change=add_one,
 )

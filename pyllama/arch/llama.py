@@ -40,11 +40,11 @@ TENSORS = {  # a layer's weights in the order of their use
     "blk.{i}.attn_norm.weight": ("n_embd",),
     "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
     "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
-    "blk.{i}.attn_k.bias?": ("n_embd_kv",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
-    "blk.{i}.attn_v.bias?": ("n_embd_kv",),
-    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.attn_output.bias?": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
@@ -90,7 +90,14 @@ _PLAIN = (
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    keys = base_keys(config) | hidden_act(config, "silu") | {"vocab_size": config["vocab_size"]}
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    keys = {
+        "vocab_size": config["vocab_size"],
+        "rope.dimension_count": head_dim,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+    }
+    keys |= base_keys(config) | hidden_act(config, "silu")
     if config.get("sliding_window") and config.get("architectures") not in _PLAIN:
         keys["attention.sliding_window"] = int(config["sliding_window"])
     return keys

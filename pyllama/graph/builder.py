@@ -138,23 +138,25 @@ class GraphBuilder:
         The heads of q and k are normalized if the model has ``attn_q_norm`` and ``attn_k_norm``.
 
         Shape:
-            x [n_embd, T] -> q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
+            x [n_embd, T] -> q [head_dim, n_head, T], k [head_dim, n_head_kv, T],
+            v [head_dim_v, n_head_kv, T]
         """
         hp, ctx = self.hparams.of_layer(i), self.ctx
+        kv = (hp.head_dim, hp.n_head_kv), (hp.head_dim_v, hp.n_head_kv)
         if f"blk.{i}.attn_qkv.weight" in self.weights:
             whole = self._clamp_qkv(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
             parts, start = [], 0
-            for heads in (hp.n_head, hp.n_head_kv, hp.n_head_kv):
+            for n, heads in ((hp.head_dim, hp.n_head), *kv):
                 size, row = whole.nb[0], whole.nb[1]
-                ne = (hp.head_dim, heads, self.n_tokens)
-                parts.append(ops.view_3d(ctx, whole, ne, (hp.head_dim * size, row), start))
-                start += heads * hp.head_dim * size
+                ne = (n, heads, self.n_tokens)
+                parts.append(ops.view_3d(ctx, whole, ne, (n * size, row), start))
+                start += heads * n * size
         else:
             parts = []
-            for part, heads in (("q", hp.n_head), ("k", hp.n_head_kv), ("v", hp.n_head_kv)):
+            for part, (n, heads) in zip("qkv", ((hp.head_dim, hp.n_head), *kv), strict=True):
                 y = self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
                 y = self._clamp_qkv(y)
-                parts.append(ops.reshape_3d(ctx, y, hp.head_dim, heads, self.n_tokens))
+                parts.append(ops.reshape_3d(ctx, y, n, heads, self.n_tokens))
         q, k, v = parts
         if f"blk.{i}.attn_q_norm.weight" in self.weights:
             q = self.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
@@ -184,36 +186,40 @@ class GraphBuilder:
         return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Store keys and values in the layer's cache, then attend to the cache.
 
         The input ``rows`` selects the keys of each token by sequence, position and window. ALiBi
         and the soft cap of scores are hyperparameters.
 
+        Args:
+            k, v: None in a layer that uses the cache of an earlier one; v also where values are
+                columns of the keys.
+            sinks: logits of a key without a value, by head.
+
         Shape:
-            sinks [n_head], q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
-            -> [n_embd_q, T]
+            sinks [n_head], q [head_dim, n_head, T], k [head_dim, n_head_kv, T],
+            v [head_dim_v, n_head_kv, T] -> [n_embd_out, T]
         """
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
-        q, k, v = (
-            self._hadamard(q, kv.rotate_k),
-            self._hadamard(k, kv.rotate_k),
-            self._hadamard(v, kv.rotate_v),
-        )
+        owner = self.hparams.cache_layer(layer)
+        q = self._hadamard(q, kv.rotate_k)
         self.graph.build_forward_expand(q)
-        for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
-            new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
-            self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
+        for cache, new, n in ((kv.k[owner], k, kv.rotate_k), (kv.v[owner], v, kv.rotate_v)):
+            if new is not None:  # [head_dim, n_head_kv, T]
+                new = ops.permute(ctx, self._hadamard(new, n), 0, 2, 1, 3)
+                self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
-        cells, branches = kv.tables(layer)
+        cells, branches = kv.tables(owner)
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         out = ops.flash_attn_cells(
             ctx,
             q,
-            kv.k[layer],
-            kv.v[layer],
+            kv.k[owner],
+            kv.v[owner],
             cells,
             rows,
             scale,
@@ -222,9 +228,9 @@ class GraphBuilder:
             sinks=sinks,
             branches=branches,
             bias_scale=scale if hp.alibi_scaled else 1.0,
-        )  # [head_dim, n_head, T]
+        )  # [head_dim_v, n_head, T]
         out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")
-        return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
+        return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")
 
     def _hadamard(self, x: Tensor, n: int) -> Tensor:
         """The Hadamard transform of groups of ``n`` elements of a head; ``x`` if ``n`` is 0.

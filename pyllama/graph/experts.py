@@ -1,10 +1,13 @@
 """Mixture of experts: a feed-forward part of which each token uses a few experts.
 
     cur = experts(b, x, i, "silu")                 # [n_embd, T]
+    cur = ops.add(ctx, cur, shared_experts(b, x, i, "silu"))
 
-The router (``ffn_gate_inp``) scores the experts. The outputs of the top-k experts are summed with
-the softmax of the scores as weights, renormalized if the model says so.
-Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; llama.cpp, ``build_moe_ffn``.
+The router (``ffn_gate_inp``) scores the experts; the outputs of the best ones are summed with
+weights that follow from the scores. What a model's router does is in its hyperparameters (gating,
+norm and scale of the weights, groups) and in its tensors (biases, ``exp_probs_b``).
+Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; DeepSeek-AI 2024, "DeepSeek-V3",
+section 2.1.2, for groups and the bias of the choice; llama.cpp, ``build_moe_ffn``.
 """
 
 from __future__ import annotations
@@ -14,50 +17,127 @@ from functools import partial, reduce
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..activation import GLU_OF, gated
+from ..activation import activate, gated, hidden_name
+from ..hparams import GATINGS, HParams
 from .builder import GraphBuilder
+from .dense import ffn_hidden
 
 _MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
 
 
-def experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
+def experts(
+    b: GraphBuilder, x: Tensor, i: int, act: str, router_in: Tensor | None = None,
+    weigh_inputs: bool = False,
+) -> Tensor:  # fmt: skip
     """The weighted output of each token's experts in layer ``i``.
+
+    Args:
+        act: of the gate, or of ``up`` without one.
+        router_in: what the router scores; None for ``x``.
+        weigh_inputs: multiply the experts' inputs by the weights, not their outputs (Llama 4).
+
+    Shape:
+        x, router_in [n_embd, T] -> [n_embd, T]
+    """
+    ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
+    n_used = b.hparams.n_expert_used
+    chosen, weights = _route(b, x if router_in is None else router_in, i)
+    x = ops.reshape_3d(ctx, x, n_embd, 1, n_tokens)
+    if weigh_inputs:
+        x = ops.mul(ctx, ops.repeat_4d(ctx, x, n_embd, n_used, n_tokens, 1), weights)
+
+    def apply(part: str, x: Tensor) -> Tensor:
+        matrices = b.weight(f"blk.{i}.ffn_{part}_exps.weight")
+        y = ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
+        bias = b.weights.get(f"blk.{i}.ffn_{part}_exps.bias")
+        return y if bias is None else ops.add_id(ctx, y, bias, chosen)
+
+    if f"blk.{i}.ffn_gate_up_exps.weight" in b.weights:
+        both = apply("gate_up", x)  # [2 * n_ff_exp, n_expert_used, T]
+        n_ff = both.ne[0] // 2
+        gate, up = (
+            ops.view_3d(ctx, both, (n_ff, *both.ne[1:3]), both.nb[1:3], part * n_ff * both.nb[0])
+            for part in (0, 1)
+        )
+        cur = gated(ctx, gate, up, act)
+    elif f"blk.{i}.ffn_gate_exps.weight" in b.weights:
+        cur = gated(ctx, apply("gate", x), apply("up", x), act)  # [n_ff_exp, n_expert_used, T]
+    else:
+        cur = activate(ctx, apply("up", x), act)
+    cur = apply("down", cur.set_name(f"ffn_moe_{hidden_name(act)}-{i}"))
+    if not weigh_inputs:
+        cur = ops.mul(ctx, cur, weights)  # [n_embd, n_expert_used, T]
+    cur = cur.set_name(f"ffn_moe_weighted-{i}")
+    parts = [
+        ops.view_2d(ctx, cur, n_embd, n_tokens, cur.nb[2], u * cur.nb[1]) for u in range(n_used)
+    ]
+    return reduce(partial(ops.add, ctx), parts).set_name(f"ffn_moe_out-{i}")
+
+
+def shared_experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
+    """The output of the experts that every token uses, scaled by their own gate if there is one.
 
     Shape:
         x [n_embd, T] -> [n_embd, T]
     """
-    ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
-    chosen, weights = _route(b, x, i)
-    x = ops.reshape_3d(ctx, x, n_embd, 1, n_tokens)
-
-    def apply(part: str, x: Tensor) -> Tensor:
-        matrices = b.weights[f"blk.{i}.ffn_{part}_exps.weight"]
-        return ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
-
-    gate, up = apply("gate", x), apply("up", x)  # [n_ff_exp, n_expert_used, T]
-    cur = gated(ctx, gate, up, act).set_name(f"ffn_moe_{GLU_OF.get(act, act)}-{i}")
-    cur = ops.mul(ctx, apply("down", cur), weights)  # [n_embd, n_expert_used, T]
-    cur = cur.set_name(f"ffn_moe_weighted-{i}")
-    parts = [
-        ops.view_2d(ctx, cur, n_embd, n_tokens, cur.nb[2], u * cur.nb[1])
-        for u in range(b.hparams.n_expert_used)
-    ]
-    return reduce(partial(ops.add, ctx), parts).set_name(f"ffn_moe_out-{i}")
+    hidden = ffn_hidden(b, x, i, act, "", suffix="_shexp")
+    out = b.linear(hidden, f"blk.{i}.ffn_down_shexp", f"ffn_shexp-{i}")
+    if f"blk.{i}.ffn_gate_inp_shexp.weight" in b.weights:
+        score = b.linear(x, f"blk.{i}.ffn_gate_inp_shexp", f"shared_expert_gate-{i}")  # [1, T]
+        out = ops.mul(b.ctx, out, ops.sigmoid(b.ctx, score)).set_name(f"ffn_shexp_gated-{i}")
+    return out
 
 
 def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """The experts of each token, I32 [n_expert_used, T], and their weights [1, n_used, T]."""
     ctx, hp, n_tokens = b.ctx, b.hparams, x.ne[1]
-    scores = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
-    probs = ops.soft_max(ctx, scores).set_name(f"ffn_moe_probs-{i}")
-    chosen = ops.top_k(ctx, probs, hp.n_expert_used).set_name(f"ffn_moe_topk-{i}")
+    gating, n_used = GATINGS[hp.expert_gating], hp.n_expert_used
+    logits = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
+    if gating == "softmax":
+        probs = ops.soft_max(ctx, logits)
+    elif gating == "sigmoid":
+        probs = ops.sigmoid(ctx, logits)
+    elif gating == "sqrt_softplus":
+        probs = ops.sqrt(ctx, ops.softplus(ctx, logits))
+    else:  # softmax_weight: of the chosen ones only
+        probs = logits
+    ranked = probs.set_name(f"ffn_moe_probs-{i}")
+    bias = b.weights.get(f"blk.{i}.exp_probs_b.bias")
+    if bias is not None:  # decides which experts, not with which weights
+        ranked = ops.add(ctx, ranked, bias).set_name(f"ffn_moe_probs_biased-{i}")
+    if hp.n_expert_groups > 1:
+        ranked = _mask_groups(b, ranked, hp).set_name(f"ffn_moe_probs_masked-{i}")
+    chosen = ops.top_k(ctx, ranked, n_used).set_name(f"ffn_moe_topk-{i}")
     probs = ops.reshape_3d(ctx, probs, 1, hp.n_expert, n_tokens)
     weights = ops.get_rows(ctx, probs, chosen)  # [1, n_expert_used, T]
+    weights = ops.reshape_2d(ctx, weights, n_used, n_tokens)
+    if gating == "softmax_weight":
+        weights = ops.soft_max(ctx, weights)
     if hp.expert_weights_norm:
-        weights = ops.reshape_2d(ctx, weights, hp.n_expert_used, n_tokens)
         total = ops.clamp(ctx, ops.sum_rows(ctx, weights), _MIN_SUM, float("inf"))  # [1, T]
         weights = ops.div(ctx, weights, total)
-        weights = ops.reshape_3d(ctx, weights, 1, hp.n_expert_used, n_tokens)
+    weights = ops.reshape_3d(ctx, weights, 1, n_used, n_tokens)
     if hp.expert_weights_scale != 1:
         weights = ops.scale(ctx, weights, hp.expert_weights_scale)
     return chosen, weights.set_name(f"ffn_moe_weights-{i}")
+
+
+def _mask_groups(b: GraphBuilder, probs: Tensor, hp: HParams) -> Tensor:
+    """``probs`` with -inf for the experts outside of each token's best groups.
+
+    A group's score is the sum of its best two experts'.
+
+    Shape:
+        probs [n_expert, T] -> the same
+    """
+    ctx, n_groups, n_tokens = b.ctx, hp.n_expert_groups, probs.ne[1]
+    n_in_group = hp.n_expert // n_groups
+    groups = ops.reshape_3d(ctx, probs, n_in_group, n_groups, n_tokens)
+    best = ops.top_k(ctx, groups, 2)  # [2, n_groups, T]
+    scores = ops.get_rows(ctx, ops.reshape_4d(ctx, groups, 1, n_in_group, n_groups, n_tokens), best)
+    scores = ops.sum_rows(ctx, ops.reshape_3d(ctx, scores, 2, n_groups, n_tokens))
+    scores = ops.reshape_2d(ctx, scores, n_groups, n_tokens)
+    chosen = ops.top_k(ctx, scores, hp.n_group_used)  # [n_group_used, T]
+    kept = ops.get_rows(ctx, groups, chosen)  # [n_in_group, n_group_used, T]
+    nothing = ops.fill(ctx, groups, float("-inf"))
+    return ops.reshape_2d(ctx, ops.set_rows(ctx, nothing, kept, chosen), hp.n_expert, n_tokens)

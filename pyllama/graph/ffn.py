@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from .builder import GraphBuilder
 from .dense import ffn_hidden
-from .experts import experts
+from .experts import experts, shared_experts
 from .sparse.ffn import down, sparse_ffn
 
 
@@ -34,8 +34,10 @@ def ffn(
         x, residual, pred_in [n_embd, T] -> [n_embd, T]
     """
     act = b.hparams.hidden_act or act
-    if b.hparams.n_expert:
+    if b.hparams.has_experts(i):
         y = experts(b, x, i, act)
+        if f"blk.{i}.ffn_down_shexp.weight" in b.weights:
+            y = ops.add(b.ctx, y, shared_experts(b, x, i, act))
     elif b.hparams.source(i) != "off":
         inputs = (t for t in (pred_in, residual, x) if t is not None)
         y = sparse_ffn(b, x, i, act, up_act, next(inputs))

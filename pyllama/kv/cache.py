@@ -48,7 +48,9 @@ class KVCache(CellLists):
         layer_buft: the buffer type of a layer's keys and values.
 
     Attributes:
-        k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous.
+        k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous. Values
+            that are the first columns of keys (``values_in_keys``) are views of these.
+        stored: the tensors of keys and values that have memory of their own.
         rotate_k, rotate_v: size of the Hadamard transform of a head's elements before they are
             stored, which spreads outliers over quantized blocks; 0 for none.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
@@ -74,19 +76,25 @@ class KVCache(CellLists):
         n_ubatch: int = 512,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
-        self.rotate_k = _rotation_size(type_k, hparams.head_dim, hparams.head_dim)
-        self.rotate_v = _rotation_size(type_v, hparams.head_dim, _MIN_ROTATION)
-        self.layers = tuple(range(hparams.n_layer) if layers is None else layers)
-        types = {"k": type_k, "v": type_v}
+        self.layers = cached_layers(hparams) if layers is None else tuple(layers)
+        types = {"k": type_k, "v": type_k if hparams.values_in_keys else type_v}
+        columns = {
+            "k": {i: hparams.head_dim_arr[i] for i in self.layers},
+            "v": {i: hparams.head_dim_v_arr[i] for i in self.layers},
+        }
         for x, type in types.items():
-            if hparams.head_dim % type.block_size:
-                raise BatchError(
-                    f"type_{x} is {type.name}, whose blocks are {type.block_size} long, but heads "
-                    f"of this model have {hparams.head_dim} columns; use F16"
-                )
-        row = sum(row_size(type, hparams.head_dim) for type in types.values())
+            for n in sorted({*columns[x].values()}):
+                if n % type.block_size:
+                    raise BatchError(
+                        f"type_{x} is {type.name}, whose blocks are {type.block_size} long, but "
+                        f"heads of this model have {n} columns; use F16"
+                    )
+        self.rotate_k = _rotation_size(type_k, {*columns["k"].values()}, 1 << 14)
+        self.rotate_v = _rotation_size(types["v"], {*columns["v"].values()}, _MIN_ROTATION)
+        if hparams.values_in_keys:
+            self.rotate_k = self.rotate_v
         self._bufts = {i: layer_buft(i) for i in self.layers}
-        sizes_bytes = {i: row * hparams.n_head_kv_arr[i] * n_cells for i in self.layers}
+        sizes_bytes = {i: cell_bytes(hparams, i, type_k, type_v) * n_cells for i in self.layers}
         self.size_bytes = sum(sizes_bytes.values())
         host_bytes = sum(n for i, n in sizes_bytes.items() if self._bufts[i].is_host)
         _check_memory(host_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
@@ -101,22 +109,27 @@ class KVCache(CellLists):
             for buft in self._contexts
             if not buft.is_host
         }
-        shapes = {i: (hparams.head_dim, n_cells, hparams.n_head_kv_arr[i]) for i in self.layers}
-        self.k, self.v = (
-            {
-                i: self._contexts[self._bufts[i]]
-                .new_tensor(type, shapes[i])
-                .set_name(f"cache_{x}_l{i}")
-                for i in self.layers
-            }
-            for x, type in types.items()
-        )
+
+        def new(x: str, layer: int) -> Tensor:
+            ne = (columns[x][layer], n_cells, hparams.n_head_kv_arr[layer])
+            return self._contexts[self._bufts[layer]].new_tensor(types[x], ne)
+
+        self.k = {i: new("k", i).set_name(f"cache_k_l{i}") for i in self.layers}
+        self.v = {}
+        if not hparams.values_in_keys:
+            self.v = {i: new("v", i).set_name(f"cache_v_l{i}") for i in self.layers}
+        self.stored = (*self.k.values(), *self.v.values())
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if buffer.mem is not None and buffer.size <= _HUGE_PAGES:
                 advise_hugepages(buffer.mem)
+        if hparams.values_in_keys:
+            self.v = {i: _first_columns(k, columns["v"][i]) for i, k in self.k.items()}
         arrays = (table.numpy(squeeze=False)[0] for table in (self.cells, self.branches))
-        super().__init__(*arrays, window=window, unified=unified, mirrored=bool(self._tables))
+        super().__init__(
+            *arrays, window=window, chunked=hparams.swa_chunked, unified=unified,
+            mirrored=bool(self._tables),
+        )  # fmt: skip
 
     def _new_tables(
         self, buft: BufferType, sizes: dict[str, tuple[int, int, int]], window: int
@@ -178,7 +191,7 @@ class KVCache(CellLists):
             runs: (first source cell, first target cell, length).
         """
         on_devices = []
-        for tensor in (*self.k.values(), *self.v.values()):
+        for tensor in self.stored:
             if not _buffer(tensor).buft.is_host:
                 on_devices.append(tensor)
                 continue
@@ -214,14 +227,35 @@ def _buffer(tensor: Tensor) -> Buffer:
     return tensor.buffer
 
 
-def _rotation_size(type: GGMLType, head_dim: int, max_size: int) -> int:
-    """The largest power of two up to ``max_size`` that divides a head; 0 if too small or F16.
+def cached_layers(hparams: HParams) -> tuple[int, ...]:
+    """The layers with keys and values of their own."""
+    n = range(hparams.n_layer)
+    return tuple(i for i in n if hparams.n_head_kv_arr[i] and hparams.cache_layer(i) == i)
+
+
+def cell_bytes(hparams: HParams, layer: int, type_k: GGMLType, type_v: GGMLType) -> int:
+    """Bytes of the keys and values of one token in a layer of ``cached_layers``."""
+    size = row_size(type_k, hparams.head_dim_arr[layer])
+    if not hparams.values_in_keys:
+        size += row_size(type_v, hparams.head_dim_v_arr[layer])
+    return size * hparams.n_head_kv_arr[layer]
+
+
+def _first_columns(keys: Tensor, n: int) -> Tensor:
+    """A view of the first ``n`` columns of each row."""
+    view = Tensor(keys.type, (n, *keys.ne[1:]), keys.nb)
+    view.view_src, view.buffer, view.data = keys, keys.buffer, keys.data
+    return view.set_name(f"{keys.name} (values)")
+
+
+def _rotation_size(type: GGMLType, columns: set[int], max_size: int) -> int:
+    """The largest power of two up to ``max_size`` that divides all heads; 0 if too small or F16.
 
     Source: llama.cpp, the rotation of quantized caches.
     """
-    if not type.is_quantized or head_dim % _MIN_ROTATION:
+    if not type.is_quantized or any(n % _MIN_ROTATION for n in columns):
         return 0
-    return min(max_size, head_dim & -head_dim)
+    return min(max_size, *(n & -n for n in columns))
 
 
 def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:

@@ -37,7 +37,7 @@ class CellLists(CellTable):
 
     def sees(self, seq: int, position: int) -> bool:
         """Whether no entry in the window of a token at this position was evicted."""
-        return self._evicted[seq] < 0 or self._evicted[seq] <= position - self.window
+        return self._evicted[seq] < 0 or self._evicted[seq] < self.window_start(position)
 
     def check_window(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Raise BatchError if an entry in the window of one of these tokens was evicted."""
@@ -209,7 +209,7 @@ class CellLists(CellTable):
         shift = self._lengths[seq] - base  # from a position in the tree to its index
         rows[nodes, 2] = rows[nodes, 3] + (shift + 1)
         for i in nodes if self.window else ():
-            start = int(rows[i, 3]) - self.window + 1
+            start = self.window_start(int(rows[i, 3]))
             rows[i, 1] = self.index(seq, start) if start < base else start + shift
 
     def _write_branches(
@@ -321,7 +321,7 @@ class CellLists(CellTable):
         rows[:, 0], rows[:, 3] = first, positions
         if self.window:
             starts = zip(first, positions, strict=True)
-            rows[:, 1] = [self.index(s, position - self.window + 1) for s, position in starts]
+            rows[:, 1] = [self.index(s, self.window_start(position)) for s, position in starts]
         rows[:, 2] = [p + 1 for p in places] if causal else [self._lengths[s] for s in first]
         return rows
 

@@ -21,7 +21,7 @@ from pyggml.tensor import BufferType
 
 from ..errors import BatchError, PyllamaError
 from ..hparams import HParams
-from .cache import KVCache
+from .cache import KVCache, cached_layers
 from .table import CHUNK, Ints, Seqs
 
 
@@ -62,7 +62,7 @@ class Memory:
         self.can_shift = not hparams.learned_positions
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
-        for i in range(hparams.n_layer):
+        for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
         self.caches = []
         for window in sorted(by_window):
@@ -76,7 +76,9 @@ class Memory:
                     layer_buft=layer_buft,
                 )
             )  # fmt: skip
-        self._of_layer = {i: cache for cache in self.caches for i in cache.layers}
+        by_layer = {i: cache for cache in self.caches for i in cache.layers}
+        owners = {i: hparams.cache_layer(i) for i in range(hparams.n_layer)}
+        self._of_layer = {i: by_layer[owner] for i, owner in owners.items() if owner in by_layer}
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +91,7 @@ class Memory:
         return self.caches[0].n_used
 
     def of_layer(self, layer: int) -> KVCache:
-        """The cache of a layer's keys and values."""
+        """The cache that a layer attends to."""
         return self._of_layer[layer]
 
     def length(self, seq: int) -> int:

@@ -73,6 +73,7 @@ class CellTable:
         branches: int32[MAX_BRANCHES, n, 2], storage of the other paths of trees, each from the last
             multiple of ``CHUNK`` entries before the tree.
         window: positions that a token attends to, its own included; 0 for all before it.
+        chunked: whether the window is the part since the last multiple of ``window``.
         unified: whether sequences share the cells; otherwise each has an equal part.
         mirrored: whether to record changed entries, for ``changed_entries``.
 
@@ -87,12 +88,13 @@ class CellTable:
         branches: Ints,
         *,
         window: int = 0,
+        chunked: bool = False,
         unified: bool = True,
         mirrored: bool = False,
     ) -> None:
         self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
-        self.mirrored = mirrored
+        self._chunked, self.mirrored = chunked, mirrored
         self._lists, self._branches = table, branches
         self._trees: dict[int, DraftTree] = {}  # by sequence
         self._branch_lengths: list[int] = []  # of the branches placed last
@@ -158,6 +160,12 @@ class CellTable:
         n = self._lengths[seq]
         return int(np.searchsorted(self._lists[seq, :n, 1], position))
 
+    def window_start(self, position: int) -> int:
+        """The first position in the window of a token."""
+        if self._chunked:
+            return position // self.window * self.window
+        return position - self.window + 1
+
     def n_outside_window(self, entries: Ints, start: int) -> int:
         """Number of leading entries outside of the window of all tokens from ``start`` on.
 
@@ -165,7 +173,7 @@ class CellTable:
         """
         if not self.window:
             return 0
-        return int(np.searchsorted(entries[:, 1], start - self.window + 1)) // CHUNK * CHUNK
+        return int(np.searchsorted(entries[:, 1], self.window_start(start))) // CHUNK * CHUNK
 
     def clear(self) -> None:
         """Remove everything."""

@@ -33,6 +33,7 @@ from pyggml.errors import BackendError, PyggmlError
 from pyggml.tensor import BufferType, Tensor
 
 from ..hparams import HParams
+from ..kv.cache import cached_layers
 from .params import ContextParams
 
 log = logging.getLogger(__name__)
@@ -349,21 +350,32 @@ def kv_buffer_types(
 
 def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLType) -> bool:
     """Whether a backend supports both ops that write and read caches of these types."""
-    heads = set(zip(hparams.n_head_arr, hparams.n_head_kv_arr, strict=True))
-    nodes = [node for n in heads for node in _attention_nodes(hparams.head_dim, n, type_k, type_v)]
+    sizes = {
+        (hparams.head_dim_arr[i], hparams.head_dim_v_arr[i], hparams.n_head_arr[i],
+         hparams.n_head_kv_arr[i])
+        for i in cached_layers(hparams)
+    }  # fmt: skip
+    nodes = [node for n in sizes for node in _attention_nodes(n, type_k, type_v)]
     return all(map(backend.supports_op, nodes))
 
 
 def _attention_nodes(
-    d: int, n_heads: tuple[int, int], type_k: GGMLType, type_v: GGMLType
+    sizes: tuple[int, int, int, int], type_k: GGMLType, type_v: GGMLType
 ) -> list[Tensor]:
-    """The nodes that write and read a cache, for heads of ``d`` columns and (n_head, n_head_kv)."""
+    """The nodes that write and read a cache.
+
+    Args:
+        sizes: head_dim, head_dim_v, n_head, n_head_kv.
+    """
     ctx, f32, i32 = Context(no_alloc=True), GGMLType.F32, GGMLType.I32
-    heads, heads_kv = n_heads
-    caches = [ctx.new_tensor_3d(type, d, 256, heads_kv) for type in (type_k, type_v)]
+    d, d_v, heads, heads_kv = sizes
+    columns = ((type_k, d), (type_v, d_v))
+    caches = [ctx.new_tensor_3d(type, n, 256, heads_kv) for type, n in columns]
     index = ctx.new_tensor_1d(GGMLType.I64, 1)
-    new = ctx.new_tensor_3d(f32, d, 1, heads_kv)
-    nodes = [ops.set_rows(ctx, cache, new, index) for cache in caches]
+    nodes = [
+        ops.set_rows(ctx, cache, ctx.new_tensor_3d(f32, n, 1, heads_kv), index)
+        for cache, (_, n) in zip(caches, columns, strict=True)
+    ]
     q, table = ctx.new_tensor_3d(f32, d, 1, heads), ctx.new_tensor_3d(i32, 2, 256, 1)
     rows = ctx.new_tensor_2d(i32, 6, 1)
     k, v = caches

@@ -12,6 +12,7 @@ are checked before anything is allocated.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -451,15 +452,20 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
 
 
 def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
-    """Sizes in ne order from the field names in an architecture's ``TENSORS``; -1 for any.
+    """Sizes in ne order from an architecture's ``TENSORS``; -1 for any.
+
+    A name is a field of ``HParams``, a product with it, or a part: ``2*n_ff``, ``n_rot/2``.
 
     Args:
         hparams: ``of_layer(i)`` for a tensor of a layer.
     """
 
     def size(name: str) -> int:
-        half = name.endswith("/2")
-        return -1 if name == ANY else getattr(hparams, name.removesuffix("/2")) // (1 + half)
+        if name == ANY:
+            return -1
+        product, _, divisor = name.partition("/")
+        factors = (int(x) if x.isdigit() else hparams.size(x) for x in product.split("*"))
+        return math.prod(factors) // int(divisor or 1)
 
     return tuple(size(name) for name in names)
 

@@ -191,9 +191,9 @@ class Planner:
         for name, tensor in tensors.items():
             layer = layers[_place_of(name, hparams.n_layer)]
             layer.weights[self._owner(_buft(tensor))] += _size(tensor)
-        for i in range(hparams.n_layer):
-            for cached in (memory.of_layer(i).k[i], memory.of_layer(i).v[i]):
-                layers[1 + i].kv[self._owner(real(i))] += _size(cached)
+        for cached in (x for caches in memory.caches for x in caches.stored):
+            i = int(cached.name.rpartition("_l")[2])
+            layers[1 + i].kv[self._owner(real(i))] += _size(cached)
         gpus = gpus_of(self.backends)
         uses = []
         for backend in self.backends:

@@ -57,7 +57,7 @@ def dump_state(
     caches, blobs = [], []
     for cache in context.kv.caches:
         cells, lists = cache.export_lists(seqs)
-        part = [cache.read_cells(t, cells) for t in (*cache.k.values(), *cache.v.values())]
+        part = [cache.read_cells(t, cells) for t in cache.stored]
         blobs += [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (*lists, *part)]
         caches.append(
             {
@@ -161,7 +161,7 @@ class _CacheState:
             raise StateError(f"{path}: {len(lengths)} sequences, this context has {n_seq}")
         self._cache, self._n, self._path = cache, n, path
         self._evicted = info["lost"]
-        tensors = [*cache.k.values(), *cache.v.values()]
+        tensors = cache.stored
         shapes = [(t.ne[2], n, t.nb[1]) for t in tensors]
         sizes = [8 * length for length in lengths] + [int(np.prod(s)) for s in shapes]
         self.n_bytes = sum(sizes)

@@ -24,6 +24,7 @@ from ..arch import get_arch
 from ..errors import ModelError
 from ..graph.sparse.weights import plan_weights
 from ..hparams import HParams
+from ..kv.cache import cached_layers, cell_bytes
 from ..kv.memory import window_cells
 from ..runtime.loader import check_tensors
 
@@ -161,13 +162,12 @@ def _level(name: str) -> tuple[str, int]:
 
 
 def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[PlacedItem]:
-    head = sum(row_size(type, hp.head_dim) for type in types.values())
-    for i in range(hp.n_layer):
+    for i in cached_layers(hp):
         window = hp.window(i)
         n_cells = min(n_ctx, window_cells(window, 1, 512, True)) if window else n_ctx
         yield PlacedItem(
             KV,
             i,
             tuple(f"cache_{x}_l{i}" for x in types),
-            padded(head * hp.n_head_kv_arr[i] * n_cells),
+            padded(cell_bytes(hp, i, types["k"], types["v"]) * n_cells),
         )

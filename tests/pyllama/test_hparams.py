@@ -32,16 +32,18 @@ def test_values_and_defaults(tmp_path: Path) -> None:
     hp = read(tmp_path / "x.gguf", full)
     wanted = HParams(
         arch="llama", n_ctx_train=256, n_embd=32, n_layer=2, n_ff_arr=(48, 48),
-        n_head_arr=(4, 4), n_head_kv_arr=(2, 2), head_dim=16, n_rot=8, n_vocab=261,
+        n_head_arr=(4, 4), n_head_kv_arr=(2, 2), head_dim_arr=(16, 16), head_dim_v_arr=(16, 16),
+        n_rot_arr=(8, 8), n_vocab=261,
         norm_eps=0.25, rope_freq_base=5e5,
         rope_freq_scale=0.25,
         swa_period=0,
     )  # fmt: skip
-    assert hp == wanted and (hp.n_embd_q, hp.n_embd_kv) == (64, 32)
+    assert hp == wanted and (hp.n_embd_q, hp.n_embd_k) == (64, 32)
     needed = ("architecture", "_length", "block_count", "head_count")
     few = {k: v for k, v in full.items() if k.endswith(needed) and "key" not in k}
     defaults = {
-        "n_head_kv_arr": (4, 4), "head_dim": 8, "n_rot": 8, "norm_eps": 1e-5,
+        "n_head_kv_arr": (4, 4), "head_dim_arr": (8, 8), "head_dim_v_arr": (8, 8),
+        "n_rot_arr": (8, 8), "norm_eps": 1e-5,
         "rope_freq_base": 1e4, "rope_freq_scale": 1.0,
     }  # fmt: skip
     assert read(tmp_path / "x.gguf", few) == dataclasses.replace(wanted, **defaults)
@@ -96,7 +98,7 @@ BAD = {
     "experts-too-many-used": {"expert_count": 8, "expert_used_count": 9},
     "experts-of-no-columns": {**EXPERTS, "expert_feed_forward_length": 0},
     "experts-of-too-many-columns": {**EXPERTS, "expert_feed_forward_length": 1 << 40},
-    "experts-chosen-by-sigmoid": {**EXPERTS, "expert_gating_func": 2},
+    "experts-chosen-by-no-known-function": {**EXPERTS, "expert_gating_func": 9},
 }  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def test_layers_of_different_sizes(tmp_path: Path) -> None:
     hp = read(tmp_path / "x.gguf", metadata)
     got = [(x.n_ff, x.n_head, x.n_head_kv, x.n_embd_qkv) for x in map(hp.of_layer, range(2))]
     assert got == [(48, 4, 2, 64), (64, 8, 4, 128)]
-    for name, key in (("n_ff", SIZES[0]), ("n_embd_q", SIZES[1]), ("n_embd_kv", SIZES[2])):
+    for name, key in (("n_ff", SIZES[0]), ("n_embd_q", SIZES[1]), ("n_embd_k", SIZES[2])):
         with pytest.raises(ModelError, match=f"layers of this llama model differ in {key} ") as e:
             getattr(hp, name)
         assert "\n" not in str(e.value)

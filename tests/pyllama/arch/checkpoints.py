@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from pyllama.arch import arch_names
+from pyllama.mapping.rules import base_keys
 
 from .variants import VARIANTS
 
 DATA = Path(__file__).parents[2] / "data"
-N_VOCAB = 512
+N_VOCAB, EVERY = 512, 4  # logits are recorded of every fourth token
 _SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3", "gemma3_text"}  # model types
-_ADD_ONE = {"gemma3", "gemma3_text"}  # the norms of these add 1 to their weights
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -56,6 +56,7 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
     """A checkpoint's parameters, float32, each from a generator that its name seeds.
 
     Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
+    Gemma's norms add 1 to their weights.
 
     Args:
         kind: the model type.
@@ -68,7 +69,7 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
         else:
-            x = x / 2 + (0 if name.endswith("bias") or kind in _ADD_ONE else 1)
+            x = x / 2 + (0 if name.endswith("bias") or kind.startswith("gemma") else 1)
         made[name] = x.astype(np.float32)
     return made
 
@@ -85,13 +86,30 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+def expand(patterns: Mapping[str, list[int]], config: Mapping[str, Any]) -> Shapes:
+    """Shapes by name, with the numbers of layers and experts in place of ``{i}`` and ``{e}``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for pattern, shape in patterns.items():
+        layers = base_keys(config)["block_count"] if "{i}" in pattern else 1
+        experts = base_keys(config)["expert_count"] if "{e}" in pattern else 1
+        for i in range(layers):
+            for e in range(experts):
+                found[pattern.replace("{i}", str(i)).replace("{e}", str(e))] = tuple(shape)
+    return found
+
+
 def write_checkpoint(folder: Path, name: str) -> Path:
     """The folder of a variant: config.json, weights, and a tokenizer of 512 tokens."""
     _, config = variants()[name]
     record = recorded(name)
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
+    return write_files(folder, config, made)
+
+
+def write_files(folder: Path, config: dict[str, Any], made: Mapping[str, np.ndarray]) -> Path:
+    """The folder of a checkpoint with these weights."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
     write_safetensors(folder / "model.safetensors", made)
     tokenizer = "llama" if config["model_type"] in _SENTENCEPIECE else "gpt2"
     for file in _TOKENIZER_FILES[tokenizer]:

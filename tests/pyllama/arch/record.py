@@ -1,16 +1,22 @@
-"""Record transformers' results for tiny checkpoints, in tests/data/arch/<variant>.npz.
+"""Record the reference's results for tiny checkpoints, in tests/data/arch/<variant>.npz.
 
-    python -m tests.pyllama.arch.record [NAME...]
+    LLAMA_CPP_SOURCES=DIR python -m tests.pyllama.arch.record [NAME...]
 
-Needs torch and transformers, which the tests do not. A file has ``shapes`` (JSON), ``scale``,
-``tokens`` int32[40], ``logits`` float32[40, 512] and ``greedy`` int32[16], in float32 with eager
-attention. The scale is chosen for logits with a standard deviation of 1.5, the tokens so that no
-greedy choice is close, and as few between experts as can be: rounded weights would change them.
+Needs torch, transformers, xllamacpp and llama.cpp's converter (see ``llama_cpp.py``), which the
+tests do not. A file has ``shapes`` (JSON), ``scale``, ``tokens`` int32[40], and ``gguf`` (JSON):
+the keys and tensors that llama.cpp's converter makes of the checkpoint, if it can.
+
+Of transformers, in float32 with eager attention: ``logits`` float32[n, 512] at every ``EVERY``-th
+token and ``greedy`` int32[16]. The scale is chosen for logits with a standard deviation of 1.5, the
+tokens so that no greedy choice is close, and as few between experts as can be: rounded weights
+would change them. Of llama.cpp, where transformers lacks the model: ``greedy`` int32[32] and
+``logprobs`` float32[32, 512], the logarithms of the probabilities that each was chosen from.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +29,21 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from .checkpoints import DATA, N_VOCAB, Shapes, variants, weights, write_safetensors
+from . import llama_cpp
+from .checkpoints import (
+    DATA,
+    EVERY,
+    N_VOCAB,
+    Shapes,
+    expand,
+    variants,
+    weights,
+    write_files,
+    write_safetensors,
+)
+from .variants import SHAPES
 
-N_TOKENS, N_GREEDY, SPREAD, GAP = 40, 16, 1.5, 0.02
+N_TOKENS, N_GREEDY, N_LLAMA_CPP, SPREAD, GAP = 40, 16, 32, 1.5, 0.02
 
 
 def _bamboo(model: Any) -> Any:
@@ -87,6 +105,8 @@ def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     if used is None:
         return float("inf")
     out = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True)
+    if getattr(out, "router_logits", None) is None:
+        return float("inf")
     ordered = torch.stack(out.router_logits).sort(descending=True).values
     return float((ordered[..., used - 1] - ordered[..., used]).min())
 
@@ -106,16 +126,58 @@ def record(name: str, config: dict[str, Any], folder: Path) -> None:
         if gap > GAP:
             break
     logits = compute_logits(model, tokens)
+    converted = _llama_cpp_file(folder / "checkpoint", name, config, shapes, scale)
+    _save(
+        name, shapes, scale, tokens, "" if converted is None else llama_cpp.described(converted),
+        logits=logits[::EVERY], greedy=np.array(greedy, np.int32),
+    )  # fmt: skip
+    print(
+        f"{name}: {len(shapes)} tensors, std {logits.std():.3f}, scale {scale:.3f}, gap {gap:.3f}"
+    )
+
+
+def record_llama_cpp(name: str, config: dict[str, Any], folder: Path) -> None:
+    """Record what llama.cpp computes with the file that its own converter makes."""
+    shapes, scale = expand(SHAPES[name], config), 1.0
+    for attempt in range(20):
+        path = _llama_cpp_file(folder / str(attempt), name, config, shapes, scale)
+        assert path is not None, f"{name}: llama.cpp does not convert it"
+        tokens = np.random.default_rng(attempt).integers(4, N_VOCAB, N_TOKENS).tolist()
+        greedy, logprobs = llama_cpp.generate(path, tokens, N_LLAMA_CPP)
+        spread, best = float(logprobs.std()), np.sort(logprobs)[:, -2:]
+        gap = float((best[:, 1] - best[:, 0]).min())
+        if attempt > 3 and gap > GAP and abs(spread / SPREAD - 1) < 0.2:
+            break
+        scale = float(np.float32(scale * (SPREAD / spread) ** 0.7))
+    _save(
+        name, shapes, scale, tokens, llama_cpp.described(path),
+        logprobs=logprobs, greedy=np.array(greedy, np.int32),
+    )  # fmt: skip
+    print(f"{name}: {len(shapes)} tensors, std {spread:.3f}, scale {scale:.3f}, gap {gap:.3f}")
+
+
+def _llama_cpp_file(
+    folder: Path, name: str, config: dict[str, Any], shapes: Shapes, scale: float
+) -> Path | None:
+    """The file that llama.cpp's converter makes of a checkpoint; None if it cannot."""
+    write_files(folder, config, weights(config["model_type"], shapes, scale))
+    try:
+        return llama_cpp.convert(folder, folder / "x.gguf")
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: llama.cpp's converter: {error.stderr.strip().splitlines()[-1]}")
+        return None
+
+
+def _save(
+    name: str, shapes: Shapes, scale: float, tokens: list[int], gguf: Any, **arrays: np.ndarray
+) -> None:
     np.savez_compressed(
         DATA / "arch" / f"{name}.npz",
         shapes=json.dumps(shapes),
         scale=np.float32(scale),
         tokens=np.array(tokens, np.int32),
-        logits=logits,
-        greedy=np.array(greedy, np.int32),
-    )
-    print(
-        f"{name}: {len(shapes)} tensors, std {logits.std():.3f}, scale {scale:.3f}, gap {gap:.3f}"
+        gguf=json.dumps(gguf),
+        **arrays,
     )
 
 
@@ -126,4 +188,5 @@ if __name__ == "__main__":
         sys.exit(f"no variant {', '.join(unknown)}; variants.py has {', '.join(known)}")
     for name in names:
         with TemporaryDirectory() as directory:
-            record(name, known[name][1], Path(directory))
+            of_reference = record_llama_cpp if name in SHAPES else record
+            of_reference(name, known[name][1], Path(directory))

@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from pyllama.arch import Arch, arch_names, get_arch
 
-from .variants import VARIANTS
-
-# Variants that llama.cpp was given as files of ours and continued with the same tokens; a test
-# asks it again where it is installed.
-LLAMA_CPP = (
-    "bloom", "bloom_6_heads", "falcon_11b", "falcon_40b", "falcon_7b", "gemma3", "gpt2", "gptneox",
-    "gptneox_sequential", "llama", "llama_biases", "llama_dynamic", "llama_linear", "llama_llama3",
-    "llama_longrope", "llama_yarn", "llama_yarn_attention", "mixtral", "mpt", "phi2", "qwen2",
-    "qwen2_tied", "qwen3", "qwen3moe",
-)  # fmt: skip
+from .variants import LLAMA_CPP, SHAPES, VARIANTS
 
 
 def _positions(arch: Arch) -> str:
@@ -33,6 +24,10 @@ def _positions(arch: Arch) -> str:
     return " or ".join(found)
 
 
+def _proof(variant: str) -> str:
+    return "†" if variant in SHAPES else "*" if variant in LLAMA_CPP else ""
+
+
 def _row(name: str) -> str:
     arch = get_arch(name)
     summary = (arch.__doc__ or "").split("\n", 1)[0].rstrip(".")
@@ -42,7 +37,7 @@ def _row(name: str) -> str:
         f"{head}: {what}",
         " ".join(f"`{model}`" for model in arch.CONVERT.models),
         _positions(arch),
-        " ".join(f"`{v}`{'*' if v in LLAMA_CPP else ''}" for v in sorted(VARIANTS[name])),
+        " ".join(f"`{v}`{_proof(v)}" for v in sorted(VARIANTS[name])),
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -9,7 +9,7 @@ import pytest
 from pyllama.convert import convert
 
 from .checkpoints import recorded, write_checkpoint
-from .table import LLAMA_CPP
+from .variants import LLAMA_CPP
 
 xllamacpp = pytest.importorskip("xllamacpp")
 

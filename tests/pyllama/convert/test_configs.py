@@ -44,7 +44,10 @@ def test_unsupported_mpt_settings_are_refused(odd: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "window"), [("Llama", None), ("Mistral", 16), ("Mixtral", 16)])
 def test_only_mistral_and_mixtral_have_a_sliding_window(name: str, window: int | None) -> None:
-    config = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 8, "sliding_window": 16}
+    config = {
+        "architectures": [f"{name}ForCausalLM"], "vocab_size": 8, "sliding_window": 16,
+        "head_dim": 4,
+    }  # fmt: skip
     assert get_arch("llama").CONVERT.keys(config).get("attention.sliding_window") == window
 
 

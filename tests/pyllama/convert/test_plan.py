@@ -57,6 +57,7 @@ ARCH = cast(Arch, SimpleNamespace(TENSORS=TENSORS, CONVERT=CONVERT))
 
 SIZES = SimpleNamespace(n_layer=2, n_embd=4, n_ff=6, n_expert=3, n_vocab=8)
 SIZES.of_layer = lambda i: SIZES
+SIZES.size = lambda name: getattr(SIZES, name)
 HPARAMS = cast(HParams, SIZES)
 
 

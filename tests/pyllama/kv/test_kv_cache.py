@@ -26,7 +26,8 @@ SEQS = 3
 CELLS = 13
 HPARAMS = HParams(
     arch="llama", n_ctx_train=64, n_embd=16, n_layer=2, n_ff_arr=(8, 8),
-    n_head_arr=(2, 2), n_head_kv_arr=(1, 1), head_dim=8, n_rot=8, n_vocab=3, norm_eps=1e-5,
+    n_head_arr=(2, 2), n_head_kv_arr=(1, 1), head_dim_arr=(8, 8), head_dim_v_arr=(8, 8),
+    n_rot_arr=(8, 8), n_vocab=3, norm_eps=1e-5,
     rope_freq_base=1e4, rope_freq_scale=1.0,
 )  # fmt: skip
 seqs = st.integers(0, SEQS - 1)

@@ -102,7 +102,7 @@ def test_a_file_without_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sizes", "fault"),
     [
-        ({"general.architecture": "starcoder2"}, (0, 0), "'starcoder2' is not supported"),
+        ({"general.architecture": "mamba9"}, (0, 0), "'mamba9' is not supported"),
         (
             {
                 "general.architecture": "phi3",

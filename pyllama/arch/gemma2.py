@@ -1,0 +1,67 @@
+"""Gemma 2: Gemma 3 with soft caps on scores and logits, and a window in every second layer.
+
+Source: Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical Size"; llama.cpp,
+``llm_build_gemma2_iswa``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import gemma3
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 4096),
+    "swa_period": Key("attention.sliding_window_pattern", 2),
+    "attn_scale": Key("attention.scale", 0.0),
+    "attn_logit_softcap": Key("attn_logit_softcapping", 50.0),
+    "final_logit_softcap": Key("final_logit_softcapping", 30.0),
+}
+
+TENSORS = {
+    name: sizes
+    for name, sizes in gemma3.TENSORS.items()
+    if "_q_norm" not in name and "_k_norm" not in name
+}
+_LAYERS_27B = 46
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return gemma3.decoder(b, _LAYERS_27B)
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, attention_bias=False)
+    caps = {
+        key: float(config[key] or 0)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping")
+    }
+    keys = {
+        "attention.sliding_window": int(config["sliding_window"]),
+        "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
+    }
+    return base_keys(config) | hidden_act(config, "gelu") | keys | caps
+
+
+CONVERT = Convert(
+    models=("Gemma2ForCausalLM",),
+    tensors={
+        name: x for name, x in gemma3.NAMES.items() if "_q_norm" not in x and "_k_norm" not in x
+    },
+    defaults=gemma3.DEFAULTS
+    | {
+        "vocab_size": 256000,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "rope_theta": 10000.0,
+    },
+    keys=_keys,
+    change=gemma3.add_one,
+)

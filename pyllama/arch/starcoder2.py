@@ -1,0 +1,73 @@
+"""StarCoder2: layer norm, rope on halves, GELU, biases everywhere.
+
+Source: Lozhkov et al. 2024, "StarCoder 2 and The Stack v2"; llama.cpp, ``llm_build_starcoder2``.
+"""
+
+from __future__ import annotations
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import Convert, base_keys, hidden_act
+
+HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
+
+TENSORS = {  # in the order of their use
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.bias": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias?": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias?": ("n_embd",),
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:  # the rest is for tokens whose logits are wanted
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "gelu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+CONVERT = Convert(
+    models=("Starcoder2ForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
+        "model.layers.{i}.mlp.c_fc.*": "blk.{i}.ffn_up.*",
+        "model.layers.{i}.mlp.c_proj.*": "blk.{i}.ffn_down.*",
+        "model.norm.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=lambda config: base_keys(config) | hidden_act(config, "gelu"),
+)

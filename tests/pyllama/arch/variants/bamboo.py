@@ -1,0 +1,10 @@
+"""Tiny checkpoints of ``bamboo``."""
+
+from __future__ import annotations
+
+from . import llama
+
+VARIANTS = {
+    "bamboo": llama.VARIANTS["llama"]
+    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}
+}
