@@ -5,7 +5,7 @@ hidden = ffn_hidden(b, x, i, "silu", "")       # [n_ff, T]
 
 from __future__ import annotations
 
-from pyggml import ops
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..activation import GLU_OF, activate, gated, hidden_name
