@@ -8,6 +8,7 @@ which LLVM would move before the ``if`` that guards it. The tests' simulator has
 each, but not of tensor cores and shared memory by address.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -128,32 +129,45 @@ store_u32x2, store_u32x4 = _store(types.uint32, 2), _store(types.uint32, 4)
 store_i32, store_i64 = _store(types.int32), _store(types.int64)
 
 
+_LETTERS = {  # of LLVM's constraints
+    types.uint16: "h",
+    types.uint32: "r",
+    types.int32: "r",
+    types.int64: "l",
+    types.float32: "f",
+}
+
+
 def assembly(
-    name: str, result: Any, text: str, constraints: str, *arguments: Any, effects: bool = False
-) -> Any:
+    text: str, result: Any, *arguments: Any, effects: bool = False, memory: bool = False,
+    early: bool = False,
+) -> Any:  # fmt: skip
     """A function of one piece of PTX.
 
     Args:
         result: its Numba type, or a tuple of them.
-        constraints: LLVM's, results first.
-        effects: it touches memory or other threads, so it must stay where it is.
+        effects: it concerns other threads, so it must stay where it is.
+        memory: it touches memory, so it must too.
+        early: results are written before all arguments are read.
     """
     several = isinstance(result, tuple)
+    results = result if several else (result,) if result in _LLVM else ()
     given = types.Tuple(result) if several else result
     llvm: Any = ir.LiteralStructType([_LLVM[t] for t in result]) if several else _LLVM.get(result)
     llvm = _VOID if llvm is None else llvm
-    wanted = [_LLVM[t] for t in arguments]
+    kind = ir.FunctionType(llvm, [_LLVM[t] for t in arguments])
+    constraints = ["=" + "&" * early + _LETTERS[t] for t in results]
+    constraints += [*map(_LETTERS.__getitem__, arguments), *["~{memory}"] * memory]
+    code = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=effects or memory)
 
-    def make(types_given: list[Any]) -> Any:
+    def define(typingctx, *types_given):  # type: ignore[no-untyped-def]
         if any(
             t != want and not isinstance(t, types.IntegerLiteral)
             for t, want in zip(types_given, arguments, strict=True)
         ):
             return None
 
-        def codegen(context, builder, signature, args):
-            kind = ir.FunctionType(llvm, wanted)
-            code = ir.InlineAsm(kind, text, constraints, side_effect=effects)
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             made = builder.call(code, list(args))
             if not several:
                 return context.get_dummy_value() if llvm is _VOID else made
@@ -162,49 +176,36 @@ def assembly(
 
         return given(*arguments), codegen
 
-    names = ", ".join(f"a{i}" for i in range(len(arguments)))
-    scope: dict[str, Any] = {"make": make}
-    exec(f"def {name}(typingctx, {names}):\n    return make([{names}])", scope)
-    return intrinsic(scope[name])
+    names = ("typingctx", *(f"a{i}" for i in range(len(arguments))))
+    kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    define.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
+    return intrinsic(define)
 
 
 _U16, _U32, _S32, _F32 = types.uint16, types.uint32, types.int32, types.float32
 _S64 = types.int64
 
-half_to_float = assembly("half_to_float", _F32, "cvt.f32.f16 $0, $1;", "=f,h", _U16)
-float_to_half = assembly("float_to_half", _U16, "cvt.rn.f16.f32 $0, $1;", "=h,f", _F32)
+half_to_float = assembly("cvt.f32.f16 $0, $1;", _F32, _U16)
+float_to_half = assembly("cvt.rn.f16.f32 $0, $1;", _U16, _F32)
 halves_to_floats = assembly(
-    "halves_to_floats",
-    (_F32, _F32),
     "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
-    "=f,=f,r",
+    (_F32, _F32),
     _U32,
-)
-# As ``load_matrices``, each matrix transposed: lane l gets column l / 4, rows 2 (l % 4) and next.
-load_matrices_transposed = assembly(
-    "load_matrices_transposed",
-    (_U32,) * 4,
-    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
-    "=r,=r,=r,=r,r,~{memory}",
-    _U32,
-    effects=True,
 )
 floats_to_halves = assembly(  # the first one's bits are the low ones
-    "floats_to_halves",
-    _U32,
     "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }",
-    "=r,f,f",
+    _U32,
     _F32,
     _F32,
 )
-dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
-dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
-fma = assembly("fma", _F32, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", _F32, _F32, _F32)
-mul_rounded = assembly("mul_rounded", _F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", _F32, _F32)
-rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
-exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
-bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
-float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
+dot4_us = assembly("dp4a.u32.s32 $0, $1, $2, $3;", _S32, _U32, _U32, _S32)
+dot4_ss = assembly("dp4a.s32.s32 $0, $1, $2, $3;", _S32, _U32, _U32, _S32)
+fma = assembly("fma.rn.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
+mul_rounded = assembly("mul.rn.f32 $0, $1, $2;", _F32, _F32, _F32)
+rsqrt = assembly("rsqrt.approx.f32 $0, $1;", _F32, _F32)
+exp2 = assembly("ex2.approx.f32 $0, $1;", _F32, _F32)
+bits_to_float = assembly("mov.b32 $0, $1;", _F32, _U32)
+float_to_bits = assembly("mov.b32 $0, $1;", _U32, _F32)
 
 # Tensor cores: D[16, 8] = A[16, k] B[k, 8] + C, a warp at once. Lane l has, of A, rows l / 4 and
 # l / 4 + 8; of B and its result, column l / 4, and columns 2 (l % 4) and the next. A's and B's
@@ -213,81 +214,59 @@ float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
 # smaller shapes of the same layout: the functions named ``_75`` issue several of them.
 
 _D4, _A4 = "{$0, $1, $2, $3}", "{$4, $5, $6, $7}"
-_F32X4, _S32X4 = (_F32,) * 4, (_S32,) * 4
-_MMA_FLOAT = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
 
 
-def _mma_16(name: str, kind: str) -> Any:
-    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {_D4}, {_A4}, {{$8, $9}}, "
-    text += "{$10, $11, $12, $13};"
-    return assembly(name, _F32X4, text, _MMA_FLOAT, *[_U32] * 6, *_F32X4, effects=True)
+def _mma_float(text: str, *, early: bool = False) -> Any:
+    floats = (_F32,) * 4
+    return assembly(text, floats, *[_U32] * 6, *floats, effects=True, early=early)
 
 
-mma_f16, mma_bf16 = _mma_16("mma_f16", "f16"), _mma_16("mma_bf16", "bf16")
+def _mma_int(text: str, n_words: int, *, early: bool = False) -> Any:
+    return assembly(text, (_S32,) * 4, *[_U32] * n_words, _S32, effects=True, early=early)
+
+
+_16, _C4 = "mma.sync.aligned.m16n8k16.row.col", "{$10, $11, $12, $13}"
+mma_f16 = _mma_float(f"{_16}.f32.f16.f16.f32 {_D4}, {_A4}, {{$8, $9}}, {_C4};")
+mma_bf16 = _mma_float(f"{_16}.f32.bf16.bf16.f32 {_D4}, {_A4}, {{$8, $9}}, {_C4};")
 _HALF = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
-mma_f16_75 = assembly(
-    "mma_f16_75",
-    _F32X4,
-    f"{_HALF} {_D4}, {{$4, $5}}, {{$8}}, {{$10, $11, $12, $13}};\n"
-    f"{_HALF} {_D4}, {{$6, $7}}, {{$9}}, {_D4};",
-    _MMA_FLOAT.replace("=f", "=&f"),
-    *[_U32] * 6,
-    *_F32X4,
-    effects=True,
+mma_f16_75 = _mma_float(
+    f"{_HALF} {_D4}, {{$4, $5}}, {{$8}}, {_C4};\n{_HALF} {_D4}, {{$6, $7}}, {{$9}}, {_D4};",
+    early=True,
 )
-mma_s8 = assembly(  # k = 32
-    "mma_s8",
-    _S32X4,
+mma_s8 = _mma_int(  # k = 32
     f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {_D4}, {_A4}, {{$8, $9}}, "
     "{$10, $10, $10, $10};",
-    "=r,=r,=r,=r,r,r,r,r,r,r,r",
-    *[_U32] * 6,
-    _S32,
-    effects=True,
+    6,
 )
-mma_s8_16 = assembly(  # k = 16
-    "mma_s8_16",
-    _S32X4,
-    f"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {_D4}, {{$4, $5}}, {{$6}}, "
-    "{$7, $7, $7, $7};",
-    "=r,=r,=r,=r,r,r,r,r",
-    *[_U32] * 3,
-    _S32,
-    effects=True,
+mma_s8_16 = _mma_int(  # k = 16
+    f"{_16}.s32.s8.s8.s32 {_D4}, {{$4, $5}}, {{$6}}, {{$7, $7, $7, $7}};", 3
 )
 _EIGHT = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"
-mma_s8_75 = assembly(
-    "mma_s8_75",
-    _S32X4,
+mma_s8_75 = _mma_int(
     f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$8}}, {{$10, $10}};\n"
     f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$8}}, {{$10, $10}};\n"
     f"{_EIGHT} {{$0, $1}}, {{$6}}, {{$9}}, {{$0, $1}};\n"
     f"{_EIGHT} {{$2, $3}}, {{$7}}, {{$9}}, {{$2, $3}};",
-    "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
-    *[_U32] * 6,
-    _S32,
-    effects=True,
+    6,
+    early=True,
 )
-mma_s8_16_75 = assembly(
-    "mma_s8_16_75",
-    _S32X4,
+mma_s8_16_75 = _mma_int(
     f"{_EIGHT} {{$0, $1}}, {{$4}}, {{$6}}, {{$7, $7}};\n"
     f"{_EIGHT} {{$2, $3}}, {{$5}}, {{$6}}, {{$7, $7}};",
-    "=&r,=&r,=&r,=&r,r,r,r,r",
-    *[_U32] * 3,
-    _S32,
-    effects=True,
+    3,
+    early=True,
 )
+
+
+def _load_matrices(kind: str) -> Any:
+    text = f"ldmatrix.sync.aligned.m8n8.x4{kind}.shared.b16 {_D4}, [$4];"
+    return assembly(text, (_U32,) * 4, _U32, memory=True)
+
+
 # Four matrices of 8 rows of 16 bytes; lane l gives the address in shared memory of row l % 8 of
-# matrix l / 8, and gets word l % 4 of row l / 4 of each.
-load_matrices = assembly(
-    "load_matrices",
-    (_U32,) * 4,
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
-    "=r,=r,=r,=r,r,~{memory}",
-    _U32,
-    effects=True,
-)
+# matrix l / 8, and gets word l % 4 of row l / 4 of each; or, each matrix transposed, column l / 4,
+# rows 2 (l % 4) and next.
+load_matrices, load_matrices_transposed = _load_matrices(""), _load_matrices(".trans")
 
 
 # Shared memory by address: what ``cp.async`` and ``ldmatrix`` take.
@@ -367,29 +346,21 @@ store_shared_u32x2 = _store_shared(types.uint32, 2)
 store_shared_u32x4 = _store_shared(types.uint32, 4)
 
 
-def _copy_async(name: str, n: int) -> Any:
+def _copy_async(n: int) -> Any:
     """A copy of ``n`` bytes from the device's memory (int64) to shared memory (uint32).
 
     The third argument is how many bytes are read; the rest are zeros. Data are there for this
     thread after ``wait_copies``, for the others after a barrier too. From capability 8.0 on.
     """
-    cached = "cg" if n == 16 else "ca"
-    text = f"cp.async.{cached}.shared.global [$0], [$1], {n}, $2;"
-    constraints = "r,l,r,~{memory}"
-    return assembly(name, types.void, text, constraints, _U32, _S64, _S32, effects=True)
+    text = f"cp.async.{'cg' if n == 16 else 'ca'}.shared.global [$0], [$1], {n}, $2;"
+    return assembly(text, types.void, _U32, _S64, _S32, memory=True)
 
 
-copy_async_16, copy_async_8 = _copy_async("copy_async_16", 16), _copy_async("copy_async_8", 8)
-copy_async_4 = _copy_async("copy_async_4", 4)
-commit_copies = assembly(
-    "commit_copies", types.void, "cp.async.commit_group;", "~{memory}", effects=True
-)
-wait_copies_0 = assembly(
-    "wait_copies_0", types.void, "cp.async.wait_group 0;", "~{memory}", effects=True
-)
-wait_copies_1 = assembly(  # all but the last committed group
-    "wait_copies_1", types.void, "cp.async.wait_group 1;", "~{memory}", effects=True
-)
+copy_async_16, copy_async_8, copy_async_4 = map(_copy_async, (16, 8, 4))
+commit_copies = assembly("cp.async.commit_group;", types.void, memory=True)
+wait_copies_0 = assembly("cp.async.wait_group 0;", types.void, memory=True)
+# all but the last committed group
+wait_copies_1 = assembly("cp.async.wait_group 1;", types.void, memory=True)
 
 
 @intrinsic

@@ -234,9 +234,7 @@ def divergent_barrier(x: F32, y: F32):
         cuda.syncthreads()
 
 
-load_too_early = assembly(
-    "load_too_early", types.float32, "ld.global.nc.f32 $0, [$1];", "=f,l", types.int64
-)
+load_too_early = assembly("ld.global.nc.f32 $0, [$1];", types.float32, types.int64)
 
 
 @python_stand_in(load_too_early)

@@ -86,20 +86,12 @@ def _supports(node: Tensor) -> bool:
     return plain and x.ne[0] <= MOST
 
 
-def _sort(lowering: GpuLowering, node: Tensor, descending: bool) -> None:
-    x = node.src[0]
+@lowers("ARGSORT", _supports)
+@lowers("TOP_K", _supports)
+def _lower_sort(lowering: GpuLowering, node: Tensor) -> None:
+    x, descending = node.src[0], node.op_params.get("order") != "asc"
     size = max(2, 1 << (x.ne[0] - 1).bit_length())
     call = sort_kernel(size, descending)(
         x=x, y=node, n=x.ne[0], k=node.ne[0], ne1=x.ne[1], ne2=x.ne[2]
     )
     lowering.launch(call, Grid(node.nrows))
-
-
-@lowers("ARGSORT", _supports)
-def _lower_argsort(lowering: GpuLowering, node: Tensor) -> None:
-    _sort(lowering, node, node.op_params["order"] == "desc")
-
-
-@lowers("TOP_K", _supports)
-def _lower_top_k(lowering: GpuLowering, node: Tensor) -> None:
-    _sort(lowering, node, True)
