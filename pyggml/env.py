@@ -222,7 +222,9 @@ def code_dir() -> Path:
 def markdown_table() -> str:
     """Return the variables as a Markdown table, for the docs."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
-    rows += [f"| `{v.name}` | {_code(v.default)} | {v.doc} |" for v in VARIABLES]
+    for v in VARIABLES:
+        default = "unset" if v.default is None else f"`{v.default}`"
+        rows.append(f"| `{v.name}` | {default} | {v.doc} |")
     rows += [
         "",
         "Options of the command-line tools can also be set by `LLAMA_ARG_` and the long name:",
@@ -232,10 +234,6 @@ def markdown_table() -> str:
         "`LLAMA_ARG_`, and that a tool does not have, is named in a line on stderr.",
     ]
     return "\n".join(rows) + "\n"
-
-
-def _code(text: str | None) -> str:
-    return "unset" if text is None else f"`{text}`"
 
 
 if __name__ == "__main__":

@@ -36,14 +36,14 @@ from ..errors import PyggmlError
 from .code_cache import CodeCache, prune
 from .numba_internals import (
     NO_CACHE,
+    AskedCache,
     FunctionCache,
     IsCached,
     NotCached,
-    asked,
+    OnlyCached,
     assembly,
     compile_cfunc,
     compile_function,
-    only_cached,
     own_numbers,
     retarget,
 )
@@ -263,7 +263,7 @@ class Code:
             if "machine_code" not in self.__dict__:
                 try:
                     with own_numbers():
-                        machine_code = self._compile(only_cached(_cache_of(self.function)))
+                        machine_code = self._compile(OnlyCached(_cache_of(self.function)))
                 except NotCached:
                     return False
                 self.__dict__["machine_code"] = machine_code
@@ -276,7 +276,7 @@ class Code:
                 return True
             try:
                 with own_numbers():
-                    self._compile(asked(_cache_of(self.function)))
+                    self._compile(AskedCache(_cache_of(self.function)))
             except IsCached:
                 return True
             except NotCached:

@@ -199,8 +199,8 @@ class IsCached(Exception):
     """A function is in the cache."""
 
 
-class _OnlyCached:
-    """A cache for which a missing function is an error, so that it is not compiled."""
+class OnlyCached:
+    """A cache for which a missing function is an error, NotCached, so that it is not compiled."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -212,8 +212,8 @@ class _OnlyCached:
         return overload
 
 
-class _Asked:
-    """A cache that tells whether it has a function, by an error."""
+class AskedCache:
+    """A cache that tells whether it has a function, by an error: IsCached or NotCached."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -221,13 +221,3 @@ class _Asked:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         is_kept = self._cache is not NO_CACHE and self._cache.has_overload(sig, target_context)
         raise IsCached if is_kept else NotCached
-
-
-def asked(cache: Any) -> Any:
-    """The cache, with which compiling raises IsCached or NotCached."""
-    return _Asked(cache)
-
-
-def only_cached(cache: Any) -> Any:
-    """The cache, with which compiling raises NotCached for a function that it does not have."""
-    return _OnlyCached(cache)

@@ -10,20 +10,19 @@ Source: the GGUF specification, version 3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..dtype import GGMLType
 from ..errors import GGUFError
+from ..rounding import round_up
 from . import limits
-from .header import padded
 from .magic import MAGIC
-from .types import GGUFStrings, ValueType
+from .types import NATURAL, GGUFStrings, ValueType, fits
 
 _VERSION = 3
-_F32_MAX = float(np.finfo(np.float32).max)
 _BY_DTYPE = {t.dtype: t for t in ValueType if t.code}
 
 
@@ -50,9 +49,9 @@ def encode_header(
     for name, ne, type, nbytes in entries:
         dims = struct.pack(f"<I{len(ne)}q", len(ne), *ne)
         pieces += _string(name.encode()), dims, struct.pack("<IQ", type, offset)
-        offset += padded(nbytes, alignment)
+        offset += round_up(nbytes, alignment)
     head = b"".join(pieces)
-    return head + bytes(padded(len(head), alignment) - len(head))
+    return head + bytes(round_up(len(head), alignment) - len(head))
 
 
 def encode_value(key: str, value: Any) -> bytes:
@@ -77,7 +76,7 @@ def _encode_value(key: str, value: Any) -> bytes:
     if isinstance(value, np.ndarray | np.generic):
         return _encode_numpy(key, value)
     if isinstance(value, str | bytes | bool | int | float):
-        kind = _element_type(key, [value], (ValueType.UINT32, ValueType.INT32))
+        kind = _element_type(key, [value], unsigned=True)
         return struct.pack("<I", kind) + _pack(kind, [value])
     if isinstance(value, GGUFStrings):
         return _array(ValueType.STRING, len(value), value.encoded)
@@ -87,7 +86,7 @@ def _encode_value(key: str, value: Any) -> bytes:
                 f"metadata {key!r} is an empty array without a type: use an empty NumPy array, or "
                 f"omit it"
             )
-        kind = _element_type(key, value, (ValueType.INT32,))
+        kind = _element_type(key, value, unsigned=False)
         return _array(kind, len(value), _pack(kind, value))
     raise GGUFError(f"metadata {key!r}: GGUF has no type for {type(value).__name__}")
 
@@ -109,12 +108,7 @@ def _array(kind: ValueType, n: int, data: bytes) -> bytes:
 def _pack(kind: ValueType, values: Sequence[Any]) -> bytes:
     if kind is not ValueType.STRING:
         return np.array(values, kind.dtype).tobytes()
-    return _pack_strings(
-        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
-    )
-
-
-def _pack_strings(texts: Iterable[bytes]) -> bytes:
+    texts = (v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values)
     return b"".join(map(_string, texts))
 
 
@@ -122,21 +116,23 @@ def _string(text: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _element_type(key: str, values: Sequence[Any], ints: tuple[ValueType, ...]) -> ValueType:
-    """Return the type that can represent all ``values``, which must have one Python type."""
+def _element_type(key: str, values: Sequence[Any], *, unsigned: bool) -> ValueType:
+    """Return the type that can represent all ``values``, which must have one Python type.
+
+    Args:
+        unsigned: an int is UINT32 if it fits.
+    """
     kinds = {str if isinstance(v, bytes) else type(v) for v in values}
-    if kinds == {str}:
-        return ValueType.STRING
-    if kinds == {bool}:
-        return ValueType.BOOL
-    if kinds == {float}:
-        fits = all(abs(v) <= _F32_MAX or not np.isfinite(v) for v in values)
-        return ValueType.FLOAT32 if fits else ValueType.FLOAT64
-    if kinds == {int}:
-        for candidate in (*ints, ValueType.INT64, ValueType.UINT64):
-            info = np.iinfo(candidate.dtype)
-            if info.min <= min(values) and max(values) <= info.max:
-                return candidate
-        raise GGUFError(f"metadata {key!r}: an integer does not fit 64 bits")
-    names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise GGUFError(f"metadata {key!r}: GGUF has no array of {names}: use bool, int, float or str")
+    if len(kinds) != 1 or not kinds <= NATURAL.keys():
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise GGUFError(
+            f"metadata {key!r}: GGUF has no array of {names}: use bool, int, float or str"
+        )
+    (kind,) = kinds
+    ends = (min(values), max(values)) if kind is int else values if kind is float else ()
+    for candidate in NATURAL[kind]:
+        if (unsigned or candidate is not ValueType.UINT32) and all(
+            fits(candidate, v) for v in ends
+        ):
+            return candidate
+    raise GGUFError(f"metadata {key!r}: an integer does not fit 64 bits")

@@ -77,17 +77,12 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
     alignment = _alignment(cur, metadata, value_types)
     cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
     entries = [_read_tensor(cur, i) for i in range(n_tensors)]
-    data_offset = padded(cur.pos, alignment)
+    data_offset = round_up(cur.pos, alignment)
     tensors = _place(cur, entries, data_offset, alignment)
     first = bytes(cur.view[:4])
     return Header(
         first, version, alignment, metadata, value_types, value_offsets, tensors, data_offset
     )
-
-
-def padded(n: int, alignment: int) -> int:
-    """Return ``n`` rounded up to a multiple of ``alignment``."""
-    return round_up(n, alignment)
 
 
 def _read_counts(cur: Cursor) -> tuple[int, int, int]:
@@ -292,7 +287,7 @@ def _place(
         tensors[info.name] = TensorInfo(
             info.name, info.ne, info.n_dims, info.type, data_offset + expected, info.nbytes
         )
-        expected += padded(info.nbytes, alignment)
+        expected += round_up(info.nbytes, alignment)
     if first_cut is not None:
         raise GGUFError(
             f"{cur.path}: the file has {cur.size} bytes, its {len(entries)} tensors end at byte "

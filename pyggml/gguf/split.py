@@ -21,8 +21,8 @@ import numpy as np
 
 from ..errors import GGUFError
 from ..files import replacing
+from ..rounding import round_up
 from . import limits
-from .header import padded
 from .parts import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, part_path
 from .reader import GGUFFile
 from .writer import Pieces, Progress, write_gguf
@@ -96,7 +96,7 @@ def plan_split(
     groups: list[list[str]] = [[]] if tensors_in_first else [[], []]
     size = 0
     for i, info in enumerate(file.tensors.values()):
-        nbytes = padded(info.nbytes, limits.DEFAULT_ALIGNMENT)
+        nbytes = round_up(info.nbytes, limits.DEFAULT_ALIGNMENT)
         full = i % max_tensors == 0 if max_bytes is None else size + nbytes > max_bytes
         if full and groups[-1]:
             groups.append([])

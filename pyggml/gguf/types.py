@@ -63,7 +63,7 @@ class ValueType(IntEnum):
         return np.dtype("<" + self.code)
 
 
-_NATURAL = {  # bool is a subclass of int, so it comes first
+NATURAL = {  # bool is a subclass of int, so it comes first
     bool: (ValueType.BOOL,),
     int: (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64),
     float: (ValueType.FLOAT32, ValueType.FLOAT64),
@@ -73,7 +73,7 @@ _NATURAL = {  # bool is a subclass of int, so it comes first
 
 def natural_type(value: bool | int | float | str) -> ValueType:
     """Return the usual type of a value in GGUF files, or a wider one if the value needs it."""
-    kinds = next(kinds for python, kinds in _NATURAL.items() if isinstance(value, python))
+    kinds = next(kinds for python, kinds in NATURAL.items() if isinstance(value, python))
     return next((kind for kind in kinds if fits(kind, value)), kinds[-1])
 
 

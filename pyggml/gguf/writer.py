@@ -22,9 +22,10 @@ import numpy.typing as npt
 from ..dtype import GGMLType, from_numpy_dtype, row_size
 from ..errors import GGUFError, TypeMismatch
 from ..files import replacing
+from ..rounding import round_up
 from . import limits
 from .encode import Entry, encode_header, encode_value
-from .header import ALIGNMENT_KEY, padded
+from .header import ALIGNMENT_KEY
 from .magic import MAGIC, MAGICS
 
 Pieces = Iterable[bytes | npt.NDArray[Any]]
@@ -81,7 +82,7 @@ def write_gguf(
                     done += n
                     if progress is not None:
                         progress(done / total)
-                file.write(bytes(padded(entry.nbytes, alignment) - entry.nbytes))
+                file.write(bytes(round_up(entry.nbytes, alignment) - entry.nbytes))
     except OSError as error:
         raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -23,9 +23,9 @@ from pyggml.errors import GGUFError
 from pyggml.files import working_folder
 from pyggml.gguf import GGUFFile, copy_gguf, plan_split, write_split
 from pyggml.gguf.encode import Entry, encode_header, encode_value
-from pyggml.gguf.header import padded
 from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
+from pyggml.rounding import round_up
 
 from ..arch import Arch
 from ..errors import ModelError
@@ -184,7 +184,7 @@ def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
         header = encode_header(encoded, entries, DEFAULT_ALIGNMENT, content.magic)
     except GGUFError as error:
         raise ModelError(f"{folder}: {error}") from None
-    size = len(header) + sum(padded(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
+    size = len(header) + sum(round_up(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
     with working_folder(Path(tempfile.gettempdir()), "pyllama-convert-") as directory:
         path = directory / "trial.gguf"
         path.write_bytes(header)

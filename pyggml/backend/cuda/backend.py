@@ -93,13 +93,11 @@ class CudaBackend(Backend):
         for tensor, data in weights:
             if is_planes(tensor):
                 write_planes(self.queue, tensor, data)
-                done += data.nbytes
-                yield done
+                yield done + data.nbytes
             else:
-                before = done
                 for n in super().set_weights([(tensor, data)]):
-                    done = before + n
-                    yield done
+                    yield done + n
+            done += data.nbytes
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft is self._plain or buft is self._planes

@@ -10,7 +10,6 @@ round as ggml's do: a block has the bytes of ``quants``.
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -71,7 +70,9 @@ def field_reader(field: Field) -> Any:
             f" << uint32({bits.shift}))"
         )
     lines.append("    return u32(v)")
-    return device(_function("\n".join(lines), "read", load_u8=load_u8, uint32=uint32, u32=u32))
+    scope: dict[str, Any] = {"load_u8": load_u8, "uint32": uint32, "u32": u32}
+    exec(compile("\n".join(lines), f"<read of {__name__}>", "exec"), scope)
+    return device(scope["read"])
 
 
 def _place(bits: Bits) -> str:
@@ -100,12 +101,6 @@ def _sums(bits: Bits) -> list[tuple[int, ...]]:
         found = [(*c, i * stride % 8) for c in found for i in range(min(size, 8))]
         found = list(dict.fromkeys(found))
     return found
-
-
-def _function(source: str, name: str, **scope: Any) -> Callable[..., Any]:
-    exec(compile(source, f"<{name} of {__name__}>", "exec"), scope)
-    made: Callable[..., Any] = scope[name]
-    return made
 
 
 @cache

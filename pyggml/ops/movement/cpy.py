@@ -26,7 +26,6 @@ from ..op import (
     OTHER_QUANTS,
     QUANTS,
     WRITTEN_QUANTS,
-    Array,
     Cost,
     Out,
     View,
@@ -148,16 +147,12 @@ def _infer_cont(a: Tensor, ne: Dims | None) -> Out:
     return Out(a.type, ne)
 
 
-def _cont(a: Array, ne: Dims | None) -> Array:
-    return np.ascontiguousarray(a if ne is None else a.reshape(ne[::-1]))
-
-
 CONT = define_op(
     "CONT",
     src=("a",),
     params={"ne": None},
     infer=_infer_cont,
-    reference=_cont,
+    reference=lambda a, ne: np.ascontiguousarray(a if ne is None else a.reshape(ne[::-1])),
     cases=lambda: [
         case(arg(1)),
         case(arg(65, 17, 3, 2)),

@@ -69,20 +69,14 @@ def _region(out: Array, b: Array, nb: Strides, offset: int) -> Array:
     return np.lib.stride_tricks.as_strided(flat, b.shape, (*nb[::-1], out.itemsize))
 
 
-def _write(a: Array, b: Array, nb: Strides, offset: int, add: bool) -> Array:
+def _write(
+    a: Array, b: Array, nb: Strides, offset: int, inplace: bool, *, add: bool = False
+) -> Array:
     out = np.array(a, order="C")
     if b.size:
         region = _region(out, b, nb, offset)
         region[...] = region + b if add else b
     return out
-
-
-def _set(a: Array, b: Array, nb: Strides, offset: int, inplace: bool) -> Array:
-    return _write(a, b, nb, offset, add=False)
-
-
-def _acc(a: Array, b: Array, nb: Strides, offset: int, inplace: bool) -> Array:
-    return _write(a, b, nb, offset, add=True)
 
 
 def _cases() -> list[Case]:
@@ -107,7 +101,7 @@ SET = define_op(
     src=("a", "b"),
     params=_PARAMS,
     infer=partial(_infer, "SET"),
-    reference=_set,
+    reference=_write,
     cases=lambda: [
         *_cases(),
         *(
@@ -131,7 +125,7 @@ ACC = define_op(
     src=("a", "b"),
     params=_PARAMS,
     infer=partial(_infer, "ACC"),
-    reference=_acc,
+    reference=partial(_write, add=True),
     cases=_cases,
     exact=True,
     cost=lambda node: Cost(3 * (node.src[1] if node.op_params["inplace"] else node).nbytes),

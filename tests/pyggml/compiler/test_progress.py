@@ -11,7 +11,7 @@ import pytest
 from pyggml.backend.cpu import selftest
 from pyggml.compiler import jit
 from pyggml.compiler.code_cache import CodeCache
-from pyggml.compiler.numba_internals import NotCached, only_cached
+from pyggml.compiler.numba_internals import NotCached, OnlyCached
 from pyggml.compiler.progress import CompileProgress
 
 from ...waiting import WAIT_S
@@ -79,7 +79,7 @@ class Code(jit.Code):
         self.function = lambda: None
 
     def _compile(self, cache: object) -> str:
-        if isinstance(cache, type(only_cached(None))) and not self._is_cached:
+        if isinstance(cache, OnlyCached) and not self._is_cached:
             raise NotCached
         if self._fails:
             raise ZeroDivisionError
