@@ -203,14 +203,6 @@ class GGUFFile:
         return self._get(key, default, bool, "a bool")
 
     @overload
-    def get_array(self, key: str) -> NumberArray | GGUFStrings: ...
-    @overload
-    def get_array(self, key: str, default: T) -> NumberArray | GGUFStrings | T: ...
-    def get_array(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Return an array of any type. Raises as ``get_str``."""
-        return self._get(key, default, (np.ndarray, GGUFStrings), "an array")
-
-    @overload
     def get_numbers(self, key: str) -> NumberArray: ...
     @overload
     def get_numbers(self, key: str, default: T) -> NumberArray | T: ...

@@ -67,8 +67,8 @@ def _loaded(builder: Any, type: Any, n: int, place: Callable[[Any], Any], consta
 
 def _stored(builder: Any, type: Any, parts: list[Any], n: int, place: Callable[[Any], Any]) -> None:
     """A store of ``n`` elements, aligned to all of them; they may be a tuple."""
-    if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
-        parts = [builder.extract_value(parts[0], i) for i in range(n)]
+    while isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+        parts = [builder.extract_value(parts[0], i) for i in range(len(parts[0].type))]
     whole = parts[0]
     if n > 1:
         whole = ir.Constant(ir.VectorType(_LLVM[type], n), ir.Undefined)
@@ -79,8 +79,9 @@ def _stored(builder: Any, type: Any, parts: list[Any], n: int, place: Callable[[
 
 def _are(values: tuple[Any, ...], type: Any, n: int) -> bool:
     """Whether values, or those of the only tuple, are ``n`` of a type."""
-    given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
-    return len(given) == n and all(v == type for v in given)
+    if len(values) == 1 and isinstance(values[0], tuple | types.UniTuple):
+        values = tuple(values[0])
+    return len(values) == n and all(v == type for v in values)
 
 
 def _load(type: Any, n: int = 1) -> Any:

@@ -137,6 +137,13 @@ def planes_of(type: GGMLType) -> Planes | None:
     )
 
 
+def known_planes(type: GGMLType) -> Planes:
+    """The planes of a type that has them."""
+    planes = planes_of(type)
+    assert planes is not None
+    return planes
+
+
 class PlanesType(CudaType):
     """Memory of a device in which quantized matrices are planes."""
 
@@ -154,8 +161,7 @@ class PlanesBuffer(CudaBuffer):
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         """A copy of ggml's bytes."""
-        planes = planes_of(tensor.type)
-        assert planes is not None
+        planes = known_planes(tensor.type)
         n_bytes = planes.n_bytes(tensor.ne[0], tensor.nrows)
         stored = np.empty(n_bytes, np.uint8)
         stream = self.buft.stream

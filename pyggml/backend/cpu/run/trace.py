@@ -3,7 +3,7 @@
     runs = trace(program, repeats=5)
     runs[0].wall_ns, runs[0].launches[3].launch.name, runs[0].start_ns[7], runs[0].thread[7]
     for row in profile(program, repeats=20):
-        print(row.label, row.ns, row.gb_per_s)
+        print(row.label, row.ns, row.bytes / row.ns)     # nanoseconds, GB/s
 
 A profile is timed with the core's cycle counter between phases, so nothing is slowed down or cut.
 A traced program is the same program with another table of launches, whose kernel stamps the cycle
@@ -175,14 +175,6 @@ class PhaseTime:
             for la in self.phase.launches
             if la.streams is not None and la.src[0] is not None
         )
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.bytes / self.ns
-
-    @property
-    def gmac_per_s(self) -> float:
-        return self.macs / self.ns
 
 
 def profile(program: PhaseTable, repeats: int = 20) -> list[PhaseTime]:

@@ -19,6 +19,7 @@ loads and stores, and smaller shapes of the same layout.
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from .....dtype import GGMLType
@@ -59,9 +60,11 @@ from ...intrin import (
 )
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering
+from ...planes import known_planes
 from .quantize import halved, is_aligned, quantized
-from .weights import group_reader, has_planes, known_planes, planes_in, word_unpacker
+from .weights import group_reader, has_planes, planes_in, word_unpacker
 
+ZERO = np.uint32(0)
 TENSOR_CORES = (7, 5)  # the first capability whose shapes are used here
 _SHARED = 48 << 10  # bytes that every device gives a block without being asked
 _MAGIC = 0x4B400000  # 1.5 * 2^23: float32 bits that count by ones
@@ -122,28 +125,20 @@ def _copier(n: int, turing: bool) -> Any:
     def copy(target, pointer, offset, there):
         asynchronous(target, global_address(pointer, offset), int32(n if there else 0))
 
-    @device
-    def copy_16_now(target, pointer, offset, there):
-        a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
-        if there:
-            a, b, c, d = load_u32x4(pointer, offset)
-        store_shared_u32x4(target, a, b, c, d)
+    load, store, zeros = {
+        4: (load_u32, store_shared_u32, ZERO),
+        8: (load_u32x2, store_shared_u32x2, (ZERO,) * 2),
+        16: (load_u32x4, store_shared_u32x4, (ZERO,) * 4),
+    }[n]
 
     @device
-    def copy_8_now(target, pointer, offset, there):
-        a, b = uint32(0), uint32(0)
+    def copy_now(target, pointer, offset, there):
+        words = zeros
         if there:
-            a, b = load_u32x2(pointer, offset)
-        store_shared_u32x2(target, a, b)
+            words = load(pointer, offset)
+        store(target, words)
 
-    @device
-    def copy_4_now(target, pointer, offset, there):
-        a = uint32(0)
-        if there:
-            a = load_u32(pointer, offset)
-        store_shared_u32(target, a)
-
-    return {4: copy_4_now, 8: copy_8_now, 16: copy_16_now}[n] if turing else copy
+    return copy_now if turing else copy
 
 
 def _barriers(turing: bool) -> tuple[Any, Any, Any]:

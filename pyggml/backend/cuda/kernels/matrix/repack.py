@@ -17,15 +17,14 @@ from ...codec import field_reader
 from ...intrin import store_u8, store_u16, store_u32, u32
 from ...kernel import U8, Call, GpuKernel, i64, kernel
 from ...lowering import blocks
-from ...planes import Offsets, planes_of
+from ...planes import Offsets, known_planes
 from ...stream import WORK_BYTES, StreamQueue
 
 
 @cache
 def to_planes(type: GGMLType) -> GpuKernel:
     """The kernel of a format: ``n_groups`` groups of 32 columns of blocks at ``x`` into planes."""
-    planes = planes_of(type)
-    assert planes is not None
+    planes = known_planes(type)
     f = planes.format
     columns, n_bytes, wide = f.columns, f.block_bytes, planes.code_bytes == 32
     high_bytes, step_bytes, n_steps = planes.high_bytes, planes.step_bytes, planes.n_steps
@@ -80,10 +79,8 @@ def to_planes(type: GGMLType) -> GpuKernel:
 
 def conversion(type: GGMLType, ne: tuple[int, ...], x: Any, y: Any) -> tuple[Call, Any]:
     """The call that converts a matrix, and its grid; ``x`` and ``y`` are addresses or memory."""
-    planes = planes_of(type)
-    assert planes is not None
     n, rows = ne[0], ne[1] * ne[2] * ne[3]
-    return _of_groups(type, x, y, rows * (n // 32), planes.offsets(n, rows))
+    return _of_groups(type, x, y, rows * (n // 32), known_planes(type).offsets(n, rows))
 
 
 def _of_groups(type: GGMLType, x: Any, y: Any, groups: int, at: Offsets) -> tuple[Call, Any]:
@@ -101,8 +98,7 @@ def write_planes(queue: StreamQueue, tensor: Tensor, data: Any) -> None:
     Raises:
         AllocError: no memory for them on the device.
     """
-    planes, driver, stream = planes_of(tensor.type), queue.driver, queue.stream
-    assert planes is not None
+    planes, driver, stream = known_planes(tensor.type), queue.driver, queue.stream
     data = np.ascontiguousarray(data).reshape(-1)
     raw, block = queue.work(0, WORK_BYTES[0]), planes.format.block_bytes
     piece, at = WORK_BYTES[0] // block * block, planes.offsets(tensor.ne[0], tensor.nrows)

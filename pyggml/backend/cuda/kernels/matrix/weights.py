@@ -31,19 +31,12 @@ from ...intrin import (
     u32,
 )
 from ...lowering import GpuLowering, Work
-from ...planes import Offsets, Planes, is_planes, planes_of
+from ...planes import Offsets, Planes, is_planes, known_planes, planes_of
 from .repack import conversion
 
 LOW = 0x0F0F0F0F
 ONES = 0x01010101
 THREES = 0x03030303
-
-
-def known_planes(type: GGMLType) -> Planes:
-    """The planes of a type that has them."""
-    planes = planes_of(type)
-    assert planes is not None
-    return planes
 
 
 class GroupReader(NamedTuple):

@@ -23,12 +23,12 @@ from ...driver import Grid
 from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, lowers
+from ...planes import known_planes
 from ..matrix.matmul import MAX_TOKENS
 from ..matrix.quantize import is_aligned
 from ..matrix.weights import (
     group_reader,
     has_planes,
-    known_planes,
     planes_in,
     reads_weight,
     word_unpacker,
