@@ -50,8 +50,8 @@ from pyggml.context import Context as Tensors
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf.encode import Entry, encode_header, encode_value
-from pyggml.gguf.header import padded
 from pyggml.ops.op import OPS, Case, Op
+from pyggml.rounding import round_up
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 
@@ -521,7 +521,7 @@ def hollow_model(path: Path, shape: Shape, type: GGMLType) -> Path:
     header = encode_header(encoded, entries, 32)
     with open(path, "wb") as file:
         file.write(header)
-        file.truncate(len(header) + sum(padded(entry.nbytes, 32) for entry in entries))
+        file.truncate(len(header) + sum(round_up(entry.nbytes, 32) for entry in entries))
     return path
 
 
