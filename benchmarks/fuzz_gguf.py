@@ -28,7 +28,7 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFFile
 from pyggml.gguf.encode import Entry, encode_header, encode_value
-from pyggml.gguf.header import padded
+from pyggml.rounding import round_up
 
 _MODEL = "x.gguf"
 
@@ -127,7 +127,7 @@ def change_gguf(data: bytes, rng: Random) -> bytes:
         nbytes = min(nbytes, 1 << 20)
         entries.append(Entry(name, tuple(ne), type, nbytes))
         values = (values + bytes(max(0, nbytes - len(values))))[:nbytes]
-        pieces.append(values + bytes(padded(nbytes, 32) - nbytes))
+        pieces.append(values + bytes(round_up(nbytes, 32) - nbytes))
     return encode_header(encoded, entries, 32, file.magic) + b"".join(pieces)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from pyggml.dtype import GGMLType
 from pyggml.gguf.encode import Entry, encode_header, encode_value
-from pyggml.gguf.header import padded
+from pyggml.rounding import round_up
 from pyllama.quantize import FILE_TYPES
 
 from .shapes import MODELS, Shape, letter
@@ -86,7 +86,7 @@ def write_header(path: Path, shape: Shape) -> None:
     encoded = {key: encode_value(key, value) for key, value in shape.metadata().items()}
     header = encode_header(encoded, entries, 32, b"GGUF")
     path.write_bytes(header)
-    os.truncate(path, len(header) + sum(padded(t.nbytes, 32) for t in tensors))
+    os.truncate(path, len(header) + sum(round_up(t.nbytes, 32) for t in tensors))
 
 
 def record_types(oracle: Oracle, folder: Path) -> None:
