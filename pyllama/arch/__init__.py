@@ -9,7 +9,8 @@ A file has
 - ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional
   tensor; a tensor with a size of 0 must not be in the file;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
-- ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``mapping.rules``).
+- ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``mapping.rules``);
+- ``NAME``, only where the name has a dash: ``gpt-oss`` is in ``gpt_oss.py``.
 """
 
 from __future__ import annotations
@@ -41,16 +42,24 @@ class Arch(Protocol):
 
 def arch_names() -> list[str]:
     """The names of the supported architectures."""
-    return sorted(module.name for module in iter_modules(__path__))
+    return sorted(_name_of(module.name) for module in iter_modules(__path__))
 
 
 def get_arch(name: str) -> Arch:
     """The module of an architecture. Raises: ModelError."""
-    if name not in arch_names():
+    module = name.replace("-", "_")
+    if module not in {m.name for m in iter_modules(__path__)} or _name_of(module) != name:
         raise ModelError(
             f"architecture {name!r} is not supported; supported are: {', '.join(arch_names())}"
         )
-    return cast(Arch, import_module(f"{__name__}.{name}"))
+    return cast(Arch, import_module(f"{__name__}.{module}"))
+
+
+def _name_of(module: str) -> str:
+    """The name of a module's architecture: its ``NAME`` where that has a dash."""
+    if "_" not in module:
+        return module
+    return getattr(import_module(f"{__name__}.{module}"), "NAME", module)
 
 
 def arch_of(file: GGUFFile) -> Arch:

@@ -2,9 +2,10 @@
 
     VARIANTS["llama"]["mixtral"]                   # a config.json
 
-A file per architecture, with
+A file per architecture, named as its file in ``pyllama/arch/``, with
 
 - ``VARIANTS``: config.json by the variant's name, which begins with the architecture's;
+- ``NAME``, only where the architecture's name has a dash;
 - ``LLAMA_CPP``: the variants whose file llama.cpp continues with the same tokens;
 - ``DIFFERENT``: keys and tensors by variant that we do not write as llama.cpp's converter does,
   with the reason as a comment;
@@ -22,8 +23,9 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 OF_ARCH: Mapping[str, ModuleType] = {
-    module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)
+    getattr(module, "NAME", module.__name__.rpartition(".")[2]): module for module in _MODULES
 }
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     arch: module.VARIANTS for arch, module in OF_ARCH.items()
