@@ -3,6 +3,7 @@
     cache = CodeCache(Path("~/.cache/pyggml/code/0123abcd").expanduser())
     cache.write("add_f32.nbc", data)
     cache.read("add_f32.nbc")                      # the same bytes; None if missing or damaged
+    with cache.claim("add_f32.nbc"): ...           # other processes wait for the entry meanwhile
 
 Entries are unpickled and run. So each component of the path is opened by descriptor and checked
 (owner: this user or root; not writable by others, unless sticky), and all access is relative to the
@@ -12,11 +13,15 @@ on; entries not used for a month are deleted when a process writes its first one
 the head of an entry is somebody else's, and is never deleted. If the directory is not safe or
 cannot be written, ``read`` finds nothing or ``write`` does nothing, with one line on stderr, and
 code is compiled in memory. Errors of the disk are never raised. Thread-safe.
+
+A claim is a lock of one byte of the file ``claims``: it ends with the process that holds it. Where
+files cannot be locked, two processes may make the same entry, which wastes time only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import math
 import os
@@ -25,6 +30,7 @@ import secrets
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +39,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _KEEP_DAYS = 30  # directories and entries not used for so long are deleted
 _DAY_S = 86400
+_CLAIMS = "claims"
+_CLAIM_S = 60  # a process that is stopped holds up others no longer
 _POSIX = hasattr(os, "getuid") and os.open in os.supports_dir_fd
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -51,6 +59,7 @@ class CodeCache:
         self.readable = self.writable = True
         self._fd: int | None = None
         self._swept = False
+        self._claims: int | None = None  # never closed: that would end this process's claims
         try:
             if _POSIX:
                 self._fd = _open_private(path)
@@ -113,6 +122,50 @@ class CodeCache:
         if not self._swept:
             self._swept = True
             _delete_entries(self.path, self._fd, time.time() - _KEEP_DAYS * _DAY_S)
+
+    @contextlib.contextmanager
+    def claim(self, name: str) -> Iterator[None]:
+        """Wait for another process that makes an entry, then let others wait during the block.
+
+        An entry that was missing before may be there when the block begins.
+        """
+        end, pause_s = time.monotonic() + _CLAIM_S, 0.001
+        while not self._try_claim(name) and time.monotonic() < end:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+        try:
+            yield
+        finally:
+            self._end_claim(name)
+
+    def is_claimed(self, name: str) -> bool:
+        """Whether another process makes an entry now."""
+        if not self._try_claim(name):
+            return True
+        self._end_claim(name)
+        return False
+
+    def _try_claim(self, name: str) -> bool:
+        """False if another process has the claim."""
+        if not (self.writable and _POSIX):
+            return True
+        import fcntl
+
+        try:
+            if self._claims is None:
+                self._claims = self._open(_CLAIMS, os.O_RDWR | os.O_CREAT)
+                os.pwrite(self._claims, _MAGIC, 0)  # so that it is deleted with the entries
+            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place_of_claim(name))
+        except OSError as e:
+            return e.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
+
+    def _end_claim(self, name: str) -> None:
+        if self._claims is not None:
+            import fcntl
+
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _place_of_claim(name))
 
     def delete(self, name: str) -> None:
         """Delete an entry if it is there."""
@@ -219,6 +272,11 @@ def _lock(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _place_of_claim(name: str) -> int:
+    """Which byte of the file of claims stands for an entry; the file stays short."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def _place(path: Path, fd: int | None, name: str) -> str | Path:

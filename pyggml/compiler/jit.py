@@ -10,7 +10,8 @@ that kernels call by address may have any number of int64 arguments. Compiled co
 user's cache directory: a folder for the compilers' versions and the instruction set
 (``code_cache``), in it an entry for each kernel, found by the digest of the sources that it is
 compiled from (``sources``). So an edit or an upgrade never runs old code, and the edit of an op
-compiles that op's kernels only. A user's ``@njit(cache=True)`` is not touched.
+compiles that op's kernels only. Processes that need the same code at the same time share the work.
+A user's ``@njit(cache=True)`` is not touched.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,7 @@ class Code:
 
     function: Callable[..., Any]
     name: str
+    _place: tuple[CodeCache, str] | None = None  # where it was looked for and is missing
 
     def _compile(self, cache: Any) -> Any:
         raise NotImplementedError
@@ -251,8 +254,11 @@ class Code:
         """What Numba made of the function."""
         if self.load():
             return self.__dict__["machine_code"]
-        with progress.compiling(), own_numbers():
-            machine_code = self._compile(_cache_of(self.function))
+        with progress.compiling(), self._claim():
+            if self._place and self._place[0].has(self._place[1]) and self.load():
+                return self.__dict__["machine_code"]  # another process compiled it meanwhile
+            with own_numbers():
+                machine_code = self._compile(_cache_of(self.function))
         if on_compile is not None:
             on_compile(self.name)
         return machine_code
@@ -264,10 +270,21 @@ class Code:
                 try:
                     with own_numbers():
                         machine_code = self._compile(OnlyCached(_cache_of(self.function)))
-                except NotCached:
+                except NotCached as missing:
+                    self._place = missing.place
                     return False
                 self.__dict__["machine_code"] = machine_code
             return True
+
+    def _claim(self) -> AbstractContextManager[None]:
+        if self._place is None:
+            return nullcontext()
+        cache, name = self._place
+        return cache.claim(name)
+
+    def is_claimed(self) -> bool:
+        """Whether another process compiles it now; `load` has found that it is missing."""
+        return self._place is not None and self._place[0].is_claimed(self._place[1])
 
     def is_kept(self) -> bool:
         """Whether it is loaded, or in the cache, which takes less time to find out than to load."""
@@ -295,12 +312,23 @@ def compile_all(functions: Iterable[Code]) -> None:
     with _compile_lock:
         missing = [one for one in left if not one.load()]
         progress.expect(len(missing))
-        for i, one in enumerate(missing):
+        for i, one in enumerate(_unclaimed_first(missing)):
             try:
                 _ = one.machine_code
             except BaseException:
                 progress.expect(-(len(missing) - i - 1))
                 raise
+
+
+def _unclaimed_first(functions: list[Code]) -> Iterator[Code]:
+    """Functions in the order in which processes that need the same ones share the work."""
+    claimed = []
+    for one in functions:
+        if one.is_claimed():
+            claimed.append(one)
+        else:
+            yield one
+    yield from claimed
 
 
 class CpuKernel(Code):

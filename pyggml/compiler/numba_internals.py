@@ -178,6 +178,10 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
         """Whether a variant is kept; it is not read, so it may be damaged."""
         return self._entries.has(self._entry(sig, target_context.codegen()))
 
+    def place(self, sig: Any, target_context: Any) -> tuple[CodeCache, str]:
+        """The cache of a variant, and its name there."""
+        return self._entries, self._entry(sig, target_context.codegen())
+
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a variant in place of an older one."""
         if self._entries.writable and self._impl.check_cachable(data):
@@ -192,7 +196,14 @@ NO_CACHE: Any = caching.NullCache()
 
 
 class NotCached(Exception):
-    """A function is not in the cache."""
+    """A function is not in the cache.
+
+    Attributes:
+        place: the cache, and the name that it would have there; None if it is never kept.
+    """
+
+    def __init__(self, place: tuple[CodeCache, str] | None = None) -> None:
+        self.place = place
 
 
 class IsCached(Exception):
@@ -208,7 +219,8 @@ class OnlyCached:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         overload = self._cache.load_overload(sig, target_context)
         if overload is None:
-            raise NotCached
+            is_kept = self._cache is not NO_CACHE
+            raise NotCached(self._cache.place(sig, target_context) if is_kept else None)
         return overload
 
 

@@ -60,13 +60,15 @@ def compiled(kernel: GpuKernel, cc: tuple[int, int]) -> KernelImage:
     """
     name = f"{entry(kernel, cc)}.cubin"
     data = _cache().read(name)
-    if data is not None:
-        return decode(data)
-    from .numba_compiler import compile_cubin
+    if data is None:
+        with _cache().claim(name):
+            data = _cache().read(name)  # another process may have compiled it meanwhile
+            if data is None:
+                from .numba_compiler import compile_cubin
 
-    image = compile_cubin(kernel, cc)
-    _cache().write(name, encode(image))
-    return image
+                data = encode(compile_cubin(kernel, cc))
+                _cache().write(name, data)
+    return decode(data)
 
 
 def encode(image: KernelImage) -> bytes:

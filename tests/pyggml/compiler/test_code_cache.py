@@ -235,6 +235,74 @@ def test_temporary_files_of_dead_processes_are_deleted(path: Path) -> None:
     assert os.listdir(path) == []
 
 
+CLAIMS = """
+import sys
+from pathlib import Path
+from pyggml.compiler.code_cache import CodeCache
+cache = CodeCache(Path(sys.argv[1]))
+with cache.claim("a"):
+    print("claimed", flush=True)
+    sys.stdin.readline()
+    cache.write("a", b"theirs")
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+@posix
+def test_an_entry_that_another_process_makes_is_waited_for(path: Path) -> None:
+    cache = CodeCache(path)
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", CLAIMS, str(path)], env=given, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "claimed\n"
+        assert cache.is_claimed("a") and not cache.is_claimed("b")
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        with cache.claim("a"), cache.claim("b"):
+            assert cache.read("a") == b"theirs"
+        assert process.stdout.readline() == "ended\n" and not cache.is_claimed("a")
+
+
+@posix
+def test_a_claim_ends_with_its_process(path: Path) -> None:
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    cache = CodeCache(path)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", CLAIMS, str(path)], env=given, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "claimed\n"
+        assert cache.is_claimed("a")
+        process.send_signal(signal.SIGKILL)
+    assert not cache.is_claimed("a")
+
+
+@posix
+def test_no_process_is_waited_for_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CodeCache, "_try_claim", lambda self, name: False)
+    monkeypatch.setattr(code_cache, "_CLAIM_S", 0)
+    with CodeCache(path).claim("a"):
+        pass
+
+
+@posix
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_files_that_cannot_be_locked(
+    error: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("fcntl.lockf", fail)
+    cache = CodeCache(path)
+    with cache.claim("a"):
+        assert not cache.is_claimed("a")
+
+
 def _make_old(path: Path, days: int) -> None:
     then = time.time() - days * 86400
     os.utime(path, (then, then), follow_symlinks=False)
@@ -289,6 +357,8 @@ def test_files_that_are_no_entries_are_never_deleted(path: Path, tmp_path: Path)
 
 def test_a_cache_is_cleared(path: Path) -> None:
     CodeCache(path).write("a", b"code of a")
+    with CodeCache(path).claim("b"):
+        pass
     CodeCache(path.parent / "cuda").write("b", b"code of b")
     (path / f"a.{16 * '0'}.tmp").touch()
     code_cache.clear(path.parent)

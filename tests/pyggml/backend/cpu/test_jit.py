@@ -86,6 +86,40 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
     assert list(directory.rglob("*.nbc"))
 
 
+SHARES = """
+import sys
+from pyggml.compiler import jit
+from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.rows.reduce import argmax_f32
+from pyggml.backend.cpu.kernels.rows.norm import rms_norm_f32
+kernels = [scale_f32, argmax_f32, rms_norm_f32]
+compiled = []
+jit.on_compile = compiled.append
+jit.isa()
+print(flush=True)
+sys.stdin.readline()
+jit.compile_all(kernels)
+print(len(kernels), *compiled)
+"""
+
+
+def test_processes_that_need_the_same_code_share_the_work() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-c", SHARES]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen(command, env=env, **pipes) as a,
+        subprocess.Popen(command, env=env, **pipes) as b,
+    ):
+        for one in (a, b):
+            assert one.stdout.readline() == "\n"
+        for one in (a, b):
+            one.stdin.write("\n")
+            one.stdin.flush()
+        (n, *of_a), (m, *of_b) = (one.communicate(timeout=120)[0].split() for one in (a, b))
+    assert n == m == "3" and sorted(of_a + of_b) == ["argmax_f32", "rms_norm_f32", "scale_f32"]
+
+
 def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Path) -> None:
     helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
     caller.write_text(

@@ -75,17 +75,24 @@ def _cache() -> CodeCache:
 @cache
 def images(kernel: GpuKernel, cc: tuple[int, int]) -> Images:
     """A kernel's images for a capability; skips the test where there is no compiler for GPUs."""
-    kept = [_cache().read(name) for name in _names(kernel, cc)]
-    if None not in kept:
-        return Images(*(decode(data) for data in kept if data is not None))
+    if (found := _kept(kernel, cc)) is not None:
+        return found
     pytest.importorskip("nvidia.cu13", reason="no compiler for GPUs: the extra cuda-test")
-    made = {
-        one: Images(*compile_both(kernel, one)) for one in {cc, *capabilities().get(kernel, ())}
-    }
-    for one, both in made.items():
-        for name, image in zip(_names(kernel, one), both, strict=True):
-            _cache().write(name, encode(image))
+    with _cache().claim(kernel.name):  # two workers need it at the same time
+        if (found := _kept(kernel, cc)) is not None:
+            return found
+        made = {
+            one: Images(*compile_both(kernel, one)) for one in {cc, *capabilities().get(kernel, ())}
+        }
+        for one, both in made.items():
+            for name, image in zip(_names(kernel, one), both, strict=True):
+                _cache().write(name, encode(image))
     return made[cc]
+
+
+def _kept(kernel: GpuKernel, cc: tuple[int, int]) -> Images | None:
+    kept = [_cache().read(name) for name in _names(kernel, cc)]
+    return None if None in kept else Images(*(decode(data) for data in kept if data is not None))
 
 
 def _names(kernel: GpuKernel, cc: tuple[int, int]) -> list[str]:
