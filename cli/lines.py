@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -38,12 +38,18 @@ class Discarded(Exception):
     """Ctrl-C discarded a line that was not empty."""
 
 
-class Reader(Protocol):
-    """A source of messages, a context manager."""
+class Reader:
+    """A source of messages; a terminal shows no typed characters between reads."""
 
-    def __enter__(self) -> Self: ...
+    def __init__(self, *, by_lines: bool) -> None:
+        self._quiet = QuietTerminal(by_lines=by_lines)
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __enter__(self) -> Self:
+        self._quiet.begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._quiet.end()
 
     def read(self, prompt: str, before: str = "") -> str | None:
         """Return the next message, None at the end of input.
@@ -56,7 +62,7 @@ class Reader(Protocol):
             Discarded: Ctrl-C in a line that was not empty.
             KeyboardInterrupt: Ctrl-C in an empty line.
         """
-        ...
+        raise NotImplementedError
 
 
 def line_reader(
@@ -81,22 +87,15 @@ def line_reader(
     return PlainReader(color, multiline)
 
 
-class PlainReader:
+class PlainReader(Reader):
     """Reads lines without editing, from a pipe or a terminal; see `line_reader`."""
 
     def __init__(self, color: bool = False, multiline: bool = False) -> None:
+        super().__init__(by_lines=True)
         self._multiline, self._color = multiline, color
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self._quiet = QuietTerminal(by_lines=True)
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
-
-    def __enter__(self) -> Self:
-        self._quiet.begin()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._quiet.end()
 
     def read(self, prompt: str, before: str = "") -> str | None:
         """Return the next message; see `Reader.read`."""
@@ -127,22 +126,15 @@ class PlainReader:
                 sys.stdout.flush()
 
 
-class Editor:
+class Editor(Reader):
     """An editor of messages with history, in a terminal; see `line_reader`.
 
     Enter sends the message, Alt-Enter begins a line.
     """
 
     def __init__(self, color: bool, multiline: bool, commands: Sequence[str]) -> None:
-        self._quiet, self._multiline = QuietTerminal(by_lines=False), multiline
-        self._color, self._commands = color, commands
-
-    def __enter__(self) -> Self:
-        self._quiet.begin()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._quiet.end()
+        super().__init__(by_lines=False)
+        self._color, self._multiline, self._commands = color, multiline, commands
 
     @functools.cached_property
     def _session(self) -> PromptSession[str]:

@@ -60,17 +60,26 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return f"{kind} from {self.minimum:.10g} to {self.maximum:.10g}"
 
 
-class Words(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Words that are separated by commas; empty ones are left out."""
+class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """What a function makes of a text; it raises ``click.BadParameter`` for a wrong one.
 
-    name = "NAME,..."
+    Args:
+        name: shown in place of a value in the help.
+    """
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the words."""
-        words = value.split(",") if isinstance(value, str) else value
-        return tuple(filter(None, (word.strip() for word in words)))
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value; a default that is no text stays as it is."""
+        return self.parse(value) if isinstance(value, str) else value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+WORDS = Parsed("NAME,...", _words)  # separated by commas; empty ones are left out
 
 
 def parameter_options(
@@ -170,7 +179,7 @@ def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> d
     elif kind == "bool" and "/" not in flags.names[0]:
         more["is_flag"] = True
     elif kind.startswith("tuple[str, ...]") and not flags.repeated:
-        more["type"] = Words()
+        more["type"] = WORDS
     if flags.repeated:
         more |= {"multiple": True, "default": None}
     return more | flags.option

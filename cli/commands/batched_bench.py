@@ -7,16 +7,17 @@ The prompts of all sequences are evaluated together; then each decode has one to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 
 from pyllama.parameters import Flags, row
 
 from ..loading import load_model, make_context
-from ..options.bench_lists import IntList
+from ..options.bench_lists import int_list
 from ..options.options import (
     ContextOptions,
     ModelOptions,
@@ -28,11 +29,11 @@ from ..output import note, write
 from ..parameters import from_options, parameter_options
 from ..tool import Program, ignored_option, version_option
 
-if TYPE_CHECKING:
-    from pyllama.bench.batched import BatchedRow
-
-_NAMES = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
-_WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
+_COLUMNS = {  # field -> heading, format of values
+    "pp": ("PP", "6d"), "tg": ("TG", "6d"), "pl": ("B", "4d"), "n_kv": ("N_KV", "6d"),
+    "t_pp": ("T_PP s", "8.3f"), "speed_pp": ("S_PP t/s", "8.2f"), "t_tg": ("T_TG s", "8.3f"),
+    "speed_tg": ("S_TG t/s", "8.2f"), "t": ("T s", "8.3f"), "speed": ("S t/s", "8.2f"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,11 +42,11 @@ class BatchedOptions:
 
     # fmt: off
     npp: Sequence[int] = row((), "Number of prompt tokens per sequence.",
-        Flags("-npp", default="128", type=IntList(1, 1 << 20)))
+        Flags("-npp", default="128", type=int_list(1, 1 << 20)))
     ntg: Sequence[int] = row((), "Number of tokens to generate per sequence.",
-        Flags("-ntg", default="128", type=IntList(0, 1 << 20)))
+        Flags("-ntg", default="128", type=int_list(0, 1 << 20)))
     npl: Sequence[int] = row((), "Number of parallel sequences, up to 256.",
-        Flags("-npl", default="1,2,4,8", type=IntList(1, 1 << 20)))
+        Flags("-npl", default="1,2,4,8", type=int_list(1, 1 << 20)))
     pps: bool = row(False, "Share one prompt among all sequences; evaluate it once.",
         Flags("-pps"))
     output_format: str = row("md", "Output format: Markdown table, or one JSON object per line.",
@@ -85,11 +86,12 @@ def command(kv_unified: bool, **options: Any) -> None:
             f"n_gpu_layers = {model.n_gpu_layers}, n_threads = {context.n_threads}, "
             f"n_threads_batch = {context.n_threads_batch}"
         )
-        write(_line([f"{name:>{width}}" for name, width in zip(_NAMES, _WIDTHS, strict=True)]))
-        write("|" + "-|-".join("-" * width for width in _WIDTHS) + "-|\n")
+        write(_line(f"{name:>{form[0]}}" for name, form in _COLUMNS.values()))
+        write("|" + "-|-".join("-" * int(form[0]) for _, form in _COLUMNS.values()) + "-|\n")
     fits = False
     for one in batched_bench(context, own.npp, own.ntg, own.npl, shared=own.pps):
-        write(_table_row(one) if own.output_format == "md" else _json_row(one))
+        cells = (f"{one[name]:{form}}" for name, (_, form) in _COLUMNS.items())
+        write(_line(cells) if own.output_format == "md" else json.dumps(one) + "\n")
         fits = True
     if not fits:
         raise click.UsageError(
@@ -97,20 +99,5 @@ def command(kv_unified: bool, **options: Any) -> None:
         )
 
 
-def _line(texts: list[str]) -> str:
+def _line(texts: Iterable[str]) -> str:
     return "|" + " | ".join(texts) + " |\n"
-
-
-def _table_row(r: BatchedRow) -> str:
-    values = (
-        r.pp, r.tg, r.pl, r.n_kv, r.t_pp, r.speed_pp, r.t_tg, r.speed_tg, r.t, r.speed,
-    )  # fmt: skip
-    forms = ("d", "d", "d", "d", ".3f", ".2f", ".3f", ".2f", ".3f", ".2f")
-    parts = zip(values, _WIDTHS, forms, strict=True)
-    return _line([f"{value:{width}{form}}" for value, width, form in parts])
-
-
-def _json_row(one: BatchedRow) -> str:
-    import json
-
-    return json.dumps(asdict(one)) + "\n"

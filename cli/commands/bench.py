@@ -27,7 +27,7 @@ from ..options.hub import hub_options
 from ..options.options import ModelOptions, load_options, numa_option
 from ..output import note, write
 from ..parameters import from_options, parameter_options
-from ..tables.bench import PRINTERS, Printer, comparison_table
+from ..tables.bench import PRINTERS, Printer, Row, comparison_table
 from ..tool import Program, ignored_option, version_option
 from ..unsupported import OP_OFFLOAD
 
@@ -97,13 +97,15 @@ def command(**options: Any) -> None:
     loading = ModelOptions.from_click(options)
     loaded = {"load_mode": options["load_mode"] or "auto", "repack": loading.repack}
     cases = list(lists.cases())
-    printers = _printers(own.output, own.output_err, lists.extra_fields())
+    printers: list[tuple[Any, Printer]] = [(write, PRINTERS[own.output](lists.extra_fields()))]
+    if own.output_err is not None:
+        printers.append((sys.stderr.write, PRINTERS[own.output_err](lists.extra_fields())))
     if not cases:
         raise click.UsageError("nothing to measure: give -p or -n above 0, or -pg")
     largest = max((case.params for case in cases), key=lambda params: params.n_ctx)
     if loading.offload.dry_run:
         load_model(replace(loading, model=own.models[0] if own.models else None), largest)
-    _print(printers, "header")
+    _print(printers, None)
     total = len(cases) * len(own.models or (None,))
     index = 0
     try:
@@ -117,19 +119,11 @@ def command(**options: Any) -> None:
                 found = run_bench(
                     model, case, repetitions=own.repetitions, warmup=not own.no_warmup
                 )
-                _print(printers, "row", {**found, **loaded})
+                _print(printers, {**found, **loaded})
     finally:  # complete the output also after an error or Ctrl-C
-        _print(printers, "footer")
+        _print(printers, None)
 
 
-def _printers(out: str, err: str | None, extra: list[str]) -> list[tuple[Any, Printer]]:
-    """Return pairs of a write function and the printer of its format."""
-    found: list[tuple[Any, Printer]] = [(write, PRINTERS[out](extra))]
-    if err is not None:
-        found.append((sys.stderr.write, PRINTERS[err](extra)))
-    return found
-
-
-def _print(printers: list[tuple[Any, Printer]], part: str, *row: Any) -> None:
+def _print(printers: list[tuple[Any, Printer]], row: Row | None) -> None:
     for write_text, printer in printers:
-        write_text(getattr(printer, part)(*row))
+        write_text(printer.send(row))

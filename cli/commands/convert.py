@@ -16,7 +16,7 @@ import click
 
 from pyllama.parameters import Flags, row
 
-from ..options.options import ByteCount
+from ..options.options import BYTE_COUNT
 from ..output import note, progress_bar, visible_logs, write_line
 from ..parameters import parameter_options
 from ..tool import Program, version_option
@@ -44,7 +44,7 @@ class ConvertFlags:
     metadata: Path | None = row(None, "JSON file with general.* keys that override those of DIR.",
         Flags("--metadata"))
     split_max_bytes: int | None = row(None, "Maximum size of tensors per split.",
-        Flags("--split-max-size", type=ByteCount()))
+        Flags("--split-max-size", type=BYTE_COUNT))
     split_max_tensors: int | None = row(None, "Maximum number of tensors per split.",
         Flags("--split-max-tensors", low=1))
     dry_run: bool = row(False, "Check the checkpoint, write nothing.", Flags("--dry-run"))

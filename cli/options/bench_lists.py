@@ -20,7 +20,7 @@ from pyllama.parameters import INT32_MAX, Flags, row
 from pyllama.parameters.loading import CACHE_TYPES, MAX_THREADS
 
 from ..output import note
-from ..parameters import parameter_options
+from ..parameters import Parsed, parameter_options
 
 if TYPE_CHECKING:
     from pyllama.bench.bench import BenchCase
@@ -30,48 +30,35 @@ N_BATCH, N_UBATCH = 2048, 512
 F16 = "f16"
 
 
-class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+def int_list(minimum: int, maximum: int = INT32_MAX) -> Parsed:
     """A list of integers: ``1,2``, ``16-64``, ``16-64+16`` or ``16-64*2``."""
 
-    name = "list"
-
-    def __init__(self, minimum: int, maximum: int = INT32_MAX) -> None:
-        self.minimum, self.maximum = minimum, maximum
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        """Return the integers, in order."""
-        if isinstance(value, list):
-            return value
-        numbers = [n for part in str(value).split(",") for n in self._expand(part, param, ctx)]
+    def parse(text: str) -> list[int]:
+        numbers = [n for part in text.split(",") for n in _expand(part.strip())]
         for number in numbers:
-            if not self.minimum <= number <= self.maximum:
-                self.fail(f"{number} is not in {self.minimum} to {self.maximum}.", param, ctx)
+            if not minimum <= number <= maximum:
+                raise click.BadParameter(f"{number} is not in {minimum} to {maximum}.")
         return numbers
 
-    def _expand(
-        self, part: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        match = re.fullmatch(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", part.strip())
-        if match is None:
-            self.fail(
-                f"{part!r} is not N, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.", param, ctx
-            )
-        first, last = int(match[1]), int(match[2] or match[1])
-        operator, step = match[3] or "+", int(match[4] or 1)
-        if (
-            last < first
-            or step < 1
-            or (operator == "*" and last > first and (step < 2 or not first))
-        ):
-            self.fail(f"{part!r} never reaches its end.", param, ctx)
-        numbers = [first]
-        while (number := numbers[-1] + step if operator == "+" else numbers[-1] * step) <= last:
-            numbers.append(number)
-            if len(numbers) > MAX_VALUES:
-                self.fail(f"{part!r} has more than {MAX_VALUES} values.", param, ctx)
-        return numbers
+    return Parsed("list", parse)
+
+
+def _expand(part: str) -> list[int]:
+    match = re.fullmatch(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", part)
+    if match is None:
+        raise click.BadParameter(
+            f"{part!r} is not N, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR."
+        )
+    first, last = int(match[1]), int(match[2] or match[1])
+    operator, step = match[3] or "+", int(match[4] or 1)
+    if last < first or step < 1 or (operator == "*" and last > first and (step < 2 or not first)):
+        raise click.BadParameter(f"{part!r} never reaches its end.")
+    numbers = [first]
+    while (number := numbers[-1] + step if operator == "+" else numbers[-1] * step) <= last:
+        numbers.append(number)
+        if len(numbers) > MAX_VALUES:
+            raise click.BadParameter(f"{part!r} has more than {MAX_VALUES} values.")
+    return numbers
 
 
 def _pairs(
@@ -86,20 +73,15 @@ def _pairs(
     return pairs
 
 
-class TypeList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A list of KV cache types, such as ``f16,q8_0``."""
+def _type_list(text: str) -> list[str]:
+    names = text.lower().split(",")
+    for name in names:
+        if name not in CACHE_TYPES:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(CACHE_TYPES)}.")
+    return names
 
-    name = "types"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[str]:
-        """Return the names of the types, in order."""
-        names = value if isinstance(value, list) else str(value).lower().split(",")
-        for name in names:
-            if name not in CACHE_TYPES:
-                self.fail(f"{name!r} is none of {', '.join(CACHE_TYPES)}.", param, ctx)
-        return names
+TYPE_LIST = Parsed("types", _type_list)  # of the KV cache
 
 
 def _flash_attn(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> bool:
@@ -117,13 +99,16 @@ def _chained(ctx: click.Context, param: click.Parameter, values: tuple[list[Any]
     return list(itertools.chain.from_iterable(values))
 
 
+def _list(*names: str, default: object, type: Parsed) -> Flags:
+    return Flags(*names, default=[str(default)], type=type, multiple=True, callback=_chained)
+
+
 def _ints(*names: str, default: int, low: int = 0, high: int = INT32_MAX) -> Flags:
-    kind = IntList(low, high)
-    return Flags(*names, default=[str(default)], type=kind, multiple=True, callback=_chained)
+    return _list(*names, default=default, type=int_list(low, high))
 
 
 def _types(*names: str) -> Flags:
-    return Flags(*names, default=[F16], type=TypeList(), multiple=True, callback=_chained)
+    return _list(*names, default=F16, type=TYPE_LIST)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,7 +28,7 @@ from pyllama.parameters.loading import ContextSizes, DeviceParams, FileParams
 from ..help_pages import stack
 from ..machine import machine_options
 from ..output import note
-from ..parameters import from_options, parameter_options
+from ..parameters import Parsed, from_options, parameter_options
 from ..tool import ignored_option
 from ..unsupported import OP_OFFLOAD
 from .hub import hub_options
@@ -72,58 +72,38 @@ def host_names(given: tuple[str, ...] | None, hosts: tuple[str, ...]) -> tuple[s
     return () if all(host in local or host.endswith(".sock") for host in hosts) else None
 
 
-class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of bytes in M (10**6) or G (10**9), the units of llama-gguf-split."""
-
-    name = "N(M|G)"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of bytes."""
-        match = re.fullmatch(r"([1-9]\d{0,8})([MG])", str(value))
-        if match is None:
-            self.fail(
-                f"{value!r} is not a size in M (10**6 bytes) or G (10**9 bytes), such as 2G.",
-                param,
-                ctx,
-            )
-        return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
+def _byte_count(text: str) -> int:
+    match = re.fullmatch(r"([1-9]\d{0,8})([MG])", text)
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r} is not a size in M (10**6 bytes) or G (10**9 bytes), such as 2G."
+        )
+    return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
 
 
-class GpuLayers(click.ParamType[int | Literal["auto"]]):
-    """A number of layers, ``auto`` or ``all``."""
-
-    name = "N"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | Literal["auto"]:
-        """Return the number of layers, -1 for all; ``auto`` also for -1, as in llama.cpp."""
-        if value in ("auto", "-1", -1):
-            return "auto"
-        try:
-            return -1 if value == "all" else max(-1, int(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a number of layers, auto or all.", param, ctx)
+def _gpu_layers(text: str) -> int | Literal["auto"]:
+    """Return the number of layers, -1 for all; ``auto`` also for -1, as in llama.cpp."""
+    if text in ("auto", "-1"):
+        return "auto"
+    try:
+        return -1 if text == "all" else max(-1, int(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number of layers, auto or all.") from None
 
 
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Finite numbers of at least 0, separated by commas or slashes."""
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(map(float, re.split("[,/]", text)))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(0 <= number < math.inf for number in numbers):
+        raise click.BadParameter(f"{text!r} is not a list of numbers of at least 0, such as 3,1.")
+    return numbers
 
-    name = "N,..."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Return the numbers."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(map(float, re.split("[,/]", value)))
-        except ValueError:
-            numbers = (math.nan,)
-        if not all(0 <= number < math.inf for number in numbers):
-            self.fail(f"{value!r} is not a list of numbers of at least 0, such as 3,1.", param, ctx)
-        return numbers
+BYTE_COUNT = Parsed("N(M|G)", _byte_count)  # in the units of llama-gguf-split
+GPU_LAYERS = Parsed("N", _gpu_layers)
+_NUMBERS = Parsed("N,...", _numbers)
 
 
 def _split_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -232,9 +212,9 @@ offload_options = parameter_options(
     OffloadOptions,
     callbacks={"--split-mode": _split_mode, "--override-tensor": _overrides},
     types={
-        "--n-gpu-layers": GpuLayers(),
-        "--tensor-split": Numbers(),
-        "--vram-budget": Numbers(),
+        "--n-gpu-layers": GPU_LAYERS,
+        "--tensor-split": _NUMBERS,
+        "--vram-budget": _NUMBERS,
     },
     section="GPU",
 )

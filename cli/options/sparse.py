@@ -8,32 +8,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import click
 
 from pyllama.parameters.loading import FileParams
 
 from ..flags import in_flags
-from ..parameters import parameter_options
+from ..parameters import Parsed, parameter_options
 
 
-class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number, or inf or -inf."""
+def _threshold(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise click.BadParameter(f"{text!r} is not a number, inf or -inf.")
+    return number
 
-    name = "X"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number; NaN is refused."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number, inf or -inf.", param, ctx)
-        return number
+THRESHOLD = Parsed("X", _threshold)
 
 
 def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -52,7 +46,7 @@ sparse_options = parameter_options(
     FileParams,
     only=("sparse", "sparse_threshold"),
     callbacks={"--sparse": _sources},
-    types={"--sparse-threshold": Threshold()},
+    types={"--sparse-threshold": THRESHOLD},
     section="Sparse inference",
 )
 """``--sparse`` and ``--sparse-threshold``."""

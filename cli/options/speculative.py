@@ -26,8 +26,8 @@ from ..parameters import Number, from_options, parameter_options
 from ..paths import writable
 from ..tool import ignored_option
 from ..unsupported import DRAFT_HEADS as NO_DRAFT_HEADS
-from .options import GpuLayers
-from .sparse import Threshold
+from .options import GPU_LAYERS
+from .sparse import THRESHOLD
 
 F = TypeVar("F", bound=Callable[..., Any])
 SPEC_TYPES = tuple(DRAFTERS)
@@ -188,7 +188,7 @@ def _rows(only: Sequence[str], section: str, but: Sequence[str] = ()) -> Callabl
         only=only,
         but=but,
         callbacks={"--spec-type": _types, "--lookup-cache-dynamic": writable},
-        types={"--self-draft-threshold": Threshold(), "--spec-draft-ngl": GpuLayers()},
+        types={"--self-draft-threshold": THRESHOLD, "--spec-draft-ngl": GPU_LAYERS},
         section=section,
     )
 

@@ -1,9 +1,10 @@
 """Prints benchmark rows in llama-bench's formats: Markdown, CSV, JSON, JSON lines and SQL.
 
     printer = PRINTERS["md"](extra_fields=["n_batch"])
-    print(printer.header() + printer.row(row) + printer.footer(), end="")
+    print(next(printer) + printer.send(row) + printer.send(None), end="")
 
-A row is a mapping with llama-bench's field names, in its order.
+A printer is a generator of texts: of what is before the rows, of each row sent, and for None of
+what is after them. A row is a mapping with llama-bench's field names, in its order.
 Source: llama.cpp, ``llama-bench.cpp``, ``markdown_printer`` and its siblings.
 """
 
@@ -12,157 +13,100 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyllama.bench.compare import Comparison
 
 Row = Mapping[str, Any]
+Printer = Generator[str, Row | None, None]
 _SAMPLES = ("samples_ns", "samples_ts")  # not in CSV and SQL
+_WIDTHS = {
+    "model": -30, "size": 10, "params": 10, "backend": -10, "n_threads": 7, "n_batch": 7,
+    "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 3, "no_kv_offload": 4, "test": 15,
+    "t/s": 20,
+}  # fmt: skip
+_NAMES = {"n_threads": "threads", "flash_attn": "fa", "no_kv_offload": "nkvo"}
 
 
-class Printer:
-    """Base of the output formats; the output is header, rows and footer, concatenated.
+def _markdown(extra_fields: Sequence[str]) -> Printer:
+    """A table of some fields, and of ``extra_fields``, which are not the default."""
+    fields = ("model", "size", "params", "backend", "n_threads", *extra_fields, "test", "t/s")
+    widths = {name: _WIDTHS[name] for name in fields}
 
-    Args:
-        extra_fields: fields with values other than the default, for a format with few columns.
-    """
-
-    def __init__(self, extra_fields: Sequence[str]) -> None:
-        self.extra_fields = extra_fields
-
-    def header(self) -> str:
-        """Return the text before the rows."""
-        return ""
-
-    def row(self, row: Row) -> str:
-        """Return the text of one row."""
-        raise NotImplementedError
-
-    def footer(self) -> str:
-        """Return the text after the rows."""
-        return ""
-
-
-class Markdown(Printer):
-    """A Markdown table; fields with default values are left out."""
-
-    _WIDTHS: ClassVar = {"model": -30, "size": 10, "params": 10, "backend": -10, "n_threads": 7,
-               "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 3,
-               "no_kv_offload": 4, "test": 15, "t/s": 20}  # fmt: skip
-    _NAMES: ClassVar = {"n_threads": "threads", "flash_attn": "fa", "no_kv_offload": "nkvo"}
-
-    def __init__(self, extra_fields: Sequence[str]) -> None:
-        super().__init__(extra_fields)
-        self._fields = [
-            *("model", "size", "params", "backend", "n_threads"),
-            *extra_fields,
-            *("test", "t/s"),
-        ]
-        self._build = ""
-
-    def header(self) -> str:
-        """Return the column names and the rule below them."""
-        names = {f: self._NAMES.get(f, f) for f in self._fields}
-        rule = (
-            "-" * (abs(self._WIDTHS[f]) - 1) + (":" if self._WIDTHS[f] > 0 else "-")
-            for f in self._fields
-        )
-        return self._line(names) + "|" + "|".join(f" {dashes} " for dashes in rule) + "|\n"
-
-    def row(self, row: Row) -> str:
-        """Return one line of the table."""
-        self._build = f"\nbuild: {row['build_commit']} ({row['build_number']})\n"
-        return self._line(
-            {
-                **row,
-                "model": row["model_type"],
-                "size": _size(row["model_size"]),
-                "params": _count(row["model_n_params"]),
-                "backend": row["backends"],
-                "test": test_name(row),
-                "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-            }
-        )
-
-    def footer(self) -> str:
-        """Return the line with the measured build."""
-        return self._build
-
-    def _line(self, values: Row) -> str:
+    def line(values: Row) -> str:
         cells = (
-            f"{_plain(values[f])!s:{'>' if self._WIDTHS[f] > 0 else '<'}{abs(self._WIDTHS[f])}}"
-            for f in self._fields
+            f"{_plain(values[name])!s:{'>' if width > 0 else '<'}{abs(width)}}"
+            for name, width in widths.items()
         )
         return "|" + "|".join(f" {cell} " for cell in cells) + "|\n"
 
+    rule = ("-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values())
+    names = line({name: _NAMES.get(name, name) for name in fields})
+    row = yield names + "|" + "|".join(f" {dashes} " for dashes in rule) + "|\n"
+    build = ""
+    while row is not None:
+        build = f"\nbuild: {row['build_commit']} ({row['build_number']})\n"
+        shown = {
+            "model": row["model_type"],
+            "size": _size(row["model_size"]),
+            "params": _count(row["model_n_params"]),
+            "backend": row["backends"],
+            "test": test_name(row),
+            "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        }
+        row = yield line({**row, **shown})
+    yield build
 
-class Csv(Printer):
-    """Comma-separated values, all quoted, with a header line."""
 
-    _named = False
-
-    def row(self, row: Row) -> str:
-        """Return one line, after the first also the header."""
-        values = _texts(row)
-        text = io.StringIO()
+def _csv(extra_fields: Sequence[str]) -> Printer:
+    """Values in quotes, with a line of names."""
+    row, names = (yield ""), True
+    while row is not None:
+        values, text = _texts(row), io.StringIO()
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values.values())
-        names = "" if self._named else ",".join(values) + "\n"
-        self._named = True
-        return names + text.getvalue()
+        head, names = (",".join(values) + "\n" if names else ""), False
+        row = yield head + text.getvalue()
+    yield ""
 
 
-class Json(Printer):
+def _json(extra_fields: Sequence[str]) -> Printer:
     """One array of objects."""
-
-    _separator = ""
-
-    def header(self) -> str:
-        """Return the opening bracket."""
-        return "[\n"
-
-    def row(self, row: Row) -> str:
-        """Return one object, with a separator before all but the first."""
+    row, separator = (yield "[\n"), "  "
+    while row is not None:
         text = json.dumps(row, indent=2, default=list).replace("\n", "\n  ")
-        separator, self._separator = self._separator, ",\n"
-        return f"{separator}  {text}"
-
-    def footer(self) -> str:
-        """Return the closing bracket."""
-        return "\n]\n"
+        row, separator = (yield separator + text), ",\n  "
+    yield "\n]\n"
 
 
-class JsonLines(Printer):
-    """One JSON object per line."""
+def _json_lines(extra_fields: Sequence[str]) -> Printer:
+    """An object per line."""
+    row = yield ""
+    while row is not None:
+        row = yield json.dumps(row, default=list) + "\n"
+    yield ""
 
-    def row(self, row: Row) -> str:
-        """Return one line."""
-        return json.dumps(row, default=list) + "\n"
 
-
-class Sql(Printer):
-    """SQL statements that create a table and insert the rows."""
-
-    _has_table = False
-
-    def row(self, row: Row) -> str:
-        """Return an INSERT statement; the first call also creates the table."""
+def _sql(extra_fields: Sequence[str]) -> Printer:
+    """Statements that create a table and insert the rows."""
+    row, table = (yield ""), ""
+    while row is not None:
         values = {name: text.replace("'", "''") for name, text in _texts(row).items()}
         names, quoted = ", ".join(values), ", ".join(f"'{text}'" for text in values.values())
         insert = f"INSERT INTO llama_bench ({names}) VALUES ({quoted});\n"
-        has_table, self._has_table = self._has_table, True
-        return insert if has_table else self._table({name: row[name] for name in values}) + insert
+        if not table:
+            kinds = {str: "TEXT", float: "REAL"}
+            columns = (f"  {name} {kinds.get(type(row[name]), 'INTEGER')}" for name in values)
+            table = "CREATE TABLE IF NOT EXISTS llama_bench (\n" + ",\n".join(columns) + "\n);\n\n"
+            insert = table + insert
+        row = yield insert
+    yield ""
 
-    def _table(self, row: Row) -> str:
-        kinds = {str: "TEXT", float: "REAL"}
-        columns = (f"  {name} {kinds.get(type(v), 'INTEGER')}" for name, v in row.items())
-        return "CREATE TABLE IF NOT EXISTS llama_bench (\n" + ",\n".join(columns) + "\n);\n\n"
 
-
-PRINTERS: dict[str, type[Printer]] = {
-    "md": Markdown, "csv": Csv, "json": Json, "jsonl": JsonLines, "sql": Sql,
+PRINTERS: dict[str, Callable[[Sequence[str]], Printer]] = {
+    "md": _markdown, "csv": _csv, "json": _json, "jsonl": _json_lines, "sql": _sql,
 }  # fmt: skip
 
 
@@ -192,13 +136,8 @@ def comparison_table(found: Comparison, paths: tuple[Path, Path]) -> str:
 
 def _texts(row: Row) -> dict[str, str]:
     """Return the values as text, as llama-bench writes them to CSV and SQL."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, float):
-            return f"{value:.6f}"
-        return str(int(value) if isinstance(value, bool) else value)
-
-    return {name: text(value) for name, value in row.items() if name not in _SAMPLES}
+    plain = {name: _plain(value) for name, value in row.items() if name not in _SAMPLES}
+    return {k: f"{v:.6f}" if isinstance(v, float) else str(v) for k, v in plain.items()}
 
 
 def test_name(row: Row) -> str:

@@ -10,40 +10,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ..engine import Engine, Lease
 from ..engine.rows import batches
 from ..errors import BatchError
 from ..runtime.context import Context
 from .bench import bench_tokens
-
-
-@dataclass(frozen=True)
-class BatchedRow:
-    """One result, with llama-batched-bench's field names and order; seconds and tokens per second.
-
-    ``pl`` sequences of ``pp`` prompt and ``tg`` generated tokens each need ``n_kv`` cells.
-    """
-
-    n_kv_max: int
-    n_batch: int
-    n_ubatch: int
-    flash_attn: int
-    is_pp_shared: int
-    n_gpu_layers: int
-    n_threads: int
-    n_threads_batch: int
-    pp: int
-    tg: int
-    pl: int
-    n_kv: int
-    t_pp: float
-    speed_pp: float
-    t_tg: float
-    speed_tg: float
-    t: float
-    speed: float
 
 
 def batched_bench(
@@ -53,8 +25,11 @@ def batched_bench(
     n_parallel: Sequence[int],
     *,
     shared: bool = False,
-) -> Iterator[BatchedRow]:
+) -> Iterator[dict[str, int | float]]:
     """Measure every combination that fits into the context.
+
+    A row has llama-batched-bench's fields in their order, in seconds and tokens per second: ``pl``
+    sequences of ``pp`` prompt and ``tg`` generated tokens each, which need ``n_kv`` cells.
 
     Args:
         context: a context for at least ``max(n_parallel)`` sequences.
@@ -87,7 +62,7 @@ def required_cells(pp: int, tg: int, pl: int, shared: bool) -> int:
     return pp + pl * tg if shared else pl * (pp + tg)
 
 
-def _measure(run: _DecodeRun, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
+def _measure(run: _DecodeRun, pp: int, tg: int, pl: int, shared: bool) -> dict[str, int | float]:
     clock, context = time.perf_counter, run.context
     run.fill(1 if shared else pl, pp, graphs_only=True)  # compile graphs before timing
     if tg:
@@ -101,26 +76,26 @@ def _measure(run: _DecodeRun, pp: int, tg: int, pl: int, shared: bool) -> Batche
         run.step(pl, i)
     t_tg = clock() - start
     prompt = pp if shared else pl * pp
-    return BatchedRow(
-        n_kv_max=context.n_ctx,
-        n_batch=context.n_batch,
-        n_ubatch=context.n_ubatch,
-        flash_attn=1,
-        is_pp_shared=int(shared),
-        n_gpu_layers=context.model.n_gpu_layers,
-        n_threads=context.n_threads,
-        n_threads_batch=context.n_threads_batch,
-        pp=pp,
-        tg=tg,
-        pl=pl,
-        n_kv=required_cells(pp, tg, pl, shared and context.kv.unified),
-        t_pp=t_pp,
-        speed_pp=prompt / t_pp,
-        t_tg=t_tg,
-        speed_tg=pl * tg / t_tg if tg else 0.0,
-        t=t_pp + t_tg,
-        speed=(prompt + pl * tg) / (t_pp + t_tg),
-    )
+    return {
+        "n_kv_max": context.n_ctx,
+        "n_batch": context.n_batch,
+        "n_ubatch": context.n_ubatch,
+        "flash_attn": 1,
+        "is_pp_shared": int(shared),
+        "n_gpu_layers": context.model.n_gpu_layers,
+        "n_threads": context.n_threads,
+        "n_threads_batch": context.n_threads_batch,
+        "pp": pp,
+        "tg": tg,
+        "pl": pl,
+        "n_kv": required_cells(pp, tg, pl, shared and context.kv.unified),
+        "t_pp": t_pp,
+        "speed_pp": prompt / t_pp,
+        "t_tg": t_tg,
+        "speed_tg": pl * tg / t_tg if tg else 0.0,
+        "t": t_pp + t_tg,
+        "speed": (prompt + pl * tg) / (t_pp + t_tg),
+    }
 
 
 class _DecodeRun:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama_cli.commands.bench import command
-from pyllama_cli.options.bench_lists import IntList, TypeList
+from pyllama_cli.options.bench_lists import TYPE_LIST, int_list
 from pyllama_cli.tables.bench import PRINTERS
 
 ROW: dict[str, Any] = {
@@ -57,7 +57,7 @@ ROW: dict[str, Any] = {
     ],
 )
 def test_int_lists(text: str, values: list[int]) -> None:
-    assert IntList(0).convert(text, None, None) == values
+    assert int_list(0).convert(text, None, None) == values
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_int_lists(text: str, values: list[int]) -> None:
 )
 def test_invalid_int_lists(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        IntList(0).convert(text, None, None)
+        int_list(0).convert(text, None, None)
 
 
 def render(form: str, *rows: dict[str, Any], extra: tuple[str, ...] = ()) -> str:
     printer = PRINTERS[form](extra)
-    return printer.header() + "".join(map(printer.row, rows)) + printer.footer()
+    return next(printer) + "".join(map(printer.send, (*rows, None)))
 
 
 def test_markdown_matches_llama_bench() -> None:
@@ -122,9 +122,9 @@ def test_settings_are_columns() -> None:
 
 
 def test_cache_types() -> None:
-    assert TypeList().convert("F16,q8_0", None, None) == ["f16", "q8_0"]
+    assert TYPE_LIST.convert("F16,q8_0", None, None) == ["f16", "q8_0"]
     with pytest.raises(click.BadParameter):
-        TypeList().convert("f16,", None, None)
+        TYPE_LIST.convert("f16,", None, None)
 
 
 def compared(tmp_path: Path, first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...options.options import ByteCount
+from ...options.options import BYTE_COUNT
 from ...output import progress_bar, write_line
 from ...parameters import INT32_MAX, Number
 from ...tool import Program, version_option
@@ -21,7 +21,7 @@ from .files import gguf_argument
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option("--split-max-tensors", type=Number(1, INT32_MAX),
               help="Maximum number of tensors per split.  [default: 128]")  # fmt: skip
-@click.option("--split-max-size", type=ByteCount(),
+@click.option("--split-max-size", type=BYTE_COUNT,
               help="Maximum size of tensors per split.")  # fmt: skip
 @click.option("--no-tensor-first-split", is_flag=True, help="Put no tensors in the first split.")
 @click.option("--dry-run", is_flag=True, help="Only print the plan of the split.")
