@@ -122,7 +122,8 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
         raise HubError(f"{name!r} is not a repository: use user/model or user/model:QUANT")
     _huggingface_hub()
     hub, files = _reach(hub, repo)
-    chosen = _named(repo, files, file) if file else choose(repo, files, quant)
+    models = [*filter(_is_model, files)]
+    chosen = _one(repo, files, file, models) if file else choose(repo, files, quant)
     paths = [hub.download(repo, part) for part in _parts(chosen, files)]
     return paths[0]
 
@@ -141,16 +142,7 @@ def hub_files(repo: str, patterns: Iterable[str], hub: Hub) -> list[Path]:
     if not patterns:
         return []
     hub, files = _reach(hub, repo)
-    paths = []
-    for pattern in patterns:
-        found = [f for f in files if f == pattern] or [f for f in files if fnmatchcase(f, pattern)]
-        if len(found) != 1:
-            what = f"several files {pattern}: {', '.join(found)}; name one"
-            raise HubError(
-                f"{repo} has {what}" if found else f"{repo} has no file {pattern}{_shown(files)}"
-            )
-        paths.append(hub.download(repo, found[0]))
-    return paths
+    return [hub.download(repo, _one(repo, files, pattern, files)) for pattern in patterns]
 
 
 def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:
@@ -174,7 +166,7 @@ def choose(repo: str, files: Iterable[str], quant: str = "") -> str:
 
     Source: llama.cpp, ``find_best_model``.
     """
-    models = [f for f in files if f.lower().endswith(".gguf") and _is_model(f)]
+    models = [*filter(_is_model, files)]
     for tag in [quant] if quant and quant != "latest" else _PREFERRED:
         for name in models:
             if re.search(re.escape(tag) + "[.-]", name, re.IGNORECASE):
@@ -189,20 +181,21 @@ def _is_model(name: str) -> bool:
     """Return whether a file is a model: not a further part, and not an auxiliary file."""
     split = _SPLIT.fullmatch(name)
     base = name.rpartition("/")[2]
-    return not (split and int(split[2]) != 1) and not any(word in base for word in _NO_MODEL)
+    is_part = split is not None and int(split[2]) != 1
+    is_other = is_part or any(word in base for word in _NO_MODEL)
+    return name.lower().endswith(".gguf") and not is_other
 
 
-def _named(repo: str, files: list[str], pattern: str) -> str:
-    for name in files:
-        if name.lower() == pattern.lower():
-            return name
-    models = [f for f in files if f.lower().endswith(".gguf")]
-    found = [f for f in models if fnmatchcase(f.lower(), pattern.lower()) and _is_model(f)]
+def _one(repo: str, files: Iterable[str], pattern: str, of: list[str]) -> str:
+    """The file with this name, or the one file of some that matches a pattern."""
+    low = pattern.lower()
+    found = [f for f in files if f.lower() == low][:1]
+    found = found or [f for f in of if fnmatchcase(f.lower(), low)]
     if len(found) == 1:
         return found[0]
     if found:
         raise HubError(f"{repo} has several files {pattern}: {', '.join(found)}; name one")
-    raise HubError(f"{repo} has no file {pattern}{_shown(models)}")
+    raise HubError(f"{repo} has no file {pattern}{_shown(of)}")
 
 
 def _shown(names: list[str]) -> str:

@@ -1,9 +1,9 @@
 """llama-quantize's mixes as tables: the tensors whose type is not the file type's default.
 
-    MIXES["Q4_K_M"]["ffn_down"]                    # ((more_bits, Q6_K),): otherwise the default
+    MIXES["Q4_K_M"]["ffn_down"]                    # (("more bits", Q6_K),): otherwise the default
 
-A rule is a list of (condition, type); the first condition that is true decides. A condition gets
-the ``Place`` of a tensor: its index among the tensors of its kind, and the model's sizes.
+A rule is a list of (condition, type); the first condition that holds decides. A condition of
+``HOLDS`` gets the ``Place`` of a tensor: its index among those of its kind, and the model's sizes.
 Source: llama.cpp, ``llama_tensor_get_type_impl``.
 """
 
@@ -52,131 +52,85 @@ class Place:
     imatrix: bool = False
 
 
-Condition = Callable[[Place], bool]
-Rule = tuple[tuple[Condition, GGMLType], ...]
+Rule = tuple[tuple[str, GGMLType], ...]
 
-
-def always(place: Place) -> bool:
-    """True for all tensors."""
-    return True
-
-
-def first_2(place: Place) -> bool:
-    """True for the first two tensors."""
-    return place.i < 2
-
-
-def first_4(place: Place) -> bool:
-    """True for the first four tensors."""
-    return place.i < 4
-
-
-def first_16th(place: Place) -> bool:
-    """True for the first sixteenth of the tensors."""
-    return place.i < place.n // 16
-
-
-def first_8th(place: Place) -> bool:
-    """True for the first eighth of the tensors."""
-    return place.i < place.n // 8
-
-
-def middle(place: Place) -> bool:
-    """True for all tensors but the first and the last eighth."""
-    return place.n // 8 <= place.i < 7 * place.n // 8
-
-
-def more_bits(place: Place) -> bool:
-    """True for the first and the last eighth, and every third tensor between."""
-    return not middle(place) or (place.i - place.n // 8) % 3 == 2
-
-
-def grouped(place: Place) -> bool:
-    """True if at least four query heads share a KV head."""
-    return place.sizes.n_gqa >= 4
-
-
-def grouped_or_experts(place: Place) -> bool:
-    """True as ``grouped``, or if there are at least four experts."""
-    return grouped(place) or place.sizes.n_expert >= 4
-
-
-def no_imatrix(place: Place) -> bool:
-    """True without an importance matrix."""
-    return not place.imatrix
-
-
-def no_imatrix_first_8th(place: Place) -> bool:
-    """True for the first eighth without an importance matrix."""
-    return not place.imatrix and first_8th(place)
-
-
-def imatrix_first_8th(place: Place) -> bool:
-    """True for the first eighth with an importance matrix."""
-    return place.imatrix and first_8th(place)
-
-
-def first_8th_or_more_of_8(place: Place) -> bool:
-    """True for the first eighth, and with eight experts as ``more_bits``."""
-    return first_8th(place) or (place.sizes.n_expert == 8 and more_bits(place))
+HOLDS: dict[str, Callable[[Place], bool]] = {
+    "always": lambda p: True,
+    "first 2": lambda p: p.i < 2,
+    "first 4": lambda p: p.i < 4,
+    "first 16th": lambda p: p.i < p.n // 16,
+    "first 8th": lambda p: p.i < p.n // 8,
+    "middle": lambda p: p.n // 8 <= p.i < 7 * p.n // 8,
+    # the first and the last eighth, and every third tensor between
+    "more bits": lambda p: not HOLDS["middle"](p) or (p.i - p.n // 8) % 3 == 2,
+    "grouped": lambda p: p.sizes.n_gqa >= 4,  # so many query heads share a KV head
+    "grouped or experts": lambda p: p.sizes.n_gqa >= 4 or p.sizes.n_expert >= 4,
+    "no imatrix": lambda p: not p.imatrix,
+    "no imatrix, first 8th": lambda p: not p.imatrix and p.i < p.n // 8,
+    "imatrix, first 8th": lambda p: p.imatrix and p.i < p.n // 8,
+    "first 8th, more of 8 experts": lambda p: (
+        p.i < p.n // 8 or (p.sizes.n_expert == 8 and HOLDS["more bits"](p))
+    ),
+}
+"""The conditions of rules."""
 
 
 def _coarse(attn_v: GGMLType, ffn_down: GGMLType, output: GGMLType | None) -> dict[str, Rule]:
     """Return the mix of a type of two bits or less."""
     return {
-        "attn_v": ((grouped_or_experts, T.Q4_K), (always, attn_v)),
-        "ffn_down": ((first_8th, ffn_down),),
-        "attn_output": () if output is None else ((always, output),),
+        "attn_v": (("grouped or experts", T.Q4_K), ("always", attn_v)),
+        "ffn_down": (("first 8th", ffn_down),),
+        "attn_output": () if output is None else (("always", output),),
     }
 
 
 _IQ4: dict[str, Rule] = {
-    "attn_v": ((grouped, T.Q5_K),),
-    "ffn_down": ((no_imatrix_first_8th, T.Q5_K),),
+    "attn_v": (("grouped", T.Q5_K),),
+    "ffn_down": (("no imatrix, first 8th", T.Q5_K),),
 }
 MIXES: dict[str, dict[str, Rule]] = {
-    "Q4_0": {"ffn_down": ((imatrix_first_8th, T.Q4_1),)},
-    "Q5_0": {"ffn_down": ((imatrix_first_8th, T.Q5_1),)},
+    "Q4_0": {"ffn_down": (("imatrix, first 8th", T.Q4_1),)},
+    "Q5_0": {"ffn_down": (("imatrix, first 8th", T.Q5_1),)},
     "Q2_K": {
-        "attn_v": ((grouped, T.Q4_K), (always, T.Q3_K)),
-        "ffn_down": ((always, T.Q3_K),),
-        "attn_output": ((always, T.Q3_K),),
+        "attn_v": (("grouped", T.Q4_K), ("always", T.Q3_K)),
+        "ffn_down": (("always", T.Q3_K),),
+        "attn_output": (("always", T.Q3_K),),
     },
-    "Q2_K_S": {"attn_v": ((grouped, T.Q4_K),), "ffn_down": ((first_8th, T.Q4_K),)},
+    "Q2_K_S": {"attn_v": (("grouped", T.Q4_K),), "ffn_down": (("first 8th", T.Q4_K),)},
     "Q3_K_M": {
-        "attn_v": ((first_2, T.Q5_K), (always, T.Q4_K)),
-        "ffn_down": ((first_16th, T.Q5_K), (always, T.Q4_K)),
-        "attn_output": ((always, T.Q4_K),),
+        "attn_v": (("first 2", T.Q5_K), ("always", T.Q4_K)),
+        "ffn_down": (("first 16th", T.Q5_K), ("always", T.Q4_K)),
+        "attn_output": (("always", T.Q4_K),),
     },
     "Q3_K_L": {
-        "attn_v": ((always, T.Q5_K),),
-        "ffn_down": ((always, T.Q5_K),),
-        "attn_output": ((always, T.Q5_K),),
+        "attn_v": (("always", T.Q5_K),),
+        "ffn_down": (("always", T.Q5_K),),
+        "attn_output": (("always", T.Q5_K),),
     },
-    "Q4_K_S": {"attn_v": ((first_4, T.Q5_K),), "ffn_down": ((first_8th, T.Q5_K),)},
-    "Q4_K_M": {"attn_v": ((more_bits, T.Q6_K),), "ffn_down": ((more_bits, T.Q6_K),)},
-    "Q5_K_M": {"attn_v": ((more_bits, T.Q6_K),), "ffn_down": ((more_bits, T.Q6_K),)},
+    "Q4_K_S": {"attn_v": (("first 4", T.Q5_K),), "ffn_down": (("first 8th", T.Q5_K),)},
+    "Q4_K_M": {"attn_v": (("more bits", T.Q6_K),), "ffn_down": (("more bits", T.Q6_K),)},
+    "Q5_K_M": {"attn_v": (("more bits", T.Q6_K),), "ffn_down": (("more bits", T.Q6_K),)},
     "IQ4_NL": _IQ4,
     "IQ4_XS": _IQ4,
     "IQ3_M": {
-        "attn_v": ((always, T.Q4_K),),
-        "ffn_down": ((first_8th_or_more_of_8, T.Q4_K),),
-        "attn_output": ((always, T.Q4_K),),
+        "attn_v": (("always", T.Q4_K),),
+        "ffn_down": (("first 8th, more of 8 experts", T.Q4_K),),
+        "attn_output": (("always", T.Q4_K),),
     },
-    "IQ3_S": {"attn_v": ((grouped, T.Q4_K),)},
+    "IQ3_S": {"attn_v": (("grouped", T.Q4_K),)},
     "IQ3_XS": {
-        "attn_v": ((grouped, T.Q4_K),),
-        "attn_k": ((always, T.IQ3_XXS),),
-        "attn_q": ((always, T.IQ3_XXS),),
-        "ffn_gate": ((middle, T.IQ3_XXS),),
-        "ffn_up": ((middle, T.IQ3_XXS),),
+        "attn_v": (("grouped", T.Q4_K),),
+        "attn_k": (("always", T.IQ3_XXS),),
+        "attn_q": (("always", T.IQ3_XXS),),
+        "ffn_gate": (("middle", T.IQ3_XXS),),
+        "ffn_up": (("middle", T.IQ3_XXS),),
     },
     "IQ3_XXS": {
-        "attn_v": ((grouped, T.Q4_K), (no_imatrix, T.IQ3_S), (always, T.IQ3_XXS)),
-        "attn_k": ((always, T.IQ2_S),),
-        "attn_q": ((always, T.IQ2_S),),
-        "ffn_down": ((no_imatrix_first_8th, T.Q4_K), (no_imatrix, T.Q3_K)),
-        "attn_output": ((always, T.IQ3_S),),
+        "attn_v": (("grouped", T.Q4_K), ("no imatrix", T.IQ3_S), ("always", T.IQ3_XXS)),
+        "attn_k": (("always", T.IQ2_S),),
+        "attn_q": (("always", T.IQ2_S),),
+        "ffn_down": (("no imatrix, first 8th", T.Q4_K), ("no imatrix", T.Q3_K)),
+        "attn_output": (("always", T.IQ3_S),),
     },
     "IQ2_XXS": _coarse(T.Q2_K, T.Q2_K, None),
     "IQ2_XS": _coarse(T.Q2_K, T.Q2_K, None),
@@ -191,10 +145,10 @@ COARSE = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S", "IQ1_M")
 
 # Rules that differ for Falcon; attn_output has only these.
 FALCON: dict[str, dict[str, Rule]] = {
-    "Q3_K_M": {"ffn_down": ((first_16th, T.Q5_K), (more_bits, T.Q4_K))},
-    "Q3_K_L": {"ffn_down": ((always, T.Q4_K),), "attn_output": ((always, T.Q4_K),)},
+    "Q3_K_M": {"ffn_down": (("first 16th", T.Q5_K), ("more bits", T.Q4_K))},
+    "Q3_K_L": {"ffn_down": (("always", T.Q4_K),), "attn_output": (("always", T.Q4_K),)},
     "Q4_K_S": {"ffn_down": ()},
-    "Q4_K_M": {"ffn_down": ((first_16th, T.Q6_K), (more_bits, T.Q5_K))},
+    "Q4_K_M": {"ffn_down": (("first 16th", T.Q6_K), ("more bits", T.Q5_K))},
 }
 # File types whose attn_output is Q5_K in models with eight experts.
 EIGHT_EXPERTS = (

@@ -26,6 +26,7 @@ from .mixes import (
     EIGHT_EXPERTS,
     FALCON,
     FALLBACK,
+    HOLDS,
     MIXES,
     NEEDS_IMATRIX,
     TOKEN_EMBD,
@@ -207,7 +208,7 @@ class _Chooser:
         rule: Rule = rules.get(kind, ())
         if kind == "attn_output" and self.sizes.n_expert == 8:
             rule = ()
-        type = next((type for holds, type in rule if holds(place)), self.type)
+        type = next((type for name, type in rule if HOLDS[name](place)), self.type)
         large = self.sizes.is_70b and kind == "attn_v" and self.name not in COARSE
         return T.Q5_K if large and type in (T.Q3_K, T.Q4_K) else type
 

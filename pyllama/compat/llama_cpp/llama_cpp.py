@@ -62,41 +62,18 @@ _CONSTANTS: dict[str, int] = {
 }
 
 
-def llama_backend_init() -> None:
-    """Does nothing: there is nothing to start."""
-
-
-def llama_backend_free() -> None:
-    """Does nothing."""
-
-
-def llama_numa_init(numa: int) -> None:
-    """Does nothing: start the process with numactl(8)."""
-
-
-def llama_supports_mmap() -> bool:
-    """Whether files can be mapped."""
-    return True
-
-
-def llama_supports_mlock() -> bool:
-    """Whether weights can be pinned in RAM."""
-    return sys.platform != "win32"
-
-
-def llama_supports_gpu_offload() -> bool:
-    """Whether a device other than the CPU was found."""
-    return not {*available()} <= {*HOST_BACKENDS}
-
-
-def llama_supports_rpc() -> bool:
-    """Whether there are several machines."""
-    return False
-
-
-def llama_max_devices() -> int:
-    """Maximum number of devices in a ``tensor_split``."""
-    return _CONSTANTS["LLAMA_MAX_DEVICES"]
+_ANSWERS: dict[str, Callable[[], Any]] = {
+    "llama_backend_init": lambda: None,  # there is nothing to start
+    "llama_backend_free": lambda: None,
+    "llama_numa_init": lambda: None,  # numactl(8) does
+    "llama_log_set": lambda: None,  # messages are logged, and with ``verbose`` on stderr
+    "llama_supports_mmap": lambda: True,
+    "llama_supports_mlock": lambda: sys.platform != "win32",
+    "llama_supports_gpu_offload": lambda: not {*available()} <= {*HOST_BACKENDS},
+    "llama_supports_rpc": lambda: False,
+    "llama_max_devices": lambda: _CONSTANTS["LLAMA_MAX_DEVICES"],
+}
+"""What functions of the C API return, whatever their arguments."""
 
 
 def llama_print_system_info() -> bytes:
@@ -134,10 +111,6 @@ def llama_log_callback(function: T) -> T:
     return function
 
 
-def llama_log_set(log_callback: object, user_data: object) -> None:
-    """Does nothing: messages come from the loggers ``pyllama`` and, with ``verbose``, on stderr."""
-
-
 def refused(name: str) -> Callable[..., Any]:
     """A function that raises NotSupported, in place of one of the C API."""
 
@@ -154,6 +127,8 @@ def refused(name: str) -> Callable[..., Any]:
 def __getattr__(name: str) -> Any:
     if name in _CONSTANTS:
         return _CONSTANTS[name]
+    if name in _ANSWERS:
+        return lambda *args: _ANSWERS[name]()
     if name.startswith(("llama_", "ggml_", "mtmd_", "gguf_")):
         return refused(name)
     raise AttributeError(
@@ -162,4 +137,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_CONSTANTS})
+    return sorted({*globals(), *_CONSTANTS, *_ANSWERS})
