@@ -214,17 +214,12 @@ serve_options = stack(
     ignored_option("-cb", "--cont-batching"),
     ignored_option("--log-disable"),
     ignored_option("-bs", "--backend-sampling", why="the CPU samples"),
-    ignored_option(
-        "--cache-reuse", takes_value=True, why="prompts are reused up to their first difference"
-    ),
-    ignored_option(
-        "-sps",
-        "--slot-prompt-similarity",
-        takes_value=True,
-        why="a request gets the slot that shares most of its prompt",
-    ),
-    ignored_option("--threads-http", takes_value=True, why="one thread serves all connections"),
-)
+    *(ignored_option(*flags, takes_value=True, why=why) for *flags, why in (
+        ("--cache-reuse", "prompts are reused up to their first difference"),
+        ("-sps", "--slot-prompt-similarity", "a request gets the slot that has most of its prompt"),
+        ("--threads-http", "one thread serves all connections"),
+    )),
+)  # fmt: skip
 
 
 @click.command("serve", cls=Program)
