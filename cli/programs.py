@@ -17,9 +17,7 @@ COMMANDS = {
         "lookup-merge": ".commands.lookup:merge",
         "lookup-stats": ".commands.lookup:stats",
     },
-    "Compare texts": {
-        "embedding": ".commands.embedding:command",
-    },
+    "Compare texts": {"embedding": ".commands.embedding:command"},
     "Measure": {
         "bench": ".commands.bench:command",
         "batched-bench": ".commands.batched_bench:command",

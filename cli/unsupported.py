@@ -14,35 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
-_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
-_EMBEDDINGS = "pyllama-embedding computes embeddings and ranks documents"
-_DENSE_MODULES = "dense layers after the pooling are not supported"
 DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
 _LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
 )
-_SERVER = "pyllama-server does not have this"
 _MEDIA = "only text models are supported; no images, audio or video"
-_PRESET = "there is no preset for this model; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
     "the chat template decides which earlier reasoning it keeps; some have a variable for it: "
     """--chat-template-kwargs '{"clear_thinking": false}'"""
 )
-_LOG = "there is no log file; redirect stderr: 2> FILE"
-_ONE_TEMPLATE = "replies are printed without parsing"
-_TASKS = "only perplexity and --kl-divergence are computed"
-_NOT_THIS_TOOL = "pyllama has no counterpart of the tool that this flag belongs to"
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     # model features
-    _ADAPTERS: ("--lora", "--lora-scaled", "--lora-init-without-apply"),
+    "LoRA adapters are not supported yet; llama-export-lora merges one into a model": (
+        "--lora", "--lora-scaled", "--lora-init-without-apply",
+    ),
     "control vectors are not supported yet": (
         "--control-vector", "--control-vector-scaled", "--control-vector-layer-range",
     ),
-    _EMBEDDINGS: (
-        "-embd", "--embd-gemma-default",
-    ),
+    "pyllama-embedding computes embeddings and ranks documents": ("-embd", "--embd-gemma-default"),
     _MEDIA: (
         "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj",
         "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload", "-mmdev", "--mmproj-device",
@@ -73,14 +64,12 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--no-spec-draft-backend-sampling",
     ),
     _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
-    _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
+    "replies are printed without parsing": ("--skip-chat-parsing", "--no-skip-chat-parsing"),
     "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
     "pyllama-tokenize prints the tokens of a prompt": ("--verbose-prompt",),
     "use --perf and --no-perf": ("--show-timings", "--no-show-timings"),
     "the prompt must be text: use -f": ("-bf", "--binary-file"),
-    "continuous batching is always on": (
-        "-nocb", "--no-cont-batching",
-    ),
+    "continuous batching is always on": ("-nocb", "--no-cont-batching"),
     # devices and memory
     "-ngl auto offloads what fits, --vram-budget sets a limit, and --dry-run prints the plan": (
         "-fit", "--fit", "-fitp", "--fit-print", "-fitt", "--fit-target", "-fitc", "--fit-ctx",
@@ -104,10 +93,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     "download the file and pass it with -m, or use -hf user/model:QUANT": (
         "-mu", "--model-url", "-dr", "--docker-repo",
     ),
-    "models are in huggingface_hub's cache; list it with: hf cache ls": (
-        "-cl", "--cache-list",
-    ),
-    _PRESET: (
+    "models are in huggingface_hub's cache; list it with: hf cache ls": ("-cl", "--cache-list"),
+    "there is no preset for this model; name a model with -hf user/model:QUANT": (
         "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
         "--vision-gemma-12b-default",
     ),
@@ -116,18 +103,18 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     """for bash completion: eval "$(_PYLLAMA_CLI_COMPLETE=bash_source pyllama-cli)\"""": (
         "--completion-bash",
     ),
-    _LOG: (
+    "there is no log file; redirect stderr: 2> FILE": (
         "--log-file", "--log-prompts-dir", "--log-colors", "--log-prefix", "--no-log-prefix",
         "--log-timestamps", "--no-log-timestamps", "-lv", "--verbosity", "--log-verbosity",
     ),
     # flags of a single tool
-    _SERVER: (
+    "pyllama-server does not have this": (
         "--server-base", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
         "--checkpoint-min-step", "--kv-unified-per-slot", "--ui-config", "--webui-config",
         "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent",
     ),
-    _TASKS: (
+    "only perplexity and --kl-divergence are computed": (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
         "--multiple-choice", "--multiple-choice-tasks",
     ),
@@ -136,7 +123,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     "--save DIR writes any node; for the logits add --tensor-filter result_output": (
         "--save-logits", "--logits-output-dir",
     ),
-    _NOT_THIS_TOOL: (
+    "pyllama has no counterpart of the tool that this flag belongs to": (
         "--context-file", "--chunk-size", "--chunk-separator", "--junk", "--pos",
         "--positive-file", "--negative-file", "--pca-batch", "--pca-iter", "--method",
         "--diffusion-steps", "--diffusion-visual", "--diffusion-eps", "--diffusion-algorithm",
@@ -150,15 +137,11 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
 
 _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYWHERE
     "completion": {
-        "redirect stdout, which has only the text: > FILE": (
-            "-o", "--output", "--output-file",
-        ),
+        "redirect stdout, which has only the text: > FILE": ("-o", "--output", "--output-file"),
     },
     "convert": {
         "files are always little-endian": ("--bigendian",),
-        "tensors are always read and written one at a time": (
-            "--use-temp-file", "--no-lazy",
-        ),
+        "tensors are always read and written one at a time": ("--use-temp-file", "--no-lazy"),
         "download the folder first: hf download user/model": ("--remote",),
         "use pyllama-gguf split on the converted file": ("--no-tensor-first-split",),
         "docs/architectures.md lists the supported models": ("--print-supported-models",),
@@ -166,7 +149,9 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
             "--mistral-format", "--disable-mistral-community-chat-template",
         ),
         _MEDIA: ("--mmproj",),
-        _DENSE_MODULES: ("--sentence-transformers-dense-modules",),
+        "dense layers after the pooling are not supported": (
+            "--sentence-transformers-dense-modules",
+        ),
         "multi-token prediction layers are not converted": (
             "--mtp", "--no-mtp", "--no-nextn", "--dspark", "--target-model-dir",
         ),

@@ -27,11 +27,7 @@ from ..loading import load_vocab
 from ..options.kv_overrides import override_kv_option
 from ..options.options import model_option
 from ..options.prompt import PromptOptions, escape_option, prompt_options
-from ..options.speculative import (
-    SpeculativeOptions,
-    length_options,
-    lookup_cache_options,
-)
+from ..options.speculative import SpeculativeOptions, length_options, lookup_cache_options
 from ..output import note
 from ..parameters import from_options, parameter_options
 from ..paths import writable

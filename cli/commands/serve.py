@@ -272,9 +272,7 @@ def command(router_child: bool, **options: Any) -> None:
             model = load_model(loading, cells, sizes.n_threads, drafting.reserved)
             context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
             engine = Engine(
-                context,
-                speculation=drafting.speculation(context),
-                prefixes=serving.prefixes(),
+                context, speculation=drafting.speculation(context), prefixes=serving.prefixes()
             )
             own_options = replace(
                 settings,

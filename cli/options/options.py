@@ -211,11 +211,7 @@ class ModelOptions(FileParams):
 offload_options = parameter_options(
     OffloadOptions,
     callbacks={"--split-mode": _split_mode, "--override-tensor": _overrides},
-    types={
-        "--n-gpu-layers": GPU_LAYERS,
-        "--tensor-split": _NUMBERS,
-        "--vram-budget": _NUMBERS,
-    },
+    types={"--n-gpu-layers": GPU_LAYERS, "--tensor-split": _NUMBERS, "--vram-budget": _NUMBERS},
     section="GPU",
 )
 
@@ -229,9 +225,7 @@ load_options = stack(
         help="How to load the file. auto: as --mmap and --mlock say.",
     ),
     parameter_options(
-        FileParams,
-        but=("sparse", "sparse_threshold"),
-        callbacks={"--override-kv": parse_overrides},
+        FileParams, but=("sparse", "sparse_threshold"), callbacks={"--override-kv": parse_overrides}
     ),
     sparse_options,
     offload_options,

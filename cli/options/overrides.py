@@ -31,10 +31,7 @@ class _OverrideOptions(OverrideParams):
 
 
 override_options = parameter_options(
-    _OverrideOptions,
-    first=("rope_scaling", "rope_scale"),
-    keep=True,
-    section="RoPE and activation",
+    _OverrideOptions, first=("rope_scaling", "rope_scale"), keep=True, section="RoPE and activation"
 )
 """``--rope-*``, ``--yarn-*`` and ``--act``."""
 

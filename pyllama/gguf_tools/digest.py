@@ -41,11 +41,7 @@ class _State(Protocol):
 
 
 def digests(
-    file: GGUFFile,
-    kinds: Sequence[str],
-    *,
-    layers: bool = True,
-    progress: Progress | None = None,
+    file: GGUFFile, kinds: Sequence[str], *, layers: bool = True, progress: Progress | None = None
 ) -> Iterator[Digest]:
     """Yield the hashes of each tensor (with ``layers``; no uuid), then of all, in one pass."""
     whole = {kind: _new(kind) for kind in kinds}

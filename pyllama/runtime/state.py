@@ -16,7 +16,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -232,32 +232,23 @@ def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
     return header, np.frombuffer(body[size:], np.uint8)
 
 
-def _is_header(header: dict[str, Any]) -> bool:
+def _is_header(header: Mapping[str, Any]) -> bool:
     """Whether all fields are present and have their types."""
-
-    def natural(x: object) -> bool:
-        return type(x) is int and -1 <= x < 1 << 31
-
-    def short(x: object) -> bool:
-        return isinstance(x, str) and len(x) <= _MAX_CHARS
-
+    try:
+        texts, caches = (header["model"], header["type"]), header["caches"]
+        lists = [header["tokens"], *(c[k] for c in caches for k in ("lengths", "lost"))]
+        sizes = [c[k] for c in caches for k in ("window", "layers", "cells")]
+        sizes += [length for c in caches for length in c["lengths"]]
+        paired = all(len(c["lengths"]) == len(c["lost"]) for c in caches)
+    except (KeyError, TypeError):
+        return False
+    if not (paired and all(isinstance(one, list) for one in lists)):
+        return False
+    numbers = [*sizes, *(x for one in lists for x in one)]
     return (
-        short(header.get("model"))
-        and short(header.get("type"))
-        and isinstance(header.get("tokens"), list)
-        and all(natural(t) for t in header["tokens"])
-        and isinstance(header.get("caches"), list)
-        and all(
-            isinstance(c, dict)
-            and all(natural(c.get(k)) and c[k] >= 0 for k in ("window", "layers", "cells"))
-            and all(
-                isinstance(c.get(k), list) and all(natural(x) for x in c[k])
-                for k in ("lengths", "lost")
-            )
-            and len(c["lengths"]) == len(c["lost"])
-            and all(x >= 0 for x in c["lengths"])
-            for c in header["caches"]
-        )
+        all(isinstance(text, str) and len(text) <= _MAX_CHARS for text in texts)
+        and all(type(x) is int and -1 <= x < 1 << 31 for x in numbers)
+        and all(x >= 0 for x in sizes)
     )
 
 

@@ -140,10 +140,7 @@ class AcceptRates:
     """
 
     def __init__(
-        self,
-        parent: AcceptRates | None = None,
-        expected: float = 0.5,
-        seconds: float | None = None,
+        self, parent: AcceptRates | None = None, expected: float = 0.5, seconds: float | None = None
     ) -> None:
         self._parent, self._expected = parent, expected
         self._accepted: list[float] = []

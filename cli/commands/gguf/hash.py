@@ -31,11 +31,7 @@ if TYPE_CHECKING:
               help="Verify against a manifest: the saved output of this command.")  # fmt: skip
 @version_option()
 def command(
-    model: Path,
-    all_kinds: bool,
-    no_layer: bool,
-    manifest: Path | None,
-    **chosen: bool,
+    model: Path, all_kinds: bool, no_layer: bool, manifest: Path | None, **chosen: bool
 ) -> None:
     """Print the hash of each tensor of MODEL and of the whole. Exit code 1 if --check fails."""
     from pyggml.gguf import GGUFFile

@@ -14,11 +14,7 @@ from ...chat.llama_cpp_python_formats import FORMATS
 from ...errors import NotSupported
 from ...llama import chat_handlers
 from ...llama.chat_handlers import *  # noqa: F403
-from ...llama.chat_handlers import (
-    ChatFormatter,
-    ChatFormatterResponse,
-    get_chat_completion_handler,
-)
+from ...llama.chat_handlers import ChatFormatter, ChatFormatterResponse, get_chat_completion_handler
 
 __all__ = [
     name
