@@ -71,7 +71,7 @@ def test_files_by_pattern(server: HubServer, tmp_path: Path) -> None:
     assert hub_model("user/model", "sub/*", hub).read_bytes() == b"one"  # the first split file
     with pytest.raises(HubError, match=r"several files \*\.gguf: model-F16\.gguf, .*; name one"):
         hub_model("user/model", "*.gguf", hub)
-    with pytest.raises(HubError, match=r"no file \*Q9\*; it has mmproj-Q4_K_M\.gguf"):
+    with pytest.raises(HubError, match=r"no file \*Q9\*; it has model-F16\.gguf"):
         hub_model("user/model", "*Q9*", hub)
 
 
@@ -176,7 +176,7 @@ def test_tokens(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ("user/none", None, "there is no repository user/none"),
         ("user/model:Q9", None, "no Q9 among its GGUF files; it has model-F16.gguf"),
-        ("user/model", "x.gguf", "has no file x.gguf; it has mmproj"),
+        ("user/model", "x.gguf", "has no file x.gguf; it has model-F16"),
         ("user/empty", None, "has no GGUF files"),
         ("model", None, "use user/model or user/model:QUANT"),
         ("../../etc/passwd", None, "use user/model or user/model:QUANT"),
