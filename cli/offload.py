@@ -187,12 +187,8 @@ def plan_lines(model: Model, plan: OffloadPlan) -> Iterator[str]:
     yield ""
     for use in uses:
         yield f"{use.name:>{width}} {_bar(use)}"
-    yield (
-        " " * width
-        + "  "
-        + "  ".join(f"{mark} {part}" for part, mark in _PARTS)
-        + (f"  {_FREE} free")
-    )
+    marks = "  ".join(f"{mark} {part}" for part, mark in (*_PARTS, ("free", _FREE)))
+    yield f"{'':{width}}  {marks}"
     yield ""
     yield from _layer_lines(plan, width)
     for use in uses[:-1]:

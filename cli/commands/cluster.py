@@ -89,8 +89,11 @@ def command(**options: Any) -> None:
 
     own = from_options(ReplicasOptions, options)
     chosen = _cluster_options(options, own)
-    _check_models(chosen)
-    n_cpus = max(os.cpu_count() or 1, round(_most(own) * chosen.n_cpus))
+    from pyllama.runtime.model import Model
+
+    for path in chosen.replica.models.values():  # an error here is one line, not one per replica
+        Model.load(path, vocab_only=True)
+    n_cpus = max(os.cpu_count() or 1, round((own.max_replicas or own.n_replicas) * chosen.n_cpus))
     with ray_session(own.address, n_cpus):
         server = RunningServer(chosen, own.host, own.port)
         try:
@@ -104,10 +107,6 @@ def command(**options: Any) -> None:
             server.drain()
 
 
-def _most(own: ReplicasOptions) -> int:
-    return own.max_replicas or own.n_replicas
-
-
 def _cluster_options(options: dict[str, Any], own: ReplicasOptions) -> ClusterOptions:
     from pyllama.cluster.options import ClusterOptions
     from pyllama.server.request.options import ServerOptions
@@ -118,7 +117,7 @@ def _cluster_options(options: dict[str, Any], own: ReplicasOptions) -> ClusterOp
         api_keys=tuple(k for text in options["api_keys"] for k in keys_of("--api-key", text)),
         allowed_hosts=host_names(options["allowed_hosts"], (own.host,)),
     )
-    threads = n_threads(ContextOptions.from_click(options), _most(own))
+    threads = n_threads(ContextOptions.from_click(options), own.max_replicas or own.n_replicas)
     replica = replica_options(options, own.n_parallel, threads, server)
     models = {own.alias or name: path for name, path in replica.models.items()}
     for text in own.also:
@@ -128,14 +127,6 @@ def _cluster_options(options: dict[str, Any], own: ReplicasOptions) -> ClusterOp
         models[name] = str(Path(path).resolve())
     fields = {name: getattr(own, name) for name in rows(ClusterParams)}
     return ClusterOptions(replace(replica, models=models), n_cpus=float(threads), **fields)
-
-
-def _check_models(chosen: ClusterOptions) -> None:
-    """Read the files without their weights: an error here is one line, and not one per replica."""
-    from pyllama.runtime.model import Model
-
-    for path in chosen.replica.models.values():
-        Model.load(path, vocab_only=True)
 
 
 def _signals() -> threading.Event:

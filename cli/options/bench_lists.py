@@ -146,24 +146,23 @@ class Lists:
         from pyggml.dtype import GGMLType
         from pyllama.bench.bench import BenchCase
 
+        types_k, types_v = (
+            [GGMLType[name.upper()] for name in names]
+            for names in (self.cache_type_k, self.cache_type_v)
+        )
+        fields: dict[str, Sequence[Any]] = {
+            "n_batch": self.batch_size,
+            "n_ubatch": self.ubatch_size,
+            "type_k": types_k,
+            "type_v": types_v,
+            "offload_kqv": [not on_host for on_host in self.no_kv_offload],
+            "n_threads": [n if n > 0 else None for n in self.threads],
+            "n_depth": self.n_depth,
+        }
         tests = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.pg]
-        for n_batch, n_ubatch, k, v, on_host, threads, n_depth, test in itertools.product(
-            self.batch_size, self.ubatch_size, self.cache_type_k, self.cache_type_v,
-            self.no_kv_offload, self.threads, self.n_depth, tests,
-        ):  # fmt: skip
-            n_prompt, n_gen = test
+        for *values, (n_prompt, n_gen) in itertools.product(*fields.values(), tests):
             if n_prompt or n_gen:
-                yield BenchCase(
-                    n_prompt=n_prompt,
-                    n_gen=n_gen,
-                    n_depth=n_depth,
-                    n_batch=n_batch,
-                    n_ubatch=n_ubatch,
-                    type_k=GGMLType[k.upper()],
-                    type_v=GGMLType[v.upper()],
-                    offload_kqv=not on_host,
-                    n_threads=threads if threads > 0 else None,
-                )
+                yield BenchCase(n_prompt, n_gen, **dict(zip(fields, values, strict=True)))
 
     def extra_fields(self) -> list[str]:
         """Return the fields that the Markdown table shows because they are not the default."""

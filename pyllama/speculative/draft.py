@@ -101,26 +101,22 @@ class Draft:
 
 
 class DraftView(Protocol):
-    """A text as drafters see it.
-
-    Attributes:
-        id: number of the text, the same for its whole life.
-        tokens: prompt and accepted tokens; the last one is not evaluated yet.
-        matcher: state of the grammar that applies to the next token; None if none does. A drafter
-            may advance it, and must roll it back.
-    """
+    """A text as drafters see it."""
 
     @property
     def id(self) -> int:
-        """Number of the text."""
+        """Number of the text, the same for its whole life."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Prompt and accepted tokens."""
+        """Prompt and accepted tokens; the last one is not evaluated yet."""
 
     @property
     def matcher(self) -> Matcher | None:
-        """State of the grammar."""
+        """State of the grammar that applies to the next token; None if none does.
+
+        A drafter may advance it, and must roll it back.
+        """
 
 
 class Costs(NamedTuple):

@@ -99,16 +99,13 @@ def _markdown(found: dict[str, Any], arrays: bool) -> Iterator[str]:
         heads = ("", "name", "type", "ne", "offset", "bytes", "part")
         tensors = []
         for name, t in found["tensors"].items():
-            row = (t["index"] + 1, f"`{name}`", t["type"], " × ".join(map(str, t["shape"])))
-            tensors.append((*map(str, row), str(t["offset"]), str(t["bytes"]), _part(t)))
+            where = t["offset"], t["bytes"], t.get("part", 0) + 1
+            row = t["index"] + 1, f"`{name}`", t["type"], " × ".join(map(str, t["shape"])), *where
+            tensors.append(tuple(map(str, row)))
         yield from _table(heads, tensors)
     yield from ("", "## Totals", "")
     totals = [(name, *map(str, total.values())) for name, total in _totals(found).items()]
     yield from _table(("type", "tensors", "parameters", "bytes"), totals)
-
-
-def _part(tensor: dict[str, Any]) -> str:
-    return str(tensor.get("part", 0) + 1)
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -25,7 +25,6 @@ from .plan_options import PlanOptions, SimulateOptions
 if TYPE_CHECKING:
     from pyllama.runtime.model import Model
     from pyllama.sparsity.plan import MemoryBudget, PlacementParams
-    from pyllama.sparsity.simulate import Machine, Work
     from pyllama.sparsity.speeds import Speeds
 
 
@@ -67,8 +66,13 @@ def command(
 
         placement_svg(planned.placed, planned.needs.rows, activity, chosen.svg, title=path.name)
     if machine.simulate and observed is not None and speeds is not None:
-        work = _work(loaded, budget, machine)
-        for line in simulation_table(planned, observed, _machine(machine, speeds), work):
+        from pyllama.sparsity.simulate import Machine, Work
+
+        hp, n_ctx = loaded.hparams, budget.n_ctx
+        rates = machine.gpu_bandwidth or 0.0, machine.pcie_bandwidth
+        work = Work(min(machine.depth, n_ctx - 1), n_ctx, hp.n_embd, hp.n_vocab)
+        simulated = Machine(speeds.mean, *(1e9 * rate for rate in rates))
+        for line in simulation_table(planned, observed, simulated, work):
             write(line + "\n")
 
 
@@ -147,17 +151,3 @@ def _choice(
         assert speeds is not None and machine.gpu_bandwidth is not None
         ratios = machine.gpu_bandwidth * 1e9 / speeds.up, machine.gpu_bandwidth * 1e9 / speeds.down
     return PlacementParams("balance", *ratios, chosen.block)
-
-
-def _machine(machine: SimulateOptions, speeds: Speeds) -> Machine:
-    from pyllama.sparsity.simulate import Machine
-
-    assert machine.gpu_bandwidth is not None
-    return Machine(speeds.mean, machine.gpu_bandwidth * 1e9, machine.pcie_bandwidth * 1e9)
-
-
-def _work(model: Model, budget: MemoryBudget, machine: SimulateOptions) -> Work:
-    from pyllama.sparsity.simulate import Work
-
-    depth = min(machine.depth, budget.n_ctx - 1)
-    return Work(depth, budget.n_ctx, model.hparams.n_embd, model.hparams.n_vocab)
