@@ -52,13 +52,14 @@ def markdown() -> str:
 if __name__ == "__main__":
     print("# Architectures\n")
     print("Made by `python -m tests.pyllama.arch.table > docs/architectures.md`.\n")
-    print("The name is that of `general.architecture`. A variant is a tiny checkpoint with random")
-    print("weights, biases and norms; the tests convert each and compare it with what transformers")
-    print("recorded in float32: logits within 0.0001 (their standard deviation is 1.5), the same 16")
-    print("greedy tokens, the keys and tensors that llama.cpp's converter writes; the same bits for")
-    print("any threads, batches and layout of weights; F16 and Q8_0 within 2 % of squared error.")
-    print("`*`: llama.cpp runs our file of it and chooses the same tokens. `†`: transformers lacks")
-    print("the model, so llama.cpp is the reference, with the file that its own converter makes: the")
-    print("same 32 greedy tokens, logarithms of all probabilities within 0.002.")
-    print("[Adding one](add-a-model.md) is one file.\n")
+    print("""\
+The name is that of `general.architecture`. A variant is a tiny checkpoint with random weights,
+biases and norms; the tests convert each and compare it with what transformers recorded in float32:
+logits within 0.0001 (their standard deviation is 1.5), the same 16 greedy tokens, and the keys and
+tensors that llama.cpp's converter writes; the same bits for any threads, batches and layout of
+weights; F16 and Q8_0 within 2 % of squared error. `*`: llama.cpp runs our file of it and chooses
+the same tokens. `†`: transformers lacks the model, so llama.cpp is the reference, with the file
+that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
+0.002. [Adding one](add-a-model.md) is one file.
+""")
     print(markdown(), end="")
