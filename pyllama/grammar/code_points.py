@@ -58,11 +58,6 @@ def complement(ranges: Ranges) -> Ranges:
     return subtract(ALL, ranges)
 
 
-def intersect(a: Ranges, b: Ranges) -> Ranges:
-    """Return the code points of both sets."""
-    return subtract(a, complement(b))
-
-
 def contains(ranges: Ranges, code: int) -> bool:
     """Return whether a code point is in the set."""
     index = bisect_right(ranges, (code, MAX_CODE)) - 1

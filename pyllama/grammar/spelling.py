@@ -42,7 +42,7 @@ class JsonString(PlainText):
 
     def chars(self, items: Sequence[cp.Range]) -> list[str]:
         ranges = cp.normalize(items)
-        special = cp.intersect(ranges, self.SPECIAL)
+        special = cp.subtract(ranges, cp.complement(self.SPECIAL))
         if not special:
             return super().chars(items)
         plain = cp.subtract(ranges, self.SPECIAL)

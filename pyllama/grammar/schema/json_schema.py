@@ -1128,8 +1128,12 @@ def _limit_one(
 
 def _shortened(node: Node, high: int) -> Node | None:
     """A whole tree whose repetitions are limited so that it has at most ``high`` characters."""
-    trees = (_limited(node, n) for n in SHORTER)
-    return next((tree for tree in trees if _most(tree) <= high), None)
+    for n in SHORTER:
+        tree = _limited(node, n)
+        most = length_range(tree)[1]
+        if most is not None and most <= high:
+            return tree
+    return None
 
 
 def _limited(node: Node, n: int) -> Node:
@@ -1146,8 +1150,3 @@ def _limited(node: Node, n: int) -> Node:
                 _limited(item, n), low, max(low, n if high is None else min(n, high))
             )
     return node
-
-
-def _most(node: Node) -> float:
-    most = length_range(node)[1]
-    return math.inf if most is None else most

@@ -106,17 +106,17 @@ def integer_range(low: int | None, high: int | None) -> str:
 def number_range(low: Bound | None, high: Bound | None) -> str | None:
     """Return the decimal numbers between two bounds as GBNF alternatives; None: there are none."""
     low, high = _rounded(low, ROUND_CEILING), _rounded(high, ROUND_FLOOR)
-    has_zero = _is_inside(Decimal(0), low, high)
+    zero = Decimal(0)
+    has_zero = low is None or low <= (zero, False)
+    has_zero = has_zero and (high is None or (high[0], not high[1]) >= (zero, True))
     options = []
     if low is None or low[0] < 0:
-        least = (
-            (-high[0], high[1]) if high is not None and high[0] < 0 else (Decimal(0), not has_zero)
-        )
+        least = (-high[0], high[1]) if high is not None and high[0] < 0 else (zero, not has_zero)
         negative = _magnitudes(least, None if low is None else (-low[0], low[1]))
         if negative:
             options.append(f'"-" ({negative})')
     if high is None or high[0] >= 0:
-        least = low if low is not None and low[0] >= 0 else (Decimal(0), not has_zero)
+        least = low if low is not None and low[0] >= 0 else (zero, not has_zero)
         options.append(_magnitudes(least, high) or "")
     return " | ".join(option for option in options if option) or None
 
@@ -126,11 +126,6 @@ def _rounded(bound: Bound | None, rounding: str) -> Bound | None:
     if bound is None:
         return None
     return Context(prec=DOUBLE_DIGITS, rounding=rounding).plus(bound[0]), bound[1]
-
-
-def _is_inside(value: Decimal, low: Bound | None, high: Bound | None) -> bool:
-    above = low is None or value > low[0] or (value == low[0] and not low[1])
-    return above and (high is None or value < high[0] or (value == high[0] and not high[1]))
 
 
 def _split(value: Decimal) -> tuple[int, str]:

@@ -251,11 +251,11 @@ def _copied(value: Any, pointer: str, levels: int, counter: Iterator[int]) -> An
 
 
 def check_keywords(located: Located) -> None:
-    """Refuse keywords of wrong types, and those that a grammar cannot hold.
+    """Refuse keywords of wrong types, and those and the patterns that a grammar cannot hold.
 
     Raises:
         SchemaError: a value is wrong; it names the place and the keyword.
-        Refused: a grammar cannot hold a keyword.
+        Refused: a grammar cannot hold a keyword, or a pattern has a syntax error.
     """
     schema = located.schema
     if isinstance(schema, bool):
@@ -284,17 +284,6 @@ def check_keywords(located: Located) -> None:
     if sum(len(schema.get(key, ())) for key in DEPENDENT) > MAX_DEPENDENT:
         key = next(key for key in reversed(DEPENDENT) if schema.get(key))
         located.refuse(f"more than {MAX_DEPENDENT} names have dependencies; use fewer", key)
-
-
-def check_patterns(located: Located) -> None:
-    """Refuse regular expressions that a grammar cannot hold.
-
-    Raises:
-        Refused: a syntax error, or something that is not supported.
-    """
-    schema = located.schema
-    if isinstance(schema, bool):
-        return
     if "pattern" in schema:
         parse_pattern(schema["pattern"], located.pointer)
     for pattern in schema.get("patternProperties", ()):
@@ -705,7 +694,6 @@ class Document:
         while True:
             try:
                 check_keywords(located)
-                check_patterns(located)
                 if (
                     self.is_relaxed
                     and isinstance(located.schema, dict)
