@@ -333,7 +333,10 @@ class ChatFormats:
         return ChatFormat(name, writer, self._tokenizer)
 
     def _template(self, source: str) -> JinjaTemplate:
-        return JinjaTemplate(source, _token_texts(self._tokenizer))
+        vocab = self._tokenizer.vocab
+        ids = {role: vocab.roles.get(role) for role in ("bos", "eos", "unk", "pad", "sep", "eot")}
+        texts = {f"{r}_token": "" if i is None else vocab.tokens[i] for r, i in ids.items()}
+        return JinjaTemplate(source, texts)
 
 
 def _final(messages: Messages) -> Mapping[str, Any]:
@@ -382,12 +385,6 @@ def _sources(metadata: Mapping[str, Any]) -> dict[str, str]:
         if key.startswith(_KEY) and isinstance(value, str):
             found[key.removeprefix("tokenizer.") if key != _KEY else DEFAULT] = value
     return found
-
-
-def _token_texts(tokenizer: Tokenizer) -> dict[str, str]:
-    vocab = tokenizer.vocab
-    roles = ("bos", "eos", "unk", "pad", "sep", "eot")
-    return {f"{r}_token": vocab.tokens[vocab.roles[r]] if r in vocab.roles else "" for r in roles}
 
 
 def _checked(i: int, message: Any) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class _YamlBuilder:
         self.path = path
         self.root: list[Any] = []
         self.size = 0
-        # unfinished containers: (anchor, list or pairs, size before it)
-        self._open: list[tuple[str | None, Any, int]] = []
+        # unfinished containers: (anchor, items or keys and values, size before it)
+        self._open: list[tuple[str | None, list[Any], int]] = []
         self._anchors: dict[str, tuple[Any, int]] = {}  # name -> (value, its size)
 
     def handle(self, event: Any) -> None:
@@ -96,11 +96,14 @@ class _YamlBuilder:
         elif kind.endswith("Start") and kind[:3] in ("Seq", "Map"):
             if len(self._open) == MAX_CARD_DEPTH:
                 raise self._error(f"more than {MAX_CARD_DEPTH} levels")
-            self._open.append((event.anchor, _Pairs() if kind[0] == "M" else [], self.size))
+            self._open.append((event.anchor, [], self.size))
             self._count(_VALUE)
         elif kind.endswith("End") and kind[:3] in ("Seq", "Map"):
             anchor, items, before = self._open.pop()
-            value = items.whole() if isinstance(items, _Pairs) else items
+            value = items
+            if kind[0] == "M":  # keys that are not strings are left out
+                pairs = zip(items[::2], items[1::2], strict=True)
+                value = {key: value for key, value in pairs if isinstance(key, str)}
             if anchor:
                 self._anchors[anchor] = value, self.size - before
             self._add(value)
@@ -115,12 +118,3 @@ class _YamlBuilder:
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: its front matter has {problem}: not a model card")
-
-
-class _Pairs(list[Any]):
-    """Alternating keys and values of a mapping."""
-
-    def whole(self) -> dict[str, Any]:
-        """Return the pairs as a dictionary, without keys that are not strings."""
-        pairs = zip(self[::2], self[1::2], strict=True)
-        return {key: value for key, value in pairs if isinstance(key, str)}

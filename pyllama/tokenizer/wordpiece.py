@@ -54,18 +54,15 @@ class WordPiece(WordEncoder):
         while end < len(piece):
             found = self._matcher.longest(piece, end)
             if found is None:
-                return [self._unknown(piece)]
+                if self._unk is None:
+                    raise TokenizerError(
+                        f"{piece!r} cannot be encoded: the vocabulary has neither tokens for it "
+                        "nor an unknown token"
+                    )
+                return [self._unk]
             end, token = found
             ids.append(token)
         return ids
-
-    def _unknown(self, word: str) -> int:
-        if self._unk is None:
-            raise TokenizerError(
-                f"{word!r} cannot be encoded: the vocabulary has neither tokens for it nor an "
-                "unknown token"
-            )
-        return self._unk
 
     def _clean_character(self, char: str) -> str:
         if self._strip_accents:

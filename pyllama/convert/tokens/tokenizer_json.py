@@ -159,11 +159,12 @@ def _compile(pattern: str) -> Any:
         return None
 
 
-def _contiguous(marked: Marked) -> list[str]:
+def _joined(marked: Marked, joins: Callable[[bool, bool | None], bool]) -> list[str]:
+    """The pieces, with those joined to the one before for which ``joins(matched, before)``."""
     pieces: list[str] = []
     before = None
     for piece, matched in marked:
-        if matched == before:
+        if pieces and joins(matched, before):
             pieces[-1] += piece
         else:
             pieces.append(piece)
@@ -172,15 +173,7 @@ def _contiguous(marked: Marked) -> list[str]:
 
 
 def _merged_with_previous(marked: Marked) -> list[str]:
-    pieces: list[str] = []
-    before = False
-    for piece, matched in marked:
-        if matched and not before and pieces:
-            pieces[-1] += piece
-        else:
-            pieces.append(piece)
-        before = matched
-    return pieces
+    return _joined(marked, lambda matched, before: matched and not before)
 
 
 def _merged_with_next(marked: Marked) -> list[str]:
@@ -191,7 +184,7 @@ def _merged_with_next(marked: Marked) -> list[str]:
 _BEHAVIORS: dict[str, Callable[[Marked], list[str]]] = {
     "Isolated": lambda marked: [piece for piece, _ in marked],
     "Removed": lambda marked: [piece for piece, matched in marked if not matched],
-    "Contiguous": _contiguous,
+    "Contiguous": lambda marked: _joined(marked, lambda matched, before: matched == before),
     "MergedWithPrevious": _merged_with_previous,
     "MergedWithNext": _merged_with_next,
 }

@@ -81,7 +81,9 @@ class Breakers:
         self._begun: dict[bytes, dict[bytes, Ids]] = {}
         for text in self._texts:
             for n in range(1, len(text)):
-                self._begun.setdefault(text[:n], {})[text] = self._encode(text[n:])
+                assert tokenizer is not None
+                rest = tokenizer.encode(text[n:].decode("utf-8", "replace"), add_special=False)
+                self._begun.setdefault(text[:n], {})[text] = tuple(rest[:MAX_REST])
         self._rests_of = {begun: frozenset(ids.values()) for begun, ids in self._begun.items()}
         self._known: dict[int, tuple[Rests, ...]] = {}
         self.alone = np.zeros(n_vocab, np.bool_)
@@ -92,11 +94,6 @@ class Breakers:
 
     def __deepcopy__(self, memo: object) -> Breakers:
         return self
-
-    def _encode(self, text: bytes) -> Ids:
-        assert self._tokenizer is not None
-        rest = text.decode("utf-8", "replace")
-        return tuple(self._tokenizer.encode(rest, add_special=False)[:MAX_REST])
 
     def rests(self, token: int) -> tuple[Rests, ...]:
         """The sequences of tokens of which one must follow this token to complete a breaker."""
@@ -172,7 +169,9 @@ class Dry(Sampler):
         """Tokens that would continue a repetition, and the length of the longest of each."""
         tokens = np.array(self._tokens[-self._last_n :], np.int32)[::-1].copy()  # the last first
         n = tokens.size
-        found, limit = np.empty((2, n), np.int32), self._limit(n)
+        found, limit, n_all = np.empty((2, n), np.int32), n, len(self._tokens)
+        if self._broken and self._broken[-1][0] >= n_all - n:
+            limit = n_all - 1 - self._broken[-1][1]  # tokens after the last breaker
         if n <= self._allowed or limit < self._allowed:
             return found[0, :0], np.empty(0, np.int64)
         lengths = np.zeros(n, np.int32)
@@ -185,13 +184,6 @@ class Dry(Sampler):
         ids, longest = found[0, :count], found[1, :count].astype(np.int64)
         kept = ~self._breakers.alone[ids]
         return ids[kept], longest[kept]
-
-    def _limit(self, n: int) -> int:
-        """The number of tokens after the last sequence breaker that begins in the last n tokens."""
-        n_all = len(self._tokens)
-        if self._broken and self._broken[-1][0] >= n_all - n:
-            return n_all - 1 - self._broken[-1][1]
-        return n
 
     def accept(self, token: int) -> None:
         tokens, breakers = self._tokens, self._breakers
