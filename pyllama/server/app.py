@@ -11,6 +11,7 @@ import logging
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,7 +75,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     (
         "POST",
         ("/responses/input_tokens", "/v1/responses/input_tokens"),
-        responses.count_tokens,
+        partial(chat.count_tokens, convert=responses.to_chat),
     ),
     ("POST", ("/v1/messages",), anthropic.messages),
     ("POST", ("/v1/messages/count_tokens",), anthropic.count_tokens),

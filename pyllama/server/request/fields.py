@@ -190,7 +190,8 @@ class Fields:
         elif row.kind == "str":
             found[row.name] = self.get(name, "", str)
         elif json.outside == "wrap":
-            found[row.name] = self.modulo(name, 0, int(high) + 1)
+            # of any size, as a conversion to unsigned in C
+            found[row.name] = self._finite(name, self.body[name], int) % (int(high) + 1)
         elif row.kind == "int":
             ints = max(low, -INT32_MAX), min(high, INT32_MAX)
             found[row.name] = self.whole(name, 0, low=int(ints[0]), high=int(ints[1]), clamp=clamp)
@@ -202,11 +203,6 @@ class Fields:
                 found[row.name] = number
             else:
                 self.leave_out(name)
-
-    def modulo(self, name: str, default: int, n: int) -> int:
-        """A whole number of any size, modulo ``n``, as a conversion to unsigned in C."""
-        value = self.body.get(name)
-        return default if value is None else int(self._finite(name, value, int) % n)
 
     def number(
         self,

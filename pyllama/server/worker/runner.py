@@ -80,6 +80,7 @@ class EngineRunner:
 
     Attributes:
         slots: one for each sequence.
+        loop: the event loop of the streams, once it has begun.
         counts: totals for ``/metrics``.
         refusal: why new requests are refused, None while they are not.
         on_dead: called in the event loop with the error if the thread has ended by itself.
@@ -96,7 +97,6 @@ class EngineRunner:
         self._streams: dict[Stream, None] = {}  # in the order of their arrival
         self._calls = EngineCalls()
         self._outbox: Outbox = []
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._n_tasks = 0
         self._feeder = Workers(1, "feed")
@@ -104,19 +104,13 @@ class EngineRunner:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to step; the streams belong to this event loop."""
-        self._loop = loop
+        self.loop = loop
         self._thread.start()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the streams."""
-        assert self._loop is not None
-        return self._loop
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs, or was not started yet."""
-        return self._calls.error is None and (self._loop is None or self._thread.is_alive())
+        return self._calls.error is None and (self._thread.ident is None or self._thread.is_alive())
 
     def check(self) -> None:
         """Raise ApiError (503) if the thread has ended."""

@@ -12,33 +12,30 @@ from ...worker.served import GraphTexts, ServedModel
 
 async def data(request: Request, served: ServedModel) -> Response:
     """``GET /graph.json``: nodes and times; ``times=1`` measures again."""
-    query = _query(request)
-    if query.times or served.graph is None or served.graph.query != query:
-        await _draw(served, query)
-    assert served.graph is not None
-    return Response(served.graph.data, media_type="application/json")
+    drawn = await _drawn(request, served, measures=True)
+    return Response(drawn.data, media_type="application/json")
 
 
 async def drawing(request: Request, served: ServedModel) -> Response:
     """``GET /graph.html``: the drawing of the run that ``/graph.json`` has measured."""
-    query = _query(request)
-    if served.graph is None or served.graph.query != query:
-        await _draw(served, query)
-    assert served.graph is not None
-    return Response(served.graph.drawing, media_type="text/html")
+    drawn = await _drawn(request, served, measures=False)
+    return Response(drawn.drawing, media_type="text/html")
 
 
-def _query(request: Request) -> GraphQuery:
+async def _drawn(request: Request, served: ServedModel, *, measures: bool) -> GraphTexts:
+    """The graph of a query: the last one that was drawn, if it is that of the same query."""
     try:
-        return GraphQuery.read(request.query_params)
+        query = GraphQuery.read(request.query_params)
     except ValueError as error:
         raise ApiError.invalid(str(error)) from None
 
-
-async def _draw(served: ServedModel, query: GraphQuery) -> None:
     def draw() -> GraphTexts:
         drawn = draw_graph(served.engine.context, query)
         return GraphTexts(query, graph_json(drawn, query), graph_drawing(drawn))
 
+    last = served.graph
+    if last is not None and last.query == query and not (measures and query.times):
+        return last
     async with served.drawing:
-        served.graph = await served.prepare(draw)
+        served.graph = drawn = await served.prepare(draw)
+    return drawn

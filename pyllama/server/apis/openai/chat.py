@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from codecs import getincrementaldecoder
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,7 @@ from ....parameters import INT32_MAX
 from ....tokenizer import Tokenizer
 from ...http.sse import JsonResponse, data_line, read_json, respond
 from ...request.errors import ApiError
-from ...request.fields import Fields
+from ...request.fields import Body, Fields
 from ...request.refused_media import KINDS, refused
 from ...request.request_options import CompletionOptions
 from ...worker.choice import Choice, Piece
@@ -67,10 +67,12 @@ async def control(request: Request, served: ServedModel) -> Response:
     return JsonResponse({"success": not problem, **({"message": problem} if problem else {})})
 
 
-async def count_tokens(request: Request, served: ServedModel) -> Response:
-    """``POST /v1/chat/completions/input_tokens``: the size of a prompt."""
+async def count_tokens(
+    request: Request, served: ServedModel, convert: Callable[[Body], Body] = lambda body: body
+) -> Response:
+    """``POST /v1/chat/completions/input_tokens``: the size of a prompt, of another API too."""
     body = await read_json(request, served.options)
-    prepared = await served.prepare(lambda: prepare_chat(served, body))
+    prepared = await served.prepare(lambda: prepare_chat(served, convert(body)))
     n_tokens = len(prepared.conversation.prompt.tokens)
     return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ....chat.reader import Message, ToolCall
 from ....chat.turn import Turn
 from ....parameters.generation import names_in
-from ...http.sse import JsonResponse, ResponseWriter, event_lines, read_json, respond
+from ...http.sse import ResponseWriter, event_lines, read_json, respond
 from ...request.errors import ApiError
 from ...request.fields import Body, Fields
 from ...worker.choice import Choice, Piece
@@ -36,14 +36,6 @@ async def responses(request: Request, served: ServedModel) -> Response:
     return await respond(
         request, stream, ResponsesWriter(served, stream.options.conversation, body)
     )
-
-
-async def count_tokens(request: Request, served: ServedModel) -> Response:
-    """``POST /v1/responses/input_tokens``."""
-    body = await read_json(request, served.options)
-    prepared = await served.prepare(lambda: prepare_chat(served, to_chat(body)))
-    n = len(prepared.conversation.prompt.tokens)
-    return JsonResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
 def to_chat(body: Body) -> Body:
