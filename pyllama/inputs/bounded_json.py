@@ -11,27 +11,19 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 MAX_DEPTH = 64  # the deepest tokenizer.json has 10 levels
 
-Pairs = list[tuple[str, Any]]
 
-
-def parse_json(
-    data: bytes,
-    max_values: int,
-    *,
-    make_object: Callable[[Pairs], Any] | None = None,
-    finite: bool = False,
-) -> Any:
+def parse_json(data: bytes, max_values: int, *, unique: bool = False, finite: bool = False) -> Any:
     """Return the value of a JSON text.
 
     Args:
         max_values: limit of values and keys, checked before parsing.
-        make_object: builds an object from its (key, value) pairs; default: ``dict``.
+        unique: refuse a key that occurs twice in an object; else its last value counts.
         finite: refuse NaN and infinity, which are not JSON, and numbers as large as ``1e999``.
 
     Raises:
@@ -46,7 +38,7 @@ def parse_json(
     deep = f"nested too deeply, in more than {MAX_DEPTH} levels"
     try:
         with _no_collections():
-            value = json.loads(data, object_pairs_hook=make_object, **numbers)
+            value = json.loads(data, object_pairs_hook=_unique if unique else None, **numbers)
     except RecursionError:
         raise ValueError(deep) from None
     if _is_too_deep(value):
@@ -57,6 +49,17 @@ def parse_json(
 def count_values(data: bytes) -> int:
     """Return an upper bound of the number of values and keys in a JSON text."""
     return 1 + sum(map(data.count, (b",", b":", b"[", b"{")))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name!r:.60} occurs twice")
+            seen.add(name)
+    return found
 
 
 def _finite(text: str) -> float:

@@ -111,8 +111,8 @@ def _json_value(path: Path, data: bytes, budget: ReadBudget) -> Any:
     """Return the value of JSON ``data``. Raises: ModelError."""
     budget.take("values", count_values(data), path)
     try:
-        return parse_json(data, LIMITS["values"], make_object=_unique)
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
+        return parse_json(data, LIMITS["values"], unique=True)
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a key that occurs twice
         raise ModelError(f"{path}: not JSON ({error}): download the file again") from None
 
 
@@ -155,14 +155,3 @@ def read_config(folder: Folder) -> dict[str, Any]:
     if isinstance(config.get("text_config"), dict):
         config |= {k: v for k, v in config["text_config"].items() if v is not None}
     return config
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {shown(name)} occurs twice")
-            seen.add(name)
-    return found

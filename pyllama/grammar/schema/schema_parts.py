@@ -120,7 +120,7 @@ class Located(NamedTuple):
         path = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
         located = Located(value, self.pointer + path)
         if not isinstance(value, bool | dict):
-            located.fail(f"a schema must be an object or a boolean, got {_shown(value)}")
+            located.fail(f"a schema must be an object or a boolean, got {value!r:.60}")
         return located
 
     def is_any(self) -> bool:
@@ -137,10 +137,6 @@ def _place(pointer: str, keyword: str = "") -> str:
     path = f"#{pointer}" + (f"/{keyword}" if keyword else "")
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
     return shown if len(shown) <= 200 else f"{shown[:80]}...{shown[-80:]}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.60}"
 
 
 def _restricts(key: str, value: Any) -> bool:
@@ -196,28 +192,17 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Schema:
     """
     if isinstance(schema, str):
         try:
-            value = parse_json(schema.encode(), MAX_VALUES, make_object=_without_duplicates)
+            value = parse_json(schema.encode(), MAX_VALUES, unique=True)
         except UnicodeEncodeError:
             raise SchemaError("JSON schema: the text has a surrogate") from None
-        except SchemaError:
-            raise
         except ValueError as error:
             raise SchemaError(f"JSON schema: not a JSON text: {error}") from None
     else:
         value = schema
     copied = _copied(value, "", MAX_DEPTH, count(1))
     if not isinstance(copied, bool | dict):
-        raise SchemaError(f"JSON schema: must be an object or a boolean, got {_shown(schema)}")
+        raise SchemaError(f"JSON schema: must be an object or a boolean, got {schema!r:.60}")
     return copied
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise SchemaError(f"JSON schema: the name {name!r:.60} is twice in an object")
-        found[name] = value
-    return found
 
 
 def _copied(value: Any, pointer: str, levels: int, counter: Iterator[int]) -> Any:
@@ -246,7 +231,7 @@ def _copied(value: Any, pointer: str, levels: int, counter: Iterator[int]) -> An
         problem = "a name is not a string"
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [_copied(v, f"{pointer}/{i}", levels - 1, counter) for i, v in enumerate(value)]
-    problem = problem or f"{_shown(value)} is not a JSON value"
+    problem = problem or f"{value!r:.60} is not a JSON value"
     raise SchemaError(f"JSON schema, at {_place(pointer)}: {problem}")
 
 
@@ -267,9 +252,9 @@ def check_keywords(located: Located) -> None:
             )
         requirement, is_met = _CHECKS.get(key, ("", _is(object)))
         if not is_met(value):
-            located.fail(f"must be {requirement}, got {_shown(value)}", key)
+            located.fail(f"must be {requirement}, got {value!r:.60}", key)
         if key in ("minLength", "minItems", "minProperties") and value > MAX_BOUND:
-            located.fail(f"must be at most {MAX_BOUND}, got {_shown(value)}", key)
+            located.fail(f"must be at most {MAX_BOUND}, got {value!r:.60}", key)
     for low, high in (
         ("minLength", "maxLength"),
         ("minItems", "maxItems"),

@@ -771,7 +771,7 @@ for _ in range(100):
         ("{", "JSON schema", "not a JSON text"),
         ("[1]", "JSON schema", "must be an object or a boolean"),
         (5, "JSON schema", "must be an object or a boolean"),
-        ('{"properties": {"a": {}, "a": {}}}', "JSON schema", "'a' is twice"),
+        ('{"properties": {"a": {}, "a": {}}}', "JSON schema", "'a' occurs twice"),
         (NESTED, "JSON schema", "64 levels"),
         (json.dumps(NESTED), "JSON schema", "64 levels"),
     ],
@@ -985,9 +985,9 @@ def test_a_relaxed_grammar_of_a_random_schema_is_the_strict_one(seed: int) -> No
         return value
 
     changed = put(schema)
-    found = relaxed_gbnf(changed)
-    assert found.text == text
-    assert len(found.left_out) <= n_put
+    found, left_out = relaxed_gbnf(changed)
+    assert found == text
+    assert len(left_out) <= n_put
 
 
 @pytest.mark.parametrize(
@@ -1006,7 +1006,7 @@ def test_a_relaxed_grammar_of_a_random_schema_is_the_strict_one(seed: int) -> No
 def test_relaxed_grammars_take_bounded_time(schema: Any) -> None:
     start = time.process_time()
     with contextlib.suppress(Unsatisfiable):
-        assert len(relaxed_gbnf(schema).text) <= (1 << 20) + 10
+        assert len(relaxed_gbnf(schema)[0]) <= (1 << 20) + 10
     assert time.process_time() - start < 10
 
 
