@@ -87,7 +87,10 @@ def for_template(
             message = {k: v for k, v in message.items() if k != "tool_calls"}
             message["content"] = "\n".join([*content, text])
         if message["role"] == "tool" and not capabilities.results:
-            message = {"role": "user", "content": _result(message)}
+            keys = ("name", "tool_call_id", "content")
+            fields = {key: message[key] for key in keys if message.get(key)}
+            told = json.dumps({"tool_response": fields}, ensure_ascii=False)
+            message = {"role": "user", "content": told}
         found.append(message)
     return found
 
@@ -110,12 +113,6 @@ def _with_arguments(where: str, call: _Message, as_object: bool) -> _Message:
 def _as_call(call: _Message) -> ToolCall:
     function = _with_arguments("", call, as_object=False)["function"]
     return ToolCall(str(call.get("id") or ""), function["name"], function["arguments"])
-
-
-def _result(message: _Message) -> str:
-    keys = ("name", "tool_call_id", "content")
-    fields = {key: message[key] for key in keys if message.get(key)}
-    return json.dumps({"tool_response": fields}, ensure_ascii=False)
 
 
 def instruction(

@@ -39,7 +39,8 @@ _PART = 2048  # numbers that are written in a millisecond
 _JSON = "application/json; charset=utf-8"
 PREFIX = "pyllama.api_prefix"
 """Key of the path before all routes in a request's ASGI scope, if the server has one."""
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+"""Compact JSON."""
 # one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
 # would be ahead of the event loop one after the other
 _json_thread = Workers(1, "json")
@@ -65,19 +66,14 @@ class ResponseWriter(ABC):
         """The body of a response that is not streamed."""
 
 
-def dump(value: Any) -> str:
-    """Compact JSON."""
-    return _encode(value)
-
-
 def data_line(value: Any) -> str:
     """A server-sent event with data alone."""
-    return f"data: {_encode(value)}\n\n"
+    return f"data: {dump(value)}\n\n"
 
 
 def event_lines(event: str, value: Any) -> str:
     """A server-sent event with a name."""
-    return f"event: {event}\ndata: {_encode(value)}\n\n"
+    return f"event: {event}\ndata: {dump(value)}\n\n"
 
 
 class JsonResponse(Response):
@@ -108,7 +104,7 @@ def _parts(value: Any) -> Iterator[str]:
     inner: Iterable[tuple[str, Iterable[str]]]
     if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
         begin, end = "{", "}"
-        inner = ((_encode({key: 0})[1:-2], _parts(item)) for key, item in value.items())  # "key":
+        inner = ((dump({key: 0})[1:-2], _parts(item)) for key, item in value.items())  # "key":
     elif isinstance(value, Iterator) or (
         isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
     ):
@@ -117,9 +113,9 @@ def _parts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)) and len(value) > _PART:
         begin, end = "[", "]"
         numbers = (value[i : i + _PART] for i in range(0, len(value), _PART))
-        inner = ((_encode(part)[1:-1], ()) for part in numbers)
+        inner = ((dump(part)[1:-1], ()) for part in numbers)
     else:
-        yield _encode(value)
+        yield dump(value)
         return
     sign = begin
     for text, parts in inner:

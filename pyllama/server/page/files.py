@@ -97,14 +97,11 @@ def _policy(*, drawings: bool) -> str:
     """
     script, style = "'self'", "'self'"
     if drawings:
-        script += f" 'sha256-{_drawing_script_hash()}'"
+        digest = base64.b64encode(hashlib.sha256(page_script().encode()).digest()).decode()
+        script += f" 'sha256-{digest}'"
         style += " 'unsafe-inline'"
     return (
         f"default-src 'none'; script-src {script}; style-src {style}; img-src 'self' data:; "
         "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
-
-
-def _drawing_script_hash() -> str:
-    return base64.b64encode(hashlib.sha256(page_script().encode()).digest()).decode()

@@ -129,7 +129,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, kind):
-            self._refuse(name, f"must be of type {kind.__name__}, got {_shown(value)}")
+            self._refuse(name, f"must be of type {kind.__name__}, got {value!r:.60}")
         found: T = value
         return found
 
@@ -222,13 +222,13 @@ class Fields:
     def _finite(self, name: str, value: Any, kind: Callable[[float], float]) -> float:
         """The number that a field has, as an integer or a float."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self._refuse(name, f"must be a number, got {_shown(value)}")
+            self._refuse(name, f"must be a number, got {value!r:.60}")
         if isinstance(value, float) and not math.isfinite(value):
-            self._refuse(name, f"must be a finite number, got {_shown(value)}")
+            self._refuse(name, f"must be a finite number, got {value!r:.60}")
         try:
             return kind(value)
         except OverflowError:
-            self._refuse(name, f"must be a finite number, got {_shown(value)}")
+            self._refuse(name, f"must be a finite number, got {value!r:.60}")
 
     def texts(self, name: str) -> tuple[str, ...] | None:
         """A text or a list of texts; None if absent."""
@@ -237,7 +237,7 @@ class Fields:
             return None
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-            self._refuse(name, f"must be a string or a list of strings, got {_shown(value)}")
+            self._refuse(name, f"must be a string or a list of strings, got {value!r:.60}")
         return tuple(values)
 
     def _find(self, name: str, also: tuple[str, ...]) -> tuple[str, Any]:
@@ -250,12 +250,8 @@ class Fields:
         if clamp:
             return max(low, min(high, value))
         if not low <= value <= high:
-            self._refuse(name, f"must be between {low} and {high}, got {_shown(value)}")
+            self._refuse(name, f"must be between {low} and {high}, got {value!r:.60}")
         return value
 
     def _refuse(self, name: str, problem: str) -> NoReturn:
         raise ApiError.invalid(f"Field '{self._where}{name}': {problem}")
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.60}"

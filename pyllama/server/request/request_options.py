@@ -269,10 +269,16 @@ def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> list[tuple[int, float]]
 
 
 def _grammar(fields: Fields, tokenizer: Tokenizer) -> Grammar | None:
-    """The grammar of ``json_schema`` or ``grammar``; both together are ``grammar``."""
+    """The grammar of ``json_schema`` or ``grammar``; both together are ``grammar``.
+
+    An empty schema means any object.
+    """
     text = fields.get("grammar", "", str)
-    if fields.body.get("json_schema") is not None and "grammar" not in fields.body:
-        return schema_grammar(fields.body["json_schema"])
+    schema = fields.body.get("json_schema")
+    if schema is not None and "grammar" not in fields.body:
+        if not isinstance(schema, (Mapping, bool)):
+            raise ApiError.invalid('"json_schema" must be an object')
+        return Grammar.from_json_schema({"type": "object"} if schema == {} else schema)
     triggers = _triggers(fields, tokenizer) if fields.flag("grammar_lazy") else []
     return Grammar(text, triggers=triggers) if text else None
 
@@ -303,15 +309,3 @@ def _trigger_json(trigger: Trigger) -> dict[str, Any]:
     if trigger.kind == "token":
         return {"type": _TRIGGER_TOKEN, "value": "", "token": trigger.value}
     return {"type": _TRIGGER_KINDS.index(trigger.kind), "value": trigger.value}
-
-
-def schema_grammar(schema: Any) -> Grammar:
-    """The grammar of a JSON schema; an empty one means any object.
-
-    Raises:
-        ApiError: it is not a schema.
-        SchemaError: it is invalid, or a grammar cannot express it.
-    """
-    if not isinstance(schema, (Mapping, bool)):
-        raise ApiError.invalid('"json_schema" must be an object')
-    return Grammar.from_json_schema({"type": "object"} if schema == {} else schema)

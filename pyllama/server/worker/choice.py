@@ -284,8 +284,8 @@ class Choice:
         return [
             {
                 **self._token(found.token),
-                value: _finite(found.logprob),
-                top: [{**self._token(t), value: _finite(p)} for t, p in found.top],
+                value: max(found.logprob, _LOWEST),
+                top: [{**self._token(t), value: max(p, _LOWEST)} for t, p in found.top],
             }
             for found in probs
         ]
@@ -293,7 +293,3 @@ class Choice:
     def _token(self, token: int) -> dict[str, Any]:
         data = self._tokenizer.token_to_piece(token, True)
         return {"id": token, "token": data.decode("utf-8", "ignore"), "bytes": list(data)}
-
-
-def _finite(value: float) -> float:
-    return max(value, _LOWEST)
