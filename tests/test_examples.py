@@ -85,9 +85,7 @@ def test_digits(
     arch: str, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
-    data = datasets.load_digits()
-    images, labels = (data.images / 16).astype(np.float32), data.target
+    images, labels = digits.load()
     order = np.random.default_rng(0).permutation(len(images))
     known, unknown = order[:1300], order[1300:]
     path = tmp_path / f"digits-{arch}.gguf"
