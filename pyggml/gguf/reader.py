@@ -76,11 +76,6 @@ class GGUFFile:
         self.tensors = all_tensors(parts)
         self.data_offset = header.data_offset
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], *, mmap: bool = True) -> Self:
-        """Open a file; same as the constructor."""
-        return cls(path, mmap=mmap)
-
     @property
     def parts(self) -> tuple[Mapped, ...]:
         """The files, in order: ``path`` and ``data`` (all bytes, read-only) of each.

@@ -70,7 +70,7 @@ def test_version_2_and_alignment(tmp_path: Path) -> None:
     body = kv("general.alignment", 4, struct.pack("<I", 64)) + tensor("t", (3,), 0, 0)
     data = header(1, 1, version=2) + body
     data = data.ljust(-(-len(data) // 64) * 64, b"\0") + np.float32([1, 2, 3]).tobytes()
-    with GGUFFile.open(put(tmp_path, data)) as f:
+    with GGUFFile(put(tmp_path, data)) as f:
         assert (f.version, f.alignment, f.data_offset % 64) == (2, 64, 0)
         assert f.tensor_bytes("t").view(np.float32).tolist() == [1, 2, 3]
 

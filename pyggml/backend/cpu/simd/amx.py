@@ -60,6 +60,7 @@ from .vector import (
     store,
     times,
     vec,
+    when,
 )
 
 Value = Any
@@ -295,21 +296,15 @@ class _BlockTiles(_Pipeline):
         b = self.b
         end = item_at(b, self.out, self.n_tiles, _SUMS_BYTES)
         whole = b.and_(ended, b.icmp_signed("!=", out, end))
-        before = b.block
-        with b.if_then(whole):
+
+        def close(carried: list[Value]) -> list[Value]:
             start = pointer(b, out)
             for t, acc in enumerate(accs):
                 store(b, acc, at(b, start, LINE * t))
-            after = at(b, out, _SUMS_BYTES)
-            inside = b.block
-        places = [(after, out), *((splat(f32, 16, 0.0), acc) for acc in accs)]
-        joined = []
-        for stored, kept in places:
-            phi = b.phi(kept.type)
-            phi.add_incoming(stored, inside)
-            phi.add_incoming(kept, before)
-            joined.append(phi)
-        return joined[0], joined[1:]
+            return [at(b, out, _SUMS_BYTES), *[splat(f32, 16, 0.0)] * len(accs)]
+
+        out, *accs = when(b, whole, [out, *accs], close)
+        return out, accs
 
 
 class _StoredDot(KDot):
