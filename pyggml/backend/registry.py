@@ -7,11 +7,10 @@
 
 A family is a built-in package ``pyggml.backend.<family>`` for devices that are found at run time,
 such as ``cuda0`` and ``cuda1``. Its module ``discovery`` is cheap to import and has ``devices()``,
-``factory(name)`` and, if there are none, ``why_none()`` (see ``Discovery``). Another package adds a
-backend with an entry point in the group ``pyggml.backends`` whose object is a ``BackendFactory``.
-Families and entry points are looked up when a name is not known yet or ``available()`` asks; an
-entry point that fails to load is a warning in the log and nothing else. Importing this module
-imports no backend.
+``factory(name)`` and, if there are none, ``why_none()``. Another package adds a backend with an
+entry point in the group ``pyggml.backends`` whose object is a ``BackendFactory``. Families and
+entry points are looked up when a name is not known yet or ``available()`` asks; an entry point that
+fails to load is a warning in the log and nothing else. Importing this module imports no backend.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any
 
 from ..errors import BackendError
 from ..quants.arrays import ArrayCodec, plug_array_codec
@@ -29,22 +28,6 @@ GROUP = "pyggml.backends"
 HOST_BACKENDS = ("reference", "cpu")
 _FAMILIES = ("cuda",)
 _log = logging.getLogger("pyggml")
-
-
-class Discovery(Protocol):
-    """The module ``discovery`` of a family of devices."""
-
-    def devices(self) -> tuple[str, ...]:
-        """The names of the devices of this machine, the default one first."""
-        ...
-
-    def factory(self, name: str) -> BackendFactory:
-        """The factory of one of ``devices()``."""
-        ...
-
-    def why_none(self) -> str:
-        """Why there are no devices, in a few words."""
-        ...
 
 
 def _builtin(name: str, attribute: str) -> BackendFactory:
@@ -113,7 +96,7 @@ def _discover() -> None:
     _discovered = True
     for family in _FAMILIES:
         try:
-            found: Discovery = import_module(f"pyggml.backend.{family}.discovery")
+            found: Any = import_module(f"pyggml.backend.{family}.discovery")
             names = found.devices()
             for name in names:
                 register_backend(name, found.factory(name))

@@ -63,13 +63,13 @@ def _store_integer(y, to, j, x):
 
 @cache
 def _move(source: GGMLType, target: GGMLType):
-    """A device function: (x, offset, column, y, offset, column) copies one element."""
+    """A device function: (x, byte offset, column from there, y, byte offset) copies an element."""
     if source is target:
         size = source.type_size
         load, store = _LOADS[size], _STORES[size]
 
         @device
-        def move_bits(x, at, y, to):
+        def move_bits(x, at, column, y, to):
             store(y, to, load(x, at))
 
         return move_bits
@@ -77,16 +77,19 @@ def _move(source: GGMLType, target: GGMLType):
     store_number = _store_integer if target is I32 else element_storer(target)
 
     @device
-    def move_number(x, at, y, to):
-        store_number(y, to, 0, load_number(x, at, 0))
+    def move_number(x, at, column, y, to):
+        store_number(y, to, 0, load_number(x, at, column))
 
     return move_number
 
 
 @cache
 def copy_elements(source: GGMLType, target: GGMLType) -> GpuKernel:
-    """The kernel of ``n`` elements in order, from and to any sizes and strides."""
-    move = _move(source, target)
+    """The kernel of ``n`` elements in order, from and to any sizes and strides.
+
+    Of blocks ``as0`` is 0: an element is a column of its row.
+    """
+    move, blocks = _move(source, target), source.is_quantized
 
     @kernel(f"cpy_{source.name.lower()}_{target.name.lower()}")
     def copy(
@@ -96,28 +99,10 @@ def copy_elements(source: GGMLType, target: GGMLType) -> GpuKernel:
         i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if i < n:
             at = offset_of(i, a0, a1, a2, as0, as1, as2, as3)
-            move(x, at, y, offset_of(i, b0, b1, b2, bs0, bs1, bs2, bs3))
+            column = int32(i % a0) if blocks else int32(0)
+            move(x, at, column, y, offset_of(i, b0, b1, b2, bs0, bs1, bs2, bs3))
 
     return copy
-
-
-@cache
-def decode_elements(source: GGMLType, target: GGMLType) -> GpuKernel:
-    """The kernel of rows of blocks; strides of rows as of ``copy_elements``."""
-    load, store = element_loader(source), element_storer(target)
-
-    @kernel(f"cpy_{source.name.lower()}_{target.name.lower()}")
-    def decode(
-        x: U8, y: U8, n: i64, a0: i64, a1: i64, a2: i64, as1: i64, as2: i64, as3: i64,
-        b0: i64, b1: i64, b2: i64, bs0: i64, bs1: i64, bs2: i64, bs3: i64,
-    ):  # fmt: skip
-        i = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
-        if i < n:
-            row = offset_of(i, a0, a1, a2, 0, as1, as2, as3)
-            value = load(x, row, int32(i % a0))
-            store(y, offset_of(i, b0, b1, b2, bs0, bs1, bs2, bs3), 0, value)
-
-    return decode
 
 
 @cache
@@ -154,17 +139,15 @@ def copy(lowering: GpuLowering, a: Tensor, b: Tensor, y: object = None, n: int =
     """Launch a copy of all elements of ``a`` into ``b``, or into memory with its sizes."""
     sizes = {
         "x": a, "y": b if y is None else y, "n": n or a.nelements,
-        "a0": a.ne[0], "a1": a.ne[1], "a2": a.ne[2], "as1": a.nb[1], "as2": a.nb[2],
-        "as3": a.nb[3], "b0": b.ne[0], "b1": b.ne[1], "b2": b.ne[2], "bs1": b.nb[1],
-        "bs2": b.nb[2], "bs3": b.nb[3],
+        "a0": a.ne[0], "a1": a.ne[1], "a2": a.ne[2], "b0": b.ne[0], "b1": b.ne[1], "b2": b.ne[2],
+        "as0": 0 if a.type.is_quantized else a.nb[0], "as1": a.nb[1], "as2": a.nb[2],
+        "as3": a.nb[3], "bs1": b.nb[1], "bs2": b.nb[2], "bs3": b.nb[3],
     }  # fmt: skip
     if b.type.is_quantized:
         sizes["n"] //= 32
-        call = encode_blocks(a.type, b.type)(**sizes, as0=a.nb[0])
-    elif a.type.is_quantized:
-        call = decode_elements(a.type, b.type)(**sizes, bs0=b.nb[0])
+        call = encode_blocks(a.type, b.type)(**sizes)
     else:
-        call = copy_elements(a.type, b.type)(**sizes, as0=a.nb[0], bs0=b.nb[0])
+        call = copy_elements(a.type, b.type)(**sizes, bs0=b.nb[0])
     lowering.launch(call, blocks(sizes["n"]))
 
 

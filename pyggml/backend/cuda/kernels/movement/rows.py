@@ -100,14 +100,12 @@ def set_rows_kernel(source: GGMLType, target: GGMLType, index_bytes: int) -> Gpu
             return
         at, to = i1 * x1 + i2 * x2 + i3 * x3, row * y1 + i2 * y2 + i3 * y3
         j = int32(cuda.threadIdx.x)
-        if encodes:
-            while j < n // 32:
+        while j < (n // 32 if encodes else n):
+            if encodes:
                 encode(x, at + int64(j) * (32 * step), step, y, to + int64(j) * block_bytes)
-                j = int32(j + cuda.blockDim.x)
-        else:
-            while j < n:
+            else:
                 store(y, to, j, load(x, at, j))
-                j = int32(j + cuda.blockDim.x)
+            j = int32(j + cuda.blockDim.x)
 
     return set_rows
 

@@ -32,9 +32,12 @@ MAX_THREADS = 512  # of a block; more would have too few registers
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
-def row_threads(n: int) -> int:
-    """The threads that share a row of ``n`` elements: 32, or the block's."""
-    return 32 if n <= WARP_ROW else min(MAX_THREADS, round_up(ceil_div(n, PER_THREAD), 32))
+def row_launch(x: Tensor) -> tuple[bool, Grid, int]:
+    """(whether a warp computes a row and not a block, the grid, threads of a block)."""
+    if x.ne[0] <= WARP_ROW:
+        return True, blocks(x.nrows, 8), 256
+    threads = min(MAX_THREADS, round_up(ceil_div(x.ne[0], PER_THREAD), 32))
+    return False, Grid(x.nrows), threads
 
 
 @cache
@@ -212,17 +215,14 @@ def _launch(
         total: the ADD that is the norm's source, if the launch computes it too.
     """
     x, r = (norm.src[0], None) if total is None else total.src[:2]
-    n = norm.ne[0]
-    threads = row_threads(n)
-    warp = threads == 32
+    warp, grid, threads = row_launch(x)
     w, b = (*rows, None, None)[:2]
     quads = is_quads(x, dst, *(t for t in (*rows, r, total) if t is not None))
     kernel = norm_kernel(norm.op.name, warp, quads, r is not None, w is not None, b is not None)
     call = kernel(
-        x=x, y=dst, r=r, z=total, w=w, b=b, n=n, rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
+        x=x, y=dst, r=r, z=total, w=w, b=b, n=x.ne[0], rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
         eps=norm.op_params["eps"],
     )  # fmt: skip
-    grid, threads = (blocks(x.nrows, 8), 256) if warp else (Grid(x.nrows), threads)
     lowering.launch(call, grid, threads=threads)
 
 

@@ -14,13 +14,12 @@ from .....dtype import GGMLType
 from .....ops.rows.softmax import alibi_steps
 from .....tensor import Tensor
 from ...codec import element_loader
-from ...driver import Grid
 from ...intrin import device, divide, exp2, load_f32, store_f32
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
-from ...lowering import GpuLowering, blocks, lowers
+from ...lowering import GpuLowering, lowers
 from ..span import indices_of
 from ..warp import block_max, block_sum, warp_max, warp_sum
-from .norm import MAX_THREADS, row_threads
+from .norm import MAX_THREADS, row_launch
 
 MASKS = (GGMLType.F32, GGMLType.F16)
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
@@ -110,13 +109,11 @@ def _supports(node: Tensor) -> bool:
 @lowers("SOFT_MAX", _supports)
 def _lower_soft_max(lowering: GpuLowering, node: Tensor) -> None:
     x, mask, sinks = (*node.src, None, None)[:3]
-    p, n, rows = node.op_params, x.ne[0], x.nrows
-    threads = row_threads(n)
-    warp = threads == 32
+    p, (warp, grid, threads) = node.op_params, row_launch(x)
     n2, step_0, step_1 = alibi_steps(x.ne[2], p["max_bias"])
     kernel = softmax_kernel(warp, None if mask is None else mask.type, sinks is not None)
     call = kernel(
-        x=x, y=node, m=mask, sink=sinks, n=n, rows=rows, ne1=x.ne[1], ne2=x.ne[2],
+        x=x, y=node, m=mask, sink=sinks, n=x.ne[0], rows=x.nrows, ne1=x.ne[1], ne2=x.ne[2],
         scale=p["scale"], n2=n2, step_0=step_0, step_1=step_1,
     )  # fmt: skip
-    lowering.launch(call, blocks(rows, 8) if warp else Grid(rows), threads=256 if warp else threads)
+    lowering.launch(call, grid, threads=threads)
