@@ -236,15 +236,11 @@ def _settle(a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tens
         mine = max(able, key=lambda i: (sum(a.reaches(i, s) for s in sources), -i))
     elif pins.get(node) != mine:
         better = (i for i in able if i < mine and a.bufts[i] is a.bufts[mine])
-        mine = next((i for i in better if _no_worse(a, i, mine, sources)), mine)
+        reached = [s for s in sources if a.reaches(mine, s)]
+        mine = next((i for i in better if all(a.reaches(i, s) for s in reached)), mine)
     a.node[node] = mine
     if node.view_src is None and not a.is_given(node):
         a.home[node] = mine
-
-
-def _no_worse(a: Assignment, better: int, mine: int, sources: Iterable[Tensor]) -> bool:
-    """Whether ``better`` reaches all sources that ``mine`` does."""
-    return all(a.reaches(better, s) for s in sources if a.reaches(mine, s))
 
 
 def _settle_writers(

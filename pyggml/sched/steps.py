@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..tensor import Buffer, Tensor
+from ..tensor import Tensor
 from .assign import runs
 from .split import Cut, DeviceCopy, Split
 
@@ -132,9 +132,5 @@ def _uses(made: Cut, work: Split | DeviceCopy | None) -> Iterator[_Use]:
     for roots, writes in ((written, True), (read - written, False)):
         for root in roots:
             if root.buffer is not None:
-                yield _use(root, root.buffer, writes)
-
-
-def _use(root: Tensor, buffer: Buffer, writes: bool) -> _Use:
-    size = max(root.nbytes, buffer.buft.alloc_size(root))
-    return _Use(id(buffer), root.data, root.data + size, writes)
+                size = max(root.nbytes, root.buffer.buft.alloc_size(root))
+                yield _Use(id(root.buffer), root.data, root.data + size, writes)

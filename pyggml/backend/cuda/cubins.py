@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from ... import env
 from ...compiler.code_cache import CodeCache
@@ -80,8 +79,5 @@ def encode(image: KernelImage) -> bytes:
 def decode(data: bytes) -> KernelImage:
     """The image of an entry."""
     text, code = data.split(b"\n", 1)
-    return KernelImage(code, **json.loads(text, object_hook=_tuples))
-
-
-def _tuples(head: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in head.items()}
+    head = json.loads(text)
+    return KernelImage(code, **head | {"parameters": tuple(head["parameters"])})

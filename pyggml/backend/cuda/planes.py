@@ -97,12 +97,9 @@ class Planes:
             minima = of_steps[:, self.n_steps :].reshape(blocks, -1) if f.minima else None
         low = scales[:, 1] if f.low else None
         stored = UnpackedBlocks(scales[:, 0], low, None, minima, codes.reshape(blocks, -1))
-        out = f.pack(stored._replace(steps=None if steps is None else self._steps(steps)))
-        return np.ascontiguousarray(out).reshape(-1)
-
-    def _steps(self, stored: Bytes) -> Bytes:
-        """Steps as ``BlockType.pack`` takes them."""
-        return stored - np.uint8(self.format.step_zero)
+        if steps is not None:  # as ``pack`` takes them
+            stored = stored._replace(steps=steps - np.uint8(f.step_zero))
+        return np.ascontiguousarray(f.pack(stored)).reshape(-1)
 
     def _high(self, plane: Bytes) -> Bytes:
         """The high bits of codes, in place, [groups, 32]."""
