@@ -17,12 +17,7 @@ from ..dtype import GGMLType, numpy_dtype, row_size
 from ..errors import ShapeError, TypeMismatch
 from ..tensor import Tensor
 from .block import Bytes
-from .reference import (
-    bf16_from_float,
-    bf16_to_float,
-    reference_dequantize,
-    reference_quantize,
-)
+from .reference import bf16_from_float, bf16_to_float, reference_dequantize, reference_quantize
 
 
 def to_float(tensor: Tensor) -> npt.NDArray[Any]:

@@ -9,20 +9,7 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import (
-    F16,
-    F32,
-    FLOATS,
-    Array,
-    Cost,
-    Out,
-    arg,
-    case,
-    define_op,
-    require,
-    same,
-    source,
-)
+from ..op import F16, F32, FLOATS, Array, Cost, Out, arg, case, define_op, require, same, source
 
 
 def _steps(start: float, stop: float, step: float) -> int:

@@ -19,19 +19,7 @@ from ...tensor import Tensor
 from ..matrix.matmul import mul_mat
 from ..movement.cpy import cont
 from ..movement.view import permute, reshape_2d, reshape_3d, reshape_4d
-from ..op import (
-    F16,
-    F32,
-    FLOATS,
-    Array,
-    Cost,
-    Out,
-    arg,
-    case,
-    define_op,
-    require,
-    source,
-)
+from ..op import F16, F32, FLOATS, Array, Cost, Out, arg, case, define_op, require, source
 
 STEPS = {"s0": 1, "s1": 1, "p0": 0, "p1": 0, "d0": 1, "d1": 1}
 

@@ -12,18 +12,7 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import (
-    F16,
-    F32,
-    FLOATS,
-    Array,
-    Out,
-    arg,
-    case,
-    define_op,
-    require,
-    source,
-)
+from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
 from .conv import conv_cost, conv_nmse
 
 

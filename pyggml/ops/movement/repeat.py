@@ -11,18 +11,7 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...errors import TypeMismatch
 from ...tensor import Dims, Tensor
-from ..op import (
-    BF16,
-    F16,
-    I32,
-    Array,
-    Out,
-    arg,
-    case,
-    define_op,
-    require,
-    require_rows,
-)
+from ..op import BF16, F16, I32, Array, Out, arg, case, define_op, require, require_rows
 
 NONE: Dims = (0, 0, 0, 0)
 

@@ -20,18 +20,7 @@ from numba import types
 from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from .isa import vectors, widen
-from .vector import (
-    BF16,
-    F16,
-    F32,
-    call,
-    f32,
-    i16,
-    i32,
-    like,
-    load,
-    store,
-)
+from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store
 
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))
 Value = Any

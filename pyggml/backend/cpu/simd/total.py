@@ -20,18 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
-from .vector import (
-    const,
-    counted_loop,
-    f32,
-    i32,
-    item_at,
-    load,
-    part_of,
-    splat,
-    times,
-    vec,
-)
+from .vector import const, counted_loop, f32, i32, item_at, load, part_of, splat, times, vec
 
 Value = Any
 Step = Callable[[Value, Value, Value], Value]

@@ -13,15 +13,7 @@ from llvmlite import ir
 
 from ..weights.layout import ROWS
 from .isa import vectors
-from .vector import (
-    concat,
-    i16,
-    i32,
-    lanes_of,
-    like,
-    load,
-    vec,
-)
+from .vector import concat, i16, i32, lanes_of, like, load, vec
 
 Value = Any
 

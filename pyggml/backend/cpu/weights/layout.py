@@ -32,16 +32,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....quants import BLOCK_TYPES
-from ....quants.block import (
-    Bits,
-    BlockType,
-    Bytes,
-    Field,
-    bit_row,
-    half,
-    places,
-    width,
-)
+from ....quants.block import Bits, BlockType, Bytes, Field, bit_row, half, places, width
 from ....quants.codebook import Entries
 from ....rounding import ceil_div
 

@@ -48,14 +48,7 @@ from ...codec.rows import decode_columns
 from ...compile.lowering import CpuLowering, lowers
 from ...compile.type_traits import trait
 from ...compile.work import WorkRange
-from ...simd.axpy import (
-    TYPES,
-    axpy_panel,
-    count_bits,
-    group_bytes,
-    group_columns,
-    place_of,
-)
+from ...simd.axpy import TYPES, axpy_panel, count_bits, group_bytes, group_columns, place_of
 from ...simd.element import F32, copy_bytes, load_elem, store_elem, zero_run
 from ...simd.plain_rows import prefetch_rows
 from ...simd.vector import LINE

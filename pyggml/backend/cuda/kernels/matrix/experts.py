@@ -15,16 +15,7 @@ from ...driver import Grid
 from ...intrin import divide, load_i32, store_f32, store_i32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
-from .matmul import (
-    WARPS,
-    LaunchShape,
-    operands,
-    row_dots,
-    row_sums,
-    shape_of,
-    split_of,
-    start_type,
-)
+from .matmul import WARPS, LaunchShape, operands, row_dots, row_sums, shape_of, split_of, start_type
 from .weights import reads_weight
 
 

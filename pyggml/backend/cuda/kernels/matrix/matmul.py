@@ -23,16 +23,7 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, eight_loader, element_loader
 from ...driver import Grid
-from ...intrin import (
-    device,
-    divide,
-    dot4_ss,
-    dot4_us,
-    load_f32,
-    load_i32,
-    load_u32x4,
-    store_f32,
-)
+from ...intrin import device, divide, dot4_ss, dot4_us, load_f32, load_i32, load_u32x4, store_f32
 from ...kernel import U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
 from ..warp import warp_sum

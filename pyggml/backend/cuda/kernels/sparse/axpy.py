@@ -26,13 +26,7 @@ from ...lowering import GpuLowering, blocks, lowers
 from ...planes import known_planes
 from ..matrix.matmul import MAX_TOKENS
 from ..matrix.quantize import is_aligned
-from ..matrix.weights import (
-    group_reader,
-    has_planes,
-    planes_in,
-    reads_weight,
-    word_unpacker,
-)
+from ..matrix.weights import group_reader, has_planes, planes_in, reads_weight, word_unpacker
 from ..warp import FULL
 from .active import neuron_of, placement_of, score_of
 
