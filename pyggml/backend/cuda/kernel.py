@@ -20,6 +20,7 @@ numba-cuda, but no driver and no GPU.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from numba import types
@@ -28,11 +29,10 @@ from ...tensor import Tensor
 
 i32, i64, u32, f32 = types.int32, types.int64, types.uint32, types.float32
 F32 = types.CPointer(types.float32)
-F16 = types.CPointer(types.uint16)  # bits: see ``intrin.half_to_float``
 I32 = types.CPointer(types.int32)
 I64 = types.CPointer(types.int64)
 U8 = types.CPointer(types.uint8)  # any bytes, read with the loads of ``intrin``
-_OF_TENSOR = re.compile(r"(\w+?)(_ne)?([0-3])")
+_of_tensor = cache(re.compile(r"(\w+?)(_ne)?([0-3])").fullmatch)
 _ONES, _ZEROS = (1,) * 4, (0,) * 4
 
 
@@ -68,7 +68,7 @@ class GpuKernel:
         """
         names = [name for name, _ in self.parameters]
         for name in set(names) - values.keys():
-            of = _OF_TENSOR.fullmatch(name)
+            of = _of_tensor(name)
             x = values.get(of[1], 0) if of else 0
             if of and (x is None or isinstance(x, Tensor)):
                 ne, nb = (_ONES, _ZEROS) if x is None else (x.ne, x.nb)
