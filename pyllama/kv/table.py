@@ -157,7 +157,11 @@ class CellTable:
 
     def index(self, seq: int, position: int) -> int:
         """Number of entries of a sequence before a position."""
-        n = self._lengths[seq]
+        n, items = self._lengths[seq], self._list_items
+        if not n or position > items[seq, n - 1, 1]:
+            return n
+        if 0 <= position < n and items[seq, position, 1] == position:  # nothing was removed before
+            return position
         return int(np.searchsorted(self._lists[seq, :n, 1], position))
 
     def window_start(self, position: int) -> int:

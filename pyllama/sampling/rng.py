@@ -36,7 +36,7 @@ class Mt19937:
 
     def __init__(self, seed: int = RANDOM_SEED) -> None:
         self._requested = seed & 0xFFFFFFFF
-        self._bits = np.random.MT19937()
+        self._bits = np.random.MT19937(0)  # not from entropy, which takes longer
         self.seed = 0
         self._origin: Any = None  # the generator's state before the block was drawn
         self.reset()

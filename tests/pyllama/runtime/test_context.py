@@ -60,6 +60,23 @@ def test_a_shared_prefix_and_cells_that_lie_anywhere(make: Make) -> None:
     assert np.array_equal(rows(context, TOKENS[:19]), rows(make(), TOKENS[:19]))  # 40 cells: full
 
 
+def test_a_fork_to_cells_of_its_own_compiles_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did, which was most of a step in which many short texts began."""
+    context = make(n_seq_max=3, n_ctx=60, unified=False)
+    rows(context, TOKENS[:12])
+    for seq in (1, 2):
+        context.kv.seq_cp(0, seq, 0, 8)
+    rows(context, [TOKENS[8]], seq=1)  # builds the graph of one token
+    context.kv.seq_rm(1, 4, -1)
+    context.kv.seq_cp(0, 1, 4, 8)
+    monkeypatch.setattr(context.sched, "compile", pytest.fail)
+    got = [rows(context, [TOKENS[8]], seq=seq) for seq in (1, 2)]
+    whole = rows(make(), TOKENS[:9])[8:]
+    assert np.array_equal(got[0], whole) and np.array_equal(got[1], whole)
+
+
 def test_rollback_clear_and_a_start_anywhere(make: Make) -> None:
     context, whole = make(), rows(make(), TOKENS[:20])
     rows(context, TOKENS[:8], TOKENS[50:60])
