@@ -103,7 +103,8 @@ _RANGES = {
 }
 _FLOATS = (  # positive; positive or 0
     ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
-     "yarn_beta_slow", "expert_weights_scale"),
+     "yarn_beta_slow", "expert_weights_scale", "embedding_scale", "residual_scale",
+     "logit_scale"),
     ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
      "max_alibi_bias", "clamp_kqv"),
 )  # fmt: skip
@@ -162,6 +163,9 @@ class HParams:
     attn_logit_softcap: float = 0.0
     final_logit_softcap: float = 0.0  # logits are limited to +- this; 0: unlimited
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0  # factor on the embeddings of tokens
+    residual_scale: float = 1.0  # factor on what attention and feed-forward add to the residual
+    logit_scale: float = 1.0  # factor on the logits, before the soft cap
     clamp_kqv: float = 0.0  # queries, keys and values are clamped to +- this; 0: not clamped
     parallel_residual: bool = True  # attention and feed-forward in parallel, if optional
     n_expert: int = 0

@@ -17,6 +17,7 @@ from . import gemma3
 
 HPARAMS: Values = {
     "rope_neox": True,
+    "embedding_scale": gemma3.HPARAMS["embedding_scale"],
     "n_swa": Key("attention.sliding_window", 4096),
     "swa_period": Key("attention.sliding_window_pattern", 2),
     "attn_scale": Key("attention.scale", 0.0),

@@ -26,6 +26,7 @@ HPARAMS: Values = {
     "swa_period": Key("attention.sliding_window_pattern", 6),
     "attn_scale": Key("attention.scale", 0.0),
     "final_logit_softcap": Key("final_logit_softcapping", 0.0),
+    "embedding_scale": lambda got: math.sqrt(got["n_embd"]),
 }
 
 TENSORS = {
@@ -58,7 +59,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 def decoder(b: GraphBuilder, layers_27b: int) -> Tensor:
     """``build_graph``, with the number of layers of the model that scales scores otherwise."""
     hp, ctx = b.hparams, b.ctx
-    inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
     # a context may run fewer layers than the file has
     of_27b = f"blk.{layers_27b - 1}.attn_norm.weight" in b.weights
     for i in range(hp.n_layer):

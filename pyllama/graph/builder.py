@@ -92,8 +92,12 @@ class GraphBuilder:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
 
     def embed(self, name: str) -> Tensor:
-        """The embeddings of the ubatch's tokens: [n_embd, T]."""
-        return ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
+        """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T]."""
+        x = ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
+        return self._scale(x, self.hparams.embedding_scale, "inp_scaled")
+
+    def _scale(self, x: Tensor, factor: float, name: str) -> Tensor:
+        return x if factor == 1 else ops.scale(self.ctx, x, factor).set_name(name)
 
     def add_positions(self, x: Tensor) -> Tensor:
         """``x`` plus the learned position embeddings: [n_embd, T]."""
@@ -128,39 +132,63 @@ class GraphBuilder:
         if bias is not None:
             y = ops.add(self.ctx, y, bias).set_name(f"{name}_b")
         if residual is not None:
-            y = ops.add(self.ctx, y, residual).set_name(f"{name}_res")
+            y = self.add_residual(y, residual, name)
         self.graph.build_forward_expand(y)
         return y
 
-    def qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of layer ``i``, from one matrix (``attn_qkv``) or from three.
+    def add_residual(self, x: Tensor, residual: Tensor, name: str) -> Tensor:
+        """``x`` times ``residual_scale``, plus the residual."""
+        x = self._scale(x, self.hparams.residual_scale, f"{name}_scaled")
+        return ops.add(self.ctx, x, residual).set_name(f"{name}_res")
 
-        The heads of q and k are normalized if the model has ``attn_q_norm`` and ``attn_k_norm``.
+    def qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of layer ``i``, normalized if the model has weights for it.
+
+        ``attn_q_norm`` and ``attn_k_norm`` are RMS norms of each head or, with as many weights as
+        all heads have columns, of the whole row.
+
+        Shape:
+            as of `project_qkv`
+        """
+        q, k, v = self.project_qkv(x, i)
+        if f"blk.{i}.attn_q_norm.weight" in self.weights:
+            q, k = self._norm_qk(q, i, "q"), self._norm_qk(k, i, "k")
+        return q, k, v
+
+    def _norm_qk(self, x: Tensor, i: int, part: str) -> Tensor:
+        prefix, name = f"blk.{i}.attn_{part}_norm", f"{part.upper()}cur_normed-{i}"
+        n, heads, n_tokens = x.ne[:3]
+        if self.weight(f"{prefix}.weight").ne[0] == n:
+            return self.rms_norm(x, prefix, name)
+        rows = ops.reshape_2d(self.ctx, x, n * heads, n_tokens)
+        return ops.reshape_3d(self.ctx, self.rms_norm(rows, prefix, name), n, heads, n_tokens)
+
+    def project_qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of layer ``i``, from one matrix (``attn_qkv``) or from three.
 
         Shape:
             x [n_embd, T] -> q [head_dim, n_head, T], k [head_dim, n_head_kv, T],
             v [head_dim_v, n_head_kv, T]
         """
         hp, ctx = self.hparams.of_layer(i), self.ctx
-        kv = (hp.head_dim, hp.n_head_kv), (hp.head_dim_v, hp.n_head_kv)
+        sizes = (
+            (hp.head_dim, hp.n_head), (hp.head_dim, hp.n_head_kv), (hp.head_dim_v, hp.n_head_kv)
+        )  # fmt: skip
+        parts: list[Tensor] = []
         if f"blk.{i}.attn_qkv.weight" in self.weights:
             whole = self._clamp_qkv(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
-            parts, start = [], 0
-            for n, heads in ((hp.head_dim, hp.n_head), *kv):
+            start = 0
+            for n, heads in sizes:
                 size, row = whole.nb[0], whole.nb[1]
                 ne = (n, heads, self.n_tokens)
                 parts.append(ops.view_3d(ctx, whole, ne, (n * size, row), start))
                 start += heads * n * size
         else:
-            parts = []
-            for part, (n, heads) in zip("qkv", ((hp.head_dim, hp.n_head), *kv), strict=True):
+            for part, (n, heads) in zip("qkv", sizes, strict=True):
                 y = self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
                 y = self._clamp_qkv(y)
                 parts.append(ops.reshape_3d(ctx, y, n, heads, self.n_tokens))
         q, k, v = parts
-        if f"blk.{i}.attn_q_norm.weight" in self.weights:
-            q = self.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-            k = self.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
         return q, k, v
 
     def _clamp_qkv(self, x: Tensor) -> Tensor:
@@ -291,6 +319,7 @@ class GraphBuilder:
             x = ops.view_2d(self.ctx, x, x.ne[0], self.n_outputs, x.nb[1])
         prefix = "output" if "output.weight" in self.weights else "token_embd"
         logits, cap = self.linear(x, prefix, "result_output"), self.hparams.final_logit_softcap
+        logits = self._scale(logits, self.hparams.logit_scale, "result_output_scaled")
         if cap:
             logits = ops.unary(self.ctx, ops.scale(self.ctx, logits, 1 / cap), "tanh")
             logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")

@@ -46,4 +46,4 @@ def ffn(
     else:
         hidden = ffn_hidden(b, x, i, act, up_act)
         return b.linear(hidden, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
-    return y if residual is None else ops.add(b.ctx, y, residual).set_name(f"ffn_res-{i}")
+    return y if residual is None else b.add_residual(y, residual, f"ffn-{i}")
