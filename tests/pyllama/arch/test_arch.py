@@ -79,7 +79,7 @@ def test_the_reference_s_logits_and_greedy_tokens(folders: Any, name: str) -> No
         context.decode(Batch(greedy[-1:]))
     assert greedy == record["greedy"].tolist()
     if "logprobs" in record:
-        assert np.abs(logprobs - record["logprobs"]).max() < 2e-3
+        assert np.abs(np.array(logprobs)[::EVERY] - record["logprobs"]).max() < 2e-3
 
 
 @pytest.mark.parametrize("name", NAMES)

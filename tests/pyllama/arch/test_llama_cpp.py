@@ -9,25 +9,23 @@ import pytest
 from pyllama.convert import convert
 
 from .checkpoints import recorded, write_checkpoint
+from .llama_cpp import serve
 from .variants import LLAMA_CPP
 
-xllamacpp = pytest.importorskip("xllamacpp")
+pytest.importorskip("xllamacpp")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LLAMA_CPP)
 def test_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
     record = recorded(name)
-    params = xllamacpp.CommonParams()
-    params.model.path = str(convert(write_checkpoint(tmp_path / name, name), tmp_path, "f32"))
-    params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = serve(convert(write_checkpoint(tmp_path / name, name), tmp_path, "f32"))
     wanted = record["greedy"].tolist()
     request = {
         "prompt": record["tokens"].tolist(), "n_predict": len(wanted), "temperature": 0,
         "top_k": 1, "logprobs": 1,
     }  # fmt: skip
-    reply = xllamacpp.Server(params).handle_completions(request)
+    reply = server.handle_completions(request)
     got = [token["id"] for token in reply["choices"][0]["logprobs"]["content"]]
     rest = iter(wanted)  # a token that ends inside a character is not reported by itself
     assert all(token in rest for token in got) and len(got) > len(wanted) // 2, (got, wanted)
