@@ -26,7 +26,7 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..inputs.budget import shown
 from ..mapping.rules import Array, Config, Tensors
-from ..runtime.loader import tensor_sizes
+from ..runtime.loader import qkv_patterns, tensor_sizes
 from .files.stored import StoredTensor
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def check_missing(
 ) -> None:
     """Raise ModelError for the first required tensor of ``arch.TENSORS`` that is not planned."""
     have = {one.name for one in planned}
-    for pattern, sizes in arch.TENSORS.items():
+    for pattern, sizes in qkv_patterns(arch.TENSORS, have).items():
         for i in range(hparams.n_layer if "{i}" in pattern else 1):
             name = pattern.replace("{i}", str(i))
             absent = 0 in tensor_sizes(hparams.of_layer(i), sizes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyggml import host
@@ -387,7 +387,7 @@ def match_tensors(
     """The tensors that an architecture declares, by name, and a message for each fault."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
-    patterns = sparse_patterns({**patterns, **CLASSIFIER}, file.tensors)
+    patterns = sparse_patterns({**qkv_patterns(patterns, file.tensors), **CLASSIFIER}, file.tensors)
     whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)), hparams.of_layer(i))
@@ -415,6 +415,24 @@ def match_tensors(
             f"'{unknown[0]}'; this variant is not supported"
         )
     return infos, faults + predictor_faults(infos, hparams.n_layer)
+
+
+def qkv_patterns(
+    patterns: Mapping[str, tuple[str, ...]], names: Container[str]
+) -> dict[str, tuple[str, ...]]:
+    """``patterns`` with one matrix for queries, keys and values if that is what the file has.
+
+    Source: llama.cpp, ``create_tensor_qkv``.
+    """
+    if "blk.0.attn_qkv.weight" not in names:
+        return dict(patterns)
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, sizes in patterns.items():
+        if pattern.startswith("blk.{i}.attn_q."):
+            found[pattern.replace("attn_q.", "attn_qkv.")] = (*sizes[:-1], "n_embd_qkv")
+        elif not pattern.startswith(("blk.{i}.attn_k.", "blk.{i}.attn_v.")):
+            found[pattern] = sizes
+    return found
 
 
 def _size_faults(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
