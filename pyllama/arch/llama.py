@@ -89,21 +89,26 @@ _PLAIN = (
 )  # have no sliding window, even if config.json has one
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def keys(config: Config, act: str = "silu") -> dict[str, Any]:
+    """The metadata, also of a LLaMA by another name; ``act`` is the graph's activation."""
     head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    keys = {
+    found = {
         "vocab_size": config["vocab_size"],
         "rope.dimension_count": head_dim,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
     }
-    keys |= base_keys(config) | hidden_act(config, "silu")
+    found |= base_keys(config) | hidden_act(config, act)
     if config.get("sliding_window") and config.get("architectures") not in _PLAIN:
-        keys["attention.sliding_window"] = int(config["sliding_window"])
-    return keys
+        found["attention.sliding_window"] = int(config["sliding_window"])
+    return found
 
 
-def _change(name: str, x: Array, config: Config) -> Tensors:
+PTH_LAYOUT = {"tensor_data_layout": "Meta AI original pth"}  # rope on adjacent pairs
+
+
+def change(name: str, x: Array, config: Config) -> Tensors:
+    """Order the rows of queries and keys for rope on adjacent pairs."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": kv_heads(config)}
     part = name.split(".")[-2]
     return {name: interleave_rope(x, heads[part]) if part in heads else x}
@@ -135,7 +140,7 @@ CONVERT = Convert(
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
     },
-    keys=_keys,
-    change=_change,
+    keys=keys,
+    change=change,
     prefix="model.",
 )

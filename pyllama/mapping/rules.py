@@ -189,3 +189,23 @@ def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
     groups = x.reshape(n_head_kv, heads // n_head_kv, -1, *x.shape[1:])
     parts = groups[:, :-2], groups[:, -2], groups[:, -1]
     return np.concatenate([part.reshape(-1, *x.shape[1:]) for part in parts])
+
+
+def split_qkv(name: str, x: Array, n_head: int, n_head_kv: int) -> Tensors:
+    """Return Q, K and V of a fused matrix (or bias) that has all of Q first, then K, then V.
+
+    Args:
+        name: of the fused tensor: ``blk.0.attn_qkv.weight``.
+
+    Shape:
+        NumPy order, x [(n_head + 2 * n_head_kv) * head_dim, ...]
+    """
+    heads = n_head + 2 * n_head_kv
+    if min(n_head, n_head_kv) < 1 or x.shape[0] % heads:
+        raise ModelError(
+            f"{x.shape[0]} rows are not {n_head} Q heads and {n_head_kv} K and V heads"
+        )
+    head_dim = x.shape[0] // heads
+    parts = np.split(x, [n_head * head_dim, (n_head + n_head_kv) * head_dim])
+    names = (name.replace("attn_qkv", f"attn_{part}") for part in "qkv")
+    return dict(zip(names, parts, strict=True))
