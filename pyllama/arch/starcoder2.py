@@ -40,8 +40,13 @@ TENSORS = {  # in the order of their use
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, "gelu")
+
+
+def decoder(b: GraphBuilder, act: str, embedding: str = "token_embd.weight") -> Tensor:
+    """``build_graph`` with another activation, and a gate if the model has one."""
     n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    inp = b.embed(embedding)  # [n_embd, T]
     for i in range(n_layer):
         cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
@@ -50,7 +55,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "gelu", residual=inp).set_name(f"l_out-{i}")
+        inp = ffn(b, cur, i, act, residual=inp).set_name(f"l_out-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 
