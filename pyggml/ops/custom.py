@@ -24,6 +24,8 @@ from ..errors import UnsupportedOp
 from ..tensor import Dims, Tensor
 from .op import F16, Array, Out, arg, case, define_op, require
 
+__all__ = ["map_custom"]
+
 MAX_SOURCES = 10
 
 

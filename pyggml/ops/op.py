@@ -29,6 +29,8 @@ from ..errors import ShapeError, TypeMismatch
 from ..quants import BLOCK_TYPES
 from ..tensor import NO_PARAMS, Dims, Tensor
 
+__all__ = ["OPS", "Op", "define_op"]
+
 F32, F16, BF16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32
 QUANTS = tuple(GGMLType[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"))
 OTHER_QUANTS = tuple(t for t in BLOCK_TYPES if t not in QUANTS)  # a few cases of each

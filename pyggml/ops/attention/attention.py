@@ -55,6 +55,8 @@ from ..op import (
 )
 from ..rows.softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
 
+__all__ = ["flash_attn_cells", "flash_attn_ext"]
+
 _OP = "FLASH_ATTN_EXT"
 BF16, Q8_0, Q4_0, Q5_1 = (GGMLType[name] for name in ("BF16", "Q8_0", "Q4_0", "Q5_1"))
 KV_TYPES = (  # of keys and of values, which may differ

@@ -26,6 +26,8 @@ from ..op import (
     same,
 )
 
+__all__ = ["diag", "diag_mask_inf", "diag_mask_zero", "tri"]
+
 
 def _check(name: str, x: Tensor) -> None:
     require_type(name, "x", x, (F32,))

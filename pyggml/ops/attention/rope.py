@@ -38,6 +38,8 @@ from ..op import (
     same,
 )
 
+__all__ = ["RopeMode", "rope", "rope_ext"]
+
 
 class RopeMode(IntEnum):
     """The elements that form pairs (ggml's ids)."""

@@ -34,6 +34,8 @@ from ..op import (
 )
 from .formulas import reference
 
+__all__ = ["add", "add1", "add_cast", "div", "mul", "sub"]
+
 
 def repeats_over(b: Tensor, a: Tensor) -> bool:
     """Whether each size of ``b`` divides that of ``a``; an empty ``b`` only fits an empty ``a``."""

@@ -11,6 +11,8 @@ from ...context import Context
 from ...tensor import Tensor
 from ..op import F16, F32, FLOATS, Array, Cost, Out, arg, case, define_op, require, same, source
 
+__all__ = ["arange", "fill"]
+
 
 def _steps(start: float, stop: float, step: float) -> int:
     """The number of elements before ``stop``, computed in float32 as in ggml."""

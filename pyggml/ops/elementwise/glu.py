@@ -34,6 +34,13 @@ from ..op import (
 )
 from .formulas import LIMITED, reference
 
+__all__ = [
+    "geglu", "geglu_erf", "geglu_erf_split", "geglu_erf_swapped", "geglu_quick",
+    "geglu_quick_split", "geglu_quick_swapped", "geglu_split", "geglu_swapped", "glu",
+    "glu_split", "reglu", "reglu_split", "reglu_swapped", "swiglu", "swiglu_clamp",
+    "swiglu_oai", "swiglu_split", "swiglu_swapped",
+]  # fmt: skip
+
 # kind -> the unary kind that acts on the gate
 ACTIVATIONS = {
     "reglu": "relu",

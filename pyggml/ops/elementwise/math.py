@@ -30,6 +30,8 @@ from ..op import (
 )
 from .formulas import reference
 
+__all__ = ["clamp", "cos", "leaky_relu", "log", "sin", "sqr", "sqrt"]
+
 
 def _reference(name: str, x: Array, **params: float) -> Array:
     return reference(name, x, *map(np.float32, params.values()))

@@ -12,6 +12,8 @@ from ...tensor import Tensor
 from ..op import F32, arg, case, define_op, same, source
 from .formulas import reference
 
+__all__ = ["scale", "scale_bias"]
+
 SCALE = define_op(
     "SCALE",
     src={"x": source(F32)},

@@ -32,6 +32,12 @@ from ..op import (
 )
 from .formulas import PARAMETERS, reference
 
+__all__ = [
+    "abs", "ceil", "elu", "exp", "expm1", "floor", "gelu", "gelu_erf", "gelu_quick",
+    "hardsigmoid", "hardswish", "neg", "relu", "round", "sgn", "sigmoid", "silu", "softplus",
+    "step", "tanh", "trunc", "unary", "xielu",
+]  # fmt: skip
+
 KINDS = (
     "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu",
     "hardswish", "hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "floor", "ceil", "round",

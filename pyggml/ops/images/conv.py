@@ -21,6 +21,11 @@ from ..movement.cpy import cont
 from ..movement.view import permute, reshape_2d, reshape_3d, reshape_4d
 from ..op import F16, F32, FLOATS, Array, Cost, Out, arg, case, define_op, require, source
 
+__all__ = [
+    "conv_1d", "conv_2d", "conv_2d_direct", "conv_2d_dw_direct", "conv_2d_s1_ph",
+    "conv_2d_sk_p0", "im2col",
+]  # fmt: skip
+
 STEPS = {"s0": 1, "s1": 1, "p0": 0, "p1": 0, "d0": 1, "d1": 1}
 
 

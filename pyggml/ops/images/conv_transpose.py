@@ -15,6 +15,8 @@ from ...tensor import Tensor
 from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
 from .conv import conv_cost, conv_nmse
 
+__all__ = ["conv_transpose_1d", "conv_transpose_2d_p0"]
+
 
 def _check(op: str, a: Tensor, b: Tensor, s0: int) -> None:
     require(s0 > 0, op, f"stride {s0} must be positive")

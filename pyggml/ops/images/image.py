@@ -15,6 +15,8 @@ from ...rounding import ceil_div
 from ...tensor import Dims, Tensor
 from ..op import F32, Array, Cost, Out, arg, case, define_op, require, source
 
+__all__ = ["interpolate", "upscale", "win_part", "win_unpart"]
+
 ScaleMode = Literal["nearest", "bilinear", "bicubic", "antialias"]
 SCALE_MODES: tuple[ScaleMode, ...] = ("nearest", "bilinear", "bicubic", "antialias")
 CUBIC = -0.75  # the slope at distance 1

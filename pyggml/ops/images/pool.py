@@ -18,6 +18,8 @@ from ...tensor import Tensor
 from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
 from .conv import conv_size, patches
 
+__all__ = ["pool_1d", "pool_2d"]
+
 Pool = Literal["max", "avg"]
 POOLS: tuple[Pool, ...] = ("max", "avg")
 LOWEST = float(np.finfo(np.float32).min)

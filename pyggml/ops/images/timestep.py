@@ -13,6 +13,8 @@ from ...context import Context
 from ...tensor import Tensor
 from ..op import F32, Array, Out, arg, case, define_op, require, source
 
+__all__ = ["timestep_embedding"]
+
 
 def _infer(t: Tensor, dim: int, max_period: int) -> Out:
     op = "TIMESTEP_EMBEDDING"

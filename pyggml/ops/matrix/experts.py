@@ -34,6 +34,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["add_id", "mul_mat_id"]
+
 BF16 = GGMLType.BF16
 _IDS = source(I32, gaps=True)
 

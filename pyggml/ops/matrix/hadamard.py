@@ -16,6 +16,8 @@ from ...context import Context
 from ...tensor import Tensor
 from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
+__all__ = ["hadamard"]
+
 
 def _infer(x: Tensor, n: int) -> Out:
     require(n > 0 and n & (n - 1) == 0, "HADAMARD", f"n is {n}, want a power of two")

@@ -30,6 +30,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["mul_mat"]
+
 BF16 = GGMLType.BF16
 
 

@@ -25,6 +25,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["out_prod"]
+
 
 def _infer(a: Tensor, b: Tensor) -> Out:
     op = "OUT_PROD"

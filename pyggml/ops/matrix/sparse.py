@@ -40,6 +40,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["axpy", "mul_mat_signs", "mul_mat_sparse"]
+
 
 def _check_matrix(op: str, a: Tensor, b: Tensor) -> None:
     require(a.ne[2:] == b.ne[2:] == (1, 1), op, f"a {a.ne} and b {b.ne} must have two dimensions")

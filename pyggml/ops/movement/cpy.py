@@ -38,6 +38,8 @@ from ..op import (
     same,
 )
 
+__all__ = ["cast", "cont", "cont_2d", "cont_3d", "cpy", "dup"]
+
 BF16 = GGMLType.BF16
 _cost = lambda node: Cost(node.nbytes + node.src[0].nbytes)  # noqa: E731
 

@@ -11,6 +11,8 @@ from ...context import Context
 from ...tensor import Dims, Tensor
 from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
+__all__ = ["pad", "pad_circular", "pad_ext", "pad_reflect_1d", "roll"]
+
 NONE: Dims = (0, 0, 0, 0)
 
 

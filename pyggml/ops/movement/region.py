@@ -32,6 +32,11 @@ from ..op import (
     same,
 )
 
+__all__ = [
+    "acc", "acc_inplace", "set", "set_1d", "set_1d_inplace", "set_2d", "set_2d_inplace",
+    "set_inplace",
+]  # fmt: skip
+
 Strides = tuple[int, int, int]  # nb[1], nb[2], nb[3]
 
 

@@ -13,6 +13,8 @@ from ...errors import TypeMismatch
 from ...tensor import Dims, Tensor
 from ..op import BF16, F16, I32, Array, Out, arg, case, define_op, require, require_rows
 
+__all__ = ["concat", "repeat", "repeat_4d"]
+
 NONE: Dims = (0, 0, 0, 0)
 
 

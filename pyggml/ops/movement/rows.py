@@ -35,6 +35,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["get_rows", "set_rows"]
+
 I64 = GGMLType.I64
 BF16 = GGMLType.BF16
 

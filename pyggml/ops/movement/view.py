@@ -16,6 +16,11 @@ from ...errors import TypeMismatch
 from ...tensor import Dims, Tensor, strides
 from ..op import Cost, View, define_op, derive_name, require
 
+__all__ = [
+    "permute", "reshape", "reshape_1d", "reshape_2d", "reshape_3d", "reshape_4d", "transpose",
+    "view_1d", "view_2d", "view_3d", "view_4d",
+]  # fmt: skip
+
 _FREE = Cost(0)
 
 

@@ -14,6 +14,8 @@ from ...rounding import ceil_div
 from ...tensor import Tensor
 from ..op import F32, Array, Out, arg, case, define_op, require, same, source
 
+__all__ = ["group_norm", "l2_norm", "norm", "rms_norm"]
+
 
 def _infer(name: str, x: Tensor, eps: float) -> Out:
     require(eps >= 0, name, f"eps is {eps}, want 0 or more")

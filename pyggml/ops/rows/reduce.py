@@ -33,6 +33,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["argmax", "count_equal", "cumsum", "mean", "sum", "sum_rows"]
+
 ONE: Dims = (1, 1, 1, 1)
 
 

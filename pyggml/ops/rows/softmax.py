@@ -28,6 +28,8 @@ from ..op import (
     source,
 )
 
+__all__ = ["soft_max", "soft_max_ext"]
+
 
 def alibi_steps(n_head: int, max_bias: float) -> tuple[int, float, float]:
     """(n2, a, b): slopes are 2^(a (h + 1)), but 2^(b (2 (h - n2) + 1)) of the heads from n2 on."""

@@ -16,6 +16,8 @@ from ...tensor import Tensor
 from ..movement.view import view_4d
 from ..op import F32, I32, Array, Out, arg, case, define_op, require, source
 
+__all__ = ["argsort", "argsort_top_k", "top_k"]
+
 
 def _check(name: str, x: Tensor) -> None:
     require(x.ne[0] < 2**31, name, f"x '{x.name}' {x.ne} has more columns than I32 counts")
