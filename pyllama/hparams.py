@@ -55,6 +55,7 @@ KEYS: Values = {
     "yarn_attn_factor": Key("rope.scaling.yarn_attn_factor", 1.0),
     "yarn_beta_fast": Key("rope.scaling.yarn_beta_fast", 32.0),
     "yarn_beta_slow": Key("rope.scaling.yarn_beta_slow", 1.0),
+    "yarn_truncate": Key("rope.scaling.yarn_truncate", True),
     "hidden_act": Key("hidden_act", ""),
     "n_expert": Key("expert_count", 0),
     "n_expert_used": Key("expert_used_count", 0),
@@ -144,6 +145,7 @@ class HParams:
     yarn_attn_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    yarn_truncate: bool = True  # the ramp begins and ends at whole pairs
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
     n_swa: int = 0  # size of the sliding window, the token's own position included
     swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
@@ -307,6 +309,7 @@ class HParams:
             "attn_factor": self.yarn_attn_factor * self.rope_attn_factor,
             "beta_fast": self.yarn_beta_fast,
             "beta_slow": self.yarn_beta_slow,
+            "truncate": self.yarn_truncate,
         }
 
     @property

@@ -153,10 +153,10 @@ def _longrope_length(factor: float, original: int) -> float:
 
 
 def _yarn(config: Config, params: Config) -> dict[str, Any]:
-    if not params.get("truncate", True):
-        raise ModelError("RoPE's truncate is false, which GGUF cannot express")
     factor = _factor(config, params)
     keys: dict[str, Any] = {"rope.scaling.original_context_length": _original(config, params)}
+    if not params.get("truncate", True):  # a key of ours; llama.cpp always rounds the ramp
+        keys["rope.scaling.yarn_truncate"] = False
     for name in ("beta_fast", "beta_slow"):
         if params.get(name):
             keys[f"rope.scaling.yarn_{name}"] = float(params[name])

@@ -58,20 +58,27 @@ _PARAMS: Mapping[str, Any] = {
     "attn_factor": 1.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
+    "truncate": True,
 }
 
 
 def yarn_corr_dims(
-    n_dims: int, n_ctx_orig: int, freq_base: float, beta_fast: float, beta_slow: float
-) -> tuple[float, float]:
-    """The pairs between which YaRN goes from extrapolation to interpolation."""
+    n_dims: int, n_ctx_orig: int, freq_base: float, beta_fast: float, beta_slow: float,
+    truncate: bool = True,
+) -> tuple[float, float]:  # fmt: skip
+    """The pairs between which YaRN goes from extrapolation to interpolation.
+
+    Args:
+        truncate: round them outwards to whole pairs, as the paper's code and ggml do.
+    """
 
     def corr_dim(beta: float) -> float:
         return n_dims * log(n_ctx_orig / (beta * 2 * pi)) / (2 * log(freq_base))
 
-    low = max(0.0, floor(corr_dim(beta_fast)))
-    high = min(n_dims - 1.0, ceil(corr_dim(beta_slow)))
-    return low, high
+    low, high = corr_dim(beta_fast), corr_dim(beta_slow)
+    if truncate:
+        low, high = floor(low), ceil(high)
+    return max(0.0, low), min(n_dims - 1.0, high)
 
 
 def rope_theta_scale(n_dims: int, freq_base: float) -> np.float32:
@@ -100,8 +107,9 @@ def rope_values(params: Mapping[str, Any]) -> RopeValues:
     magnitude = np.float32(p["attn_factor"])
     if p["ext_factor"] != 0:
         low, high = yarn_corr_dims(
-            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
-        )
+            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"],
+            p["truncate"],
+        )  # fmt: skip
         magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
     scale = rope_theta_scale(p["n_dims"], p["freq_base"])
     return RopeValues(scale, low, max(0.001, high - low), magnitude)
@@ -202,6 +210,7 @@ def _cases() -> list[Case]:
             case(arg(64, 3, 5), _pos(5), freqs, n_dims=64, mode=mode, freq_base=500000.0),
             case(arg(64, 3, 5), _pos(5, 4000), None, n_dims=64, mode=mode, **yarn),
             case(arg(64, 3, 5), _pos(5), freqs, n_dims=48, mode=mode, **yarn),
+            case(arg(64, 3, 5), _pos(5), n_dims=64, mode=mode, truncate=False, **yarn),
             case(arg(64, 3, 5), _pos(5), n_dims=64, mode=mode, freq_scale=0.5),
             case(arg(64, 3, 5), _pos(5, 1 << 24), n_dims=64, mode=mode),
             case(arg(64, 3, 5, type=F16), _pos(5), n_dims=64, mode=mode),
@@ -239,7 +248,8 @@ def rope_ext(
         freqs: divisors of the pairs' angles (llama-3's ``rope_freqs``).
         params: ``n_dims``, ``mode`` (``RopeMode``), ``n_ctx_orig``, ``freq_base``,
             ``freq_scale``, ``ext_factor``, ``attn_factor``, ``beta_fast``, ``beta_slow``,
-            with ggml's meaning and defaults; ``ext_factor`` other than 0 is YaRN.
+            with ggml's meaning and defaults; ``ext_factor`` other than 0 is YaRN, whose ramp
+            ``truncate`` rounds to whole pairs (see ``yarn_corr_dims``).
 
     Shape:
         x F32 or F16 [n_embd_head, n_head, n_tokens, ne3], pos I32 [n_tokens],

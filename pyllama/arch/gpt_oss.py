@@ -1,0 +1,126 @@
+"""gpt-oss: experts with biases and SwiGLU with limits, attention sinks, windows in half the layers.
+
+Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"; Xiao et al. 2023, "Efficient Streaming
+Language Models with Attention Sinks"; llama.cpp, ``llama_model_openai_moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..activation import SWIGLU_OAI
+from ..errors import ModelError
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+
+NAME = "gpt-oss"
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "yarn_truncate": Key("rope.scaling.yarn_truncate", False),
+    "n_swa": Key("attention.sliding_window"),
+    "swa_period": Key("attention.sliding_window_pattern", 2),
+    "expert_gating": GATINGS.index("softmax_weight"),
+    "expert_weights_norm": False,
+}
+
+TENSORS = {  # in the order of their use
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_sinks.weight": ("n_head",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
+    "blk.{i}.ffn_gate_inp.bias": ("n_expert",),
+    "blk.{i}.ffn_gate_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_gate_exps.bias": ("n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_up_exps.bias": ("n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_embd", "n_expert"),
+    "blk.{i}.ffn_down_exps.bias": ("n_embd", "n_expert"),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
+        cur = b.attention(q, k, v, i, b.weight(f"blk.{i}.attn_sinks.weight"))
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+        inp = ffn(b, cur, i, SWIGLU_OAI, residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, hidden_act="silu", swiglu_alpha=1.702, swiglu_limit=7.0)
+    n_layer = int(config["num_hidden_layers"])
+    kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(n_layer)]
+    check_config(config, layer_types=kinds)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return base_keys(config) | {
+        "attention.sliding_window": int(config["sliding_window"]),
+        "expert_feed_forward_length": int(config["intermediate_size"]),
+        "rope.scaling.yarn_truncate": bool(rope.get("truncate", True)),
+    }
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """Experts' matrices of checkpoints are transposed; gate and up take turns in columns."""
+    if "_exps." not in name:
+        return {name: x}
+    if name.endswith(".weight"):
+        x = x.swapaxes(-1, -2)  # [n_expert, rows, columns]
+    if "gate_up" not in name:
+        return {name: x}
+    axis = 1  # of outputs, with and without columns
+    if x.shape[axis] % 2:
+        raise ModelError(f"{x.shape[axis]} rows are not as many of the gate as of up")
+    return {
+        name.replace("gate_up", part): x[:, start::2] for start, part in enumerate(("gate", "up"))
+    }
+
+
+CONVERT = Convert(
+    models=("GptOssForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight",
+        "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
+        "model.layers.{i}.mlp.router.*": "blk.{i}.ffn_gate_inp.*",
+        "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+        "model.layers.{i}.mlp.experts.gate_up_proj_bias": "blk.{i}.ffn_gate_up_exps.bias",
+        "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+        "model.layers.{i}.mlp.experts.down_proj_bias": "blk.{i}.ffn_down_exps.bias",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+    defaults={"rope_theta": 150000.0},
+    prefix="model.",
+)
