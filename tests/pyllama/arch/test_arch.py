@@ -98,7 +98,7 @@ def _same(a: Any, b: Any) -> bool:
     return a == b if isinstance(b, str | bool) else a is not None and np.allclose(a, b, 1e-6, 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_the_same_bits_anyhow(folders: Any, name: str) -> None:
     tokens = recorded(name)["tokens"].tolist()
     model = Model.load(folders(name, "q8_0"))
