@@ -9,7 +9,7 @@ from typing import Any
 
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, check_config
-from . import llama, qwen3
+from . import llama, qwen2moe, qwen3
 
 HPARAMS: Values = {"rope_neox": True}
 
@@ -27,10 +27,7 @@ CONVERT = Convert(
     models=("Qwen3MoeForCausalLM",),
     tensors={
         **qwen3.CONVERT.tensors,
-        "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
-        "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
-        "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
-        "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+        **qwen2moe.ROUTED,
     },
     keys=_keys,
 )

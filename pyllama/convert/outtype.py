@@ -28,7 +28,13 @@ OUTTYPES = {
     "bf16": (GGMLType.BF16, 32),
     "q8_0": (GGMLType.Q8_0, 7),
 }
-_STAY_F32 = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+_STAY_F32 = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+)
 _CHUNK = 1 << 22  # elements converted at a time
 _F16_MAX = 65504.0
 

@@ -1,0 +1,67 @@
+"""Qwen2-MoE: Qwen2 with a mixture of experts, and a shared expert with a gate of its own.
+
+Source: Qwen Team 2024, "Qwen1.5-MoE" and "Qwen2 Technical Report"; llama.cpp,
+``llama_model_qwen2moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, check_config
+from . import llama, qwen2
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "expert_weights_norm": False,
+    "n_ff_shexp": Key("expert_shared_feed_forward_length"),
+}
+
+SHARED_EXPERTS = {
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
+}
+
+TENSORS = {
+    **qwen2.TENSORS,
+    **llama.EXPERTS,
+    **SHARED_EXPERTS,
+    "blk.{i}.ffn_gate_inp_shexp.weight": ("n_embd",),
+}
+
+build_graph = qwen2.build_graph
+
+ROUTED = {  # names of checkpoints with experts in ``mlp``
+    "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+}
+
+
+def shared(module: str) -> dict[str, str]:
+    """Names of the shared experts' matrices in checkpoints that have them in ``module``."""
+    return {
+        f"model.layers.{{i}}.mlp.{module}.{part}_proj.weight": f"blk.{{i}}.ffn_{part}_shexp.weight"
+        for part in ("gate", "up", "down")
+    }
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, norm_topk_prob=False, mlp_only_layers=[], decoder_sparse_step=1)
+    n_ff = int(config["shared_expert_intermediate_size"])
+    return qwen2.CONVERT.keys(config) | {"expert_shared_feed_forward_length": n_ff}
+
+
+CONVERT = Convert(
+    models=("Qwen2MoeForCausalLM",),
+    tensors={
+        **qwen2.CONVERT.tensors,
+        **ROUTED,
+        **shared("shared_expert"),
+        "model.layers.{i}.mlp.shared_expert_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
+    },
+    keys=_keys,
+)
