@@ -75,7 +75,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
-    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "attention.key_length": ("head_dim",),
