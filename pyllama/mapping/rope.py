@@ -35,6 +35,8 @@ def rope_keys(config: Config) -> dict[str, Any]:
         keys["rope.freq_base_swa"] = float(sliding["rope_theta"])
     if _fraction(config) is not None:
         keys["rope.dimension_count"] = _n_rot(config)
+    if params.get("mrope_section"):  # of time, height and width
+        keys["rope.dimension_sections"] = [*map(int, params["mrope_section"]), 0, 0, 0, 0][:4]
     kind = _kind(params)
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": _factor(config, params)}
@@ -108,7 +110,8 @@ def _sliding(config: Config) -> Config:
 
 def _kind(params: Config) -> str:
     kind = params.get("rope_type") or params.get("type") or "default"
-    renamed = {"su": "longrope", "dynamic": "default"}  # dynamic: no scaling in the trained context
+    # dynamic: no scaling in the trained context; mrope: of text the same as without sections
+    renamed = {"su": "longrope", "dynamic": "default", "mrope": "default"}
     kind = renamed.get(kind, kind)
     if kind not in ("default", "linear", "yarn", "longrope", "llama3"):
         raise ModelError(

@@ -85,6 +85,12 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def text_of_vision(names: Mapping[str, str]) -> dict[str, str]:
+    """Names of a text model's checkpoints, and of those that have it beside a vision model."""
+    inner = {k.replace("model.", "model.language_model.", 1): x for k, x in names.items()}
+    return {**names, **{f"language_model.{k}": x for k, x in names.items()}, **inner}
+
+
 def base_keys(config: Config) -> dict[str, Any]:
     """Return the keys that most architectures need, as far as config.json has them."""
     keys: dict[str, Any] = {}

@@ -64,21 +64,31 @@ def _bamboo(model: Any) -> Any:
 _OWN: dict[str, tuple[str, Callable[[Any], Any]]] = {"bamboo": ("mistral", _bamboo)}
 
 
+def _auto(parsed: Any) -> Any:
+    """The class of transformers that makes the model of a configuration."""
+    text = transformers.AutoModelForCausalLM
+    vision = transformers.AutoModelForImageTextToText
+    return text if type(parsed) in text._model_mapping else vision  # type: ignore[attr-defined]
+
+
 def save_config(config: dict[str, Any], folder: Path) -> Shapes:
     """A checkpoint as transformers writes it; the shapes by the names in its file."""
     kind, _ = _OWN.get(config["model_type"], (config["model_type"], None))
     rest = {k: v for k, v in config.items() if k != "model_type"}
     parsed = transformers.AutoConfig.for_model(kind, **rest)
-    transformers.AutoModelForCausalLM.from_config(parsed).float().save_pretrained(folder)
+    _auto(parsed).from_config(parsed).float().save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    if kind == "qwen3_vl_moe":  # the published ones are transposed; transformers reads both
+        shapes = {k: (x[0], x[2], x[1]) if ".experts." in k else x for k, x in shapes.items()}
+    return shapes
 
 
 def load_model(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) -> Any:
     """The model with the weights that the tests will give it."""
     made = weights(config["model_type"], shapes, scale)
     write_safetensors(folder / "model.safetensors", made)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = _auto(transformers.AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
     _, change = _OWN.get(config["model_type"], ("", None))

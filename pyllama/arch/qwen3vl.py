@@ -1,0 +1,41 @@
+"""Qwen3-VL (text): Qwen3, with multi-section rope.
+
+Images add embeddings after the first layers too (``n_deepstack_layers``); text does not.
+Source: Bai et al. 2025, "Qwen3-VL Technical Report"; llama.cpp, ``llama_model_qwen3vl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, text_of_vision
+from . import qwen3
+
+HPARAMS: Values = {"rope_neox": True}
+
+TENSORS = qwen3.TENSORS
+
+build_graph = qwen3.build_graph
+
+
+def keys_of_text(
+    keys_of: Callable[[Config], dict[str, Any]],
+) -> Callable[[Config], dict[str, Any]]:
+    """The keys of a text model, and the number of layers that take embeddings of images."""
+
+    def keys(config: Config) -> dict[str, Any]:
+        vision = config.get("vision_config") or {}
+        n = len(vision.get("deepstack_visual_indexes") or ())
+        return {**keys_of(config), "n_deepstack_layers": n}
+
+    return keys
+
+
+CONVERT = Convert(
+    models=("Qwen3VLForConditionalGeneration",),
+    tensors=text_of_vision(qwen3.CONVERT.tensors),
+    other_media=("visual.*", "model.visual.*"),
+    keys=keys_of_text(qwen3.CONVERT.keys),
+)
