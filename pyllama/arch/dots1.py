@@ -1,0 +1,66 @@
+"""dots.llm1: norms of the heads' queries and keys, sigmoid routing, shared experts, dense first.
+
+Source: rednote-hilab 2025, "dots.llm1 Technical Report"; llama.cpp, ``llama_model_dots1``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ModelError
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from . import llama, qwen2moe, qwen3
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_shared": Key("expert_shared_count", 0),
+    "n_ff_exp": Key("expert_feed_forward_length"),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+EXPERTS = {
+    **llama.EXPERTS,
+    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+    **qwen2moe.SHARED_EXPERTS,
+}
+
+TENSORS = {**qwen3.TENSORS, **EXPERTS}
+
+build_graph = qwen3.build_graph
+
+
+def expert_keys(config: Config) -> dict[str, Any]:
+    """The keys of a router with sigmoid gating, of shared experts and dense first layers."""
+    return base_keys(config) | {
+        "expert_count": int(config["n_routed_experts"]),
+        "expert_group_count": int(config.get("n_group") or 1),
+        "expert_group_used_count": int(config.get("topk_group") or 1),
+        "expert_shared_count": int(config.get("n_shared_experts") or 0),
+        "leading_dense_block_count": int(config.get("first_k_dense_replace") or 0),
+        "expert_weights_scale": float32(config.get("routed_scaling_factor", 1.0)),
+        "expert_weights_norm": bool(config["norm_topk_prob"]),
+        "expert_gating_func": GATINGS.index("sigmoid"),
+    }
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ModelError("config.json: layers with a sliding window are not supported")
+    return expert_keys(config) | hidden_act(config, "silu")
+
+
+ROUTED = {
+    **qwen2moe.ROUTED,
+    "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    **qwen2moe.shared("shared_experts"),
+}
+
+CONVERT = Convert(
+    models=("Dots1ForCausalLM",),
+    tensors={**qwen3.CONVERT.tensors, **ROUTED},
+    keys=_keys,
+    defaults={"norm_topk_prob": False},
+)
