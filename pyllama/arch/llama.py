@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
@@ -66,14 +67,19 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return decoder(b, "silu")
 
 
-def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
-    """``build_graph`` with other activations; see ``graph.ffn.ffn``."""
+def decoder(
+    b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None
+) -> Tensor:
+    """``build_graph`` with other activations, see ``graph.ffn.ffn``, and a factor of queries."""
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
+        if temperature is not None:
+            q = ops.mul(b.ctx, q, temperature).set_name(f"Qcur_attn_temp_scaled-{i}")
+        cur = b.attention(q, k, v, i)
         if i == n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

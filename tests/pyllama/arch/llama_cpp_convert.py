@@ -3,6 +3,7 @@
 Its packages ``conversion`` and ``gguf`` must be found first. The vocabulary is one of plain words.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,17 @@ if __name__ == "__main__":
     folder, out = map(Path, sys.argv[1:])
     config = ModelBase.load_hparams(folder, False)
     kind = get_model_class(get_model_architecture(config, ModelType.TEXT))
-    for part in kind.__mro__:
+    inner = [x for x in vars(kind).values() if isinstance(x, type)]  # Mistral 3 has two of them
+    for part in {part for one in (kind, *inner) for part in one.__mro__}:
         if "set_vocab" in vars(part):
             part.set_vocab = _set_vocab
-    with torch.inference_mode():
-        kind(folder, gguf.LlamaFileType.ALL_F32, out).write()
+    vocabulary = folder / "tokenizer.json"
+    if missing := not vocabulary.exists():  # Gemma's converters count its tokens
+        tokens = {f"w{i:03}": i for i in range(N_VOCAB)}
+        vocabulary.write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
+    try:
+        with torch.inference_mode():
+            kind(folder, gguf.LlamaFileType.ALL_F32, out).write()
+    finally:
+        if missing:
+            vocabulary.unlink()
