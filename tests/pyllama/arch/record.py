@@ -46,6 +46,7 @@ from .checkpoints import (
 )
 from .variants import SHAPES
 
+torch.set_num_threads(1)  # tiny matrices
 N_TOKENS, N_GREEDY, N_LLAMA_CPP, SPREAD, GAP = 40, 16, 32, 1.5, 0.02
 
 
