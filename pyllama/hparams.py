@@ -305,8 +305,8 @@ class HParams:
             "n_ctx_orig": self.n_ctx_orig,
             "freq_base": own or self.rope_freq_base,
             "freq_scale": 1.0 if own else self.rope_freq_scale,
-            "ext_factor": ext if ext >= 0 else float(self.rope_scaling == "yarn"),
-            "attn_factor": self.yarn_attn_factor * self.rope_attn_factor,
+            "ext_factor": 0.0 if own else ext if ext >= 0 else float(self.rope_scaling == "yarn"),
+            "attn_factor": 1.0 if own else self.yarn_attn_factor * self.rope_attn_factor,
             "beta_fast": self.yarn_beta_fast,
             "beta_slow": self.yarn_beta_slow,
             "truncate": self.yarn_truncate,
@@ -356,6 +356,17 @@ class HParams:
     def n_embd_out(self) -> int:
         """Columns of the attention output of all heads."""
         return self.n_head * self.head_dim_v
+
+
+def nope_without_window(got: Got) -> tuple[bool, ...]:
+    """``nope_layers`` of models that rotate only in layers with a window (Cohere 2, EXAONE 4)."""
+    n_layer, period = got["n_layer"], got.get("swa_period", 0)
+    if not got["n_swa"]:
+        return ()
+    slides = got.get("swa_layers") or [
+        bool((i + 1) % (period or n_layer + 1)) for i in range(n_layer)
+    ]
+    return tuple(not windowed for windowed in slides)
 
 
 def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:

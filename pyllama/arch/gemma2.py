@@ -35,7 +35,7 @@ _LAYERS_27B = 46
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return gemma3.decoder(b, _LAYERS_27B)
+    return gemma3.decoder(b, "gelu", _LAYERS_27B)
 
 
 def _keys(config: Config) -> dict[str, Any]:

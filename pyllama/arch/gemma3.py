@@ -53,10 +53,10 @@ _LAYERS_27B = 62  # 27B scales scores by 1 / sqrt(n_embd / n_head) instead of 1 
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, _LAYERS_27B)
+    return decoder(b, "gelu", _LAYERS_27B)
 
 
-def decoder(b: GraphBuilder, layers_27b: int) -> Tensor:
+def decoder(b: GraphBuilder, act: str, layers_27b: int = 0) -> Tensor:
     """``build_graph``, with the number of layers of the model that scales scores otherwise."""
     hp, ctx = b.hparams, b.ctx
     inp = b.embed("token_embd.weight")  # [n_embd, T]
@@ -75,7 +75,7 @@ def decoder(b: GraphBuilder, layers_27b: int) -> Tensor:
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        cur = ffn(b, cur, i, "gelu")
+        cur = ffn(b, cur, i, act)
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))

@@ -68,9 +68,14 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def decoder(
-    b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None
-) -> Tensor:
-    """``build_graph`` with other activations, see ``graph.ffn.ffn``, and a factor of queries."""
+    b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None,
+    ffn_norm: str = "ffn_norm",
+) -> Tensor:  # fmt: skip
+    """``build_graph`` with other activations, see ``graph.ffn.ffn``, and a factor of queries.
+
+    Args:
+        ffn_norm: the name of the feed-forward part's norm.
+    """
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
@@ -84,7 +89,7 @@ def decoder(
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        cur = b.rms_norm(inp, f"blk.{i}.{ffn_norm}", f"ffn_norm-{i}")
         inp = ffn(b, cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 

@@ -130,6 +130,33 @@ def interleave_rope(x: Array, n_head: int) -> Array:
     return halves.swapaxes(1, 2).reshape(x.shape)
 
 
+def window_keys(config: Config, period: int) -> dict[str, Any]:
+    """Return the keys of a sliding window and of the layers that have one, {} without a window.
+
+    Args:
+        period: without ``layer_types`` the last of so many layers has full attention, or of
+            ``sliding_window_pattern``, which may also be a string such as ``LLLG``.
+
+    Raises:
+        ModelError: a layer has another kind of attention.
+    """
+    if config.get("sliding_window") is None:
+        return {}
+    pattern, n_layer = config.get("sliding_window_pattern"), int(config["num_hidden_layers"])
+    if config.get("layer_types"):
+        if others := {*config["layer_types"]} - {"sliding_attention", "full_attention"}:
+            raise ModelError(f"config.json: layer_types has {shown(others.pop())}, not supported")
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    elif isinstance(pattern, str):
+        slides = [pattern[i % len(pattern)] == "L" for i in range(n_layer)]
+    else:
+        slides = [(i + 1) % int(pattern or period) != 0 for i in range(n_layer)]
+    return {
+        "attention.sliding_window": int(config["sliding_window"]),
+        "attention.sliding_window_pattern": slides,
+    }
+
+
 _ACTS = {  # Hugging Face's names of activations -> kinds of ``UNARY``
     "gelu": "gelu_erf",
     "gelu_fast": "gelu",

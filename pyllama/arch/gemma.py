@@ -1,0 +1,47 @@
+"""Gemma: LLaMA's graph with GEGLU, embeddings scaled by sqrt(n_embd), and tied output.
+
+Norm weights in files have 1 added.
+Source: Gemma Team 2024, "Gemma: Open Models Based on Gemini Research and Technology"; llama.cpp,
+``llm_build_gemma``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import gemma3, llama, qwen2
+
+HPARAMS: Values = {"rope_neox": True, "embedding_scale": gemma3.HPARAMS["embedding_scale"]}
+
+TENSORS = {
+    name: sizes
+    for name, sizes in qwen2.TENSORS.items()
+    if ".bias" not in name and name != "output.weight?"
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "gelu")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, use_bidirectional_attention=False, attention_bias=False)
+    if config.get("hidden_act") == "gelu":  # of the first checkpoints, which mean tanh's
+        config = {**config, "hidden_act": "gelu_pytorch_tanh"}
+    return base_keys(config) | hidden_act(config, "gelu")
+
+
+CONVERT = Convert(
+    models=("GemmaForCausalLM",),
+    tensors={name: x for name, x in qwen2.CONVERT.tensors.items() if name != "lm_head.weight"},
+    defaults={"head_dim": 256, "num_key_value_heads": 16, "rope_theta": 10000.0},
+    ignored=("lm_head.weight", "*.rotary_emb.inv_freq"),
+    keys=_keys,
+    change=gemma3.add_one,
+)
