@@ -1,0 +1,91 @@
+"""OLMo 2 and 3: norms after attention and feed-forward part only, norms of whole queries and keys.
+
+OLMo 3 has a window in three of four layers, whose rope is not scaled.
+Source: OLMo Team 2025, "2 OLMo 2 Furious"; llama.cpp, ``llm_build_olmo2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, hidden_act, window_keys
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "swa_base": Key("rope.freq_base_swa", 0.0),
+    "rope_freq_base_swa": lambda got: got["swa_base"] or got["rope_freq_base"],
+}
+
+TENSORS = {
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_q_norm.weight": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_k_norm.weight": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        q, k, v = b.qkv(inp, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
+        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+        inp = ops.add(b.ctx, cur, inp).set_name(f"ffn_inp-{i}")
+        cur = ffn(b, inp, i, "silu")
+        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
+        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    return base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
+
+
+CONVERT = Convert(
+    models=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
+        "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
+        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+)
