@@ -35,9 +35,10 @@ from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint
 from .files.folder import Folder, read_config
 from .general import fill_file_name, read_general
-from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
+from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type, whole_type
 from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors
 from .pooling import pooling_keys
+from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
 from .tokens.vocabulary import read_vocabulary
 
@@ -105,9 +106,11 @@ def convert(
     keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
     if not options.vocab_only:
-        planned = plan_tensors(folder, read_checkpoint(source), config, arch)
+        checkpoint = decode_checkpoint(source, read_checkpoint(source), config)
+        planned = plan_tensors(folder, checkpoint, config, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
-    matrices, file_type = OUTTYPES[outtype]
+    matrices, _ = OUTTYPES[outtype]
+    outtype, file_type = whole_type(planned, outtype)
     shapes = {one.name: one.shape for one in planned}
     general = read_general(source, name, shapes, options.model_name, options.metadata)
     metadata = {
@@ -126,7 +129,7 @@ def convert(
         path /= general.file_name(outtype if planned else None, form.ending)
     else:
         path = path.with_name(fill_file_name(path.name, outtype))
-    types = [tensor_type(one.name, one.shape, matrices) for one in form.planned]
+    types = [tensor_type(one, matrices) for one in form.planned]
     content = _Content(metadata | form.keys, form.planned, types, form.magic)
     with _trial(folder, content) as file:
         if planned:

@@ -1,6 +1,6 @@
 """Chooses the type of each tensor and converts its values chunk by chunk.
 
-    type = tensor_type(planned.name, planned.shape, GGMLType.Q8_0)
+    type = tensor_type(planned, GGMLType.Q8_0)
     data = {planned.name: (tensor_chunks(planned, type), type, planned.shape[::-1])}
     write_gguf(path, metadata, data)
 
@@ -19,6 +19,7 @@ from pyggml.errors import QuantizeError
 from pyggml.quants import quantize
 
 from ..errors import ModelError
+from ..file_types import FILE_TYPES
 from .plan import ConvertedTensor
 
 # --outtype -> (type of matrices, general.file_type)
@@ -37,23 +38,45 @@ _STAY_F32 = (
 )
 _CHUNK = 1 << 22  # elements converted at a time
 _F16_MAX = 65504.0
+_INTEGERS = {"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}  # codes, not values
 
 
 def auto_outtype(planned: Iterable[ConvertedTensor]) -> str:
-    """Return "f16" if all matrices of the checkpoint are F16, else "bf16"."""
+    """Return "f16" if all matrices of the checkpoint (or their scales) are F16, else "bf16"."""
     dtypes = {dtype for one in planned if len(one.shape) > 1 for dtype in one.dtypes}
-    return "f16" if dtypes == {"F16"} else "bf16"
+    return "f16" if dtypes - _INTEGERS == {"F16"} else "bf16"
 
 
-def tensor_type(name: str, shape: tuple[int, ...], matrices: GGMLType) -> GGMLType:
+def whole_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, int]:
+    """Return the name of the file's type and ``general.file_type``."""
+    matrices, number = OUTTYPES[outtype]
+    if matrices is GGMLType.Q8_0 or GGMLType.MXFP4 not in {
+        tensor_type(one, matrices) for one in planned
+    }:
+        return outtype, number
+    mixed = FILE_TYPES["MXFP4_MOE"]
+    assert mixed.number is not None
+    return mixed.name.lower(), mixed.number
+
+
+def tensor_type(planned: ConvertedTensor, matrices: GGMLType) -> GGMLType:
     """Return the type of a tensor, given the type of matrices."""
+    name, shape = planned.name, planned.shape
     if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_STAY_F32):
         return GGMLType.F32
+    if planned.blocks and matrices is not GGMLType.F32:
+        return GGMLType.MXFP4
     return GGMLType.F16 if shape[-1] % matrices.block_size else matrices
 
 
 def tensor_chunks(planned: ConvertedTensor, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of a tensor in chunks, read and converted lazily. Raises: ModelError."""
+    if type is GGMLType.MXFP4:
+        for part in planned.blocks:
+            blocks = part()
+            for some in blocks.reshape(-1, *blocks.shape[-2:]):  # copies what is not contiguous
+                yield np.ascontiguousarray(some).view(np.uint8).reshape(-1)
+        return
     for part in planned.parts:
         values = part()
         n = values.shape[-1] if values.ndim else 1

@@ -21,13 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
+from pyggml.dtype import GGMLType
+
 from ..arch import Arch, arch_names, get_arch
 from ..errors import ModelError
 from ..hparams import HParams
 from ..inputs.budget import shown
 from ..mapping.rules import Array, Config, Tensors
 from ..runtime.loader import qkv_patterns, tensor_sizes
-from .files.stored import StoredTensor
+from .files.decoded import Blocks, CheckpointTensor, DecodedTensor
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +48,19 @@ class ConvertedTensor:
         shape: NumPy order.
         parts: functions that return its float32 values in order: one, or one per expert.
         dtypes: dtypes of the source tensors.
+        blocks: functions that return the same parts as blocks of MXFP4, if the checkpoint has them
+            so.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Callable[[], Array], ...]
     dtypes: frozenset[str] = frozenset()
+    blocks: tuple[Callable[[], Blocks], ...] = ()
 
 
 # Sources of a GGUF tensor: expert (or ``_NO_EXPERT``) -> (name, tensor)
-_Members = dict[int, tuple[str, StoredTensor]]
+_Members = dict[int, tuple[str, CheckpointTensor]]
 
 
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
@@ -89,7 +94,7 @@ def config_errors(folder: Path, arch: Arch) -> Iterator[None]:
 
 
 def plan_tensors(
-    folder: Path, checkpoint: Mapping[str, StoredTensor], config: Config, arch: Arch
+    folder: Path, checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch
 ) -> list[ConvertedTensor]:
     """Return the tensors to write, by layer and in the order of ``arch.TENSORS``.
 
@@ -143,7 +148,7 @@ def check_missing(
 
 
 def _sources(
-    folder: Path, checkpoint: Mapping[str, StoredTensor], arch: Arch
+    folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
 ) -> dict[str, _Members]:
     """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
@@ -238,12 +243,15 @@ class _Change:
                     f"{shown(first_name)} {list(first.shape)}"
                 )
         shapes = self._try(first_name, source, first.shape)
+        tensors = [stored for _, stored in members]
+        whole = all(self._keeps_blocks(source, stored, shapes) for stored in tensors)
         return [
             ConvertedTensor(
                 name,
                 shape if alone else (len(members), *shape),
-                tuple(partial(self._values, source, stored, name, shape) for _, stored in members),
-                frozenset(stored.dtype for _, stored in members),
+                tuple(partial(self._values, source, stored, name, shape) for stored in tensors),
+                frozenset[str]().union(*(stored.dtypes for stored in tensors)),
+                tuple(partial(self._blocks, source, stored, name) for stored in tensors if whole),
             )
             for name, shape in shapes.items()
         ]
@@ -266,8 +274,36 @@ class _Change:
         return {ours.replace("{i}", number): s for ours, s in self.tried[key].items()}
 
     def _values(
-        self, name: str, stored: StoredTensor, result: str, shape: tuple[int, ...]
+        self, name: str, stored: CheckpointTensor, result: str, shape: tuple[int, ...]
     ) -> Array:
         x = self.change(name, stored.read(), self.config)[result]
         assert x.shape == shape, f"{result}: got {x.shape}, planned {shape}"
         return x
+
+    def _keeps_blocks(
+        self, name: str, stored: CheckpointTensor, shapes: Mapping[str, tuple[int, ...]]
+    ) -> bool:
+        """Return whether ``change`` only selects whole rows of blocks and reorders them.
+
+        The results then are views in which all blocks of a row still follow each other.
+        """
+        if not isinstance(stored, DecodedTensor) or stored.blocks is None:
+            return False
+        blocks = stored.blocks.unread()
+        try:
+            results: Tensors = self.change(name, blocks, self.config)
+        except (LookupError, TypeError, ValueError, ArithmeticError):  # computes with values
+            return False
+        return all(
+            ours in results
+            and results[ours].dtype == blocks.dtype
+            and results[ours].strides[-1:] == (1,)
+            and results[ours].shape == (*shape[:-1], stored.blocks.shape[-1])
+            and shape[-1] == stored.blocks.shape[-1] * GGMLType.MXFP4.block_size
+            and np.may_share_memory(results[ours], blocks)
+            for ours, shape in shapes.items()
+        )
+
+    def _blocks(self, name: str, stored: CheckpointTensor, result: str) -> Blocks:
+        assert isinstance(stored, DecodedTensor) and stored.blocks is not None
+        return self.change(name, stored.blocks.read(), self.config)[result]

@@ -18,7 +18,7 @@ from pyggml.files import open_regular, read_regular
 
 from ...errors import ModelError
 from ...inputs.bounded_json import count_values, parse_json
-from ...inputs.budget import LIMITS, MAX_JSON_BYTES, ReadBudget, shown
+from ...inputs.budget import LIMITS, MAX_JSON_BYTES, ReadBudget
 
 
 class Folder:
@@ -131,7 +131,7 @@ def read_config(folder: Folder) -> dict[str, Any]:
     """Return config.json; ``text_config`` of a multimodal model is merged into it.
 
     Raises:
-        ModelError: the folder is not a checkpoint, or its weights are quantized.
+        ModelError: the folder is not a checkpoint.
     """
     path = folder.path
     if not path.exists():
@@ -145,13 +145,6 @@ def read_config(folder: Folder) -> dict[str, Any]:
             f"{path}: there is no config.json{own}: give the folder of a Hugging Face checkpoint"
         )
     config = dict(folder.json("config.json"))
-    if isinstance(config.get("quantization_config"), dict):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        name = method if isinstance(method, str) and len(method) < 80 else shown(method)
-        raise ModelError(
-            f"{path}: the weights are quantized already ({name}): convert the original "
-            "checkpoint, in 16 or 32 bits"
-        )
     if isinstance(config.get("text_config"), dict):
         config |= {k: v for k, v in config["text_config"].items() if v is not None}
     return config

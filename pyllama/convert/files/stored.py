@@ -1,7 +1,8 @@
-"""A tensor in a file of a checkpoint: position, type, and a method to read its values.
+"""A tensor in a file of a checkpoint: position, type, and methods to read its values.
 
     stored = StoredTensor(Path("model.safetensors"), offset=1024, dtype="BF16", shape=(512, 64))
     stored.read()                                  # float32 [512, 64]
+    stored.raw()                                   # uint16 [512, 64]
 
 Files are read, not mapped: a file truncated meanwhile gives an error instead of SIGBUS, and pages
 of the file do not count as memory of the process.
@@ -18,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.files import open_regular
-from pyggml.quants.reference import bf16_to_float
 
 from ...errors import ModelError
 
@@ -35,6 +35,39 @@ DTYPES: dict[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 _CHUNK = 1 << 20  # elements converted at a time
+_BYTES = np.arange(256, dtype=np.uint8)
+
+
+def _e4m3() -> Floats:
+    """The 256 values of F8_E4M3: a sign, 4 bits of exponent, 3 of mantissa; no infinity."""
+    exponent, mantissa = (_BYTES >> 3 & 15).astype(np.int32), (_BYTES & 7).astype(np.float32)
+    x = np.where(exponent, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    x[_BYTES & 127 == 127] = np.nan
+    return np.where(_BYTES & 128, -x, x).astype(np.float32)
+
+
+def _e5m2() -> Floats:
+    """The 256 values of F8_E5M2, the upper half of float16."""
+    return (_BYTES.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+
+
+def _e8m0() -> Floats:
+    """The 256 values of F8_E8M0, powers of two without a sign."""
+    exponent = np.minimum(_BYTES, 254).astype(np.int32) - 127
+    return np.where(_BYTES == 255, np.float32(np.nan), np.ldexp(np.float32(1), exponent))
+
+
+# Source: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats 1.0
+_EIGHT_BITS = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2(), "F8_E8M0": _e8m0()}
+
+
+def _floats(raw: npt.NDArray[Any], dtype: str) -> Any:
+    """Return values, or codes of values, in a NumPy type that casts to float32."""
+    if dtype in _EIGHT_BITS:
+        return _EIGHT_BITS[dtype][raw]
+    if dtype == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw
 
 
 @dataclass(frozen=True)
@@ -60,29 +93,33 @@ class StoredTensor:
         """The number of elements."""
         return math.prod(self.shape)
 
-    def read(self) -> Floats:
-        """Return the values as float32.
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The types of all that the values are made of."""
+        return frozenset({self.dtype})
 
-        Raises:
-            ModelError: the file cannot be read, or the type needs scales (FP8).
-        """
-        if self.dtype.startswith("F8"):
-            raise ModelError(
-                f"{self.path}: a tensor is {self.dtype}, which is not supported: convert a "
-                "checkpoint in 16 or 32 bits"
-            )
+    def read(self) -> Floats:
+        """Return the values as float32. Raises: ModelError: the file cannot be read."""
+        return self._shaped(np.float32)
+
+    def raw(self) -> npt.NDArray[Any]:
+        """Return the values in the type of the file. Raises: ModelError: it cannot be read."""
+        return self._shaped(DTYPES[self.dtype])
+
+    def _shaped(self, type: npt.DTypeLike) -> npt.NDArray[Any]:
         span = self.size
         if self.strides is not None and span:
             span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        values = self._read_flat(span)
+        values = self._read_flat(span, type)
         if self.strides is None or not span:
             return values.reshape(self.shape)
         # the stride of a dimension of size 1 is arbitrary
-        strides = [4 * s if n > 1 else 0 for n, s in zip(self.shape, self.strides, strict=True)]
+        size = values.itemsize
+        strides = [size * s if n > 1 else 0 for n, s in zip(self.shape, self.strides, strict=True)]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(values, self.shape, strides))
 
-    def _read_flat(self, n: int) -> Floats:
-        out, dtype = np.empty(n, np.float32), DTYPES[self.dtype]
+    def _read_flat(self, n: int, type: npt.DTypeLike) -> npt.NDArray[Any]:
+        out, dtype = np.empty(n, type), DTYPES[self.dtype]
         try:
             with open_regular(self.path) as file:
                 file.seek(self.offset)
@@ -92,7 +129,7 @@ class StoredTensor:
                     if raw.size != part.size:
                         raise ModelError(f"{self.path}: the file was truncated while reading")
                     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite
-                        part[...] = bf16_to_float(raw) if self.dtype == "BF16" else raw
+                        part[...] = raw if out.dtype == dtype else _floats(raw, self.dtype)
         except OSError as error:
             raise ModelError(
                 f"{self.path}: cannot be read: {error.strerror or error}; check the disk"

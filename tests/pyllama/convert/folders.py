@@ -11,11 +11,14 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64"}
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64",
+    "int32": "I32", "int8": "I8", "uint8": "U8",
+}  # fmt: skip
 _STORAGES = {"F64": "Double", "F32": "Float", "F16": "Half", "BF16": "BFloat16", "I64": "Long"}
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 ORDERED_DICT = b"ccollections\nOrderedDict\n"
@@ -27,12 +30,20 @@ def header(entries: Mapping[str, Any] | bytes, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
+class Bytes(NamedTuple):
+    """Codes that are written as another type."""
+
+    dtype: str
+    codes: np.ndarray
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray | Bytes]) -> Path:
     """Write a file of these tensors; uint16 stands for BF16."""
     entries, data = {}, b""
-    for name, x in tensors.items():
+    for name, tensor in tensors.items():
+        x = tensor.codes if isinstance(tensor, Bytes) else tensor
         places = [len(data), len(data) + x.nbytes]
-        dtype = _DTYPES[x.dtype.name]
+        dtype = tensor.dtype if isinstance(tensor, Bytes) else _DTYPES[x.dtype.name]
         entries[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": places}
         data += x.tobytes()
     path.write_bytes(header({"__metadata__": {"format": "pt"}, **entries}, data))

@@ -80,7 +80,7 @@ def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type:
     ],
 )
 def test_tensors_kept_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:
-    assert tensor_type(name, shape, Q8_0) is wanted
+    assert tensor_type(ConvertedTensor(name, shape, ()), Q8_0) is wanted
 
 
 @pytest.mark.parametrize("shape", [(3, 2**21 + 32), (0, 32), (2, 5, 32), (32,)])
@@ -265,9 +265,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"'output_norm.weight' has sizes \[1, 1, 1, 1\]",
     ),
     "text sizes": (lambda f: config(f, num_hidden_layers="x"), "config.json: invalid literal"),
-    "quantized": (
-        lambda f: config(f, quantization_config={"quant_method": "gptq"}),
-        r"are quantized already \(gptq\)",
+    "quantized in an unknown way": (
+        lambda f: config(f, quantization_config={"quant_method": "bitsandbytes"}),
+        "quantized by the method 'bitsandbytes', supported are fp8, .*convert the original",
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "there are no weights"),
     "weights cut": (cut("model.safetensors"), "100 bytes are missing; the file is incomplete"),

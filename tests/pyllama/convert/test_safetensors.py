@@ -116,11 +116,37 @@ def test_a_file_truncated_after_opening(tmp_path: Path) -> None:
         stored.read()
 
 
-def test_types_with_scales_are_refused(tmp_path: Path) -> None:
+def eight_bits(code: int, n_exponent: int, bias: int, sign: bool) -> float:
+    """A float of 8 bits, from the definition of its parts."""
+    n_mantissa = 8 - n_exponent - sign
+    mantissa = code % (1 << n_mantissa) / (1 << n_mantissa)
+    exponent = code >> n_mantissa & (1 << n_exponent) - 1
+    value = (1 + mantissa) * 2.0 ** (exponent - bias) if exponent else mantissa * 2.0 ** (1 - bias)
+    return -value if sign and code >> 7 else value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n_exponent", "bias", "special"),
+    [
+        ("F8_E4M3", 4, 7, {0x7F: np.nan, 0xFF: np.nan}),
+        (
+            "F8_E5M2", 5, 15,
+            {0x7C: np.inf, 0xFC: -np.inf}
+            | dict.fromkeys((0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF), np.nan),
+        ),
+        ("F8_E8M0", 8, 127, {0: 2.0**-127, 255: np.nan}),
+    ],
+)  # fmt: skip
+def test_floats_of_eight_bits(
+    tmp_path: Path, dtype: str, n_exponent: int, bias: int, special: dict[int, float]
+) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(header(entry("F8_E4M3", [8]), bytes(8)))
-    with pytest.raises(ModelError, match="F8_E4M3, which is not supported"):
-        read_safetensors(path)["w"].read()
+    path.write_bytes(header(entry(dtype, [2, 128], [0, 256]), bytes(range(256))))
+    stored = read_safetensors(path)["w"]
+    sign = dtype != "F8_E8M0"
+    wanted = [special.get(i, eight_bits(i, n_exponent, bias, sign)) for i in range(256)]
+    np.testing.assert_array_equal(stored.read().reshape(-1), np.array(wanted, np.float32))
+    assert stored.raw().reshape(-1).tolist() == list(range(256))
 
 
 # --- folders --------------------------------------------------------------------------------------

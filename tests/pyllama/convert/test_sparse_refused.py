@@ -16,7 +16,7 @@ from pyllama.errors import ModelError
 
 from ..arch.checkpoints import write_checkpoint
 from ..models import HF_LLAMA, hf_folder
-from .folders import header, state, write_archive, write_torch
+from .folders import state, write_archive, write_torch
 
 N_EMBD, N_FF, RANK = 64, 256, 48  # of the checkpoint and its predictors
 
@@ -48,17 +48,6 @@ def rewrite(**changes: Any) -> Callable[[Path], Any]:
 
 def threshold(text: str) -> Callable[[Path], Any]:
     return lambda p: (p / "config.json").write_text(f'{{"sparse_threshold": {text}}}')
-
-
-def eight_bits(predictor: Path) -> None:
-    (predictor / "model_2.pt").unlink()
-    shapes = {"fc1.weight": [1, N_EMBD], "fc2.weight": [N_FF, 1]}
-    entries, start = {}, 0
-    for name, shape in shapes.items():
-        end = start + sum(shape) - 1
-        entries[name] = {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [start, end]}
-        start = end
-    (predictor / "model_2.safetensors").write_bytes(header(entries, bytes(start)))
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -123,7 +112,6 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: (p / "model_2.pt").rename(p / "model_2.safetensors"),
         "model_2.safetensors: .* not a safetensors file",
     ),
-    "quantized": (eight_bits, "model_2.safetensors: a tensor is F8_E4M3, which is not supported"),
     "NaN": (rewrite(fc1__weight=NAN), r"model_1.pt: tensor 'fc1.weight' is nan at \[2, 3\]"),
     "infinity": (rewrite(fc2__weight=INF), r"model_1.pt: tensor 'fc2.weight' is -inf at \[0, 7\]"),
     "beyond F16": (

@@ -1,0 +1,86 @@
+"""A tensor of a checkpoint whose values are computed from several stored ones.
+
+    decoded = DecodedTensor((4096, 4096), (weight, scale), partial(scaled, weight, scale))
+    decoded.read()                                 # float32 [4096, 4096]
+
+It has what planning needs of a ``StoredTensor``. Nothing is read before ``read``, and nothing kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .stored import Floats, StoredTensor
+
+# Blocks of a GGUF format: one element of 17 bytes (MXFP4) for 32 values
+Blocks = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PackedBlocks:
+    """The blocks of MXFP4 that hold a tensor's values.
+
+    Attributes:
+        shape: rows and blocks in the file, [..., n_rows, n_blocks].
+        transposed: whether the tensor is [..., 32 * n_blocks, n_rows].
+        load: returns the blocks in the file's shape. Raises: ModelError.
+    """
+
+    shape: tuple[int, ...]
+    transposed: bool
+    load: Callable[[], Blocks]
+
+    def read(self) -> Blocks:
+        """Return the blocks in the tensor's order of dimensions. Raises: ModelError."""
+        return self._arranged(self.load())
+
+    def unread(self) -> Blocks:
+        """Return an array like that of ``read``, of one byte a block, whose values are undefined.
+
+        Only an operation that copies or reads it makes the system give it memory.
+        """
+        return self._arranged(np.empty(self.shape, "V1"))
+
+    def _arranged(self, blocks: Blocks) -> Blocks:
+        return blocks.swapaxes(-1, -2) if self.transposed else blocks
+
+
+@dataclass(frozen=True)
+class DecodedTensor:
+    """A tensor computed from stored ones.
+
+    Attributes:
+        shape: NumPy order.
+        sources: the stored tensors; the first one gives its place in messages.
+        read: returns the values as float32. Raises: ModelError.
+        blocks: the values in GGUF's form, where the checkpoint has them so.
+    """
+
+    shape: tuple[int, ...]
+    sources: tuple[StoredTensor, ...]
+    read: Callable[[], Floats]
+    blocks: PackedBlocks | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file of the first source."""
+        return self.sources[0].path
+
+    @property
+    def offset(self) -> int:
+        """The byte offset of the first source."""
+        return self.sources[0].offset
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The types of all sources."""
+        return frozenset(source.dtype for source in self.sources)
+
+
+CheckpointTensor = StoredTensor | DecodedTensor

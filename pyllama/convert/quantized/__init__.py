@@ -1,0 +1,1 @@
+"""Quantized checkpoints: stored codes and scales become float tensors."""

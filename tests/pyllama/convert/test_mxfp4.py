@@ -1,0 +1,167 @@
+"""Checkpoints in MXFP4: the same blocks in GGUF, or floats where rows do not stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile
+from pyllama import Model
+from pyllama.arch import Arch
+from pyllama.convert import convert
+from pyllama.convert.files.folder import Folder
+from pyllama.convert.files.safetensors import read_safetensors
+from pyllama.convert.outtype import tensor_chunks, tensor_type
+from pyllama.convert.plan import ConvertedTensor, plan_tensors
+from pyllama.convert.quantized.methods import decode_checkpoint
+from pyllama.mapping.rules import Array, Config, Convert, Tensors
+
+from ..models import hf_folder
+from .folders import write_safetensors
+from .test_quantized import FP4, METHODS, config
+
+N_EXPERT, N_OUT, N_IN = 3, 10, 64
+MXFP4, BF16, F32 = GGMLType.MXFP4, GGMLType.BF16, GGMLType.F32
+
+
+def random_blocks(*rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """All codes, [..., n, 32], and exponents [..., n], also at the ends of their range."""
+    rng = np.random.default_rng(len(rows))
+    codes = rng.integers(0, 16, (*rows, N_IN // 32, 32))
+    codes[..., 0, :] %= 4  # a block with small codes only has other bytes if it is quantized anew
+    exponents = rng.integers(110, 130, codes.shape[:-1])
+    exponents.reshape(-1)[:4] = (0, 1, 2, 251)
+    return codes, exponents
+
+
+def stored_blocks(codes: np.ndarray) -> np.ndarray:
+    """gpt-oss': value 2j is in the lower half of byte j."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def gguf_blocks(codes: np.ndarray, exponents: np.ndarray) -> bytes:
+    """GGUF's: the exponent, and value j in the lower half of byte j."""
+    half = codes[..., :16] | codes[..., 16:] << 4
+    return np.concatenate((exponents[..., None], half), axis=-1).astype(np.uint8).tobytes()
+
+
+def values(codes: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    x = FP4[codes].astype(np.float64) * 2.0 ** (exponents[..., None] - 127.0)
+    return x.reshape(*codes.shape[:-2], -1).astype(np.float32)
+
+
+def like_gpt_oss(name: str, x: Array, config: Config) -> Tensors:
+    """Matrices are transposed; gate and up take turns in rows."""
+    x = x.swapaxes(-1, -2)
+    if "gate_up" not in name:
+        return {name: x}
+    return {name.replace("gate_up", part): x[:, i::2] for i, part in enumerate(("gate", "up"))}
+
+
+def plan(
+    folder: Path, codes: np.ndarray, exponents: np.ndarray, change: Callable[..., Tensors]
+) -> dict[str, ConvertedTensor]:
+    tensors = {
+        f"layers.0.{part}_{end}": x
+        for part in ("gate_up", "down")
+        for end, x in (("blocks", stored_blocks(codes)), ("scales", exponents.astype(np.uint8)))
+    }
+    path = write_safetensors(folder / "model.safetensors", tensors)
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    decoded = decode_checkpoint(Folder(folder), read_safetensors(path), settings)
+    names = {
+        "layers.{i}.gate_up": "blk.{i}.ffn_gate_up_exps.weight",
+        "layers.{i}.down": "blk.{i}.ffn_down_exps.weight",
+    }
+    rules = Convert(("Mine",), names, lambda config: {}, change, extra=lambda config: {})
+    arch = cast(Arch, SimpleNamespace(TENSORS={}, CONVERT=rules))
+    return {one.name: one for one in plan_tensors(folder, decoded, {}, arch)}
+
+
+def written(one: ConvertedTensor, type: GGMLType) -> bytes:
+    return b"".join(piece.tobytes() for piece in tensor_chunks(one, type))
+
+
+def test_blocks_are_kept(tmp_path: Path) -> None:
+    codes, exponents = random_blocks(N_EXPERT, N_OUT)
+    planned = plan(tmp_path, codes, exponents, like_gpt_oss)
+    for part, rows in (
+        ("gate", slice(0, None, 2)),
+        ("up", slice(1, None, 2)),
+        ("down", slice(None)),
+    ):
+        one = planned[f"blk.0.ffn_{part}_exps.weight"]
+        assert one.shape == (N_EXPERT, N_OUT // (2 if part != "down" else 1), N_IN)
+        assert tensor_type(one, BF16) is MXFP4
+        assert written(one, MXFP4) == gguf_blocks(codes[:, rows], exponents[:, rows])
+        assert tensor_type(one, F32) is F32
+        wanted = values(codes[:, rows], exponents[:, rows])
+        assert np.array_equal(np.frombuffer(written(one, F32), np.float32), wanted.reshape(-1))
+
+
+def computes(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x.swapaxes(-1, -2) * 2}
+
+
+def copies(name: str, x: Array, config: Config) -> Tensors:
+    return {name: np.concatenate((x.swapaxes(-1, -2)[:, 1:], x.swapaxes(-1, -2)[:, :1]), axis=1)}
+
+
+def stays_transposed(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x}
+
+
+def takes_some_columns(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x.swapaxes(-1, -2)[..., 1:33]}
+
+
+@pytest.mark.parametrize("change", [computes, copies, stays_transposed, takes_some_columns])
+def test_rows_that_do_not_stay_whole_become_floats(
+    tmp_path: Path, change: Callable[..., Tensors]
+) -> None:
+    codes, exponents = random_blocks(N_EXPERT, N_OUT)
+    (one, _) = plan(tmp_path, codes, exponents, change).values()
+    assert tensor_type(one, BF16) is (BF16 if one.shape[-1] != 1 else F32) and not one.blocks
+    x = values(codes, exponents).swapaxes(-1, -2)
+    (wanted,) = change(one.name, x, {}).values()
+    assert np.array_equal(np.frombuffer(written(one, F32), np.float32), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("outtype", "number", "name"),
+    [
+        ("auto", 38, "MXFP4_MOE"),
+        ("bf16", 38, "MXFP4_MOE"),
+        ("q8_0", 7, "Q8_0"),
+        ("f32", 0, "F32"),
+    ],
+)
+def test_a_whole_model(tmp_path: Path, outtype: str, number: int, name: str) -> None:
+    settings, method = METHODS["ct-mxfp4"]
+    folder = hf_folder(tmp_path / "Tiny")
+    stored: dict[str, Any] = {}
+    for key, tensor in read_safetensors(folder / "model.safetensors").items():
+        parts = {"weight": (tensor.read().view(np.uint32) >> 16).astype(np.uint16)}
+        if "_proj" in key:
+            parts = cast(Any, method(tensor.shape, np.random.default_rng(0))[0])
+        stored |= {key.removesuffix("weight") + end: x for end, x in parts.items()}
+    write_safetensors(folder / "model.safetensors", stored)
+    config(folder, quantization_config=settings)
+    path = convert(folder, tmp_path / "x-{FTYPE}.gguf", outtype)
+    assert path.name == f"x-{name}.gguf"
+    kept = outtype != "f32"
+    with GGUFFile(path) as file:
+        assert file.get_int("general.file_type") == number
+        kinds = {t.type for n, t in file.tensors.items() if "ffn_up" in n or "attn_v" in n}
+        assert kinds == {MXFP4 if kept else F32}
+        if kept:
+            scale = stored["model.layers.0.mlp.up_proj.weight_scale"]
+            blocks = file.tensor_bytes("blk.0.ffn_up.weight").reshape(-1, 17)
+            assert blocks[:, 0].tolist() == scale.reshape(-1).tolist()
+    assert Model.load(path).n_params > 0
