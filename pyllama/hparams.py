@@ -136,6 +136,7 @@ class HParams:
     rope_freq_base: float
     rope_freq_scale: float
     rope_neox: bool = False  # pairs of columns are n_rot / 2 apart, not adjacent
+    rope_last: bool = False  # the last n_rot columns of a head are rotated, not the first
     rope_freq_base_swa: float = 0.0  # of sliding-window layers, without scaling; 0: rope_freq_base
     rope_scaling: str = "linear"
     rope_orig_ctx: int = 0  # positions before scaling; 0: n_ctx_train
@@ -473,11 +474,12 @@ def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any
         windowed = file.get_int(f"{arch}.{key}_swa", full)
         return tuple(windowed if slides else full for slides in sliding)
 
-    keys = sizes("attention.key_length", got["n_embd"] // max(got["n_head_arr"][0], 1))
+    per_head = got["n_embd"] // max(got["n_head_arr"][0], 1)
+    keys = sizes("attention.key_length", per_head)
     rotated = sizes("rope.dimension_count", keys[0]) if fixed is None else (fixed,) * n_layer
     return {
         "head_dim_arr": keys,
-        "head_dim_v_arr": sizes("attention.value_length", keys[0]),
+        "head_dim_v_arr": sizes("attention.value_length", per_head),
         "n_rot_arr": rotated,
     }
 

@@ -111,9 +111,10 @@ class GraphBuilder:
             raise ModelError(f"tensor '{name}' of this {self.hparams.arch} model is missing")
         return self.weights[name]
 
-    def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
-        """RMS norm of each row, times the weight."""
-        norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
+    def rms_norm(self, x: Tensor, prefix: str, name: str, eps: float = 0.0) -> Tensor:
+        """RMS norm of each row, times the weight; ``eps`` 0: the model's."""
+        eps = eps or self.hparams.norm_eps
+        norm = ops.rms_norm(self.ctx, x, eps).set_name(f"norm{_layer(name)}")
         return ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight")).set_name(name)
 
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
@@ -211,7 +212,15 @@ class GraphBuilder:
         if self.hparams.rope_long:
             kind = "rope_factors_long"
         freqs = self.weights.get(f"{kind}.weight")
-        return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
+        first = x.ne[0] - params["n_dims"] if self.hparams.rope_last else 0
+        if first == 0:
+            return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
+        head, last = (
+            ops.view_4d(self.ctx, x, (n, *x.ne[1:]), x.nb[1:], start * x.nb[0])
+            for n, start in ((first, 0), (params["n_dims"], first))
+        )
+        last = ops.rope_ext(self.ctx, last, self.positions, freqs, **params)
+        return ops.concat(self.ctx, head, last, 0)
 
     def attention(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,

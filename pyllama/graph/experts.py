@@ -6,8 +6,9 @@
 The router (``ffn_gate_inp``) scores the experts; the outputs of the best ones are summed with
 weights that follow from the scores. What a model's router does is in its hyperparameters (gating,
 norm and scale of the weights, groups) and in its tensors (biases, ``exp_probs_b``).
-Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; DeepSeek-AI 2024, "DeepSeek-V3",
-section 2.1.2, for groups and the bias of the choice; llama.cpp, ``build_moe_ffn``.
+Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; DeepSeek-AI 2024, "DeepSeek-V2",
+section 2.1.2, for groups, and "DeepSeek-V3", section 2.1.2, for their scores and the bias of the
+choice; llama.cpp, ``build_moe_ffn``.
 """
 
 from __future__ import annotations
@@ -125,17 +126,18 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
 def _mask_groups(b: GraphBuilder, probs: Tensor, hp: HParams) -> Tensor:
     """``probs`` with -inf for the experts outside of each token's best groups.
 
-    A group's score is the sum of its best two experts'.
+    A group's score is its best expert's, or with sigmoid gating the sum of its best two's.
 
     Shape:
         probs [n_expert, T] -> the same
     """
     ctx, n_groups, n_tokens = b.ctx, hp.n_expert_groups, probs.ne[1]
     n_in_group = hp.n_expert // n_groups
+    n_best = 1 if GATINGS[hp.expert_gating] == "softmax" else 2
     groups = ops.reshape_3d(ctx, probs, n_in_group, n_groups, n_tokens)
-    best = ops.top_k(ctx, groups, 2)  # [2, n_groups, T]
+    best = ops.top_k(ctx, groups, n_best)  # [n_best, n_groups, T]
     scores = ops.get_rows(ctx, ops.reshape_4d(ctx, groups, 1, n_in_group, n_groups, n_tokens), best)
-    scores = ops.sum_rows(ctx, ops.reshape_3d(ctx, scores, 2, n_groups, n_tokens))
+    scores = ops.sum_rows(ctx, ops.reshape_3d(ctx, scores, n_best, n_groups, n_tokens))
     scores = ops.reshape_2d(ctx, scores, n_groups, n_tokens)
     chosen = ops.top_k(ctx, scores, hp.n_group_used)  # [n_group_used, T]
     kept = ops.get_rows(ctx, groups, chosen)  # [n_in_group, n_group_used, T]

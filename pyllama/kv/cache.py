@@ -92,7 +92,7 @@ class KVCache(CellLists):
         self.rotate_k = _rotation_size(type_k, {*columns["k"].values()}, 1 << 14)
         self.rotate_v = _rotation_size(types["v"], {*columns["v"].values()}, _MIN_ROTATION)
         if hparams.values_in_keys:
-            self.rotate_k = self.rotate_v
+            self.rotate_k = self.rotate_v = min(self.rotate_k, self.rotate_v)
         self._bufts = {i: layer_buft(i) for i in self.layers}
         sizes_bytes = {i: cell_bytes(hparams, i, type_k, type_v) * n_cells for i in self.layers}
         self.size_bytes = sum(sizes_bytes.values())

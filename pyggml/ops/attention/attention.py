@@ -246,7 +246,7 @@ def _dense(hd: int, T: int, nh: int, nkv: int, n_kv: int, **kw: Any) -> Case:
     S, type, perf = kw.pop("S", 1), kw.pop("type", F16), kw.pop("perf", False)
     mask, sinks = kw.pop("mask", None), kw.pop("sinks", None)
     k = arg(hd, nkv, n_kv, S, type=type, permute=(0, 2, 1, 3))
-    v = replace(k, type=kw.pop("type_v", type))
+    v = replace(k, ne=(kw.pop("hdv", hd), *k.ne[1:]), type=kw.pop("type_v", type))
     q = arg(hd, nh, T, S, permute=(0, 2, 1, 3))
     return case(q, k, v, mask, sinks, scale=hd**-0.5, perf=perf, **kw)
 
@@ -256,7 +256,7 @@ def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: 
     n_list, n_cells, n_seq = n
     type, perf, sinks = kw.pop("type", F16), kw.pop("perf", False), kw.pop("sinks", None)
     k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
-    v = replace(k, type=kw.pop("type_v", type))
+    v = replace(k, ne=(kw.pop("hdv", hd), *k.ne[1:]), type=kw.pop("type_v", type))
     q = arg(hd, nh, T, permute=(0, 2, 1, 3))
     lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
     return case(q, k, v, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
@@ -363,6 +363,15 @@ def _cases() -> list[Case]:
         _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
         _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
         _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
+        *(  # latent attention, expanded and absorbed
+            _indexed(192, T, 4, 4, (300, 400, 1), hdv=128, type=type)
+            for T, type in ((1, F16), (5, Q8_0))
+        ),
+        *(
+            _indexed(576, T, nh, 1, (300, 400, 1), hdv=512, type=type)
+            for T, nh, type in ((1, 16, F16), (1, 128, F16), (3, 16, Q8_0), (20, 16, F16))
+        ),
+        _dense(576, 3, 16, 1, 70, hdv=512, mask=causal_mask(70, 3, type=F16)),
         *(
             _tree(64, T, 9, 3, (prefix, 900), type=type)
             for type in (F16, Q8_0)
@@ -374,6 +383,7 @@ def _cases() -> list[Case]:
         _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
         *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
         _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
+        *(_indexed(576, 1, nh, 1, (4096, 4096, 1), hdv=512, perf=True) for nh in (16, 128)),
         _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
         _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
     ]

@@ -11,13 +11,14 @@ from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.interface import Backend
 from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 
 from .attention_lists import FAULTS, HARMLESS, attention
-from .harness import nmse
+from .harness import nmse, stored
 
 BACKENDS = {"cpu": lambda: CpuBackend(2), "reference": ReferenceBackend}
 SIZES = [(3, 1), (3, 6), (20, 2), (140, 1)]  # tokens and heads: split, direct, packed, blocks
@@ -77,3 +78,27 @@ def test_lists_are_checked_once_for_all_layers() -> None:
     alloc_ctx_tensors(ctx, HOST)
     names = [launch.name for launch in backend.compile(graph).program.launches]
     assert names.count("check_lists") == 1
+
+
+@pytest.mark.parametrize(("n_tokens", "n_head"), [(1, 16), (1, 128), (9, 16)])
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0])
+def test_values_that_are_columns_of_the_keys(type: GGMLType, n_tokens: int, n_head: int) -> None:
+    """Latent attention: the same bits as with a copy of the values."""
+    rng, results = np.random.default_rng(0), []
+    keys = rng.uniform(-1, 1, (1, 300, 576)).astype(np.float32)
+    queries = rng.uniform(-1, 1, (n_head, n_tokens, 576)).astype(np.float32)
+    for copied in (True, False):
+        ctx = Context(no_alloc=True)
+        k = ctx.new_tensor_3d(type, 576, 300, 1)
+        v = ctx.new_tensor_3d(type, 512, 300, 1)
+        q = ctx.new_tensor_3d(GGMLType.F32, 576, n_tokens, n_head)
+        first = ops.view_3d(ctx, k, (512, 300, 1), k.nb[1:3], 0)
+        node = ops.flash_attn_ext(ctx, q, k, v if copied else first, None, 0.05)
+        alloc_ctx_tensors(ctx, HOST)
+        for tensor, values in ((k, keys), (v, keys[..., :512]), (q, queries)):
+            tensor.set(stored(values, tensor.type))
+        graph = CGraph()
+        graph.build_forward_expand(node)
+        CpuBackend(2).graph_compute(graph)
+        results.append(node.numpy())
+    assert np.array_equal(*results)

@@ -1,0 +1,200 @@
+"""DeepSeek-V2, V3, R1, Kimi-K2, Youtu-LLM: latent attention, shared and routed experts.
+
+Lite models have no compressed queries, V3's router sigmoid gating with a bias, Youtu no experts.
+Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3"; llama.cpp, ``llm_build_deepseek2``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..graph import mla
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    float32,
+    hidden_act,
+)
+from . import llama
+
+HPARAMS: Values = {
+    **mla.HPARAMS,
+    "n_ff_exp": Key("expert_feed_forward_length", 0),
+    "n_shared": Key("expert_shared_count", 0),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+EXPERTS = {
+    **llama.EXPERTS,
+    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    **mla.TENSORS,
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **EXPERTS,
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, "silu")
+
+
+def decoder(b: GraphBuilder, act: str) -> Tensor:
+    """``build_graph`` with another activation."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        cur = mla.latent_attention(b, cur, i)  # [n_head * n_value, T]
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        inp = cur.set_name(f"ffn_inp-{i}")
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, act, residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def latent_keys(config: Config, gating: str) -> dict[str, Any]:
+    """The keys of models with absorbed latent attention.
+
+    Args:
+        gating: of the router, where ``scoring_func`` does not say.
+    """
+    check_config(config, moe_layer_freq=1)
+    n_lora, n_rot = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+    keys = base_keys(config) | hidden_act(config, "silu")
+    keys |= {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": n_lora,
+        "attention.key_length": n_lora + n_rot,
+        "attention.value_length": n_lora,
+        "attention.key_length_mla": int(config["qk_nope_head_dim"]) + n_rot,
+        "attention.value_length_mla": int(config["v_head_dim"]),
+        "rope.dimension_count": n_rot,
+    }
+    if config.get("q_lora_rank") is not None:
+        keys["attention.q_lora_rank"] = int(config["q_lora_rank"])
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("mscale_all_dim"):
+        keys["rope.scaling.yarn_log_multiplier"] = float32(0.1 * rope["mscale_all_dim"])
+        length = keys.pop("rope.scaling.attn_factor", 1.0)
+        length *= 1 + 0.1 * math.log(keys.get("rope.scaling.factor", 1.0))
+        if abs(length - 1) > 1e-6:  # mscale is another one
+            keys["rope.scaling.attn_factor"] = length
+    return keys | _expert_keys(config, gating)
+
+
+def _expert_keys(config: Config, gating: str) -> dict[str, Any]:
+    n_expert = config.get("n_routed_experts")
+    keys = {
+        "expert_feed_forward_length": int(
+            config.get("moe_intermediate_size") or config["intermediate_size"]
+        ),
+        "expert_shared_count": int(config.get("n_shared_experts") or 0),
+        "leading_dense_block_count": int(config.get("first_k_dense_replace") or 0),
+    }
+    if n_expert is None:
+        return keys | {"leading_dense_block_count": int(config["num_hidden_layers"])}
+    if config.get("n_group"):
+        grouped = config.get("topk_method") != "greedy"
+        keys["expert_group_count"] = int(config["n_group"]) if grouped else 1
+        keys["expert_group_used_count"] = int(config["topk_group"]) if grouped else 1
+    return keys | {
+        "expert_count": int(n_expert),
+        "expert_gating_func": GATINGS.index(config.get("scoring_func") or gating),
+        "expert_weights_norm": bool(config.get("norm_topk_prob")),
+        "expert_weights_scale": float32(config.get("routed_scaling_factor") or 1),
+    }
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    v2 = config["architectures"] == ["DeepseekV2ForCausalLM"]
+    return latent_keys(config, "softmax" if v2 else "sigmoid")
+
+
+def change_latent(name: str, x: Array, config: Config) -> Tensors:
+    """Rope on neighbours; the matrices of keys (transposed) and of values apart.
+
+    Shape:
+        NumPy order, attn_kv_b [n_head * (n_nope + n_value), n_lora_kv] ->
+        attn_k_b [n_head, n_lora_kv, n_nope], attn_v_b [n_head, n_value, n_lora_kv]
+    """
+    part, n_head = name.split(".")[-2], config["num_attention_heads"]
+    if part == "attn_kv_b":
+        keys, values = np.split(
+            x.reshape(n_head, -1, x.shape[-1]), [config["qk_nope_head_dim"]], axis=1
+        )
+        return {
+            name.replace("attn_kv_b", "attn_k_b"): keys.swapaxes(1, 2),
+            name.replace("attn_kv_b", "attn_v_b"): values,
+        }
+    if part in ("attn_q", "attn_q_b", "attn_kv_a_mqa") and config.get("rope_interleave") is False:
+        heads = x.reshape(1 if part == "attn_kv_a_mqa" else n_head, -1, *x.shape[1:])
+        fixed, rotated = np.split(heads, [-config["qk_rope_head_dim"]], axis=1)
+        pairs = np.stack(np.split(rotated, 2, axis=1), axis=2).reshape(rotated.shape)
+        x = np.concatenate([fixed, pairs], axis=1).reshape(x.shape)
+    return {name: x}
+
+
+DENSE = {  # names of models without experts in Hugging Face's checkpoints
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+    "model.layers.{i}.self_attn.q_a_proj.*": "blk.{i}.attn_q_a.*",
+    "model.layers.{i}.self_attn.q_a_layernorm.weight": "blk.{i}.attn_q_a_norm.weight",
+    "model.layers.{i}.self_attn.q_b_proj.weight": "blk.{i}.attn_q_b.weight",
+    "model.layers.{i}.self_attn.kv_a_proj_with_mqa.*": "blk.{i}.attn_kv_a_mqa.*",
+    "model.layers.{i}.self_attn.kv_a_layernorm.weight": "blk.{i}.attn_kv_a_norm.weight",
+    "model.layers.{i}.self_attn.kv_b_proj.weight": "blk.{i}.attn_kv_b.weight",
+    "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
+    "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+    "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+    "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+CONVERT = Convert(
+    models=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"),
+    tensors={
+        **DENSE,
+        "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+        "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
+        "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+        "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+        "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
+        "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
+        "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
+    },
+    keys=_keys,
+    change=change_latent,
+    defaults={"rms_norm_eps": 1e-6},
+)

@@ -1,0 +1,99 @@
+"""Caches of latent attention: values are columns of the keys, of which the last are rotated."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyllama import Batch, Context, Model
+from pyllama.convert import convert
+from pyllama.errors import BatchError
+from pyllama.runtime.state import load_state, save_state
+
+from .checkpoints import recorded, write_checkpoint
+
+F16, F32, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.Q8_0
+TOKENS = recorded("deepseek2")["tokens"].tolist()
+FEW = 12
+ROUNDED = 0.01  # NMSE: Q8_0 keys, which now and then choose another expert
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = write_checkpoint(tmp_path_factory.mktemp("mla") / "x", "deepseek2")
+    return Model.load(convert(folder, folder / "x.gguf", "f32"))
+
+
+def rows(context: Context, tokens: list[int], **options: Any) -> np.ndarray:
+    context.decode(Batch(tokens, logits="all", **options))
+    return context.logits.copy()
+
+
+def keys(context: Context, seq: int = 0) -> list[np.ndarray]:
+    """The keys of a sequence in each layer, float32 [n, head_dim]."""
+    cache = context.kv.caches[0]
+    cells = cache.entries(seq)[:, 0]
+    return [k.numpy(squeeze=False)[0, 0, cells].astype(np.float32) for k in cache.k.values()]
+
+
+@pytest.mark.parametrize("type", [F32, F16, Q8_0])
+def test_the_cache_has_only_keys(model: Model, type: GGMLType) -> None:
+    cache = Context(model, n_ctx=64, type_k=type, type_v=F16).kv.caches[0]
+    row = 128 // type.block_size * type.type_size
+    assert cache.size_bytes == 3 * 64 * row == sum(k.nbytes for k in cache.stored)
+    assert [t.ne[0] for t in cache.k.values()] == [128] * 3
+    for k, v in zip(cache.k.values(), cache.v.values(), strict=True):
+        assert (v.ne, v.type, v.nb, v.data) == ((64, *k.ne[1:]), type, k.nb, k.data)
+    assert cache.rotate_k == cache.rotate_v == (64 if type is Q8_0 else 0)
+
+
+@pytest.mark.parametrize("type", [F32, F16, Q8_0])
+def test_sequences_and_states(model: Model, type: GGMLType, tmp_path: Path) -> None:
+    make = partial(Context, model, n_ctx=128, type_k=type, type_v=type)
+    whole = rows(make(), TOKENS)
+    if type is not F32:
+        exact = rows(Context(model, n_ctx=128, type_k=F32, type_v=F32), TOKENS)
+        assert ((whole - exact) ** 2).sum() < ROUNDED * (exact**2).sum()
+    for unified in (True, False):
+        context = make(n_seq_max=2, unified=unified)
+        assert np.array_equal(rows(context, TOKENS[:FEW]), whole[:FEW])
+        context.kv.seq_cp(0, 1)
+        assert np.array_equal(rows(context, TOKENS[FEW:], seq_id=1), whole[FEW:])
+        save_state(context, tmp_path / "x", TOKENS[:FEW], seq=0)
+        other = make(n_seq_max=2, unified=unified)
+        assert load_state(other, tmp_path / "x", seq=1) == TOKENS[:FEW]
+        assert np.array_equal(rows(other, TOKENS[FEW:], seq_id=1), whole[FEW:])
+
+
+def test_shifts_rotate_the_last_columns_only(model: Model) -> None:
+    make = partial(Context, model, n_ctx=64, type_k=F32, type_v=F32)
+    shifted, wanted = make(), make()
+    rows(shifted, TOKENS[:FEW], pos=list(range(5, 5 + FEW)))
+    before = keys(shifted)
+    shifted.kv.seq_add(0, 0, -1, -5)
+    want = rows(wanted, TOKENS)
+    got = rows(shifted, TOKENS[FEW:])
+    assert np.abs(got - want[FEW:]).max() < 1e-4
+    for old, new, right in zip(before, keys(shifted), keys(wanted), strict=True):
+        assert np.array_equal(old[:, :64], new[:FEW, :64])
+        assert np.abs(new - right).max() < 1e-5 and np.abs(old - new[:FEW]).max() > 0.1
+
+
+def test_a_quantized_cache_shifts_too(model: Model) -> None:
+    context = Context(model, n_ctx=64, type_k=Q8_0)
+    rows(context, TOKENS[:FEW], pos=list(range(5, 5 + FEW)))
+    context.kv.seq_add(0, 0, -1, -5)
+    got, want = rows(context, TOKENS[FEW:]), rows(Context(model, n_ctx=64), TOKENS)[FEW:]
+    assert ((got - want) ** 2).sum() < ROUNDED * (want**2).sum()
+
+
+def test_blocks_that_do_not_divide_a_row(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "x", "deepseek2_lite")  # rows of 64 + 16
+    model = Model.load(convert(folder, folder / "x.gguf", "f32"))
+    with pytest.raises(BatchError, match=r"type_k is Q8_0.* 80 columns; use F16"):
+        Context(model, n_ctx=64, type_k=Q8_0)
