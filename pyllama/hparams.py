@@ -474,12 +474,11 @@ def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any
         windowed = file.get_int(f"{arch}.{key}_swa", full)
         return tuple(windowed if slides else full for slides in sliding)
 
-    per_head = got["n_embd"] // max(got["n_head_arr"][0], 1)
-    keys = sizes("attention.key_length", per_head)
+    keys = sizes("attention.key_length", got["n_embd"] // max(got["n_head_arr"][0], 1))
     rotated = sizes("rope.dimension_count", keys[0]) if fixed is None else (fixed,) * n_layer
     return {
         "head_dim_arr": keys,
-        "head_dim_v_arr": sizes("attention.value_length", per_head),
+        "head_dim_v_arr": sizes("attention.value_length", keys[0]),
         "n_rot_arr": rotated,
     }
 

@@ -11,12 +11,21 @@ from typing import Any
 
 from ..graph import mla
 from ..graph.builder import ROPE_FACTORS
-from ..hparams import Key, Values
+from ..hparams import Got, Key, Values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
 from . import deepseek2
 
+
+def _value_columns(got: Got) -> tuple[int, ...]:
+    """Of each layer; llama.cpp's converter does not write them."""
+    n: int = got["value_length"] or got["n_embd"] // got["n_head_arr"][0]
+    return (n,) * int(got["n_layer"])
+
+
 HPARAMS: Values = {  # without the keys of scales MiniCPM3-4B's
+    "value_length": Key("attention.value_length", 0),
+    "head_dim_v_arr": _value_columns,
     **mla.HPARAMS,
     "rope_neox": True,
     "embedding_scale": Key("embedding_scale", 12.0),
