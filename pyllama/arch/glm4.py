@@ -1,0 +1,68 @@
+"""GLM-4-0414: norms before and after each part, rope on a part of each head, gate and up fused.
+
+Source: GLM Team 2024, "ChatGLM: A Family of Large Language Models"; llama.cpp, ``llm_build_glm4``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import gemma3
+
+HPARAMS: Values = {}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return gemma3.decoder(b, "silu")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config.get("rope_parameters") or {}, mrope_section=None)
+    return base_keys(config) | hidden_act(config, "silu")
+
+
+CONVERT = Convert(
+    models=("Glm4ForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.{i}.post_self_attn_layernorm.weight": "blk.{i}.post_attention_norm.weight",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        "model.layers.{i}.mlp.gate_up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.layers.{i}.post_mlp_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rope_theta": 10000.0},
+    keys=_keys,
+)
