@@ -1,0 +1,84 @@
+"""Persimmon: layer norm, also of the heads of queries and keys, squared ReLU, rope of half a head.
+
+Source: Elsen et al. 2023, "Releasing Persimmon-8B"; llama.cpp until 2024,
+``llm_build_persimmon``, whose names these are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import gpt2
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "rope_neox": True,
+    "n_rot_arr": lambda got: tuple(n // 2 for n in got["head_dim_arr"]),  # files have the head's
+}
+
+TENSORS = {
+    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+    "blk.{i}.attn_q_norm.weight": ("head_dim",),
+    "blk.{i}.attn_q_norm.bias": ("head_dim",),
+    "blk.{i}.attn_k_norm.weight": ("head_dim",),
+    "blk.{i}.attn_k_norm.bias": ("head_dim",),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = _qkv(b, cur, i)
+        q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+        k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "relu_sqr", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _qkv(b: GraphBuilder, x: Tensor, i: int) -> list[Tensor]:
+    """Queries, keys and values [head_dim, n_head, T] of a matrix whose rows are by head."""
+    hp, ctx = b.hparams, b.ctx
+    whole = b.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}")  # [3 * n_embd, T]
+    row = hp.head_dim * whole.nb[0]
+    ne, nb = (hp.head_dim, hp.n_head, b.n_tokens), (3 * row, whole.nb[1])
+    return [ops.cont(ctx, ops.view_3d(ctx, whole, ne, nb, part * row)) for part in range(3)]
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, partial_rotary_factor=0.5, qk_layernorm=True)
+    return base_keys(config) | hidden_act(config, "relu_sqr")
+
+
+CONVERT = Convert(
+    models=("PersimmonForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "model.layers.{i}.self_attn.query_key_value.*": "blk.{i}.attn_qkv.*",
+        "model.layers.{i}.self_attn.q_layernorm.*": "blk.{i}.attn_q_norm.*",
+        "model.layers.{i}.self_attn.k_layernorm.*": "blk.{i}.attn_k_norm.*",
+        "model.layers.{i}.self_attn.dense.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
+        "model.layers.{i}.mlp.dense_h_to_4h.*": "blk.{i}.ffn_up.*",
+        "model.layers.{i}.mlp.dense_4h_to_h.*": "blk.{i}.ffn_down.*",
+        "model.final_layernorm.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    defaults={"hidden_act": "relu2"},
+)
