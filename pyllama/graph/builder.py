@@ -152,13 +152,13 @@ class GraphBuilder:
             as of `project_qkv`
         """
         q, k, v = self.project_qkv(x, i)
-        if f"blk.{i}.attn_q_norm.weight" in self.weights:
-            q, k = self._norm_qk(q, i, "q"), self._norm_qk(k, i, "k")
-        return q, k, v
+        return self._norm_qk(q, i, "q"), self._norm_qk(k, i, "k"), v
 
     def _norm_qk(self, x: Tensor, i: int, part: str) -> Tensor:
         prefix, name = f"blk.{i}.attn_{part}_norm", f"{part.upper()}cur_normed-{i}"
         n, heads, n_tokens = x.ne[:3]
+        if f"{prefix}.weight" not in self.weights:
+            return x
         if self.weight(f"{prefix}.weight").ne[0] == n:
             return self.rms_norm(x, prefix, name)
         rows = ops.reshape_2d(self.ctx, x, n * heads, n_tokens)
