@@ -1,0 +1,78 @@
+"""ChatGLM and GLM-4: LLaMA's layers with gate and up in one matrix, rope of half a head.
+
+Source: Zeng et al. 2024, "ChatGLM: A Family of Large Language Models from GLM-130B to GLM-4 All
+Tools"; llama.cpp, ``llm_build_chatglm``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from . import llama
+
+HPARAMS: Values = {}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),  # gate and up
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+build_graph = llama.build_graph
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(
+        config, post_layer_norm=True, rmsnorm=True, add_bias_linear=False,
+        apply_residual_connection_post_layernorm=False,
+    )  # fmt: skip
+    keys = base_keys(config) | hidden_act(config, "silu")
+    head_dim = int(config.get("kv_channels") or 0) or keys.get("attention.key_length")
+    if head_dim is None:
+        head_dim = keys["embedding_length"] // keys["attention.head_count"]
+    if config.get("multi_query_group_num"):
+        keys["attention.head_count_kv"] = int(config["multi_query_group_num"])
+    for key, name in (
+        ("context_length", "seq_length"),
+        ("attention.layer_norm_rms_epsilon", "layernorm_epsilon"),
+    ):
+        if config.get(name) is not None:
+            keys[key] = float32(config[name]) if "epsilon" in key else int(config[name])
+    base = 10000.0 * float(config.get("rope_ratio") or 1)
+    return {"rope.dimension_count": head_dim // 2, "rope.freq_base": base} | keys
+
+
+_HF = {
+    **{name: x for name, x in llama.CONVERT.tensors.items() if ".mlp." not in name},
+    "model.layers.{i}.mlp.gate_up_proj.weight": "blk.{i}.ffn_up.weight",
+    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+}
+_THUDM = {
+    "embedding.word_embeddings.weight": "token_embd.weight",
+    "encoder.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+    "encoder.layers.{i}.self_attention.query_key_value.*": "blk.{i}.attn_qkv.*",
+    "encoder.layers.{i}.self_attention.dense.weight": "blk.{i}.attn_output.weight",
+    "encoder.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+    "encoder.layers.{i}.mlp.dense_h_to_4h.weight": "blk.{i}.ffn_up.weight",
+    "encoder.layers.{i}.mlp.dense_4h_to_h.weight": "blk.{i}.ffn_down.weight",
+    "encoder.final_layernorm.weight": "output_norm.weight",
+    "output_layer.weight": "output.weight",
+}
+CONVERT = Convert(
+    models=("GlmForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
+    tensors=_HF | {f"transformer.{name}": x for name, x in _THUDM.items()},
+    keys=_keys,
+    ignored=("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq"),
+)
