@@ -312,7 +312,10 @@ class Reader:
         return char.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def json_value(self, sink: Sink) -> Steps[None]:
-        """Read a JSON value, and give its text to ``sink``. Raises: Mismatch, if there is none."""
+        """Read a JSON value, and give its text to ``sink``. Raises: Mismatch, if there is none.
+
+        A number or word ends before white space or one of ``,}]``.
+        """
         if not (yield from self.has(1)) or self._text[self._at] in ",}]:":
             raise Mismatch
         if self._text[self._at] not in '"{[':

@@ -6,8 +6,8 @@
         "Parameters of a `Chain`."
 
         top_k: int = row(
-            40, "Keep the k most likely tokens. 0: off.", Flags("--top-k", low=-1), Json(low=0),
-            ollama="top_k", arguments=("top_k",),
+            40, "Keep the k most likely tokens. 0: off.", Flags("--top-k", low=-1),
+            Json(low=0, ollama="top_k"), arguments=("top_k",),
         )
 
     rows(SamplingParams)["top_k"].default          # 40
@@ -111,7 +111,8 @@ class Parameter:
             backquotes.
         flags: of the tools; several if they are written in different ways.
         json: of the server; None for no field.
-        arguments: names in `Llama`'s methods.
+        arguments: names in `Llama`'s methods, whose signatures are llama-cpp-python's; a sampling
+            parameter that it does not have is one of their ``sampling={...}``.
         unset: values of such an argument that mean the default.
         low, high: the range of a number that the library accepts.
         name: of the dataclass's field.

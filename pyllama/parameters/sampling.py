@@ -34,7 +34,8 @@ class SamplerRow(NamedTuple):
     Attributes:
         letter: of ``--sampler-seq``.
         home: module and class in ``pyllama/sampling/samplers``.
-        is_default: whether it is in the default chain.
+        is_default: whether it is in the default chain, which is llama.cpp's. One that is not runs
+            only where ``samplers`` names it; the help of its parameters begins "Sampler NAME:".
         aliases: llama.cpp's other names of it.
     """
 
@@ -61,6 +62,7 @@ SAMPLER_ROWS: Mapping[str, SamplerRow] = {
 """The samplers by name, in the order of the default chain."""
 
 DEFAULT_SAMPLERS = tuple(name for name, sampler in SAMPLER_ROWS.items() if sampler.is_default)
+_NOT_DEFAULT = {name: s.letter for name, s in SAMPLER_ROWS.items() if not s.is_default}
 LETTERS = {sampler.letter: name for name, sampler in SAMPLER_ROWS.items()}
 """llama.cpp's letters of the samplers, as in ``--sampler-seq edskypmxt``."""
 
@@ -194,9 +196,9 @@ class SamplingParams:
         "Names of samplers in the order to run, and objects or functions of the user. None: the "
             f"default order, {';'.join(DEFAULT_SAMPLERS)}.",
         Flags("--samplers", metavar="A;B;...", help="Samplers, in order, separated by ';'; also "
-        "infill and adaptive_p.  [default: " f"{';'.join(DEFAULT_SAMPLERS)}]"),
+            f"{', '.join(_NOT_DEFAULT)}.  [default: {';'.join(DEFAULT_SAMPLERS)}]"),
         Flags("--sampler-seq", "--sampling-seq", metavar="LETTERS", help="Samplers, in order, a "
-        "letter each; also i (infill) and a (adaptive_p).  "
+            f"letter each; also {', '.join(f'{s} ({name})' for name, s in _NOT_DEFAULT.items())}.  "
             f"[default: {''.join(SAMPLER_ROWS[name].letter for name in DEFAULT_SAMPLERS)}]"),
         Json(size=Size(32, 512)))
     n: int = row(1, "Number of texts; each gets its own random stream, also with a fixed seed.",

@@ -67,6 +67,19 @@ class ToolCallFormat(Protocol):
         """Where a reply of free text changes to calls."""
 
 
+class CallForm(Protocol):
+    """How one call is written between its markers."""
+
+    def read(self, reader: Reader, /) -> Steps[None]:
+        """Read a call. Raises: Mismatch, if it is none."""
+
+    def write(self, call: ToolCall, /) -> str:
+        """The text of a call."""
+
+    def rule(self, rules: ToolRules, tool: Tool, prefix: str, /) -> str:
+        """A grammar expression for a call of a tool; names of rules that it adds begin so."""
+
+
 @dataclass(frozen=True)
 class JsonCall:
     """A call as a JSON object.
@@ -87,7 +100,7 @@ class JsonCall:
     has_type: bool = False
 
     def read(self, reader: Reader, tool_names: Collection[str] | None = None) -> Steps[None]:
-        """Read a call. Raises: Mismatch, if it is none, or not of a ``known`` function."""
+        """Read a call. Raises: Mismatch, if it is none, or not of ``tool_names``."""
         found = _Fields(tool_names)
         yield from self._object(reader, found)
         if not found.name:
@@ -183,10 +196,8 @@ class _Fields:
     def __init__(self, tool_names: Collection[str] | None) -> None:
         self._known = tool_names
         self.name = self.id = ""
-        self.waiting, self.ignored = (
-            _LimitedText(),
-            _LimitedText(),
-        )  # arguments before the name; other values
+        self.waiting = _LimitedText()  # arguments before the name
+        self.ignored = _LimitedText()  # other values
         self.has_arguments = self.is_inner = False
 
     def announce(self, reader: Reader, name: str, id_follows: bool) -> None:
@@ -253,7 +264,7 @@ class CallFormat:
 
     name: str
     detect: Callable[[str], bool]
-    call: JsonCall | NamedCall
+    call: CallForm
     section: tuple[str, str] = ("", "")
     wrap: tuple[str, str] = ("", "")
     array: bool = False

@@ -1,6 +1,6 @@
 """Builds the rules of a GBNF grammar for a reply.
 
-    rules = Rules(split)
+    rules = ToolRules(split)
     rules.add("root", f"{rules.marker('<tool_call>')} space {rules.schema('args', schema, 'x')}")
     rules.text()
 

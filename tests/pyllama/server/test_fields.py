@@ -1,6 +1,7 @@
 """A field of a request changes something, is refused, or is named in ``X-Ignored-Fields``.
 
-The lists have all fields of the four APIs: what is added to one belongs here.
+The lists have all fields of the four APIs: what is added to one belongs here, and
+`test_every_field_of_the_table_is_tried` tells what is missing of the table of parameters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from pyllama.parameters import rows
+from pyllama.parameters.generation import RequestParams, names_in
+from pyllama.parameters.sampling import SamplingParams
 from pyllama.server.request.errors import ApiError
 from pyllama.server.request.fields import Body, Fields
 from pyllama.server.worker.served import ServedModel
@@ -131,6 +135,15 @@ VOLATILE = {
     "id", "created", "created_at", "completed_at", "timings", "usage", "id_slot", "tokens_cached",
     "modified_at",
 }  # fmt: skip
+
+
+def test_every_field_of_the_table_is_tried() -> None:
+    tables = (SamplingParams, RequestParams)
+    faces = [row.json for table in tables for row in rows(table).values() if row.json]
+    assert {name for face in faces for name in face.names} <= {*LLAMA_CPP, *OWN, *CHAT}
+    lists = {"anthropic": ANTHROPIC, "ollama": OLLAMA | OLLAMA_OPTIONS, "responses": RESPONSES}
+    for api, tried in lists.items():
+        assert names_in(api).keys() <= tried.keys(), api
 
 
 class Probe:
