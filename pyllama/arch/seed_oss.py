@@ -1,0 +1,41 @@
+"""Seed-OSS: Qwen2's graph; the norm of the feed-forward part has another name.
+
+Source: ByteDance Seed 2025, "Seed-OSS"; llama.cpp, ``llm_build_seed_oss``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Values
+from ..mapping.rules import base_keys, hidden_act
+from . import llama
+
+HPARAMS: Values = {"rope_neox": True}
+
+
+def _renamed(name: str) -> str:
+    return name.replace("ffn_norm", "post_attention_norm")
+
+
+TENSORS = {
+    _renamed(name): sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "silu", ffn_norm="post_attention_norm")
+
+
+CONVERT = replace(
+    llama.CONVERT,
+    models=("SeedOssForCausalLM",),
+    tensors={name: _renamed(x) for name, x in llama.CONVERT.tensors.items() if "_exps" not in x},
+    defaults={"head_dim": 128, "num_key_value_heads": 8},
+    keys=lambda config: base_keys(config) | hidden_act(config, "silu"),
+    change=lambda name, x, config: {name: x},
+)
