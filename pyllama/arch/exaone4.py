@@ -1,0 +1,37 @@
+"""EXAONE 4: OLMo 2's graph with norms of the queries and keys of each head.
+
+32B has a window in three of four layers, and only these are rotated.
+Source: LG AI Research 2025, "EXAONE 4.0"; llama.cpp, ``llm_build_exaone4``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..hparams import Key, Values, nope_without_window
+from ..mapping.rules import Config, base_keys, hidden_act, window_keys
+from . import olmo2
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "nope_layers": nope_without_window,
+}
+
+TENSORS = {
+    name: ("head_dim",) if "_q_norm" in name or "_k_norm" in name else sizes
+    for name, sizes in olmo2.TENSORS.items()
+    if ".bias" not in name
+}
+
+build_graph = olmo2.build_graph
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    keys = {"vocab_size": config["vocab_size"]}
+    return keys | base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
+
+
+CONVERT = replace(olmo2.CONVERT, models=("Exaone4ForCausalLM",), keys=_keys)
