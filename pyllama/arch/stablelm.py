@@ -1,0 +1,91 @@
+"""StableLM: layer norm, rope on a part of each head, SwiGLU, optional norms of queries and keys.
+
+StableLM 2 12B has attention and feed-forward part in parallel.
+Source: Bellagente et al. 2024, "Stable LM 2 1.6B Technical Report"; llama.cpp,
+``llm_build_stablelm``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+
+HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_q_norm.weight?": ("head_dim", "n_head"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_k.bias?": ("n_embd_k",),
+    "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_v.bias?": ("n_embd_v",),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.ffn_norm.weight?": ("n_embd",),
+    "blk.{i}.ffn_norm.bias?": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.project_qkv(norm, i)
+        if f"blk.{i}.attn_q_norm.weight" in b.weights:
+            q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+            k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        if f"blk.{i}.ffn_norm.weight" in b.weights:  # else parallel to attention
+            norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, norm, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    keys = base_keys(config) | hidden_act(config, "silu")
+    keys.setdefault("attention.layer_norm_epsilon", float32(config.get("norm_eps", 1e-5)))
+    return {**keys, "use_parallel_residual": bool(config.get("use_parallel_residual"))}
+
+
+CONVERT = Convert(
+    models=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.{i}.self_attn.q_layernorm.norms.{e}.weight": "blk.{i}.attn_q_norm.weight",
+        "model.layers.{i}.self_attn.k_layernorm.norms.{e}.weight": "blk.{i}.attn_k_norm.weight",
+        "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
+        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.norm.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    defaults={"partial_rotary_factor": 0.25, "rope_theta": 10000.0},
+    keys=_keys,
+)
