@@ -165,7 +165,7 @@ def record_llama_cpp(name: str, config: dict[str, Any], folder: Path) -> None:
     for seed in range(1, 100):
         best = np.sort(logprobs)[:, -2:]
         gap = float((best[:, 1] - best[:, 0]).min())
-        if gap > GAP:
+        if gap > GAP and logprobs.argmax(1).tolist() == greedy:  # llama.cpp never chooses EOS
             break
         tokens = np.random.default_rng(seed).integers(4, N_VOCAB, N_TOKENS).tolist()
         greedy, logprobs = llama_cpp.generate(server, tokens, N_LLAMA_CPP)
