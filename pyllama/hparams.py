@@ -162,6 +162,7 @@ class HParams:
     softmax_scores: bool = False  # the scores of the classification head are probabilities
     max_alibi_bias: float = 0.0
     alibi_scaled: bool = False  # the ALiBi bias is multiplied by the scale of scores
+    empty_layers: bool = False  # some may lack heads or neurons
     learned_positions: bool = False  # the model has position_embd.weight
     attn_logit_softcap: float = 0.0
     final_logit_softcap: float = 0.0  # logits are limited to +- this; 0: unlimited
@@ -383,6 +384,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     declared = {**KEYS, **of_arch}
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
     for name, value in declared.items():
+        value = KEYS.get(name, value) if callable(value) else value  # the function may use it
         if name != "swa_period" and not callable(value):
             got[name] = _read(file, arch, name, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
@@ -392,7 +394,8 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     for name, key_name in _PER_LAYER.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
         got[name] = _read_layers(file, arch, key_name, n_layer, default)
-        _check_range(file, arch, name, got[name])
+        some = tuple(n for n in got[name] if n or not declared.get("empty_layers"))
+        _check_range(file, arch, name, some)
     got |= _read_heads(file, arch, got)
     linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
@@ -504,7 +507,7 @@ def _read_layers(
 def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
     for n_head, n_head_kv in zip(hp.n_head_arr, hp.n_head_kv_arr, strict=True):
         _check(
-            file, hp.arch, n_head % n_head_kv == 0,
+            file, hp.arch, not n_head_kv or (n_head > 0 and n_head % n_head_kv == 0),
             f"{n_head} heads over {n_head_kv} key-value heads", "a multiple",
         )  # fmt: skip
     no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
