@@ -1,0 +1,86 @@
+"""PLaMo: parallel attention and feed-forward with one RMS norm, SwiGLU, rope on halves.
+
+Source: Preferred Networks 2023, "PLaMo-13B"; llama.cpp, ``llm_build_plamo``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Values
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
+
+HPARAMS: Values = {"rope_neox": True}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        norm = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(norm, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        inp = ffn(b, norm, i, "silu", residual=cur).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _n_shared(config: Config) -> int:
+    return int(config.get("n_shared_head", 8))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    n_head_kv = -(-int(config["num_attention_heads"]) // _n_shared(config))
+    keys = {"context_length": 4096} | base_keys(config)
+    return keys | {"attention.head_count_kv": n_head_kv}
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """Order query heads by their key head, which in checkpoints is ``i % n_head_kv`` of head i."""
+    parts = _n_shared(config), int(config["num_attention_heads"]) // _n_shared(config)
+    if ".attn_q." in name:
+        x = x.reshape(*parts, -1, x.shape[-1]).swapaxes(0, 1).reshape(x.shape)
+    elif ".attn_output." in name:
+        x = x.reshape(x.shape[0], *parts, -1).swapaxes(1, 2).reshape(x.shape)
+    return {name: x}
+
+
+CONVERT = Convert(
+    models=("PlamoForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.layers.{i}.norm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+        "model.layers.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
+        "model.layers.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
+        "model.layers.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+)
