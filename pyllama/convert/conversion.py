@@ -33,7 +33,9 @@ from ..hparams import HParams, read_hparams
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint
+from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
+from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type, whole_type
 from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors
@@ -98,7 +100,8 @@ def convert(
     if outtype not in (*OUTTYPES, "auto"):
         raise ModelError(f"outtype is {outtype!r}, must be one of {', '.join(OUTTYPES)}, auto")
     source, options = Folder(Path(folder)), options or ConvertOptions()
-    folder, config = source.path, read_config(source)
+    folder = source.path
+    config = read_params(source) if is_mistral(source) else read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
     with config_errors(folder, arch):
@@ -106,8 +109,7 @@ def convert(
     keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
     if not options.vocab_only:
-        checkpoint = decode_checkpoint(source, read_checkpoint(source), config)
-        planned = plan_tensors(folder, checkpoint, config, arch)
+        planned = plan_tensors(folder, _read_tensors(source, config), config, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, file_type = whole_type(planned, outtype)
@@ -135,6 +137,15 @@ def convert(
         if planned:
             check_tensors(file, arch.TENSORS, hparams)
         return _write(file, content, path, options, progress)
+
+
+def _read_tensors(source: Folder, config: Mapping[str, Any]) -> Mapping[str, CheckpointTensor]:
+    """Return the tensors of the folder as floats under Hugging Face's names. Raises: ModelError."""
+    stored = read_checkpoint(source)
+    if not is_mistral(source):
+        return decode_checkpoint(source, stored, config)
+    stored = rename_tensors(source, stored)
+    return rotate_halves(decode_checkpoint(source, stored, config), config)
 
 
 def _form(

@@ -157,6 +157,18 @@ def window_keys(config: Config, period: int) -> dict[str, Any]:
     }
 
 
+def rope_halves(x: Array, n_head: int) -> Array:
+    """Undo ``interleave_rope``, for checkpoints that rotate adjacent pairs.
+
+    Shape:
+        NumPy order, x [n_head * head_dim, ...] -> the same
+    """
+    if n_head < 1 or x.shape[0] % (2 * n_head):
+        raise ModelError(f"{x.shape[0]} rows are not {n_head} heads of an even size")
+    pairs = x.reshape(n_head, -1, 2, *x.shape[1:])  # [n_head, head_dim / 2, 2, ...]
+    return pairs.swapaxes(1, 2).reshape(x.shape)
+
+
 _ACTS = {  # Hugging Face's names of activations -> kinds of ``UNARY``
     "gelu": "gelu_erf",
     "gelu_fast": "gelu",

@@ -26,6 +26,7 @@ Reader = Callable[[Path, ReadBudget], dict[str, StoredTensor]]
 _FORMS: tuple[tuple[str | None, str, Reader], ...] = (
     ("model.safetensors.index.json", "model*.safetensors", read_safetensors),
     ("pytorch_model.bin.index.json", "pytorch_model*.bin", read_torch),
+    ("consolidated.safetensors.index.json", "consolidated*.safetensors", read_safetensors),
     (None, "*.pt", read_torch),
 )
 _SHOWN = 255  # characters of a file name in messages; no file system allows longer names

@@ -139,10 +139,8 @@ def read_config(folder: Folder) -> dict[str, Any]:
     if not path.is_dir():
         raise ModelError(f"{path}: is a file: give the folder of a Hugging Face checkpoint")
     if not folder.has("config.json"):
-        other = folder.has("params.json")
-        own = " (params.json is of Mistral's or Meta's own form)" if other else ""
         raise ModelError(
-            f"{path}: there is no config.json{own}: give the folder of a Hugging Face checkpoint"
+            f"{path}: there is no config.json: give the folder of a Hugging Face checkpoint"
         )
     config = dict(folder.json("config.json"))
     if isinstance(config.get("text_config"), dict):

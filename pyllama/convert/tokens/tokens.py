@@ -28,6 +28,7 @@ class FileVocabulary:
         roles: ids of bos, eos, ... named in the file.
         add_space_prefix: whether a text is prefixed by a space (SPM); None: unknown.
         added: ids of added tokens.
+        add_bos: whether BOS is added to a text; None: unknown.
     """
 
     model: str
@@ -37,3 +38,4 @@ class FileVocabulary:
     roles: dict[str, int] = field(default_factory=dict)
     add_space_prefix: bool | None = None
     added: set[int] = field(default_factory=set)
+    add_bos: bool | None = None

@@ -3,8 +3,9 @@
     keys = read_vocabulary(Folder(Path("folder")), config)
     keys["tokenizer.ggml.tokens"]
 
-The vocabulary is read from the first of: a SentencePiece model, tokenizer.json, vocab.json with
-merges.txt. Added and special tokens are read from the other JSON files.
+The vocabulary is read from the first of: tekken.json (if there is no tokenizer.json), a
+SentencePiece model, tokenizer.json, vocab.json with merges.txt. Added and special tokens are read
+from the other JSON files.
 Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
 """
 
@@ -22,14 +23,16 @@ from ..files.folder import Folder, objects
 from .bpe import read_tokenizer_json, read_vocab_json
 from .special_tokens import special_keys
 from .spm import is_sentencepiece, read_sentencepiece
+from .tekken import NAME as TEKKEN
+from .tekken import read_tekken
 from .tokens import MAX_TOKENS, FileToken, FileVocabulary
 
 log = logging.getLogger(__name__)
 
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-# vocabularies of other forms: Mistral's, SentencePiece's other names, WordPiece, tiktoken
+# vocabularies of other forms: SentencePiece's other names, WordPiece, tiktoken
 _OTHERS = (
-    "tekken.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tokenizer.model",
+    "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tokenizer.model",
     "tiktoken.model", "qwen.tiktoken",
 )  # fmt: skip
 _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
@@ -74,6 +77,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
         keys["merges"] = vocabulary.merges
     if vocabulary.add_space_prefix is not None:
         keys["add_space_prefix"] = vocabulary.add_space_prefix
+    add_bos = vocabulary.add_bos if add_bos is None else add_bos
     if add_bos is not None:
         keys["add_bos_token"] = add_bos
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | special
@@ -81,6 +85,8 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
 
 def _read_base(folder: Folder) -> FileVocabulary:
     """Return the vocabulary without added tokens."""
+    if folder.has(TEKKEN) and not folder.has("tokenizer.json"):
+        return read_tekken(folder)
     if is_sentencepiece(folder):
         return read_sentencepiece(folder)
     if folder.has("tokenizer.json"):

@@ -281,9 +281,9 @@ def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
             vocabulary_of(tmp_path, config)
 
     refused("there is no vocabulary: no tokenizer.model")
-    put(tmp_path, "tekken.json", {})
-    refused("; tekken.json has another form, which cannot be converted")
-    (tmp_path / "tekken.json").unlink()
+    put(tmp_path, "spiece.model", {})
+    refused("; spiece.model has another form, which cannot be converted")
+    (tmp_path / "spiece.model").unlink()
     bpe(tmp_path)
     refused("has the token 511, but vocab_size in config.json is 500", vocab_size=500)
     refused("vocab_size is 'x'", vocab_size="x")
