@@ -1,0 +1,94 @@
+"""Every architecture with all that a context can do, or one clear line that says why it cannot.
+
+Types of caches, moved positions, copies of sequences, saved states, embeddings, and texts longer
+than the context. The first variant of each architecture.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyllama import Batch, Context, Model
+from pyllama.convert import convert
+from pyllama.engine.generate import generate
+from pyllama.errors import BatchError
+from pyllama.runtime.state import load_state, save_state
+from pyllama.sampling import SamplingParams
+
+from .checkpoints import recorded, write_checkpoint
+from .variants import VARIANTS
+
+BY_DEFAULT = ("gemma3", "llama", "mpt")
+FIRST = [
+    pytest.param(next(iter(of_arch)), marks=[] if arch in BY_DEFAULT else pytest.mark.long)
+    for arch, of_arch in VARIANTS.items()
+]
+F32, ROUNDED = GGMLType.F32, 0.05  # NMSE of an 8-bit cache
+GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=FIRST)
+def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, list[int]]:
+    folder = tmp_path_factory.mktemp("x")
+    path = convert(write_checkpoint(folder / "x", request.param), folder / "x.gguf", "f32")
+    return Model.load(path), recorded(request.param)["tokens"].tolist()[:24]
+
+
+def context(model: Model, **options: Any) -> Context:
+    return Context(model, **{"n_ctx": 64, "n_seq_max": 2, "type_k": F32, "type_v": F32, **options})
+
+
+def logits(ctx: Context, batch: Batch) -> np.ndarray:
+    ctx.decode(batch)
+    return ctx.logits_ith(-1).copy()
+
+
+def test_quantized_caches(case: tuple[Model, list[int]]) -> None:
+    model, tokens = case
+    wanted = logits(context(model), Batch(tokens))
+    columns = {*model.hparams.head_dim_arr, *model.hparams.head_dim_v_arr}
+    options = {"type_k": GGMLType.Q8_0, "type_v": GGMLType.Q8_0}
+    if any(n % 32 for n in columns):
+        with pytest.raises(BatchError, match=r"type_[kv] is Q8_0.*use F16"):
+            context(model, **options)
+        return
+    got = logits(context(model, **options), Batch(tokens))
+    assert ((got - wanted) ** 2).sum() < ROUNDED * (wanted**2).sum()
+
+
+def test_a_copy_of_a_sequence_and_a_saved_state(
+    case: tuple[Model, list[int]], tmp_path: Path
+) -> None:
+    model, tokens = case
+    ctx = context(model)
+    ctx.decode(Batch(tokens[:-1]))
+    ctx.kv.seq_cp(0, 1)
+    save_state(ctx, tmp_path / "x.state", seq=0)
+    wanted = logits(ctx, Batch(tokens[-1:]))
+    assert np.array_equal(logits(ctx, Batch(tokens[-1:], seq_id=1)), wanted)
+    other = context(model)
+    load_state(other, tmp_path / "x.state", seq=0)
+    assert np.array_equal(logits(other, Batch(tokens[-1:])), wanted)
+
+
+def test_a_text_longer_than_the_context(case: tuple[Model, list[int]]) -> None:
+    model, tokens = case
+    ctx = Context(model, n_ctx=32)
+    try:
+        made = list(generate(ctx, tokens, GREEDY, n_predict=24, n_keep=4))
+    except BatchError as error:
+        assert not ctx.kv.can_shift and "\n" not in str(error)
+        return
+    assert len(made) == 24 and ctx.kv.can_shift
+
+
+def test_embeddings(case: tuple[Model, list[int]]) -> None:
+    model, tokens = case
+    ctx = context(model)
+    ctx.decode(Batch(tokens, logits="none", embeddings="all"))
+    assert np.isfinite(ctx.embeddings).all() and ctx.embeddings.any()
