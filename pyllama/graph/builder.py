@@ -298,6 +298,8 @@ class GraphBuilder:
         ctx, index = self.ctx, self.kv_index[self.kv.caches.index(cache)]
         for i, k in cache.k.items():
             params = self.hparams.rope(i)
+            if not params["n_dims"]:
+                continue
             yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
             params["attn_factor"] = 1 / yarn  # stored keys are already scaled
             of_heads = ops.view_2d(ctx, cells, cells.ne[0], k.ne[2], cells.nb[1])

@@ -271,8 +271,8 @@ class Context:
             for source, target in pending.copies:
                 self._copy_cells(cache, source, target)
             pending.copies = []
-            if not self.model.hparams.n_rot:  # keys do not depend on positions
-                pending.shift[:] = 0
+            if not any(self.hparams.rope(layer)["n_dims"] for layer in cache.layers):
+                pending.shift[:] = 0  # keys do not depend on positions
             moved = np.flatnonzero(pending.shift)
             for start in range(0, len(moved), self.n_ubatch):
                 cells = moved[start : start + self.n_ubatch]
