@@ -31,12 +31,13 @@ class Key(NamedTuple):
     """The metadata key ``{arch}.{name}`` of a hyperparameter; required if it has no default.
 
     ``type`` is that of an architecture's own hyperparameter without a default; ``tuple`` for one
-    number a layer.
+    number a layer, which is real if the default is. A few keys have no prefix (llama.cpp's xIELU).
     """
 
     name: str
     default: Scalar | None = None
     type: type = int
+    prefixed: bool = True
 
 
 Got = Mapping[str, Any]  # the hyperparameters read so far, by field
@@ -393,7 +394,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got |= _read_windows(file, arch, declared.get("swa_period", 1), n_layer)
     for name, key_name in _PER_LAYER.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
-        got[name] = _read_layers(file, arch, key_name, n_layer, default)
+        got[name] = _read_layers(file, f"{arch}.{key_name}", n_layer, default)
         some = tuple(n for n in got[name] if n or not declared.get("empty_layers"))
         _check_range(file, arch, name, some)
     got |= _read_heads(file, arch, got)
@@ -442,9 +443,14 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
     own = key.type if key.default is None else type(key.default)
     kind = _TYPES.get(name, own.__name__)
     if key.type is tuple:
-        n_layer = file.get_int(f"{arch}.block_count")
-        filled = None if key.default is None else (int(key.default),) * n_layer
-        return _read_layers(file, arch, key.name, n_layer, filled)
+        n_layer, real = file.get_int(f"{arch}.block_count"), isinstance(key.default, float)
+        filled = None if key.default is None else (key.default,) * n_layer
+        name = f"{arch}.{key.name}" if key.prefixed else key.name
+        values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
+        low, high = (-_MAX_FLOAT, _MAX_FLOAT) if real else (0, 1 << 30)
+        for x in values:
+            _check(file, arch, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
+        return values
     value = getters[kind](f"{arch}.{key.name}", *default)
     if name not in _TYPES and kind in ("int", "float"):
         low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
@@ -487,19 +493,19 @@ def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any
 
 
 def _read_layers(
-    file: GGUFFile, arch: str, name: str, n_layer: int, default: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    """A size of each layer: the same number for all, or an array.
+    file: GGUFFile, key: str, n_layer: int, default: tuple[Any, ...] | None, kinds: str = "iu"
+) -> tuple[Any, ...]:
+    """A number of each layer: the same for all, or an array; ``kinds`` as of NumPy's dtypes.
 
     Source: llama.cpp, ``get_key_or_arr``.
     """
-    key = f"{arch}.{name}"
     if default is not None and key not in file.metadata:
         return default
     values = file.metadata.get(key)
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
-        return (file.get_int(key),) * n_layer
-    n = values.size
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
+        return ((file.get_float if kinds == "f" else file.get_int)(key),) * n_layer
+    arch, n = file.get_str("general.architecture"), values.size
+    name = key.removeprefix(f"{arch}.")
     _check(file, arch, n == n_layer, f"{n} values of {name}", f"one for each of {n_layer} layers")
     return tuple(values.tolist())
 

@@ -38,7 +38,7 @@ from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
 from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type, whole_type
-from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors
+from .plan import ConvertedTensor, check_missing, config_errors, find_arch, layer_keys, plan_tensors
 from .pooling import pooling_keys
 from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
@@ -108,8 +108,11 @@ def convert(
         keys = arch.CONVERT.keys(config)
     keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
+    of_layers: dict[str, list[float]] = {}
     if not options.vocab_only:
-        planned = plan_tensors(folder, _read_tensors(source, config), config, arch)
+        checkpoint = _read_tensors(source, config)
+        planned = plan_tensors(folder, checkpoint, config, arch)
+        of_layers = layer_keys(folder, checkpoint, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, file_type = whole_type(planned, outtype)
@@ -118,6 +121,7 @@ def convert(
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
+        **of_layers,
         **({"general.file_type": file_type} if planned else {}),
         "general.quantization_version": 2,
         **read_vocabulary(source, config, arch.CONVERT.add_bos),

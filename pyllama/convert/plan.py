@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,25 @@ def _sources(
             folder, len(others), shown(others[0]),
         )  # fmt: skip
     return sources
+
+
+def layer_keys(
+    folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
+) -> dict[str, list[float]]:
+    """Return the keys of ``arch.CONVERT.layer_values``. Raises: ModelError: more than a number."""
+    found: dict[str, dict[int, float]] = {}
+    for theirs, key in arch.CONVERT.layer_values.items():
+        pattern = _compile(theirs)
+        for name, stored in checkpoint.items():
+            match = pattern.fullmatch(name)
+            if match is None:
+                continue
+            if prod(stored.shape) != 1:
+                raise ModelError(
+                    f"{folder}: {shown(name)} has the shape {list(stored.shape)}, must be 1 number"
+                )
+            found.setdefault(key, {})[int(match["i"])] = stored.read().item()
+    return {key: [values[i] for i in sorted(values)] for key, values in found.items()}
 
 
 def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:

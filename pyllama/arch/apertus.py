@@ -1,0 +1,80 @@
+"""Apertus: xIELU without a gate, norms of the queries and keys of each head, rope on halves.
+
+The numbers of xIELU differ between layers; files have them as metadata.
+Source: Apertus Team 2025, "Apertus: Democratizing Open and Compliant LLMs"; llama.cpp,
+``llm_build_apertus``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert, base_keys
+from . import qwen3
+
+XIELU = ("alpha_n", "alpha_p", "beta", "eps")
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "alpha_n": Key("xielu.alpha_n", -1.05, tuple, prefixed=False),
+    "alpha_p": Key("xielu.alpha_p", 0.2, tuple, prefixed=False),
+    "beta": Key("xielu.beta", 0.5, tuple, prefixed=False),
+    "eps": Key("xielu.eps", -1e-6, tuple, prefixed=False),
+}
+
+TENSORS = {name: sizes for name, sizes in qwen3.TENSORS.items() if "ffn_gate" not in name}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        cur = b.linear(cur, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+        cur = ops.xielu(b.ctx, cur, *(b.hparams.own[name][i] for name in XIELU))
+        cur = cur.set_name(f"ffn_xielu-{i}")
+        inp = b.linear(cur, f"blk.{i}.ffn_down", f"ffn_down-{i}", residual=inp)
+        inp = inp.set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim} | base_keys(
+        config
+    )
+
+
+_NORMS = {"input_layernorm": "attention_layernorm", "post_attention": "feedforward"}
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in _NORMS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+CONVERT = Convert(
+    models=("ApertusForCausalLM",),
+    tensors={
+        _renamed(name): x
+        for name, x in qwen3.CONVERT.tensors.items()
+        if "gate_proj" not in name and "score" not in name
+    },
+    layer_values={f"model.layers.{{i}}.mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
+    ignored=("*.act_fn.*", "*.rotary_emb.inv_freq"),
+    defaults={"rope_theta": 12000000.0},
+    keys=_keys,
+)
