@@ -1,0 +1,56 @@
+"""OLMo: layer norms without weights, optionally clamped queries, keys and values, SwiGLU.
+
+Source: Groeneveld et al. 2024, "OLMo: Accelerating the Science of Language Models"; llama.cpp,
+``llm_build_olmo``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import Key, Values
+from ..mapping.rules import Config, base_keys, float32, hidden_act
+from . import llama
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "clamp_kqv": Key("attention.clamp_kqv", 0.0),
+}
+
+TENSORS = {
+    name: sizes
+    for name, sizes in llama.TENSORS.items()
+    if name not in {*llama.EXPERTS, *ROPE_FACTORS} and "_norm" not in name
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer, eps = b.hparams.n_layer, b.hparams.norm_eps
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = ops.norm(b.ctx, inp, eps).set_name(f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = ops.norm(b.ctx, inp, eps).set_name(f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(ops.norm(b.ctx, inp, eps).set_name("result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    keys = base_keys(config) | hidden_act(config, "silu")
+    if config.get("clip_qkv") is not None:
+        keys["attention.clamp_kqv"] = float32(config["clip_qkv"])
+    return {**keys, "attention.layer_norm_epsilon": float32(1e-5)}
+
+
+CONVERT = replace(llama.CONVERT, models=("OlmoForCausalLM", "OLMoForCausalLM"), keys=_keys)
