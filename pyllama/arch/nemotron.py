@@ -1,0 +1,48 @@
+"""Nemotron: StarCoder2's graph with squared ReLU and rope on a part of each head.
+
+Norm weights in files have 1 added.
+Source: Parmar et al. 2024, "Nemotron-4 15B Technical Report"; llama.cpp, ``llm_build_nemotron``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from . import gemma3, starcoder2
+
+HPARAMS: Values = starcoder2.HPARAMS
+TENSORS = starcoder2.TENSORS
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return starcoder2.decoder(b, "relu_sqr")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    keys = {
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.scaling.type": "none",
+        "vocab_size": config["vocab_size"],
+        "attention.layer_norm_epsilon": float32(config["norm_eps"]),
+    }
+    return keys | base_keys(config) | hidden_act(config, "relu_sqr")
+
+
+CONVERT = Convert(
+    models=("NemotronForCausalLM",),
+    tensors={
+        name.replace("c_fc", "up_proj").replace("c_proj", "down_proj"): x
+        for name, x in starcoder2.CONVERT.tensors.items()
+    },
+    defaults={"partial_rotary_factor": 0.5, "norm_eps": 1e-5, "rope_theta": 10000.0},
+    keys=_keys,
+    change=gemma3.add_one,
+)
