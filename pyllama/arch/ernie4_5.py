@@ -1,0 +1,26 @@
+"""ERNIE 4.5: LLaMA's graph; checkpoints rotate adjacent pairs too.
+
+Source: Baidu 2025, "ERNIE 4.5 Technical Report"; llama.cpp, ``llm_build_ernie4_5``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..hparams import Values
+from ..mapping.rules import base_keys, hidden_act
+from . import llama
+
+HPARAMS: Values = {}
+
+TENSORS = {name: sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS}
+
+build_graph = llama.build_graph
+
+CONVERT = replace(
+    llama.CONVERT,
+    models=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    defaults={"head_dim": 128, "rope_theta": 500000.0},
+    keys=lambda config: base_keys(config) | hidden_act(config, "silu"),
+    change=lambda name, x, config: {name: x},
+)
