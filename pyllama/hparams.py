@@ -47,6 +47,7 @@ KEYS: Values = {
     "n_ctx_train": Key("context_length"),
     "n_embd": Key("embedding_length"),
     "n_layer": Key("block_count"),
+    "n_layer_nextn": Key("nextn_predict_layers", 0),
     "norm_eps": Key("attention.layer_norm_rms_epsilon", 1e-5),
     "rope_freq_base": Key("rope.freq_base", 10000.0),
     "rope_scaling": Key("rope.scaling.type", "linear"),
@@ -98,6 +99,7 @@ _RANGES = {
     "n_group_used": (0, 4096),
     "expert_gating": (0, len(GATINGS) - 1),
     "n_dense_lead": (0, 4096),
+    "n_layer_nextn": (0, 4096),
     "moe_period": (0, 4096),
     "n_embd_token": (0, 1 << 20),
     "n_cls_out": (1, 1 << 20),
@@ -155,6 +157,7 @@ class HParams:
     swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
     rope_sections: tuple[int, ...] = ()  # pairs of each section of multi-section rope
+    n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
@@ -185,6 +188,7 @@ class HParams:
     n_expert_groups: int = 0  # only the experts of the best n_group_used groups are chosen from
     n_group_used: int = 0
     expert_gating: int = 1  # index of GATINGS: how the router's logits become weights
+    router_jitter: float = 0.0  # of SparseMixer's training, which gates instead; 0: another router
     expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
     expert_weights_scale: float = 1.0
     post_norm: bool = False  # norms after attention and feed-forward, if optional
@@ -389,7 +393,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         if name != "swa_period" and not callable(value):
             got[name] = _read(file, arch, name, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
-    n_layer = got["n_layer"]
+    n_layer = got["n_layer"] = _n_layer(file, arch)
     _check_range(file, arch, "n_layer", n_layer)  # the length of arrays
     got |= _read_windows(file, arch, declared.get("swa_period", 1), n_layer)
     for name, key_name in _PER_LAYER.items():
@@ -443,7 +447,7 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
     own = key.type if key.default is None else type(key.default)
     kind = _TYPES.get(name, own.__name__)
     if key.type is tuple:
-        n_layer, real = file.get_int(f"{arch}.block_count"), isinstance(key.default, float)
+        n_layer, real = _n_layer(file, arch), isinstance(key.default, float)
         filled = None if key.default is None else (key.default,) * n_layer
         name = f"{arch}.{key.name}" if key.prefixed else key.name
         values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
@@ -465,9 +469,23 @@ def _read_windows(file: GGUFFile, arch: str, period: Any, n_layer: int) -> dict[
     values = file.metadata.get(f"{arch}.{period.name}")
     if not isinstance(values, np.ndarray):
         return {"swa_period": _read(file, arch, "swa_period", period)}
-    n, wanted = values.size, f"one for each of {n_layer} layers"
-    _check(file, arch, n == n_layer, f"{n} values of {period.name}", wanted)
-    return {"swa_layers": tuple(bool(x) for x in values)}
+    return {"swa_layers": tuple(map(bool, _by_layer(file, arch, period.name, values, n_layer)))}
+
+
+def _n_layer(file: GGUFFile, arch: str) -> int:
+    """The number of layers without those that only draft tokens (multi-token prediction)."""
+    nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
+    return file.get_int(f"{arch}.block_count") - nextn
+
+
+def _by_layer(
+    file: GGUFFile, arch: str, name: str, values: np.ndarray, n_layer: int
+) -> tuple[Any, ...]:
+    """The values of an array for each layer; drafting layers may have values too."""
+    n, n_all = values.size, file.get_int(f"{arch}.block_count")
+    wanted = f"one for each of {n_layer} layers"
+    _check(file, arch, n in (n_layer, n_all), f"{n} values of {name}", wanted)
+    return tuple(values.tolist()[:n_layer])
 
 
 def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any]:
@@ -504,10 +522,8 @@ def _read_layers(
     values = file.metadata.get(key)
     if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
         return ((file.get_float if kinds == "f" else file.get_int)(key),) * n_layer
-    arch, n = file.get_str("general.architecture"), values.size
-    name = key.removeprefix(f"{arch}.")
-    _check(file, arch, n == n_layer, f"{n} values of {name}", f"one for each of {n_layer} layers")
-    return tuple(values.tolist())
+    arch = file.get_str("general.architecture")
+    return _by_layer(file, arch, key.removeprefix(f"{arch}."), values, n_layer)
 
 
 def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:

@@ -24,6 +24,7 @@ from .builder import GraphBuilder
 from .dense import ffn_hidden
 
 _MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
+_EXCLUDED = -1e30  # added to logits before a softmax
 
 
 def experts(
@@ -94,6 +95,8 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     ctx, hp, n_tokens = b.ctx, b.hparams, x.ne[1]
     gating, n_used = GATINGS[hp.expert_gating], hp.n_expert_used
     logits = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
+    if hp.router_jitter:
+        return _sparse_mixer(b, logits, i)
     if gating == "softmax":
         probs = ops.soft_max(ctx, logits)
     elif gating == "sigmoid":
@@ -120,6 +123,35 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     weights = ops.reshape_3d(ctx, weights, 1, n_used, n_tokens)
     if hp.expert_weights_scale != 1:
         weights = ops.scale(ctx, weights, hp.expert_weights_scale)
+    return chosen, weights.set_name(f"ffn_moe_weights-{i}")
+
+
+def _sparse_mixer(b: GraphBuilder, logits: Tensor, i: int) -> tuple[Tensor, Tensor]:
+    """SparseMixer: each expert's weight is its share among those that could have been drawn for it.
+
+    These are the experts that are not better, and not farther below it than the jitter of training
+    reaches; for the first they are all near the best one.
+    Source: Liu et al. 2023, "Sparse Backpropagation for MoE Training"; transformers,
+    ``sparsemixer`` of ``modeling_phimoe``.
+
+    Shape:
+        logits [n_expert, T] -> as of `_route`
+    """
+    ctx, hp, (n_expert, n_tokens) = b.ctx, b.hparams, logits.ne[:2]
+    n_used = hp.n_expert_used
+    chosen = ops.top_k(ctx, logits, n_used).set_name(f"ffn_moe_topk-{i}")
+    rows = ops.reshape_3d(ctx, logits, 1, n_expert, n_tokens)
+    best = ops.get_rows(ctx, rows, chosen)  # [1, n_used, T]
+    rows = ops.reshape_3d(ctx, logits, n_expert, 1, n_tokens)
+    rows = ops.repeat_4d(ctx, rows, n_expert, n_used, n_tokens, 1)
+    ahead = ops.sub(ctx, rows, best)  # [n_expert, n_used, T], positive for better experts
+    reach = ops.add(ctx, ops.relu(ctx, ops.sub(ctx, ops.abs(ctx, rows), best)), best)
+    reach = ops.scale(ctx, reach, -2 * hp.router_jitter)  # of max(|logit|, best)
+    out = ops.add(ctx, ops.step(ctx, ahead), ops.step(ctx, ops.sub(ctx, reach, ahead)))
+    probs = ops.soft_max(ctx, ops.add(ctx, ahead, ops.scale(ctx, out, _EXCLUDED)))
+    probs = ops.reshape_3d(ctx, probs, 1, n_expert, n_used * n_tokens)
+    at = ops.reshape_2d(ctx, chosen, 1, n_used * n_tokens)
+    weights = ops.reshape_3d(ctx, ops.get_rows(ctx, probs, at), 1, n_used, n_tokens)
     return chosen, weights.set_name(f"ffn_moe_weights-{i}")
 
 
