@@ -48,16 +48,27 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.project_qkv(norm, i)
-        if f"blk.{i}.attn_q_norm.weight" in b.weights:
-            q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-            k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+        q, k, v = qkv(b, norm, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == n_layer - 1:
             cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = ffn(b, norm, i, "silu", residual=cur).set_name(f"l_out-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``b.qkv`` with optional layer norms of queries and keys, whose weights differ between heads.
+
+    Shape:
+        as of ``GraphBuilder.project_qkv``
+    """
+    q, k, v = b.project_qkv(x, i)
+    if f"blk.{i}.attn_q_norm.weight" in b.weights:
+        q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+    if f"blk.{i}.attn_k_norm.weight" in b.weights:
+        k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+    return q, k, v
 
 
 def keys(config: Config) -> dict[str, Any]:

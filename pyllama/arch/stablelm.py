@@ -15,6 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from .command_r import qkv
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
@@ -48,10 +49,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.project_qkv(norm, i)
-        if f"blk.{i}.attn_q_norm.weight" in b.weights:
-            q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-            k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+        q, k, v = qkv(b, norm, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == n_layer - 1:
             cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
