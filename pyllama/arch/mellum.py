@@ -1,0 +1,47 @@
+"""Mellum 2: Qwen3-MoE with sliding windows in some layers, whose rope has its own base.
+
+Source: JetBrains 2026, "Mellum 2"; llama.cpp, ``llm_build_mellum``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..hparams import Key, Values
+from ..mapping.rules import Config, check_config
+from . import qwen2, qwen3moe
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "freq_base_swa": Key("rope.freq_base_swa", 0.0),
+    "rope_freq_base_swa": lambda got: got["freq_base_swa"] or got["rope_freq_base"],
+}
+TENSORS = qwen3moe.TENSORS
+build_graph = qwen3moe.build_graph
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    kinds = config.get("layer_types") or ()
+    check_config(
+        config, norm_topk_prob=True, attention_bias=False,
+        mlp_layer_types=["sparse"] * int(config["num_hidden_layers"]),
+    )  # fmt: skip
+    keys = qwen2.CONVERT.keys({**config, "use_sliding_window": False})
+    if config.get("sliding_window") and "sliding_attention" in kinds:
+        keys["attention.sliding_window"] = int(config["sliding_window"])
+        pattern = [kind == "sliding_attention" for kind in kinds]
+        keys["attention.sliding_window_pattern"] = np.array(pattern)
+    return keys
+
+
+CONVERT = replace(
+    qwen3moe.CONVERT,
+    models=("MellumForCausalLM",),
+    keys=_keys,
+    ignored=(*qwen3moe.CONVERT.ignored, "mtp.*"),
+)
