@@ -159,6 +159,7 @@ class HParams:
     rope_sections: tuple[int, ...] = ()  # pairs of each section of multi-section rope
     n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
+    n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
@@ -318,6 +319,14 @@ class HParams:
             "beta_slow": self.yarn_beta_slow,
             "truncate": self.yarn_truncate,
         }
+
+    @property
+    def n_positions(self) -> int:
+        """The most positions of a sequence; 0: any number.
+
+        Sparse attention is computed as that to all keys, which it is up to so many.
+        """
+        return self.n_ctx_train if self.learned_positions else self.n_sparse_keys
 
     @property
     def n_ctx_orig(self) -> int:

@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 from ..graph import mla
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.temperature import attn_temperature
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import (
     Array,
@@ -35,6 +36,8 @@ HPARAMS: Values = {
     "n_shared": Key("expert_shared_count", 0),
     "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
     "expert_weights_norm": Key("expert_weights_norm", False),
+    "temperature": Key("attention.temperature_scale", 0.0),  # of Mistral's models
+    "temperature_length": Key("attention.temperature_length", 0),
 }
 
 EXPERTS = {
@@ -66,11 +69,15 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def decoder(b: GraphBuilder, act: str) -> Tensor:
     """``build_graph`` with another activation."""
-    n_layer = b.hparams.n_layer
+    n_layer, own = b.hparams.n_layer, b.hparams.own
+    temperature = None
+    if own.get("temperature"):
+        every = own["temperature_length"] or b.hparams.n_ctx_orig
+        temperature = attn_temperature(b, own["temperature"], every)
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = mla.latent_attention(b, cur, i)  # [n_head * n_value, T]
+        cur = mla.latent_attention(b, cur, i, temperature)  # [n_head * n_value, T]
         if i == n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

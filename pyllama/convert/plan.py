@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _NUMBER = r"0|[1-9]\d{0,3}"  # a layer or expert: up to 9,999
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_ANY_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")  # in the name of a checkpoint's tensor
 _NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
 
@@ -65,15 +66,26 @@ _Members = dict[int, tuple[str, CheckpointTensor]]
 
 
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
-    """Return the name and declaration of config.json's architecture. Raises: ModelError."""
+    """Return the name and declaration of config.json's architecture.
+
+    Where several have its class, as those of one vision model, it is the one named like the model
+    type, else the first.
+
+    Raises:
+        ModelError: no architecture has the class.
+    """
     classes = config.get("architectures")
     models = {x for x in classes if isinstance(x, str)} if isinstance(classes, list) else set()
     class_names: list[str] = []
+    found: dict[str, Arch] = {}
     for name in arch_names():
         arch = get_arch(name)
         class_names += arch.CONVERT.models
         if models.intersection(arch.CONVERT.models):
-            return name, arch
+            found[name] = arch
+    if found:
+        name = str(config.get("model_type"))
+        return (name, found[name]) if name in found else next(iter(found.items()))
     raise ModelError(
         f"{folder / 'config.json'}: architectures is {shown(classes)}, supported are "
         f"{', '.join(sorted(class_names))}; to add one see docs/add-a-model.md"
@@ -102,7 +114,7 @@ def plan_tensors(
     Raises:
         ModelError: a tensor is unknown, has an invalid shape, or two map to the same name.
     """
-    sources = _sources(folder, checkpoint, arch)
+    sources = _sources(folder, _decoder_tensors(checkpoint, config), arch)
     if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
         del sources["output.weight"]
     change = _Change(folder, config, arch)
@@ -146,6 +158,23 @@ def check_missing(
             ]
             which = f" (from {theirs[0]!r})" if theirs else ""
             raise ModelError(f"{folder}: the tensor for {name!r}{which} is missing")
+
+
+def _decoder_tensors(
+    checkpoint: Mapping[str, CheckpointTensor], config: Config
+) -> dict[str, CheckpointTensor]:
+    """The tensors without those of layers that predict further tokens, after the last layer."""
+    n_layer = config.get("num_hidden_layers")
+    if not config.get("num_nextn_predict_layers") or not isinstance(n_layer, int):
+        return dict(checkpoint)
+    layers = {name: _ANY_LAYER.search(name) for name in checkpoint}
+    kept = {x: checkpoint[x] for x, layer in layers.items() if not layer or int(layer[1]) < n_layer}
+    more = sorted(checkpoint.keys() - kept.keys())
+    if more:
+        log.warning(
+            "%d tensors of multi-token prediction are skipped, such as %s", len(more), more[0]
+        )
+    return kept
 
 
 def _sources(

@@ -82,8 +82,10 @@ class Context:
         self.n_ctx, self.n_ctx_seq = params.n_ctx, params.n_ctx_seq
         self._last_position = last_position(model.hparams)
         if self.n_ctx < asked.n_ctx:
-            n_learned = model.hparams.n_ctx_train
-            log.warning("n_ctx %d: this model has learned %d positions", asked.n_ctx, n_learned)
+            known, n = "has learned", model.hparams.n_positions
+            if model.hparams.n_sparse_keys:
+                known = "attends to chosen keys only, which is supported up to"
+            log.warning("n_ctx %d: this model %s %d positions", asked.n_ctx, known, n)
         self.hparams = params.overrides.apply(model.hparams, self.n_ctx_seq)
         self.n_batch, self.n_ubatch = params.n_batch, params.n_ubatch
         n_threads, n_batch = params.n_threads, params.n_threads_batch

@@ -64,8 +64,8 @@ class ContextParams(ContextSizes):
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         n_ctx = self.n_ctx or hparams.n_ctx_train
-        if hparams.learned_positions:
-            n_ctx = min(n_ctx, hparams.n_ctx_train * self.n_seq_max)
+        if hparams.n_positions:
+            n_ctx = min(n_ctx, hparams.n_positions * self.n_seq_max)
         n_batch = min(self.n_batch, n_ctx)
         n_ubatch = min(self.n_ubatch, n_batch)
         resolved = replace(self, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch)
@@ -93,4 +93,4 @@ def _cache_type(name: str, given: str) -> GGMLType:
 
 def last_position(hparams: HParams) -> int:
     """The largest position of a token."""
-    return hparams.n_ctx_train - 1 if hparams.learned_positions else MAX_POSITION
+    return hparams.n_positions - 1 if hparams.n_positions else MAX_POSITION

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
 from pyllama.errors import BatchError
 from pyllama.runtime.state import load_state, save_state
 
-from .checkpoints import recorded, write_checkpoint
+from .checkpoints import recorded, shapes_of, variants, weights, write_checkpoint, write_files
 
 F16, F32, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.Q8_0
 TOKENS = recorded("deepseek2")["tokens"].tolist()
@@ -97,3 +98,31 @@ def test_blocks_that_do_not_divide_a_row(tmp_path: Path) -> None:
     model = Model.load(convert(folder, folder / "x.gguf", "f32"))
     with pytest.raises(BatchError, match=r"type_k is Q8_0.* 80 columns; use F16"):
         Context(model, n_ctx=64, type_k=Q8_0)
+
+
+def test_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
+    """In checkpoints after the last layer; in files of llama.cpp as blocks that have a key."""
+    record, (_, config) = recorded("deepseek2_v3"), variants()["deepseek2_v3"]
+    shapes = shapes_of(record)
+    last = {k.replace(".3.", ".4."): x for k, x in shapes.items() if ".layers.3." in k}
+    more = {**shapes, **last, "model.layers.4.eh_proj.weight": (64, 128)}
+    made = weights("deepseek_v3", more, float(record["scale"]))
+    longer = write_files(tmp_path / "y", {**config, "num_nextn_predict_layers": 1}, made)
+    folder = write_checkpoint(tmp_path / "x", "deepseek2_v3")
+    path, other = (convert(x, tmp_path / f"{x.name}.gguf", "f32") for x in (folder, longer))
+    with GGUFFile(other) as file:
+        assert not any(".4." in name for name in file.tensors)
+
+    with GGUFFile(path) as file:
+        data: dict[str, Any] = {
+            n: (file.tensor_bytes(n), t.type, t.ne[: t.n_dims]) for n, t in file.tensors.items()
+        }
+        metadata = dict(file.metadata)
+    data |= {n.replace("blk.3", "blk.4"): x for n, x in data.items() if n.startswith("blk.3.")}
+    data["blk.4.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    keys = {"block_count": 5, "nextn_predict_layers": 1, "feed_forward_length": np.full(5, 160)}
+    write_gguf(tmp_path / "z.gguf", metadata | {f"deepseek2.{k}": v for k, v in keys.items()}, data)
+    want, got = (
+        rows(Context(Model.load(p), n_ctx=64), TOKENS) for p in (path, tmp_path / "z.gguf")
+    )
+    assert np.array_equal(got, want)
