@@ -105,12 +105,12 @@ def test_a_file_without_weights(tmp_path: Path) -> None:
         ({"general.architecture": "mamba9"}, (0, 0), "'mamba9' is not supported"),
         (
             {
-                "general.architecture": "phi3",
-                "phi3.context_length": 64,
-                "phi3.embedding_length": 32,
+                "general.architecture": "phi9",
+                "phi9.context_length": 64,
+                "phi9.embedding_length": 32,
             },
             (64, 32),
-            "'phi3' is not supported",
+            "'phi9' is not supported",
         ),
         ({"llama.block_count": None}, (256, 64), "'llama.block_count' is missing"),
         ({"llama.expert_count": 8}, (256, 64), "0 of 8 experts used"),

@@ -1,0 +1,66 @@
+"""GLM-4.5 and 4.6: dense first layers, then sigmoid routing and shared experts; half of rope.
+
+Source: GLM-4.5 Team 2025, "GLM-4.5: Agentic, Reasoning, and Coding Foundation Models"; llama.cpp,
+``llama_model_glm4_moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..hparams import Values
+from ..mapping.rules import Config, Convert, hidden_act
+from . import dots1, llama, qwen3
+
+HPARAMS: Values = dots1.HPARAMS
+
+TENSORS = {
+    {
+        "blk.{i}.ffn_norm.weight": "blk.{i}.post_attention_norm.weight",
+        "blk.{i}.attn_q_norm.weight": "blk.{i}.attn_q_norm.weight?",
+        "blk.{i}.attn_k_norm.weight": "blk.{i}.attn_k_norm.weight?",
+    }.get(name, name): sizes
+    for name, sizes in dots1.TENSORS.items()
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "silu", ffn_norm="post_attention_norm")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    keys = dots1.expert_keys(config) | hidden_act(config, "silu")
+    if config.get("num_nextn_predict_layers") is not None:
+        keys["nextn_predict_layers"] = int(config["num_nextn_predict_layers"])
+        keys["block_count"] += keys["nextn_predict_layers"]
+    return keys
+
+
+_DRAFTING = {  # of layers that draft tokens, which files keep
+    "embed_tokens": "embed_tokens",
+    "eh_proj": "eh_proj",
+    "enorm": "enorm",
+    "hnorm": "hnorm",
+    "shared_head.head": "shared_head_head",
+    "shared_head.norm": "shared_head_norm",
+}
+
+
+CONVERT = Convert(
+    models=("Glm4MoeForCausalLM",),
+    tensors={
+        **qwen3.CONVERT.tensors,
+        **dots1.ROUTED,
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
+        **{
+            f"model.layers.{{i}}.{theirs}.weight": f"blk.{{i}}.nextn.{ours}.weight"
+            for theirs, ours in _DRAFTING.items()
+        },
+    },
+    keys=_keys,
+    defaults={"norm_topk_prob": True, "partial_rotary_factor": 0.5},
+)
