@@ -126,3 +126,12 @@ def test_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
         rows(Context(Model.load(p), n_ctx=64), TOKENS) for p in (path, tmp_path / "z.gguf")
     )
     assert np.array_equal(got, want)
+
+
+def test_contexts_of_sparse_attention(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_checkpoint(tmp_path / "x", "deepseek32")  # a token attends to 64 keys
+    context = Context(Model.load(convert(folder, folder / "x.gguf", "f32")), n_ctx=4096)
+    assert context.n_ctx == 64
+    assert "chosen keys only, which is supported up to 64 positions" in caplog.text
+    with pytest.raises(BatchError, match="position 64: the largest is 63"):
+        context.decode(Batch([5], pos=[64]))

@@ -1,0 +1,57 @@
+"""DeepSeek-V3.2: DeepSeek-V3 with sparse attention, here for as many tokens as it attends to.
+
+An indexer chooses the keys of a token (DSA). Up to that number, 2048 in the released models, it
+chooses all, and its tensors are not used.
+Source: DeepSeek-AI 2025, "DeepSeek-V3.2"; llama.cpp, ``llama_model_deepseek32``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hparams import Key, Values
+from ..mapping.rules import Config, Convert
+from . import deepseek2
+
+HPARAMS: Values = {
+    **deepseek2.HPARAMS,
+    "n_sparse_keys": Key("attention.indexer.top_k"),
+    "n_indexer_head": Key("attention.indexer.head_count"),
+    "n_indexer_key": Key("attention.indexer.key_length"),
+}
+
+TENSORS = {
+    **deepseek2.TENSORS,
+    "blk.{i}.indexer.attn_q_b.weight?": ("n_lora_q", "n_indexer_head*n_indexer_key"),
+    "blk.{i}.indexer.attn_k.weight?": ("n_embd", "n_indexer_key"),
+    "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
+    "blk.{i}.indexer.k_norm.bias?": ("n_indexer_key",),
+    "blk.{i}.indexer.proj.weight?": ("n_embd", "n_indexer_head"),
+}
+
+build_graph = deepseek2.build_graph
+
+
+def keys(config: Config) -> dict[str, Any]:
+    """The keys of latent attention with an indexer."""
+    return deepseek2.latent_keys(config, "sigmoid") | {
+        "attention.indexer.head_count": int(config["index_n_heads"]),
+        "attention.indexer.key_length": int(config["index_head_dim"]),
+        "attention.indexer.top_k": int(config["index_topk"]),
+        "nextn_predict_layers": 0,  # which are left out
+    }
+
+
+CONVERT = Convert(
+    models=("DeepseekV32ForCausalLM",),
+    tensors={
+        **deepseek2.CONVERT.tensors,
+        "model.layers.{i}.self_attn.indexer.wq_b.weight": "blk.{i}.indexer.attn_q_b.weight",
+        "model.layers.{i}.self_attn.indexer.wk.weight": "blk.{i}.indexer.attn_k.weight",
+        "model.layers.{i}.self_attn.indexer.k_norm.*": "blk.{i}.indexer.k_norm.*",
+        "model.layers.{i}.self_attn.indexer.weights_proj.weight": "blk.{i}.indexer.proj.weight",
+    },
+    keys=keys,
+    change=deepseek2.change_latent,
+    defaults={"rms_norm_eps": 1e-6},
+)

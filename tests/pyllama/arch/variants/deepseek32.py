@@ -1,0 +1,21 @@
+"""Tiny checkpoints of ``deepseek32``."""
+
+from __future__ import annotations
+
+from . import deepseek2
+
+VARIANTS = {
+    "deepseek32": {
+        **deepseek2.V3,
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "index_n_heads": 4,
+        "index_head_dim": 64,
+        "index_topk": 64,
+        "num_nextn_predict_layers": 0,
+    },
+}
+
+LLAMA_CPP = ("deepseek32",)
