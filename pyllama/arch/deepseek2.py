@@ -27,6 +27,7 @@ from ..mapping.rules import (
     check_config,
     float32,
     hidden_act,
+    text_of_vision,
 )
 from . import llama
 
@@ -188,19 +189,35 @@ DENSE = {  # names of models without experts in Hugging Face's checkpoints
     "lm_head.weight": "output.weight",
 }
 
+NAMES = {
+    **DENSE,
+    "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+    "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+    "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
+    "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
+    "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
+}
+
 CONVERT = Convert(
-    models=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"),
-    tensors={
-        **DENSE,
-        "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
-        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
-        "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
-        "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
-        "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
-        "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
-        "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
-        "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
-    },
+    models=(
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "YoutuForCausalLM",
+        "YoutuVLForConditionalGeneration",
+    ),
+    tensors=text_of_vision(NAMES),
+    other_media=(
+        "vision_tower.*",
+        "multi_modal_projector.*",
+        "mm_projector.*",
+        "siglip2.*",
+        "merger.*",
+    ),
     keys=_keys,
     change=change_latent,
     defaults={"rms_norm_eps": 1e-6},

@@ -45,7 +45,7 @@ def keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("DeepseekV32ForCausalLM",),
     tensors={
-        **deepseek2.CONVERT.tensors,
+        **deepseek2.NAMES,
         "model.layers.{i}.self_attn.indexer.wq_b.weight": "blk.{i}.indexer.attn_q_b.weight",
         "model.layers.{i}.self_attn.indexer.wk.weight": "blk.{i}.indexer.attn_k.weight",
         "model.layers.{i}.self_attn.indexer.k_norm.*": "blk.{i}.indexer.k_norm.*",

@@ -35,7 +35,7 @@ CONVERT = Convert(
     models=("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
     tensors=text_of_vision(
         {
-            **deepseek2.CONVERT.tensors,
+            **deepseek2.NAMES,
             "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
             "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
         }

@@ -355,6 +355,8 @@ def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLT
          hparams.n_head_kv_arr[i])
         for i in cached_layers(hparams)
     }  # fmt: skip
+    if hparams.values_in_keys:
+        type_v = type_k
     nodes = [node for n in sizes for node in _attention_nodes(n, type_k, type_v)]
     return all(map(backend.supports_op, nodes))
 

@@ -135,3 +135,38 @@ def test_contexts_of_sparse_attention(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "chosen keys only, which is supported up to 64 positions" in caplog.text
     with pytest.raises(BatchError, match="position 64: the largest is 63"):
         context.decode(Batch([5], pos=[64]))
+
+
+def test_files_with_one_matrix_of_keys_and_values(tmp_path: Path) -> None:
+    """DeepSeek's from before the matrices were apart: the cache has the expanded heads."""
+    folder = write_checkpoint(tmp_path / "x", "deepseek2")
+    path, old = convert(folder, tmp_path / "x.gguf", "f32"), tmp_path / "old.gguf"
+    with GGUFFile(path) as file:
+        metadata = {k: v for k, v in file.metadata.items() if not k.endswith("_length_mla")}
+        data: dict[str, Any] = {
+            n: (file.tensor_bytes(n), t.type, t.ne[: t.n_dims]) for n, t in file.tensors.items()
+        }
+    for i in range(3):
+        k, v = (data.pop(f"blk.{i}.attn_{x}_b.weight") for x in "kv")
+        keys = k[0].view(np.float32).reshape(k[2][::-1]).swapaxes(1, 2)
+        values = v[0].view(np.float32).reshape(v[2][::-1])
+        both = np.concatenate([keys, values], axis=1).reshape(4 * 64, 64)
+        data[f"blk.{i}.attn_kv_b.weight"] = np.ascontiguousarray(both)
+    sizes = {"head_count_kv": 4, "key_length": 96, "value_length": 32}
+    metadata |= {f"deepseek2.attention.{k}": v for k, v in sizes.items()}
+    write_gguf(old, metadata, data)
+    ctx = Context(Model.load(old), n_ctx=64, type_k=F32, type_v=F32)
+    assert [t.ne[0] for t in ctx.kv.caches[0].stored] == [96] * 3 + [32] * 3
+    want = rows(Context(Model.load(path), n_ctx=64, type_k=F32, type_v=F32), TOKENS)
+    assert np.abs(rows(ctx, TOKENS) - want).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["minicpm3", "plm"])
+def test_expanded_keys_shift_too(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "x", name)
+    model = Model.load(convert(folder, folder / "x.gguf", "f32"))
+    shifted, wanted = (Context(model, n_ctx=64, type_k=F32, type_v=F32) for _ in range(2))
+    rows(shifted, TOKENS[:FEW], pos=list(range(5, 5 + FEW)))
+    shifted.kv.seq_add(0, 0, -1, -5)
+    want = rows(wanted, TOKENS)
+    assert np.abs(rows(shifted, TOKENS[FEW:]) - want[FEW:]).max() < 1e-4
