@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from pyllama.convert.plan import ConvertedTensor, plan_tensors
 from pyllama.convert.quantized.methods import decode_checkpoint
 from pyllama.mapping.rules import Array, Config, Convert, Tensors
 
+from ..arch import llama_cpp
+from ..arch.checkpoints import write_checkpoint
 from ..models import hf_folder
 from .folders import write_safetensors
 from .test_quantized import FP4, METHODS, config
@@ -165,3 +168,60 @@ def test_a_whole_model(tmp_path: Path, outtype: str, number: int, name: str) -> 
             blocks = file.tensor_bytes("blk.0.ffn_up.weight").reshape(-1, 17)
             assert blocks[:, 0].tolist() == scale.reshape(-1).tolist()
     assert Model.load(path).n_params > 0
+
+
+def gpt_oss(tmp_path: Path) -> tuple[Path, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """A checkpoint with its experts in MXFP4, and their codes and exponents."""
+    folder = write_checkpoint(tmp_path / "gpt-oss", "gpt-oss")
+    stored: dict[str, np.ndarray] = {}
+    experts = {}
+    for key, tensor in read_safetensors(folder / "model.safetensors").items():
+        if "experts" not in key or key.endswith("bias"):
+            stored[key] = tensor.read()
+            continue
+        n_expert, n_in, n_out = tensor.shape  # blocks are those of the transposed matrix
+        rng = np.random.default_rng(len(key))
+        codes = rng.integers(0, 16, (n_expert, n_out, n_in // 32, 32))
+        experts[key] = codes, rng.integers(118, 122, codes.shape[:-1])
+        stored[f"{key}_blocks"] = stored_blocks(codes)
+        stored[f"{key}_scales"] = experts[key][1].astype(np.uint8)
+    write_safetensors(folder / "model.safetensors", stored)
+    config(folder, quantization_config={"quant_method": "mxfp4"})
+    return folder, experts
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    folder, experts = gpt_oss(tmp_path)
+    kept, floats = (convert(folder, tmp_path / f"{type}.gguf", type) for type in ("bf16", "f32"))
+    with GGUFFile(kept) as file, GGUFFile(floats) as decoded:
+        assert file.get_int("general.file_type") == 38
+        for i in range(4):
+            codes, exponents = experts[f"model.layers.{i}.mlp.experts.gate_up_proj"]
+            parts = {
+                "gate": (codes[:, ::2], exponents[:, ::2]),
+                "up": (codes[:, 1::2], exponents[:, 1::2]),
+                "down": experts[f"model.layers.{i}.mlp.experts.down_proj"],
+            }
+            for part, blocks in parts.items():
+                name = f"blk.{i}.ffn_{part}_exps.weight"
+                assert file.tensors[name].type is MXFP4
+                assert file.tensor_bytes(name).tobytes() == gguf_blocks(*blocks)
+                numbers = decoded.tensor_bytes(name).view(np.float32)
+                np.testing.assert_array_equal(numbers, values(*blocks).reshape(-1))
+    assert Model.load(kept).n_params == Model.load(floats).n_params
+
+
+@pytest.mark.long
+@pytest.mark.skipif("LLAMA_CPP_SOURCES" not in os.environ, reason="needs llama.cpp's converter")
+def test_llama_cpps_converter_writes_the_same_blocks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder, _ = gpt_oss(tmp_path)
+    ours = convert(folder, tmp_path / "ours.gguf", "bf16")
+    theirs = llama_cpp.convert(folder, tmp_path / "theirs.gguf")
+    with GGUFFile(ours) as a, GGUFFile(theirs) as b:
+        assert a.tensors.keys() == b.tensors.keys()
+        assert a.get_int("general.file_type") == b.get_int("general.file_type")
+        names = [name for name, tensor in b.tensors.items() if tensor.type is MXFP4]
+        assert len(names) == 12
+        for name in names:
+            assert a.tensor_bytes(name).tobytes() == b.tensor_bytes(name).tobytes()

@@ -7,6 +7,7 @@ and the weight that they mean. The folder must convert to the same file as one o
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.convert.quantized.methods import decode_checkpoint
 from pyllama.errors import ModelError
 
+from ..arch import llama_cpp
 from ..models import hf_folder, hf_weights
 from .folders import Bytes, write_safetensors
 
@@ -69,12 +71,13 @@ def blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np
 def rows(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
     codes, scale = rng.choice(CODES, shape), scales((*shape[:-1], 1), rng)
     stored: Stored = {"weight": Bytes("F8_E4M3", codes), "weight_scale": as_bf16(scale)}
-    return stored | {"input_scale": np.ones(1, np.float32)}, E4M3[codes] * scale
+    return stored, E4M3[codes] * scale
 
 
 def whole(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
     codes, scale = (rng.integers(0, 0x7C, shape)).astype(np.uint8), scales((1,), rng)
     stored: Stored = {"weight": Bytes("F8_E5M2", codes), "weight_scale": scale.reshape(())}
+    stored["input_scale"] = np.ones(1, np.float32)
     return stored, (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32) * scale
 
 
@@ -227,33 +230,65 @@ def config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_folder_converts_as_if_it_had_not_been_quantized(tmp_path: Path, name: str) -> None:
+def quantize(folder: Path, name: str, which: str = ".1.") -> dict[str, np.ndarray]:
+    """Quantize the matrices of layers whose name has ``which``; return what all weights mean."""
     settings, method = METHODS[name]
-    plain, folder = hf_folder(tmp_path / "plain"), hf_folder(tmp_path / "quantized")
     rng = np.random.default_rng(0)
-    original = read_safetensors(folder / "model.safetensors")
+    path = folder / "model.safetensors"
     weights, stored = {}, dict[str, np.ndarray | Bytes]()
-    for key, tensor in original.items():
-        stem = key.removesuffix("weight")
-        if not key.endswith("_proj.weight") or ".1." not in key:
+    for key, tensor in read_safetensors(path).items():
+        if not key.endswith("_proj.weight") or which not in key:
             weights[key] = stored[key] = bf16(tensor.read())
             continue
         parts, weights[key] = method(tensor.shape, rng)
-        stored |= {stem + end: x for end, x in parts.items()}
-        if "qweight" in parts:  # as AutoGPTQ writes it
-            stored[f"{stem}bias"] = np.zeros(tensor.shape[0], np.float16)
-            if "down" in key or "awq" in name:
-                stored[f"{stem}bias"] += 1
-                weights[f"{stem}bias"] = np.ones(tensor.shape[0], np.float32)
+        stored |= {key.removesuffix("weight") + end: x for end, x in parts.items()}
     config(folder, quantization_config=settings)
-    write_safetensors(folder / "model.safetensors", stored)
+    write_safetensors(path, stored)
+    return weights
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_folder_converts_as_if_it_had_not_been_quantized(tmp_path: Path, name: str) -> None:
+    plain, folder = hf_folder(tmp_path / "plain"), hf_folder(tmp_path / "quantized")
+    weights = quantize(folder, name)
     write_safetensors(plain / "model.safetensors", weights)
     read = hf_weights(convert(folder, tmp_path / "x.gguf", "f32"))
     wanted = hf_weights(convert(plain, tmp_path / "y.gguf", "f32"))
     assert list(read) == list(wanted)
     for key, x in wanted.items():
         np.testing.assert_array_equal(read[key], x, err_msg=key)
+
+
+def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
+    stored: Stored = {}
+    for stem, bias in (("a", 0), ("b", 1)):
+        parts, _ = gptq(4, 1)((64, 64), np.random.default_rng(0))
+        stored |= {f"{stem}.{end}": x for end, x in parts.items()}
+        stored[f"{stem}.bias"] = np.full(64, bias, np.float16)
+    assert sorted(decode(tmp_path, stored, GPTQ)) == ["a.weight", "b.bias", "b.weight"]
+
+
+# llama.cpp refuses or leaves out what the others have
+_THEIRS = (
+    "fp8-blocks", "fp8-modelopt", "ct-fp8-rows", "gptq-4", "gptq-8", "gptq-v2-4", "gptq-v2-8",
+    "gptq-act-order", "ct-4", "ct-8", "ct-4-zeros", "ct-8-zeros",
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.skipif("LLAMA_CPP_SOURCES" not in os.environ, reason="needs llama.cpp's converter")
+@pytest.mark.parametrize("name", _THEIRS)
+def test_llama_cpps_converter_reads_the_same_values(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    folder = hf_folder(tmp_path / "quantized")
+    quantize(folder, name, which="layers")
+    (folder / "tokenizer.model").rename(tmp_path / "tokenizer.model")
+    theirs = hf_weights(llama_cpp.convert(folder, tmp_path / "theirs.gguf"))
+    (tmp_path / "tokenizer.model").rename(folder / "tokenizer.model")
+    ours = hf_weights(convert(folder, tmp_path / "ours.gguf", "f32"))
+    assert ours.keys() == theirs.keys()
+    for key, x in theirs.items():
+        np.testing.assert_array_equal(ours[key], x, err_msg=key)
 
 
 def decode(
