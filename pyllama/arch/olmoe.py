@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..hparams import Values
+from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama, qwen2, qwen2moe
 
-HPARAMS: Values = {"rope_neox": True, "expert_weights_norm": False}
+HPARAMS: Values = {"rope_neox": True, "expert_weights_norm": Key("expert_weights_norm", False)}
 
 TENSORS = {
     **qwen2.TENSORS,
@@ -25,8 +25,8 @@ build_graph = llama.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    check_config(config, norm_topk_prob=False, clip_qkv=None, attention_bias=False)
-    return base_keys(config) | hidden_act(config, "silu")
+    check_config(config, clip_qkv=None, attention_bias=False)
+    return base_keys(config) | hidden_act(config, "silu") | qwen2moe.norm_keys(config)
 
 
 CONVERT = Convert(

@@ -14,7 +14,7 @@ from . import llama, qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "expert_weights_norm": False,
+    "expert_weights_norm": Key("expert_weights_norm", False),
     "n_ff_shexp": Key("expert_shared_feed_forward_length"),
 }
 
@@ -49,10 +49,16 @@ def shared(module: str) -> dict[str, str]:
     }
 
 
+def norm_keys(config: Config) -> dict[str, Any]:
+    """The key of weights that sum to 1, where a model has them; llama.cpp does not know it."""
+    return {"expert_weights_norm": True} if config.get("norm_topk_prob") else {}
+
+
 def _keys(config: Config) -> dict[str, Any]:
-    check_config(config, norm_topk_prob=False, mlp_only_layers=[], decoder_sparse_step=1)
+    check_config(config, mlp_only_layers=[], decoder_sparse_step=1)
     n_ff = int(config["shared_expert_intermediate_size"])
-    return qwen2.CONVERT.keys(config) | {"expert_shared_feed_forward_length": n_ff}
+    keys = qwen2.CONVERT.keys(config) | norm_keys(config)
+    return keys | {"expert_shared_feed_forward_length": n_ff}
 
 
 CONVERT = Convert(

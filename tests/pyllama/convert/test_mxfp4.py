@@ -14,7 +14,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyllama import Model
-from pyllama.arch import Arch
+from pyllama.arch import Arch, get_arch
 from pyllama.convert import convert
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.safetensors import read_safetensors
@@ -30,6 +30,7 @@ from .folders import write_safetensors
 from .test_quantized import FP4, METHODS, config
 
 N_EXPERT, N_OUT, N_IN = 3, 10, 64
+like_gpt_oss = get_arch("gpt-oss").CONVERT.change
 MXFP4, BF16, F32 = GGMLType.MXFP4, GGMLType.BF16, GGMLType.F32
 
 
@@ -57,14 +58,6 @@ def gguf_blocks(codes: np.ndarray, exponents: np.ndarray) -> bytes:
 def values(codes: np.ndarray, exponents: np.ndarray) -> np.ndarray:
     x = FP4[codes].astype(np.float64) * 2.0 ** (exponents[..., None] - 127.0)
     return x.reshape(*codes.shape[:-2], -1).astype(np.float32)
-
-
-def like_gpt_oss(name: str, x: Array, config: Config) -> Tensors:
-    """Matrices are transposed; gate and up take turns in rows."""
-    x = x.swapaxes(-1, -2)
-    if "gate_up" not in name:
-        return {name: x}
-    return {name.replace("gate_up", part): x[:, i::2] for i, part in enumerate(("gate", "up"))}
 
 
 def plan(

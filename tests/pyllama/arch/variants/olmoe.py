@@ -17,6 +17,9 @@ _BASE = {
     "num_experts_per_tok": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-VARIANTS = {"olmoe": _BASE, "olmoe_grouped": {**_BASE, "num_key_value_heads": 2}}
+VARIANTS = {
+    "olmoe": _BASE,
+    "olmoe_grouped": {**_BASE, "num_key_value_heads": 2, "norm_topk_prob": True},
+}
 
 LLAMA_CPP = ("olmoe",)  # it expects a head of keys for each of queries
