@@ -20,6 +20,7 @@ HPARAMS: Values = {
     "rope_neox": True,
     "n_swa": Key("attention.sliding_window", 0),
     "swa_period": Key("attention.sliding_window_pattern", 4),
+    "yarn_attn_factor": 1.0,  # files of llama.cpp's converter have another, which it never reads
     "swa_base": Key("rope.freq_base_swa", 0.0),
     "rope_freq_base_swa": lambda got: got["swa_base"] or got["rope_freq_base"],
 }
