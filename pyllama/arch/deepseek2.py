@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3, R1, Kimi-K2, Youtu-LLM: latent attention, shared and routed experts.
+"""DeepSeek-V2, V3, R1, Kimi-K2, GLM-4.7-Flash, Youtu: latent attention, shared experts.
 
 Lite models have no compressed queries, V3's router sigmoid gating with a bias, Youtu no experts.
 Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3"; llama.cpp, ``llm_build_deepseek2``.
@@ -120,12 +120,16 @@ def latent_keys(config: Config, gating: str) -> dict[str, Any]:
 
 def _expert_keys(config: Config, gating: str) -> dict[str, Any]:
     n_expert = config.get("n_routed_experts")
+    kinds = config.get("mlp_layer_types") or []
+    lead = int(config.get("first_k_dense_replace") or kinds.count("dense"))
+    if kinds:
+        check_config(config, mlp_layer_types=sorted(kinds))  # dense ones come first
     keys = {
         "expert_feed_forward_length": int(
             config.get("moe_intermediate_size") or config["intermediate_size"]
         ),
         "expert_shared_count": int(config.get("n_shared_experts") or 0),
-        "leading_dense_block_count": int(config.get("first_k_dense_replace") or 0),
+        "leading_dense_block_count": lead,
     }
     if n_expert is None:
         return keys | {"leading_dense_block_count": int(config["num_hidden_layers"])}
@@ -205,6 +209,7 @@ CONVERT = Convert(
     models=(
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
         "KimiVLForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
         "YoutuForCausalLM",

@@ -75,6 +75,18 @@ VARIANTS = {
         "topk_group": 1,
         "rope_parameters": {**LITE["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 0.5},
     },
+    "deepseek2_glm": {
+        **V3,
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "rms_norm_eps": 1e-5,
+        "num_nextn_predict_layers": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
     "deepseek2_youtu": {
         **{k: v for k, v in V3.items() if k not in _OF_EXPERTS},
         "architectures": ["YoutuForCausalLM"],
@@ -86,4 +98,4 @@ VARIANTS = {
 }
 
 # llama.cpp expects compressed queries in models of 3 layers, and has other groups for softmax
-LLAMA_CPP = ("deepseek2_v3", "deepseek2_youtu")
+LLAMA_CPP = ("deepseek2_v3", "deepseek2_glm", "deepseek2_youtu")
