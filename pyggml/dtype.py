@@ -65,6 +65,8 @@ class GGMLType(IntEnum):
     TQ2_0 = (35, 256, 66)
     MXFP4 = (39, 32, 17)
     NVFP4 = (40, 64, 36)
+    Q1_0 = (41, 128, 18)
+    Q2_0 = (42, 64, 18)
 
     @property
     def is_quantized(self) -> bool:

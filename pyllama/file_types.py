@@ -40,6 +40,8 @@ class FileType:
 FILE_TYPES = {
     name: FileType(name, number, type)
     for name, number, type in (
+        ("Q1_0", 40, T.Q1_0),
+        ("Q2_0", 41, T.Q2_0),
         ("Q4_0", 2, T.Q4_0),
         ("Q4_1", 3, T.Q4_1),
         ("MXFP4_MOE", 38, T.MXFP4),

@@ -86,9 +86,10 @@ class QuantizeFlags:
 def command(arguments: tuple[str, ...], **options: Any) -> None:
     """Quantize MODEL to OUTFILE, by default ggml-model-TYPE.gguf in MODEL's folder.
 
-    TYPE is Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M,
-    Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32, llama.cpp's
-    number of one of these, or COPY. THREADS is the number of threads; by default all cores.
+    TYPE is Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S,
+    Q4_K_M, Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32,
+    llama.cpp's number of one of these, or COPY. THREADS is the number of threads; by default all
+    cores.
     """
     from pyllama.file_types import find_file_type, is_file_type
     from pyllama.quantize import quantize_model

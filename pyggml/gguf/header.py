@@ -38,7 +38,6 @@ _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-_UNSUPPORTED = {41: "Q1_0", 42: "Q2_0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +257,6 @@ def _tensor_type(cur: Cursor, number: int, who: str, at: int) -> GGMLType:
         return _TENSOR_TYPES[number]
     if number in _REMOVED:
         why = f"{_REMOVED[number]}, which ggml removed: quantize the original model again"
-    elif number in _UNSUPPORTED:
-        why = f"{_UNSUPPORTED[number]}, which is not supported yet: use another quantization"
     else:
         why = f"which does not exist; {NEWER}"
     cur.fail(f"{who} has type {number}, {why}", at)

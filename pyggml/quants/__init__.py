@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..dtype import GGMLType, row_size
 from ..errors import ComputeError, QuantizeError, ShapeError, TypeMismatch
-from . import blocks_32, iq, iq4, k_quants, mxfp4, ternary  # noqa: F401 (they register formats)
+from . import binary, blocks_32, fp4, iq, iq4, k_quants, ternary  # noqa: F401 (register formats)
 from .arrays import array_codec
 from .block import BLOCK_TYPES, BlockType, Bytes, Floats
 from .reference import (

@@ -29,6 +29,7 @@ from ..dtype import GGMLType
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[Any]
+E4M3_UNIT = np.float32(2.0**119)  # half of E4M3, whose exponents begin at 1 - 7, in float32's
 SUB = 32  # columns that layouts and decoders process at a time
 
 
@@ -233,8 +234,9 @@ class Codes(Protocol):
 class UnpackedBlocks(NamedTuple):
     """The integers that blocks store.
 
-    ``d`` and ``low`` are the bits of floats [...]; ``steps`` (as they are multiplied, signed ones
-    as bytes) and ``minima`` [..., groups]; ``codes`` [..., columns].
+    ``d`` and ``low`` are the bits of floats [...], ``d`` [..., groups] if each has its own;
+    ``steps`` (as they are multiplied, signed ones as bytes) and ``minima`` [..., groups]; ``codes``
+    [..., columns].
     """
 
     d: Ints
@@ -254,8 +256,9 @@ class BlockType:
     Args:
         type: its tensor type.
         codes: where the codes of the columns are.
-        d: where the scale is.
-        scale: what the scale is: ``f16``, ``f32``, or ``e8m0`` (a byte e, 2^(e - 128)).
+        d: where the scale is; or those of the sub-blocks, if each has its own.
+        scale: what the scale is: ``f16``, ``f32``, ``e8m0`` (a byte e, 2^(e - 128)), or ``ue4m3``
+            (half of the byte's number in E4M3; 0x7F is 0, the highest bit is ignored).
         zero: the code of 0, which is subtracted from codes.
         signed: whether codes are int8.
         values: the int8 that each code means.
@@ -303,8 +306,8 @@ class BlockType:
 
     @property
     def groups(self) -> int:
-        """Sub-blocks of a block; 1 where there are no steps."""
-        return count(self.steps) or 1
+        """Sub-blocks of a block: as many as it has steps, or scales."""
+        return count(self.steps) or count(self.d)
 
     @property
     def bits(self) -> int:
@@ -328,8 +331,9 @@ class BlockType:
 
     def unpack(self, blocks: Bytes) -> UnpackedBlocks:
         """The integers that blocks, uint8 [..., type_size], store."""
+        d = get(self.d, blocks)
         return UnpackedBlocks(
-            get(self.d, blocks)[..., 0],
+            d if d.shape[-1] > 1 else d[..., 0],
             get(self.low, blocks)[..., 0] if self.low else None,
             self._steps(blocks) if self.steps else None,
             get(self.minima, blocks) if self.minima else None,
@@ -346,7 +350,7 @@ class BlockType:
     def pack(self, parts: UnpackedBlocks) -> Bytes:
         """The inverse of ``unpack``."""
         blocks = np.zeros((*parts.codes.shape[:-1], self.block_bytes), np.uint8)
-        put(self.d, parts.d[..., None], blocks)
+        put(self.d, parts.d.reshape(*blocks.shape[:-1], count(self.d)), blocks)
         if parts.low is not None:
             put(self.low, parts.low[..., None], blocks)
         if parts.steps is not None:
@@ -366,10 +370,11 @@ class BlockType:
             self.codes.put(codes, blocks)
 
     def blocks(self, d: npt.NDArray[Any], low: Floats | None = None, **ints: Ints) -> Bytes:
-        """New blocks [n] with scales [n], and ``steps``, ``minima`` or ``codes`` as stored."""
+        """New blocks [n] with scales, and ``steps``, ``minima`` or ``codes`` as stored."""
         out = np.zeros((len(d), self.block_bytes), np.uint8)
         bits = d.astype(np.float16).view(np.uint16) if self.scale == "f16" else d
-        put(self.d, (bits.view(np.uint32) if self.scale == "f32" else bits)[:, None], out)
+        bits = bits.view(np.uint32) if self.scale == "f32" else bits
+        put(self.d, bits.reshape(len(d), count(self.d)), out)
         if low is not None:
             put(self.low, low.astype(np.float16).view(np.uint16)[:, None], out)
         for name, values in ints.items():
@@ -381,7 +386,7 @@ class BlockType:
 
     def scales(self, blocks: Bytes) -> tuple[Floats, Floats | None]:
         """The scales of sub-blocks and their minima (to be added) or None: float32 [n, groups]."""
-        d = self._float(get(self.d, blocks)) * np.float32(self.unit)  # [n, 1]
+        d = self._float(get(self.d, blocks)) * np.float32(self.unit)  # [n, 1 or groups]
         low = _half_to_float(get(self.low, blocks)) if self.low else None
         if self.steps:
             is_signed = self.signed_steps or self.step_zero
@@ -405,6 +410,9 @@ class BlockType:
             return raw.view(np.float32)
         if self.scale == "f16":
             return _half_to_float(raw)
+        if self.scale == "ue4m3":  # at float32's place, where subnormal numbers are subnormal too
+            value = ((raw.astype(np.uint32) & 127) << 20).view(np.float32) * E4M3_UNIT
+            return np.where(raw == 0x7F, np.float32(0), value)
         exponent = raw.astype(np.int32) - 128  # exactly: the two smallest are subnormal
         return np.ldexp(np.float32(1), exponent).astype(np.float32)
 

@@ -18,6 +18,8 @@ from ..errors import QuantizeError, ShapeError, TypeMismatch
 from .block import BLOCK_TYPES, BlockType, Bytes, Floats
 from .validity import count_invalid
 
+MAX_E4M3 = np.float32(448 / 2)  # the largest scale ``ue4m3``
+
 
 def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None = None) -> Bytes:
     """The bytes of ``x`` in the format ``type``.
@@ -109,12 +111,18 @@ def check_finite(x: Floats, type: GGMLType) -> None:
 
 def check_scales(blocks: Bytes, x: Floats, type: GGMLType) -> None:
     """Raises: QuantizeError: ``x`` was too large for the scales of its blocks."""
-    if BLOCK_TYPES[type].scale == "e8m0":  # none is too large, and ggml's of tiny ones look illegal
+    f = BLOCK_TYPES[type]
+    if f.scale == "e8m0":  # none is too large, and ggml's of tiny ones look illegal
         return
-    if count_invalid(blocks, type)[0]:
+    if f.scale == "ue4m3":  # ggml's of large ones are the largest
+        too_large = bool((np.abs(x) > MAX_E4M3 * f.numbers.max()).any())
+    else:
+        too_large = count_invalid(blocks, type)[0] > 0
+    if too_large:
+        kind = "E4M3" if f.scale == "ue4m3" else "float16"
         raise QuantizeError(
             f"values up to {np.abs(x).max():.3g} are too large for {type.name}: the scale of a "
-            "block does not fit float16; scale the source down"
+            f"block does not fit {kind}; scale the source down"
         )
 
 

@@ -1,13 +1,14 @@
-"""TQ1_0 and TQ2_0: 256 codes -1, 0 and 1 with one scale.
+"""TQ1_0, TQ2_0 and Q2_0: codes -1, 0 and 1 with one scale for 256, Q2_0 for 64.
 
     x[j] = d * (q[j] - 1)
 
 TQ2_0 has two bits a code. TQ1_0 has five to a byte: five digits of base 3 are a number n below 243,
 stored as the byte b = ceil(n * 256 / 243): the first digit is then the integer part of 3 * b / 256,
 and multiplying b by 3 (in a byte) moves on to the next. Elements 0..159 are digits of 32 bytes,
-160..239 of 16; the last 16 are four digits of 4.
-Source: ggml, ``quantize_row_tq1_0_ref`` and ``quantize_row_tq2_0_ref``: d is the largest magnitude,
-halves go away from zero.
+160..239 of 16; the last 16 are four digits of 4. Q2_0 has its codes of two bits in order, and the
+fourth, of 2 d, in files that other programs wrote.
+Source: ggml, ``quantize_row_tq1_0_ref``, ``quantize_row_tq2_0_ref`` and ``quantize_row_q2_0_ref``: d is
+the largest magnitude, halves go away from zero.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Digits:
 
 
 def encode_ternary(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
-    """float32 [n, 256] -> blocks [n]."""
+    """float32 [n, columns] -> blocks [n]."""
     d = np.abs(x).max(axis=1)
     scaled = x * inverse(d)[:, None]
     away = (np.abs(scaled) >= np.float32(0.5)).astype(np.float32)
@@ -63,5 +64,10 @@ TQ2_0 = register(
         half(64),
         zero=1,
         encode=encode_ternary,
+    )
+)
+Q2_0 = register(
+    BlockType(
+        GGMLType.Q2_0, (Bits(2, 16, (64,), (2,)),), half(0), zero=1, encode=encode_ternary
     )
 )

@@ -48,8 +48,8 @@ def _invalid(data: npt.NDArray[np.uint8], type: GGMLType) -> Mask | None:
     if type in _EXPONENTS:
         code, bits = _EXPONENTS[type]
         return _all_set(data.view(code), bits)
-    if type in BLOCK_TYPES:
-        f = BLOCK_TYPES[type]
+    f = BLOCK_TYPES.get(type)
+    if f is not None and f.scale in _SPECIAL:
         fields: list[tuple[Field, int]] = [(f.d, _SPECIAL[f.scale])] + [
             (f.low, _SPECIAL["f16"])
         ] * bool(f.low)

@@ -158,11 +158,11 @@ EIGHT_EXPERTS = (
 TOKEN_EMBD = {
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ1_M"), T.Q2_K),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), T.IQ3_S),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), T.Q4_K),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), T.Q4_K),
 }
-# Replacement if the row size is not a multiple of the super-block size of 256.
+# Replacement if the row size is not a multiple of the block size.
 FALLBACK = {
-    **dict.fromkeys((T.Q2_K, T.Q3_K, T.TQ1_0, T.TQ2_0), T.Q4_0),
+    **dict.fromkeys((T.Q1_0, T.Q2_0, T.Q2_K, T.Q3_K, T.TQ1_0, T.TQ2_0), T.Q4_0),
     **dict.fromkeys((T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS), T.IQ4_NL),
     **dict.fromkeys((T.IQ3_S, T.IQ4_XS), T.IQ4_NL),
     T.Q4_K: T.Q5_0,

@@ -81,7 +81,6 @@ CASES: dict[str, tuple[bytes, str]] = {
     "overflow": (tensors(tensor("t", (2**32, 2**31), 0, 0)), r"more than 2\*\*63 - 1 elements"),
     "hidden overflow": (tensors(tensor("t", (0, 2**62, 4), 0, 0)), r"more than 2\*\*63 - 1"),
     "removed type": (tensors(tensor("t", (32,), 31, 0)), "type 31, Q4_0_4_4, which ggml removed"),
-    "later type": (tensors(tensor("t", (32,), 41, 0)), "type 41, Q1_0, which is not supported yet"),
     "unknown type": (tensors(tensor("t", (32,), 99, 0)), "type 99, which does not exist"),
     "part of a block": (tensors(tensor("t", (33,), 2, 0)), "rows of 33 elements.* multiple of 32"),
     "scalar block": (tensors(tensor("t", (), 2, 0)), "rows of 1 elements"),

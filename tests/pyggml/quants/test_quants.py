@@ -26,8 +26,11 @@ WRITTEN = [t for t, b in BLOCK_TYPES.items() if b.encode is not None]
 GGUF_WRITES = [GGMLType[n] for n in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]
 K_QUANTS = [GGMLType[n] for n in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")]
 TYPES = [*WRITTEN, F16, BF16, F32]
-GGUF_READS = [t for t in TYPES if t.name in GGMLQuantizationType.__members__ and t is not Q8_K]
-ERROR_LIMITS = {"TQ": 0.01, "Q2": 0.0075, "Q3": 0.004}  # of ggml's test-quantize-fns
+GGUF_READS = [t for t in TYPES if t.name not in ("Q8_K", "Q1_0", "Q2_0")]
+ERROR_LIMITS = {  # of ggml's test-quantize-fns
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), 0.01),
+    **{"Q1_0": 0.025, "Q2_K": 0.0075, "Q3_K": 0.004, "NVFP4": 0.003},
+}
 by_name = pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
 blocks_only = pytest.mark.parametrize("type", WRITTEN, ids=lambda t: t.name)
 
@@ -100,7 +103,9 @@ def test_bytes_and_values_equal_ggml(type: GGMLType, name: str) -> None:
 
 @pytest.mark.parametrize("type", GGUF_READS, ids=lambda t: t.name)
 def test_values_are_gguf_values(type: GGMLType) -> None:
-    for x in samples().values():
+    for name, x in samples().items():
+        if type is GGMLType.NVFP4 and name == "large":
+            continue  # refused
         data = quantize(x, type)
         want = gguf_quants.dequantize(data, theirs(type)) if type != F32 else x
         assert np.array_equal(dequantize(data, type), want)
@@ -162,13 +167,14 @@ def test_round_trip_error_is_within_ggml_limit(type: GGMLType) -> None:
     for offset in (0, 1):  # the data and the limit of ggml's test-quantize-fns
         x = (0.1 + 2 * np.cos(np.arange(4096) + offset)).astype(np.float32)
         error = np.sqrt(np.sum((dequantize(quantize(x, type), type) - x) ** 2)) / 4096
-        assert error < ERROR_LIMITS.get(type.name[:2], 0.002)
+        assert error < ERROR_LIMITS.get(type.name, 0.002)
 
 
 @given(arrays(np.float32, 256, elements=st.floats(-60000, 60000, width=32)), st.sampled_from(TYPES))
 @example(np.full(256, 2.0**-126, np.float32), GGMLType.Q8_0)
 @example(np.eye(1, 256, dtype=np.float32)[0] * np.float32(2.0**-126), GGMLType.Q5_1)
 def test_any_finite_row_survives(x: Any, type: GGMLType) -> None:
+    x = x / 32 if type is GGMLType.NVFP4 else x  # whose scales end at 448
     y = dequantize(quantize(x, type), type)
     assert np.isfinite(y).all()
     reach = np.abs(x).max() - min(0, x.min()) + max(0, x.max())
@@ -205,8 +211,8 @@ def test_wrong_sizes_and_types_are_refused() -> None:
         dequantize(np.zeros(33, np.uint8), Q4_0)
     with pytest.raises(TypeMismatch, match="IQ1_S"):
         quantize(np.zeros(256), GGMLType.IQ1_S)
-    with pytest.raises(TypeMismatch, match="NVFP4"):
-        dequantize(np.zeros(36, np.uint8), GGMLType.NVFP4)
+    with pytest.raises(TypeMismatch, match="Q8_1"):
+        dequantize(np.zeros(36, np.uint8), GGMLType.Q8_1)
     with pytest.raises(TypeMismatch, match=r"Q4_Q.*Q4_K"):
         quantize(np.zeros(256), "Q4_Q")
     with pytest.raises(TypeMismatch, match=r"uint8, got float16.*view"):

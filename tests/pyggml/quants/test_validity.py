@@ -10,7 +10,7 @@ from pyggml.dtype import GGMLType
 from pyggml.quants.validity import count_invalid
 
 PLAIN = {GGMLType.F32: "<f4", GGMLType.F16: "<f2", GGMLType.F64: "<f8"}
-OTHERS = (GGMLType.Q8_1, GGMLType.Q8_K, GGMLType.MXFP4, GGMLType.NVFP4)
+OTHERS = (GGMLType.Q8_1, GGMLType.Q8_K, GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.Q1_0)
 KNOWN = [t for t in GGMLType if t.name in gguf.GGMLQuantizationType.__members__]
 QUANTIZED = [t for t in KNOWN if t.is_quantized and t not in OTHERS]
 

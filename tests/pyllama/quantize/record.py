@@ -72,9 +72,10 @@ class Oracle:
         return bool(self.lib.llama_model_quantize(*paths, c.byref(params)) == 0)
 
     def types(self, path: Path, ftype: int, imatrix: bool) -> dict[str, GGMLType]:
-        """The types that llama.cpp would choose for the tensors."""
+        """The types that llama.cpp would choose for the tensors; none if it refuses."""
         weights = {"none": np.ones(1, np.float32)} if imatrix else {}
-        assert self.quantize(path, path, ftype, weights, dry=True)
+        if not self.quantize(path, path, ftype, weights, dry=True):
+            return {}
         found = map(_LINE.search, "".join(self.log).split("\n"))
         return {m[1]: GGMLType[(m[2] or "F32").upper()] for m in found if m}
 
@@ -98,7 +99,7 @@ def record_types(oracle: Oracle, folder: Path) -> None:
             for imatrix in (False, True) if file_type.number is not None else ():
                 types = oracle.types(path, file_type.number or 0, imatrix)
                 key = f"{name} {file_type.name} {'imatrix' if imatrix else 'plain'}"
-                found[key] = "".join(letter(types[t.name]) for t in shape.tensors())
+                found[key] = "".join(letter(types[t.name]) for t in shape.tensors() if types)
     data = json.dumps(found, separators=(",", ":")).encode()
     (OUT / "types.json.gz").write_bytes(gzip.compress(data, mtime=0))
 

@@ -38,7 +38,7 @@ ROUNDED = {
     **dict.fromkeys(("Q8_0", "Q6_K"), 0.02),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M"), 0.05),
     **dict.fromkeys(("Q3_K_S", "Q3_K_M", "Q3_K_L"), 0.6),
-    **dict.fromkeys(("Q2_K", "Q2_K_S", "TQ1_0", "TQ2_0"), 2.5),
+    **dict.fromkeys(("Q2_K", "Q2_K_S", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"), 2.5),
 }
 
 

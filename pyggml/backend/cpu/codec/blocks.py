@@ -26,7 +26,7 @@ from numba import types
 from ....compiler.jit import intrinsic_from_ir
 from ....dtype import GGMLType
 from ....quants import BLOCK_TYPES
-from ....quants.block import SUB, Bits, BlockType, Field, count, is_highest, places
+from ....quants.block import E4M3_UNIT, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
 from ..simd.block_dot import byte_in_lines, moved, power_of_two
@@ -220,6 +220,12 @@ def _scale(b: Value, f: BlockType, block: Value) -> Value:
     if f.scale == "f16":
         d = _half(b, f.d, block, n)
         return b.fmul(d, splat(f32, n, f.unit)) if f.unit != 1 else d
+    if f.scale == "ue4m3":
+        byte = b.zext(_lanes(b, f.d, block, 0, n), vec(i32, n))
+        small = b.bitcast(b.shl(b.and_(byte, splat(i32, n, 127)), splat(i32, n, 20)), vec(f32, n))
+        value = b.fmul(small, splat(f32, n, float(E4M3_UNIT)))
+        is_nan = b.icmp_unsigned("==", byte, splat(i32, n, 0x7F))
+        return b.select(is_nan, splat(f32, n, 0.0), value)
     bits = _element(b, f.d, block, 0)
     if f.scale == "f32":
         return broadcast(b, b.bitcast(bits, f32), n)

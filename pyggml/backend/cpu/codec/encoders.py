@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 from ....compiler.jit import CpuKernel, inline_strict, named_kernel
 from ....dtype import GGMLType
 from ....quants import BLOCK_TYPES
+from ....quants.binary import encode_signs
 from ....quants.block import BlockType
 from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
 from ....quants.iq4 import SMALLEST as SMALLEST_IQ4
@@ -35,7 +36,7 @@ from ....quants.k_quants import (
     encode_q6_k,
     encode_q8_k,
 )
-from ....quants.mxfp4 import encode_exponents
+from ....quants.fp4 import encode_e4m3, encode_exponents
 from ....quants.search import TINY, weighted_search
 from ....quants.ternary import encode_ternary
 from ..abi import bits_f32, f32_bits, f32_ptr, i32_ptr, u8_ptr
@@ -94,6 +95,9 @@ _UP = np.float32(2.0**23)
 _LOG2_E = np.float32(1.442695)
 _A, _B, _C, _D = np.float32(0.5), np.float32(1.5), np.float32(2.5), np.float32(3.5)
 _E, _F, _G = np.float32(5), np.float32(7), np.float32(10)
+# Of NVFP4: E4M3 is subnormal below the first; from the second on its largest number is taken
+_E4M3_NORMAL, _E4M3_TOP = np.float32(2.0**-6), np.float32(256)
+_6, _7, _512 = np.float32(6), np.float32(7), np.float32(512)
 
 
 # --- blocks of 32 codes, centred or from a minimum: see ``quants/blocks_32.py`` ---
@@ -548,7 +552,7 @@ def eight_scales(f: BlockType) -> tuple[Any, Any]:
     return encode, encode_weighted
 
 
-# --- MXFP4: see ``quants/mxfp4.py`` ---
+# --- MXFP4 and NVFP4: see ``quants/fp4.py`` ---
 
 
 @inline_strict
@@ -576,7 +580,7 @@ def _exponent(v):
 
 
 @inline_strict
-def _mxfp4_code(v, d):
+def _fp4_code(v, d):
     """The code of the nearest value; of two that are as near the smaller one."""
     a = abs_f32(v)
     n = np.int64(a > _A * d) + np.int64(a > _B * d) + np.int64(a > _C * d) + np.int64(a > _D * d)
@@ -598,29 +602,83 @@ def exponents(f: BlockType) -> tuple[Any, Any]:
         d = _power_of_two(e)
         u8_ptr(out)[e_at] = e
         for i in range(BLOCK):
-            u8_ptr(codes)[i] = _mxfp4_code(xs[i], d)
+            u8_ptr(codes)[i] = _fp4_code(xs[i], d)
         put_codes(kind, codes, out)
 
     return encode, None
 
 
-# --- TQ1_0 and TQ2_0: see ``quants/ternary.py`` ---
+@inline_strict
+def _e4m3(x):
+    """The byte of a positive E4M3 number that is nearest to ``x`` >= 0, halves up."""
+    if x < _E4M3_NORMAL:
+        return np.int64(min(x * _512 + HALF, _7))
+    if x >= _E4M3_TOP:
+        return 126
+    bits = np.int64(f32_bits(x))
+    code = (bits >> 20) + (bits >> 19 & 1) - (127 - 7 << 3)
+    return code if code < 15 << 3 else 126
+
+
+def e4m3(f: BlockType) -> tuple[Any, Any]:
+    """Scales of groups that are a sixth of their largest magnitudes. Weights change nothing."""
+    kind, d_at, columns, groups = int(f.type), f.d[0].byte, f.columns, f.groups
+    size = columns // groups
+
+    @inline_strict
+    def encode(x, out):
+        xs, codes, scales, unused = f32_ptr(x), stack(columns), stack(4 * groups), 0
+        for g in range(groups):
+            top = ZERO
+            for i in range(size * g, size * (g + 1)):
+                a = abs_f32(xs[i])
+                top = a if a > top else top
+            u8_ptr(out)[d_at + g] = _e4m3(top / _6)
+        get_scales(kind, out, scales, unused)
+        for i in range(columns):
+            d = f32_ptr(scales)[i // size]
+            u8_ptr(codes)[i] = _fp4_code(xs[i], d) if d > ZERO else 0
+        put_codes(kind, codes, out)
+
+    return encode, None
+
+
+# --- Q1_0: see ``quants/binary.py`` ---
+
+
+def signs(f: BlockType) -> tuple[Any, Any]:
+    """Signs and the mean magnitude. Weights change nothing."""
+    kind, d_at, columns = int(f.type), f.d[0].byte, f.columns
+
+    @inline_strict
+    def encode(x, out):
+        xs, codes, total = f32_ptr(x), stack(columns), ZERO
+        for i in range(columns):
+            total += abs_f32(xs[i])
+            u8_ptr(codes)[i] = np.int64(xs[i] >= ZERO)
+        store_f16(out + d_at, total / np.float32(columns))
+        put_codes(kind, codes, out)
+
+    return encode, None
+
+
+# --- TQ1_0, TQ2_0 and Q2_0: see ``quants/ternary.py`` ---
 
 
 def ternary(f: BlockType) -> tuple[Any, Any]:
     """Codes 0, 1 and 2 of -d, 0 and d, the largest magnitude. Weights change nothing."""
-    kind, d_at = int(f.type), f.d[0].byte
+    kind, d_at, columns = int(f.type), f.d[0].byte, f.columns
 
     @inline_strict
     def encode(x, out):
-        xs, codes, d = f32_ptr(x), stack(COLUMNS), ZERO
-        for i in range(COLUMNS):
+        xs, codes, d = f32_ptr(x), stack(columns), ZERO
+        for i in range(columns):
             a = abs_f32(xs[i])
             d = a if a > d else d
         store_f16(out + d_at, d)
         inverse = ONE / d
         inverse = inverse if inverse < INF else ZERO
-        for i in range(COLUMNS):
+        for i in range(columns):
             v = xs[i] * inverse  # halves go away from zero
             u8_ptr(codes)[i] = 1 + np.int64(v >= HALF) - np.int64(v <= -HALF)
         put_codes(kind, codes, out)
@@ -643,6 +701,8 @@ _TWINS: dict[Hashable, Callable[[BlockType], tuple[Any, Any]]] = {
     encode_nl: one_scale,
     encode_xs: eight_scales,
     encode_exponents: exponents,
+    encode_e4m3: e4m3,
+    encode_signs: signs,
     encode_ternary: ternary,
 }
 
