@@ -80,6 +80,7 @@ FILE_TYPES = {
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _BY_NUMBER = {str(f.number): f for f in FILE_TYPES.values() if f.number is not None}
+_ONLY_READ = {39: "NVFP4"}  # has no default type in llama.cpp: converters write it
 _GUESSED = 1024  # a bit of ``general.file_type`` in files whose writer had to guess it
 
 
@@ -101,8 +102,9 @@ def file_type_name(number: object) -> str | None:
     """Return the name of a value of ``general.file_type``; None if it is unknown or missing."""
     if isinstance(number, bool) or not isinstance(number, int):
         return None
-    found = _BY_NUMBER.get(str(number & ~_GUESSED))
-    return None if found is None else found.name
+    number &= ~_GUESSED
+    found = _BY_NUMBER.get(str(number))
+    return _ONLY_READ.get(number) if found is None else found.name
 
 
 def find_tensor_type(text: str) -> GGMLType:

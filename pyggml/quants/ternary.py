@@ -7,8 +7,8 @@ stored as the byte b = ceil(n * 256 / 243): the first digit is then the integer 
 and multiplying b by 3 (in a byte) moves on to the next. Elements 0..159 are digits of 32 bytes,
 160..239 of 16; the last 16 are four digits of 4. Q2_0 has its codes of two bits in order, and the
 fourth, of 2 d, in files that other programs wrote.
-Source: ggml, ``quantize_row_tq1_0_ref``, ``quantize_row_tq2_0_ref`` and ``quantize_row_q2_0_ref``: d is
-the largest magnitude, halves go away from zero.
+Source: ggml, ``quantize_row_tq1_0_ref``, ``quantize_row_tq2_0_ref`` and ``quantize_row_q2_0_ref``:
+d is the largest magnitude, halves go away from zero.
 """
 
 from __future__ import annotations
@@ -67,7 +67,5 @@ TQ2_0 = register(
     )
 )
 Q2_0 = register(
-    BlockType(
-        GGMLType.Q2_0, (Bits(2, 16, (64,), (2,)),), half(0), zero=1, encode=encode_ternary
-    )
+    BlockType(GGMLType.Q2_0, (Bits(2, 16, (64,), (2,)),), half(0), zero=1, encode=encode_ternary)
 )

@@ -29,6 +29,12 @@ ROPE_FACTORS = {  # divisors of rope's angles: of Llama 3; of longrope for long 
     "rope_factors_long.weight?": ("n_rot/2",),
     "rope_factors_short.weight?": ("n_rot/2",),
 }
+SCALED = (  # matrices that may have a ``scale``, one for each expert, in any architecture
+    *(f"blk.{{i}}.attn_{part}" for part in ("q", "k", "v", "qkv", "output", "gate")),
+    *(f"blk.{{i}}.ffn_{part}{kind}" for part in ("gate", "up", "down", "gate_up")
+      for kind in ("", "_shexp", "_exps")),
+    "output",
+)  # fmt: skip
 HEAD = "cls.output.weight"
 CLASSIFIER = {  # the head of a reranker, of any architecture; a dense layer and tanh come first
     "cls.weight?": ("n_embd", "n_embd"),
@@ -127,8 +133,12 @@ class GraphBuilder:
         return y.set_name(name)
 
     def linear(self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None) -> Tensor:
-        """``weight @ x``, plus the bias if the model has one, plus the residual if given."""
+        """``weight @ x``, plus the bias if the model has one, plus the residual if given.
+
+        Of a matrix with a ``scale``, the product is multiplied by it.
+        """
         y = ops.mul_mat(self.ctx, self.weight(f"{prefix}.weight"), x).set_name(name)
+        y = self.weight_scale(y, prefix, name)
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
             y = ops.add(self.ctx, y, bias).set_name(f"{name}_b")
@@ -136,6 +146,15 @@ class GraphBuilder:
             y = self.add_residual(y, residual, name)
         self.graph.build_forward_expand(y)
         return y
+
+    def weight_scale(self, y: Tensor, prefix: str, name: str) -> Tensor:
+        """``y``, a product with a matrix, times the matrix's ``scale`` if it has one.
+
+        Source: NVIDIA, "Introducing NVFP4": a float32 for each tensor extends the range of its E4M3
+        scales; llama.cpp, ``build_lora_mm``.
+        """
+        scale = self.weights.get(f"{prefix}.scale")  # [1]
+        return y if scale is None else ops.mul(self.ctx, y, scale).set_name(f"{name}_s")
 
     def add_residual(self, x: Tensor, residual: Tensor, name: str) -> Tensor:
         """``x`` times ``residual_scale``, plus the residual."""

@@ -51,6 +51,12 @@ def experts(
     def apply(part: str, x: Tensor) -> Tensor:
         matrices = b.weight(f"blk.{i}.ffn_{part}_exps.weight")
         y = ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
+        scale = b.weights.get(f"blk.{i}.ffn_{part}_exps.scale")  # [n_expert]
+        if scale is not None:
+            flat = ops.reshape_1d(ctx, chosen, n_used * n_tokens)
+            scales = ops.get_rows(ctx, ops.reshape_2d(ctx, scale, 1, scale.ne[0]), flat)
+            scales = ops.reshape_3d(ctx, scales, 1, n_used, n_tokens)
+            y = ops.mul(ctx, y, scales).set_name(f"ffn_moe_{part}_s-{i}")
         bias = b.weights.get(f"blk.{i}.ffn_{part}_exps.bias")
         return y if bias is None else ops.add_id(ctx, y, bias, chosen)
 

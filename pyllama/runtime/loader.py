@@ -32,9 +32,10 @@ from pyggml.tensor import BufferType, Dims, Tensor
 
 from ..arch import Arch, get_arch
 from ..errors import ModelError
-from ..graph.builder import CLASSIFIER, HEAD, GraphBuilder
+from ..graph.builder import CLASSIFIER, HEAD, SCALED, GraphBuilder
 from ..graph.sparse.weights import (
     ANY,
+    UNREAD_SCALE,
     Bytes,
     WeightPlan,
     plan_weights,
@@ -388,6 +389,7 @@ def match_tensors(
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
     patterns = sparse_patterns({**qkv_patterns(patterns, file.tensors), **CLASSIFIER}, file.tensors)
+    patterns = scale_patterns(patterns)
     whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)), hparams.of_layer(i))
@@ -433,6 +435,21 @@ def qkv_patterns(
             found[pattern.replace("attn_q.", "attn_qkv.")] = (*sizes[:-1], "n_embd_qkv")
         elif not pattern.startswith(("blk.{i}.attn_k.", "blk.{i}.attn_v.")):
             found[pattern] = sizes
+    return found
+
+
+def scale_patterns(patterns: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """``patterns`` with scales of matrices, and of the inputs that their quantizer saw.
+
+    Source: llama.cpp, ``llama_model_base::load_tensors``, the pass after the architecture's.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, sizes in patterns.items():
+        found[pattern] = sizes
+        prefix, _, end = pattern.rstrip("?").rpartition(".")
+        if end == "weight" and prefix in SCALED:
+            size = ("n_expert",) if prefix.endswith("_exps") else ("1",)
+            found |= {f"{prefix}.{name}?": size for name in ("scale", UNREAD_SCALE)}
     return found
 
 

@@ -144,6 +144,7 @@ def _finished(b: GraphBuilder, parts: list[Tensor], i: int) -> Tensor:
     out = parts[0]
     if len(parts) > 1:
         out = ops.add(b.ctx, *parts).set_name(f"ffn_down_merged-{i}")
+    out = b.weight_scale(out, f"blk.{i}.ffn_down", f"ffn_down-{i}")
     for name in (f"blk.{i}.ffn_down_t.bias", f"blk.{i}.ffn_down.bias"):  # PowerInfer's; ours
         if name in b.weights:
             out = ops.add(b.ctx, out, b.weights[name]).set_name(f"ffn_down_b-{i}")
@@ -167,6 +168,7 @@ def _neurons(
     y = ys[0]
     if len(ys) > 1:
         y = ops.add(b.ctx, *ys).set_name(f"ffn_{part}_merged-{i}")
+    y = b.weight_scale(y, prefix, f"ffn_{part}-{i}")
     bias = b.weights.get(f"{prefix}{suffix}.bias")
     if bias is not None:  # inactive neurons become nonzero, but the mask excludes them from down
         y = ops.add(b.ctx, y, bias).set_name(f"ffn_{part}_b{suffix}-{i}")

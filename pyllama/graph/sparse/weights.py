@@ -31,6 +31,7 @@ from .svd import low_rank
 Bytes = npt.NDArray[np.uint8]
 Patterns = Mapping[str, tuple[str, ...]]  # sizes by tensor name; "?" marks optional tensors
 ANY = "any"  # a size that the file chooses
+UNREAD_SCALE = "input_scale"  # of activations of 4 bits, which ours are not
 _PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
 _FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors are listed before these
 _STEP_ROWS = 256  # rows of a matrix read at once: a few megabytes
@@ -144,7 +145,7 @@ def normalize_powerinfer_metadata(file: GGUFFile) -> None:
 
 def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
     """Return the tensors to skip and to compute at load, for the sources in ``hparams.sparse``."""
-    unread: set[str] = set()
+    unread = {name for name in infos if name.endswith(f".{UNREAD_SCALE}")}
     derived: list[DerivedTensors] = []
     for i in range(hparams.n_layer):
         source, gate, up, down, down_t, fc1, fc2 = (

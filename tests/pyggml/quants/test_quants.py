@@ -29,7 +29,10 @@ TYPES = [*WRITTEN, F16, BF16, F32]
 GGUF_READS = [t for t in TYPES if t.name not in ("Q8_K", "Q1_0", "Q2_0")]
 ERROR_LIMITS = {  # of ggml's test-quantize-fns
     **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), 0.01),
-    **{"Q1_0": 0.025, "Q2_K": 0.0075, "Q3_K": 0.004, "NVFP4": 0.003},
+    "Q1_0": 0.025,
+    "Q2_K": 0.0075,
+    "Q3_K": 0.004,
+    "NVFP4": 0.003,
 }
 by_name = pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
 blocks_only = pytest.mark.parametrize("type", WRITTEN, ids=lambda t: t.name)

@@ -26,6 +26,7 @@ from ....quants import BLOCK_TYPES
 from ....quants.binary import encode_signs
 from ....quants.block import BlockType
 from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
+from ....quants.fp4 import encode_e4m3, encode_exponents
 from ....quants.iq4 import SMALLEST as SMALLEST_IQ4
 from ....quants.iq4 import VALUES, encode_nl, encode_xs
 from ....quants.k_quants import (
@@ -36,7 +37,6 @@ from ....quants.k_quants import (
     encode_q6_k,
     encode_q8_k,
 )
-from ....quants.fp4 import encode_e4m3, encode_exponents
 from ....quants.search import TINY, weighted_search
 from ....quants.ternary import encode_ternary
 from ..abi import bits_f32, f32_bits, f32_ptr, i32_ptr, u8_ptr
@@ -623,18 +623,18 @@ def _e4m3(x):
 def e4m3(f: BlockType) -> tuple[Any, Any]:
     """Scales of groups that are a sixth of their largest magnitudes. Weights change nothing."""
     kind, d_at, columns, groups = int(f.type), f.d[0].byte, f.columns, f.groups
-    size = columns // groups
+    size, scales_bytes = columns // groups, 4 * groups
 
     @inline_strict
     def encode(x, out):
-        xs, codes, scales, unused = f32_ptr(x), stack(columns), stack(4 * groups), 0
+        xs, codes, scales = f32_ptr(x), stack(columns), stack(scales_bytes)
         for g in range(groups):
             top = ZERO
             for i in range(size * g, size * (g + 1)):
                 a = abs_f32(xs[i])
                 top = a if a > top else top
             u8_ptr(out)[d_at + g] = _e4m3(top / _6)
-        get_scales(kind, out, scales, unused)
+        get_scales(kind, out, scales, 0)
         for i in range(columns):
             d = f32_ptr(scales)[i // size]
             u8_ptr(codes)[i] = _fp4_code(xs[i], d) if d > ZERO else 0

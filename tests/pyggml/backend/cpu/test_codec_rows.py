@@ -63,7 +63,8 @@ def test_decoding(kind: GGMLType) -> None:
 
 @named(ENCODED)
 def test_encoding(kind: GGMLType) -> None:
-    x = samples()
+    x = samples() / (32 if kind is GGMLType.NVFP4 else 1)  # whose scales end at 448
+    x = x.astype(np.float32)
     out = np.full((len(x), row_size(kind, N) + 4), 7, np.uint8)
     for row, place in zip(x, out, strict=True):
         call(row_encoder(int(kind)), row, place, N, 0)
