@@ -44,7 +44,7 @@ class Convert:
         keys: computes metadata from config.json, without ``{arch}.``.
         change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
-            must not depend on the layer.
+            must not depend on the layer. Where it returns views of whole rows, MXFP4 is kept.
         extra: computes additional tensors from config.json.
         defaults: values of keys that config.json may omit.
         layer_values: checkpoint name of a single number, with ``{i}`` -> key of the array of all

@@ -58,14 +58,19 @@ class DecodedTensor:
     Attributes:
         shape: NumPy order.
         sources: the stored tensors; the first one gives its place in messages.
-        read: returns the values as float32. Raises: ModelError.
+        decode: returns the values as float32. Raises: ModelError.
         blocks: the values in GGUF's form, where the checkpoint has them so.
     """
 
     shape: tuple[int, ...]
     sources: tuple[StoredTensor, ...]
-    read: Callable[[], Floats]
+    decode: Callable[[], Floats]
     blocks: PackedBlocks | None = None
+
+    def read(self) -> Floats:
+        """Return the values as float32. Raises: ModelError."""
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite
+            return self.decode()
 
     @property
     def path(self) -> Path:

@@ -468,3 +468,11 @@ def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
     assert tensors["a.weight"].shape == (64, 64)
     with pytest.raises(ModelError, match="cannot be read"):
         tensors["a.weight"].read()
+
+
+def test_scales_beyond_float32(tmp_path: Path) -> None:
+    stored, _ = whole((2, 4), np.random.default_rng(0))
+    stored["weight_scale"] = np.array([3e38], np.float32)
+    stored["weight"] = Bytes("F8_E5M2", np.full((2, 4), 0x7B, np.uint8))
+    read = decode(tmp_path, stored, {"quant_method": "fp8"})["weight"].read()
+    assert np.isinf(read).all()
