@@ -38,7 +38,8 @@ class Memory:
     Attributes:
         types: of keys and values, such as ``F16/F16``.
         caches: by ascending window; the first one decides whether the context is full.
-        can_shift: whether positions can change; learned positions are part of keys and values.
+        can_shift: whether positions can change. Learned positions are part of keys and values, and
+            chunks of attention are by position, so evicted cells may be in them again.
 
     Raises:
         AllocError: the caches do not fit into this machine's memory.
@@ -59,7 +60,7 @@ class Memory:
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
-        self.can_shift = not hparams.learned_positions
+        self.can_shift = not (hparams.learned_positions or hparams.swa_chunked)
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
         for i in cached_layers(hparams):
@@ -206,8 +207,8 @@ class Memory:
         """Raise BatchError unless ``can_shift``."""
         if not self.can_shift:
             raise BatchError(
-                "this model has learned positions, which are part of its keys and values: "
-                "positions cannot change, so there is no context shift; use `n_keep=None`"
+                "this model has learned positions or chunked attention, so positions of its keys "
+                "and values cannot change and there is no context shift; use `n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:

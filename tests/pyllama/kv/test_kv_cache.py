@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -257,6 +258,29 @@ def test_a_window_evicts_whole_chunks() -> None:
         kv.place([0], [kv.evicted(0) + 2])
     kv.seq_rm(0)
     assert kv.place([0], [0]) and kv.evicted(0) == -1
+
+
+def test_a_chunked_window_begins_at_a_multiple() -> None:
+    size = 24
+    kv = KVCache(replace(HPARAMS, swa_chunked=True), 2 * CHUNK + 8, 2, window=size)
+    for start in range(0, 8 * CHUNK, 8):
+        positions = list(range(start, start + 8))
+        _cells, places = kv.place([0] * 8, positions)
+        rows = kv.rows([0] * 8, positions, places)
+        for (seq, begin, end, *_), position in zip(rows.tolist(), positions, strict=True):
+            seen = kv.entries(seq)[begin:end, 1].tolist()
+            assert seen == list(range(position // size * size, position + 1))
+    assert kv.n_used <= 2 * CHUNK + 8 and kv.evicted(0) > 0
+    first = (kv.evicted(0) // size + 1) * size  # of the first chunk that is whole
+    kv.seq_cp(0, 1)
+    assert kv.entries(1).tolist() == kv.entries(0).tolist() and kv.evicted(1) == kv.evicted(0)
+    for seq, position, fits in ((0, first - 1, False), (1, first, True)):
+        kv.seq_rm(seq, position)
+        if fits:
+            kv.place([seq], [position])
+        else:
+            with pytest.raises(BatchError, match="clear the sequence, or use `swa_full=True`"):
+                kv.place([seq], [position])
 
 
 def test_removed_positions_do_not_count_as_evicted() -> None:

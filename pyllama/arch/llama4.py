@@ -1,0 +1,143 @@
+"""Llama 4 (text): chunked attention, layers without rope, experts in every n-th layer.
+
+Three of four layers attend within chunks of positions; the fourth attends to all, without rope,
+with an attention temperature. The router's weights multiply the experts' inputs.
+Source: Meta 2025, "The Llama 4 herd"; llama.cpp, ``llama_model_llama4``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.experts import experts, shared_experts
+from ..graph.ffn import ffn
+from ..graph.temperature import attn_temperature
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import llama
+from .qwen3vlmoe import split_experts
+
+_PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
+
+HPARAMS: Values = {
+    "n_swa": Key("attention.sliding_window", _CHUNK),
+    "swa_period": Key("attention.sliding_window_pattern", _PERIOD),
+    "swa_chunked": True,
+    "nope_layers": lambda got: tuple(
+        bool(got["n_swa"]) and i % _PERIOD == _PERIOD - 1 for i in range(got["n_layer"])
+    ),
+    "temperature": Key("attention.temperature_scale", 0.1),
+    "temperature_length": Key("attention.temperature_length", _CHUNK),
+    "moe_period": Key("interleave_moe_layer_step", 1),
+    "expert_gating": GATINGS.index("sigmoid"),
+    "expert_weights_norm": False,
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **llama.EXPERTS,
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_exp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_exp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_exp", "n_embd"),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    hp, ctx, own = b.hparams, b.ctx, b.hparams.own
+    temperature = attn_temperature(b, own["temperature"], own["temperature_length"], offset=1)
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(hp.n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        if hp.nope_layers[i]:
+            q = ops.mul(ctx, q, temperature)
+        else:
+            q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
+            if hp.n_expert != _WITHOUT_NORMS:
+                q, k = (ops.rms_norm(ctx, x, hp.norm_eps) for x in (q, k))
+        cur = b.attention(q, k, v, i)
+        if i == hp.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        if hp.has_experts(i):
+            routed = experts(b, cur, i, "silu", weigh_inputs=True)
+            cur = ops.add(ctx, ops.add(ctx, routed, shared_experts(b, cur, i, "silu")), inp)
+        else:
+            cur = ffn(b, cur, i, "silu", residual=inp)
+        inp = cur.set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    layers = range(int(config["num_hidden_layers"]))
+    step = int(config.get("interleave_moe_layer_step") or 1)
+    kinds = config.get("layer_types")
+    windowed = not kinds or set(kinds) != {"full_attention"}
+    rope = [int(not windowed or i % _PERIOD != _PERIOD - 1) for i in layers]
+    check_config(
+        config,
+        attention_bias=False,
+        no_rope_layers=rope if config.get("no_rope_layers") else None,
+        moe_layers=[i for i in layers if i % step == step - 1],
+        use_qk_norm=config["num_local_experts"] != _WITHOUT_NORMS,
+        attn_temperature_tuning=True,
+        layer_types=[("full", "chunked")[windowed and x] + "_attention" for x in rope],
+    )
+    keys = base_keys(config) | hidden_act(config, "silu")
+    keys["rope.dimension_count"] = keys["attention.key_length"]
+    keys["feed_forward_length"] = int(config["intermediate_size_mlp"])
+    keys["expert_feed_forward_length"] = int(config["intermediate_size"])
+    keys["interleave_moe_layer_step"] = step
+    if float(config.get("attn_scale", 0.1)) != 0.1:
+        keys["attention.temperature_scale"] = float(config["attn_scale"])
+    if config.get("floor_scale", _CHUNK) != _CHUNK:
+        keys["attention.temperature_length"] = int(config["floor_scale"])
+    chunk = int(config.get("attention_chunk_size") or _CHUNK) if windowed else 0
+    return keys if chunk == _CHUNK else keys | {"attention.sliding_window": chunk}
+
+
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+    "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
+    "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
+    "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+    "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+    "model.layers.{i}.feed_forward.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+    "model.layers.{i}.feed_forward.up_proj.weight": "blk.{i}.ffn_up.weight",
+    "model.layers.{i}.feed_forward.down_proj.weight": "blk.{i}.ffn_down.weight",
+    "model.layers.{i}.feed_forward.router.weight": "blk.{i}.ffn_gate_inp.weight",
+    "model.layers.{i}.feed_forward.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+    "model.layers.{i}.feed_forward.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+    "model.layers.{i}.feed_forward.shared_expert.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
+    "model.layers.{i}.feed_forward.shared_expert.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
+    "model.layers.{i}.feed_forward.shared_expert.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+CONVERT = Convert(
+    models=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    tensors={**_NAMES, **{f"language_model.{name}": x for name, x in _NAMES.items()}},
+    other_media=("vision_model.*", "multi_modal_projector.*"),
+    keys=_keys,
+    change=split_experts,
+)
