@@ -11,6 +11,7 @@ Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -101,6 +102,7 @@ _RANGES = {
     "n_dense_lead": (0, 4096),
     "n_layer_nextn": (0, 4096),
     "moe_period": (0, 4096),
+    "n_layer_kv": (0, 4096),
     "n_embd_token": (0, 1 << 20),
     "n_cls_out": (1, 1 << 20),
     "pooling_type": (0, len(POOLINGS) - 1),
@@ -404,7 +406,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got["learned_positions"] = "position_embd.weight" in file.tensors
     n_layer = got["n_layer"] = _n_layer(file, arch)
     _check_range(file, arch, "n_layer", n_layer)  # the length of arrays
-    got |= _read_windows(file, arch, declared.get("swa_period", 1), n_layer)
+    got |= _read_windows(file, arch, declared, n_layer)
     for name, key_name in _PER_LAYER.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
         got[name] = _read_layers(file, f"{arch}.{key_name}", n_layer, default)
@@ -442,6 +444,10 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     if hp.n_expert:
         used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
         _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
+    kinds = {bool(hp.window(i)) for i in range(hp.n_layer_kv or hp.n_layer)}
+    for i in range(hp.n_layer):
+        shared = f"no keys and values before layer {hp.n_layer_kv} that layer {i} could use"
+        _check(file, arch, bool(hp.window(i)) in kinds, shared, "a layer of the same window")
     _check_heads(file, hp, of_arch)
     _check_choices(file, hp)
     return hp
@@ -460,7 +466,7 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
         filled = None if key.default is None else (key.default,) * n_layer
         name = f"{arch}.{key.name}" if key.prefixed else key.name
         values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
-        low, high = (-_MAX_FLOAT, _MAX_FLOAT) if real else (0, 1 << 30)
+        low, high = (-math.inf, _MAX_FLOAT) if real else (0, 1 << 30)  # -inf in Gemma 3n
         for x in values:
             _check(file, arch, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
         return values
@@ -471,13 +477,20 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
     return value
 
 
-def _read_windows(file: GGUFFile, arch: str, period: Any, n_layer: int) -> dict[str, Any]:
-    """Which layers have a window, from the number of a period or an array of layers."""
+def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> dict[str, Any]:
+    """Which layers have a window, from the number of a period or an array of layers.
+
+    With ``swa_dense_first``, the first of every period has full attention, not the last.
+    """
+    period = declared.get("swa_period", 1)
     if not isinstance(period, Key):
         return {} if callable(period) else {"swa_period": period}
     values = file.metadata.get(f"{arch}.{period.name}")
     if not isinstance(values, np.ndarray):
-        return {"swa_period": _read(file, arch, "swa_period", period)}
+        n = _read(file, arch, "swa_period", period)
+        if declared.get("swa_dense_first"):
+            return {"swa_layers": tuple(i % max(n, 1) != 0 for i in range(n_layer))}
+        return {"swa_period": n}
     return {"swa_layers": tuple(map(bool, _by_layer(file, arch, period.name, values, n_layer)))}
 
 

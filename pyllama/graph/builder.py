@@ -221,16 +221,18 @@ class GraphBuilder:
         Shape:
             x [head_dim, n_head, T] -> the same
         """
-        rotated = self._apply_rope(x, self.hparams.rope(layer))
+        rotated = self._apply_rope(x, layer, self.hparams.rope(layer))
         return rotated if rotated is x else rotated.set_name(f"{name} (roped)")
 
-    def _apply_rope(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+    def _apply_rope(self, x: Tensor, layer: int, params: Mapping[str, Any]) -> Tensor:
         if not params["n_dims"]:
             return x
         kind = "rope_freqs" if "rope_freqs.weight" in self.weights else "rope_factors_short"
         if self.hparams.rope_long:
             kind = "rope_factors_long"
         freqs = self.weights.get(f"{kind}.weight")
+        if self.hparams.rope_freq_base_swa and self.hparams.window(layer):
+            freqs = None  # a base of its own is without scaling
         first = x.ne[0] - params["n_dims"] if self.hparams.rope_last else 0
         if first == 0:
             return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
@@ -324,7 +326,7 @@ class GraphBuilder:
             of_heads = ops.view_2d(ctx, cells, cells.ne[0], k.ne[2], cells.nb[1])
             rows = ops.get_rows(ctx, k, of_heads)  # [head_dim, T, n_head_kv]
             rows = self._hadamard(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
-            rows = self._hadamard(self._apply_rope(rows, params), cache.rotate_k)
+            rows = self._hadamard(self._apply_rope(rows, i, params), cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 

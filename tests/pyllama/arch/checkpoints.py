@@ -56,20 +56,21 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
     """A checkpoint's parameters, float32, each from a generator that its name seeds.
 
     Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
-    Gemma's norms add 1 to their weights.
+    Gemma's norms add 1 to their weights, up to Gemma 3.
 
     Args:
         kind: the model type.
         scale: of the embedding and the output matrix, which decides how far logits spread.
     """
     made = {}
+    add_one = kind.startswith("gemma") and not kind.startswith(("gemma3n", "gemma4"))
     for name, shape in shapes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         x = rng.uniform(-1, 1, shape)
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
         else:
-            x = x / 2 + (0 if name.endswith("bias") or kind.startswith("gemma") else 1)
+            x = x / 2 + (0 if name.endswith("bias") or add_one else 1)
         made[name] = x.astype(np.float32)
     return made
 

@@ -115,13 +115,24 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
 
 def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     """The smallest margin between the last used expert of a token and the next one."""
-    used = config.get("num_experts_per_tok")
+    used = config.get("num_experts_per_tok") or config.get("top_k_experts")
     if used is None:
         return float("inf")
+    seen: list[Any] = []  # what each router chooses by
+
+    def note(router: Any, inputs: Any, out: Any) -> None:
+        bias = getattr(router, "e_score_correction_bias", None)
+        seen.append(out[0] if bias is None else out[0].sigmoid() + bias)
+
+    routers = [m for m in model.modules() if type(m).__name__.endswith(("Router", "router"))]
+    hooks = [m.register_forward_hook(note) for m in routers]
     out = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True)
-    if getattr(out, "router_logits", None) is None:
+    for hook in hooks:
+        hook.remove()
+    scores = seen or getattr(out, "router_logits", None)
+    if not scores:
         return float("inf")
-    ordered = torch.stack(out.router_logits).sort(descending=True).values
+    ordered = torch.stack([*scores]).sort(descending=True).values
     return float((ordered[..., used - 1] - ordered[..., used]).min())
 
 
