@@ -1,0 +1,91 @@
+"""AFMoE (Trinity): gated attention, norms before and after each part, rope in windowed layers.
+
+Source: Arcee AI 2025, "Trinity"; llama.cpp, ``llama_model_afmoe``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.attention_gate import attention_gate
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config, Convert, check_config, float32
+from . import exaone_moe, gemma3, llama
+
+HPARAMS: Values = {
+    **exaone_moe.HPARAMS,
+    "n_swa": Key("attention.sliding_window", 0),
+    "n_shared": Key("expert_shared_count"),
+    "n_ff_exp": Key("expert_feed_forward_length", 0),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+}
+
+TENSORS = {
+    **{name: sizes for name, sizes in gemma3.TENSORS.items() if "rope_f" not in name},
+    "blk.{i}.attn_gate.weight": ("n_embd", "n_embd_out"),
+    **llama.EXPERTS,
+    **exaone_moe.SHARED_EXPERTS,
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    hp, ctx = b.hparams, b.ctx
+    inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
+    for i in range(hp.n_layer):
+        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(x, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = attention_gate(b, cur, x, i, "sigmoid")
+        if i == hp.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
+        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+        inp = ops.add(ctx, cur, inp).set_name(f"ffn_inp-{i}")
+        cur = ffn(b, b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}"), i, "silu")
+        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
+        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, mup_enabled=True, attention_bias=False)
+    n = int(config.get("global_attn_every_n_layers") or 4)
+    kinds = config.get("layer_types")
+    slides = (
+        [kind == "sliding_attention" for kind in kinds]
+        if kinds
+        else [(i + 1) % n != 0 for i in range(int(config["num_hidden_layers"]))]
+    )
+    keys = llama.keys(config) | {
+        "attention.sliding_window": int(config["sliding_window"]),
+        "expert_shared_count": int(config["num_shared_experts"]),
+        "leading_dense_block_count": int(config["num_dense_layers"]),
+        "expert_gating_func": GATINGS.index("sigmoid"),
+        "expert_weights_scale": float32(config["route_scale"]),
+        "expert_weights_norm": bool(config.get("route_norm", True)),
+    }
+    if slides != [i % 4 != 3 for i in range(len(slides))]:  # llama.cpp's default
+        keys["attention.sliding_window_pattern"] = slides
+    return keys
+
+
+CONVERT = Convert(
+    models=("AfmoeForCausalLM",),
+    tensors={
+        **gemma3.NAMES,
+        **exaone_moe.EXPERT_NAMES,
+        "model.layers.{i}.self_attn.gate_proj.weight": "blk.{i}.attn_gate.weight",
+        "model.layers.{i}.pre_mlp_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        "model.layers.{i}.post_mlp_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
+        "model.layers.{i}.mlp.router.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        "model.layers.{i}.mlp.expert_bias": "blk.{i}.exp_probs_b.bias",
+    },
+    keys=_keys,
+)

@@ -1,0 +1,122 @@
+"""Cohere2 MoE: attention and experts in parallel, rope in windowed and dense layers only.
+
+Source: Cohere 2026, "North Mini"; llama.cpp, ``llama_model_cohere2moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import GATINGS, Got, Key, Values, nope_without_window
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from . import exaone_moe, llama
+
+
+def _nope_layers(got: Got) -> tuple[bool, ...]:
+    nope = nope_without_window(got)
+    return tuple(x and i >= got["n_dense_lead"] for i, x in enumerate(nope))
+
+
+HPARAMS: Values = {
+    "eps": Key("attention.layer_norm_epsilon", 0.0),
+    "rms_eps": Key("attention.layer_norm_rms_epsilon", 0.0),
+    "norm_eps": lambda got: got["rms_eps"] or got["eps"],
+    "logit_scale": Key("logit_scale"),
+    "n_swa": Key("attention.sliding_window"),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "swa_dense_first": True,
+    "nope_layers": _nope_layers,
+    "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **llama.EXPERTS,
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    hp, ctx = b.hparams, b.ctx
+    norm = b.rms_norm if hp.own["rms_eps"] else b.layer_norm
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(hp.n_layer):
+        x = norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(x, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == hp.n_layer - 1:
+            cur, inp, x = (b.select_outputs(t) for t in (cur, inp, x))
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = ffn(b, x, i, "silu")
+        if hp.of_layer(i).n_ff_shexp:  # the mean of routed and shared experts
+            cur = ops.scale(ctx, cur, 0.5)
+        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+    return b.output(norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, shared_expert_combination_strategy="average", attention_bias=False)
+    lead = exaone_moe.dense_lead(config)
+    if lead:
+        check_config(config, prefix_dense_sliding_window_pattern=1)
+    n_exp, shared = int(config["intermediate_size"]), int(config.get("num_shared_experts") or 0)
+    gating = str(config.get("expert_selection_fn") or "softmax")
+    keys = base_keys(config) | hidden_act(config, "silu")
+    keys |= {
+        "logit_scale": float32(config["logit_scale"]),
+        "rope.dimension_count": int(config["head_dim"]),
+        "rope.scaling.type": "none",
+        "feed_forward_length": int(config.get("prefix_dense_intermediate_size") or n_exp),
+        "attention.sliding_window": int(config["sliding_window"]),
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
+        "leading_dense_block_count": lead,
+        "expert_feed_forward_length": n_exp,
+        "expert_gating_func": GATINGS.index(gating),
+        "expert_weights_norm": gating == "softmax" or bool(config.get("norm_topk_prob")),
+    }
+    if shared:
+        keys["expert_shared_count"] = shared
+        keys["expert_shared_feed_forward_length"] = n_exp * shared
+    return keys
+
+
+CONVERT = Convert(
+    models=("Cohere2MoeForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+        "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
+        "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
+        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **exaone_moe.EXPERT_NAMES,
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+)

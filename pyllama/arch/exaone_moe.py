@@ -1,0 +1,92 @@
+"""EXAONE-MoE (K-EXAONE): rope only in windowed layers, norms of heads, experts after dense layers.
+
+Source: LG AI Research 2025, "K-EXAONE Technical Report"; llama.cpp, ``llama_model_exaone_moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hparams import GATINGS, Key, Values, nope_without_window
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from . import llama, qwen3
+
+NAME = "exaone-moe"
+
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 128),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "nope_layers": nope_without_window,
+    "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+SHARED_EXPERTS = {
+    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
+}
+TENSORS = {**qwen3.TENSORS, **llama.EXPERTS, **SHARED_EXPERTS}
+
+build_graph = llama.build_graph
+
+
+def dense_lead(config: Config) -> int:
+    """The number of first layers without experts; the others must have some."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return int(config.get("first_k_dense_replace") or 0)
+    n = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    check_config(config, mlp_layer_types=["dense"] * n + ["sparse"] * (len(kinds) - n))
+    return n
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    n_exp = int(config["moe_intermediate_size"])
+    shared = int(config["num_shared_experts"])
+    return (
+        base_keys(config)
+        | hidden_act(config, "silu")
+        | {
+            "attention.sliding_window": int(config["sliding_window"]),
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in config["layer_types"]
+            ],
+            "leading_dense_block_count": dense_lead(config),
+            "expert_group_count": int(config.get("n_group") or 1),
+            "expert_group_used_count": int(config.get("topk_group") or 1),
+            "expert_shared_count": shared,
+            "expert_shared_feed_forward_length": n_exp * shared,
+            "expert_gating_func": GATINGS.index("sigmoid"),
+            "expert_weights_scale": float32(config["routed_scaling_factor"]),
+            "expert_weights_norm": bool(config["norm_topk_prob"]),
+            "nextn_predict_layers": 0,  # layers that predict more tokens are left out
+            "rope.scaling.type": "none",
+        }
+    )
+
+
+EXPERT_NAMES = {
+    "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+    "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
+    "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
+    "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
+}
+CONVERT = Convert(
+    models=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
+    tensors={
+        **qwen3.CONVERT.tensors,
+        **EXPERT_NAMES,
+        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+        "model.layers.{i}.mlp.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    },
+    keys=_keys,
+    ignored=(*Convert.ignored, "mtp.*"),
+)

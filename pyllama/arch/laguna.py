@@ -1,0 +1,102 @@
+"""Laguna: gated attention, other heads and rope in windowed layers, experts after dense layers.
+
+Source: poolside 2026, "Laguna"; llama.cpp, ``llama_model_laguna``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.attention_gate import attention_gate
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..graph.sparse.weights import ANY
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from . import exaone_moe, llama, qwen3
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "swa_dense_first": True,
+    "n_ff_shexp": Key("expert_shared_feed_forward_length"),
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+TENSORS = {
+    **{name: sizes for name, sizes in qwen3.TENSORS.items() if "rope_f" not in name},
+    "blk.{i}.attn_gate.weight": ("n_embd", ANY),  # a row for each head, or for each element
+    **llama.EXPERTS,
+    **exaone_moe.SHARED_EXPERTS,
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(b.hparams.n_layer):
+        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(x, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = attention_gate(b, cur, x, i, "softplus")
+        if i == b.hparams.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(
+        config,
+        attention_bias=False,
+        moe_apply_router_weight_on_input=False,
+        moe_router_logit_softcapping=0.0,
+    )
+    n_layer, head_dim = int(config["num_hidden_layers"]), int(config["head_dim"])
+    heads = config.get("num_attention_heads_per_layer")
+    rope = config["rope_parameters"]
+    keys = base_keys(config) | hidden_act(config, "silu")
+    keys |= {
+        "attention.head_count": [
+            int(n) for n in heads or [config["num_attention_heads"]] * n_layer
+        ],
+        "expert_shared_feed_forward_length": int(config["shared_expert_intermediate_size"]),
+        "expert_weights_norm": True,
+        "expert_weights_scale": float32(config["moe_routed_scaling_factor"]),
+        "expert_gating_func": GATINGS.index("sigmoid"),
+        "leading_dense_block_count": exaone_moe.dense_lead(config),
+    }
+    for kind, end in (("full_attention", ""), ("sliding_attention", "_swa")):
+        if kind in rope:
+            share = float(rope[kind].get("partial_rotary_factor", 1.0))
+            keys[f"rope.dimension_count{end}"] = int(head_dim * share)
+    if config.get("sliding_window"):
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        keys["attention.sliding_window"] = int(config["sliding_window"])
+        if slides != [i % 4 != 0 for i in range(n_layer)]:  # llama.cpp's default
+            keys["attention.sliding_window_pattern"] = slides
+    return keys
+
+
+CONVERT = Convert(
+    models=("LagunaForCausalLM",),
+    tensors={
+        **qwen3.CONVERT.tensors,
+        **exaone_moe.EXPERT_NAMES,
+        **{
+            name.replace("shared_experts", "shared_expert"): x
+            for name, x in exaone_moe.EXPERT_NAMES.items()
+        },
+        "model.layers.{i}.self_attn.g_proj.weight": "blk.{i}.attn_gate.weight",
+        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+        "model.layers.{i}.mlp.experts.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    },
+    keys=_keys,
+)
