@@ -87,9 +87,8 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
         name = str(config.get("model_type"))
         return (name, found[name]) if name in found else next(iter(found.items()))
     raise ModelError(
-        f"{folder / 'config.json'}: architectures is {shown(classes)}, supported are "
-        f"LlamaForCausalLM and {n_classes - 1} others of docs/architectures.md; to add one see "
-        "docs/add-a-model.md"
+        f"{folder / 'config.json'}: architectures is {shown(classes)}, which is not supported; "
+        "docs/architectures.md has those that are, docs/add-a-model.md says how to add one"
     )
 
 

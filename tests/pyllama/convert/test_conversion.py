@@ -252,7 +252,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (cut("config.json"), "config.json: not JSON"),
     "unknown": (
         lambda f: config(f, architectures=["NoSuchModel"]),
-        r"\['NoSuchModel'\], supported are .*LlamaForCausalLM.*to add one see docs/add",
+        r"\['NoSuchModel'\], which is not supported; docs/architectures.md.*docs/add-a-model",
     ),
     "no sizes": (lambda f: config(f, num_hidden_layers=None), "'llama.block_count' is missing"),
     "an odd rope": (lambda f: config(f, rope_parameters=5), "the RoPE parameters are 5"),

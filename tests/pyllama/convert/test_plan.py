@@ -157,6 +157,8 @@ def test_invalid_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]])
 def test_unknown_architectures(tmp_path: Path, named: Any) -> None:
-    with pytest.raises(ModelError, match=r"supported are .*LlamaForCausalLM.*docs/add-a-model.md"):
+    with pytest.raises(
+        ModelError, match=r"not supported; docs/architectures.md.*docs/add-a-model.md"
+    ):
         find_arch(tmp_path, {"architectures": named})
     assert find_arch(tmp_path, {"architectures": ["X", "LlamaForCausalLM"]})[0] == "llama"
