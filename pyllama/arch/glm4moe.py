@@ -34,20 +34,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _keys(config: Config) -> dict[str, Any]:
     keys = dots1.expert_keys(config) | hidden_act(config, "silu")
-    if config.get("num_nextn_predict_layers") is not None:
-        keys["nextn_predict_layers"] = int(config["num_nextn_predict_layers"])
-        keys["block_count"] += keys["nextn_predict_layers"]
-    return keys
-
-
-_DRAFTING = {  # of layers that draft tokens, which files keep
-    "embed_tokens": "embed_tokens",
-    "eh_proj": "eh_proj",
-    "enorm": "enorm",
-    "hnorm": "hnorm",
-    "shared_head.head": "shared_head_head",
-    "shared_head.norm": "shared_head_norm",
-}
+    return keys | {"nextn_predict_layers": 0}  # which are left out
 
 
 CONVERT = Convert(
@@ -56,10 +43,6 @@ CONVERT = Convert(
         **qwen3.CONVERT.tensors,
         **dots1.ROUTED,
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
-        **{
-            f"model.layers.{{i}}.{theirs}.weight": f"blk.{{i}}.nextn.{ours}.weight"
-            for theirs, ours in _DRAFTING.items()
-        },
     },
     keys=_keys,
     defaults={"norm_topk_prob": True, "partial_rotary_factor": 0.5},

@@ -91,6 +91,17 @@ def test_a_type_without_kernels_is_refused(
         Model.load(path)
 
 
+def test_layers_that_draft_tokens_are_skipped(tmp_path: Path) -> None:
+    weights = random_weights(SPEC)
+    more = {"blk.2.nextn.enorm.weight": np.ones(64, np.float32)}
+    keys = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
+    model = Model.load(write_model(tmp_path / "x.gguf", SPEC, weights | more, metadata=keys))
+    assert model.hparams.n_layer == SPEC.n_layer == 2 and model.weights.keys() == weights.keys()
+    with pytest.raises(ModelError, match=r"'blk\.2\.attn_norm\.weight' is missing"):
+        keys = {"llama.block_count": 3}
+        Model.load(write_model(tmp_path / "y.gguf", SPEC, weights | more, metadata=keys))
+
+
 def test_a_file_without_weights(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf", Spec(n_vocab=512).metadata() | tokenizer(), {})
     model = Model.load(tmp_path / "x.gguf", vocab_only=True)
