@@ -28,7 +28,7 @@ build_graph = llama.build_graph
 
 def _keys(config: Config) -> dict[str, Any]:
     check_config(config, score_function="sigmoid", moe_router_enable_expert_bias=True)
-    check_config(config, use_qk_norm=True, num_nextn_predict_layers=0, use_bias=False)
+    check_config(config, use_qk_norm=True, use_bias=False)
     n_ff, n_shared = int(config["moe_intermediate_size"]), int(config["num_shared_experts"])
     n_ff_shared = int(config.get("moe_shared_expert_intermediate_size") or n_ff * n_shared)
     return base_keys(config) | hidden_act(config, "silu") | {
@@ -41,7 +41,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "expert_weights_scale": float32(config["routed_scaling_factor"]),
         "expert_weights_norm": bool(config["norm_topk_prob"]),
         "leading_dense_block_count": int(config["first_k_dense_replace"]),
-        "nextn_predict_layers": 0,
+        "nextn_predict_layers": 0,  # which are left out
     }  # fmt: skip
 
 
