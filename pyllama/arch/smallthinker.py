@@ -1,0 +1,88 @@
+"""SmallThinker: the router reads the layer's input before attention, ReLU experts, windows.
+
+Layers without a window have no rope.
+Source: Song et al. 2025, "SmallThinker"; llama.cpp, ``llama_model_smallthinker``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.experts import experts
+from ..hparams import GATINGS, Key, Values, nope_without_window
+from ..mapping.rules import Config, Convert, base_keys, check_config
+from . import llama, qwen2
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "swa_dense_first": True,
+    "nope_layers": nope_without_window,
+}
+
+TENSORS = {
+    **{
+        name: sizes
+        for name, sizes in qwen2.TENSORS.items()
+        if "ffn_gate" not in name and "ffn_up" not in name and "ffn_down" not in name
+    },
+    **llama.EXPERTS,
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(b.hparams.n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == b.hparams.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        router_in = inp
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        cur = experts(b, cur, i, "relu", router_in=router_in)
+        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    n_layer, n_exp = int(config["num_hidden_layers"]), int(config["moe_ffn_hidden_size"])
+    windows = [bool(x) for x in config.get("sliding_window_layout") or [0] * n_layer]
+    if any(windows):
+        check_config(config, rope_layout=[int(x) for x in windows])
+    else:
+        check_config(config, rope_layout=[1] * n_layer)
+    gating = "softmax" if config.get("moe_primary_router_apply_softmax") else "sigmoid"
+    keys = base_keys(config) | {
+        "feed_forward_length": n_exp,
+        "expert_count": int(config["moe_num_primary_experts"]),
+        "expert_used_count": int(config["moe_num_active_primary_experts"]),
+        "expert_feed_forward_length": n_exp,
+        "expert_gating_func": GATINGS.index(gating),
+    }
+    if any(windows):
+        keys["attention.sliding_window"] = int(config["sliding_window_size"])
+        if windows != [i % 4 != 0 for i in range(n_layer)]:  # llama.cpp's default
+            keys["attention.sliding_window_pattern"] = windows
+    return keys
+
+
+_MOE = "model.layers.{i}.block_sparse_moe"
+CONVERT = Convert(
+    models=("SmallThinkerForCausalLM",),
+    tensors={
+        **{k: x for k, x in qwen2.CONVERT.tensors.items() if ".mlp." not in k},
+        f"{_MOE}.primary_router.weight": "blk.{i}.ffn_gate_inp.weight",
+        f"{_MOE}.experts.{{e}}.gate.weight": "blk.{i}.ffn_gate_exps.weight",
+        f"{_MOE}.experts.{{e}}.up.weight": "blk.{i}.ffn_up_exps.weight",
+        f"{_MOE}.experts.{{e}}.down.weight": "blk.{i}.ffn_down_exps.weight",
+    },
+    keys=_keys,
+)
