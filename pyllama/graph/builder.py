@@ -153,8 +153,10 @@ class GraphBuilder:
         Source: NVIDIA, "Introducing NVFP4": a float32 for each tensor extends the range of its E4M3
         scales; llama.cpp, ``build_lora_mm``.
         """
-        scale = self.weights.get(f"{prefix}.scale")  # [1]
-        return y if scale is None else ops.mul(self.ctx, y, scale).set_name(f"{name}_s")
+        scale = self.weights.get(f"{prefix}.scale")  # [1]; of columns in Gemma 4's router
+        if scale is None or scale.ne[0] != 1:
+            return y
+        return ops.mul(self.ctx, y, scale).set_name(f"{name}_s")
 
     def add_residual(self, x: Tensor, residual: Tensor, name: str) -> Tensor:
         """``x`` times ``residual_scale``, plus the residual."""

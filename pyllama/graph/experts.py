@@ -44,11 +44,6 @@ def experts(
     ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
     n_used = b.hparams.n_expert_used
     chosen, weights = _route(b, x if router_in is None else router_in, i)
-    scales = b.weights.get(f"blk.{i}.ffn_down_exps.scale")
-    if scales is not None:  # of each expert's output
-        ids = ops.reshape_1d(ctx, ops.cont(ctx, chosen), n_used * n_tokens)
-        scales = ops.get_rows(ctx, ops.reshape_2d(ctx, scales, 1, scales.ne[0]), ids)
-        weights = ops.mul(ctx, weights, ops.reshape_3d(ctx, scales, 1, n_used, n_tokens))
     x = ops.reshape_3d(ctx, x, n_embd, 1, n_tokens)
     if weigh_inputs:
         x = ops.mul(ctx, ops.repeat_4d(ctx, x, n_embd, n_used, n_tokens, 1), weights)
