@@ -47,9 +47,9 @@ def test_integers_and_doubles(tmp_path: Path) -> None:
 
 def test_zeros_nan_and_unreadable_formats(tmp_path: Path) -> None:
     q = np.zeros(36, np.uint8)
-    a = write(tmp_path / "a", {}, z=np.zeros(2), n=np.ones(2), q=(q, GGMLType.NVFP4, (64,)))
+    a = write(tmp_path / "a", {}, z=np.zeros(2), n=np.ones(2), q=(q, GGMLType.Q8_1, (32,)))
     b = write(
-        tmp_path / "b", {}, z=np.ones(2), n=np.array([1, np.nan]), q=(q + 1, GGMLType.NVFP4, (64,))
+        tmp_path / "b", {}, z=np.ones(2), n=np.array([1, np.nan]), q=(q + 1, GGMLType.Q8_1, (32,))
     )
     found = diff(a, b)
     assert found.values["z"] == module.ValueChange(2, 1.0, np.inf)
