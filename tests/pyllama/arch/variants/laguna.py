@@ -40,6 +40,18 @@ _BASE: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-VARIANTS = {"laguna": _BASE}
+VARIANTS = {
+    "laguna": _BASE,
+    "laguna_elements": {
+        **_BASE,
+        "gating": "per-element",
+        "num_hidden_layers": 3,
+        "num_attention_heads_per_layer": [4, 2, 6],
+        "layer_types": ["full_attention", _SLIDING, "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
 
-LLAMA_CPP = ("laguna",)
+LLAMA_CPP = ("laguna", "laguna_elements")

@@ -1,0 +1,93 @@
+"""MiMo-V2: sinks and more key-value heads in windowed layers, scaled values, experts.
+
+Layers that predict more tokens are left out.
+Source: Xiaomi 2025, "MiMo-V2-Flash Technical Report"; llama.cpp, ``llama_model_mimo2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from . import exaone_moe, llama, qwen2
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
+    "n_swa": Key("attention.sliding_window"),
+    "swa_period": Key("attention.sliding_window_pattern", 1),
+    "value_scale": Key("attention.value_scale", 1.0),
+    "expert_gating": GATINGS.index("sigmoid"),
+}
+
+TENSORS = {
+    **{name: sizes for name, sizes in qwen2.TENSORS.items() if "rope_f" not in name},
+    "blk.{i}.attn_sinks.weight?": ("n_head",),
+    **llama.EXPERTS,
+    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(b.hparams.n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
+        cur = b.attention(q, k, v, i, b.weights.get(f"blk.{i}.attn_sinks.weight"))
+        cur = ops.scale(b.ctx, cur, b.hparams.own["value_scale"])
+        if i == b.hparams.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    head_dim, heads = int(config["head_dim"]), int(config["num_key_value_heads"])
+    check_config(
+        config, attention_bias=False, n_group=1, topk_group=1, norm_topk_prob=True,
+        routed_scaling_factor=1.0, swa_head_dim=head_dim, swa_v_head_dim=config["v_head_dim"],
+        swa_num_attention_heads=config["num_attention_heads"],
+    )  # fmt: skip
+    slides = [bool(x) for x in config["hybrid_layer_pattern"]]
+    sparse = ["sparse" if x else "dense" for x in config["moe_layer_freq"]]
+    window = config.get("sliding_window_size")  # tokens before the token's own
+    keys = base_keys(config) | hidden_act(config, "silu")
+    return keys | {
+        "attention.layer_norm_rms_epsilon": float32(config.get("layernorm_epsilon", 1e-5)),
+        "attention.head_count_kv": [
+            int(config["swa_num_key_value_heads"]) if sliding else heads for sliding in slides
+        ],
+        "attention.sliding_window": int(config["sliding_window"] if window is None else window + 1),
+        "attention.sliding_window_pattern": slides,
+        "attention.value_length": int(config["v_head_dim"]),
+        "attention.value_scale": float32(config.get("attention_value_scale") or 1.0),
+        "rope.dimension_count": int(head_dim * float(config["partial_rotary_factor"])),
+        "rope.freq_base": float(config["rope_theta"]),
+        "rope.freq_base_swa": float(config["swa_rope_theta"]),
+        "expert_count": int(config["n_routed_experts"]),
+        "leading_dense_block_count": exaone_moe.dense_lead({"mlp_layer_types": sparse}),
+    }
+
+
+CONVERT = Convert(
+    models=("MiMoV2FlashForCausalLM",),
+    tensors={
+        **qwen2.CONVERT.tensors,
+        **exaone_moe.EXPERT_NAMES,
+        "model.layers.{i}.self_attn.attention_sink_bias": "blk.{i}.attn_sinks.weight",
+        "model.layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight",
+        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    },
+    keys=_keys,
+    ignored=(*Convert.ignored, "model.mtp.*"),
+)

@@ -1,0 +1,55 @@
+"""Tiny checkpoints of ``mimo2``."""
+
+from __future__ import annotations
+
+VARIANTS = {
+    "mimo2": {
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "model_type": "mimo_v2_flash",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "moe_intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "swa_num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "swa_num_key_value_heads": 2,
+        "head_dim": 48,
+        "swa_head_dim": 48,
+        "v_head_dim": 32,
+        "swa_v_head_dim": 32,
+        "max_position_embeddings": 256,
+        "vocab_size": 512,
+        "layernorm_epsilon": 1e-5,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 16,
+        "sliding_window_size": 16,
+        "hybrid_layer_pattern": [0, 1, 1],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "moe_layer_freq": [0, 1, 1],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "attention_value_scale": 0.707,
+        "rope_theta": 5000000.0,
+        "swa_rope_theta": 10000.0,
+        "partial_rotary_factor": 0.334,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 5000000.0,
+                "partial_rotary_factor": 0.334,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.334,
+            },
+        },
+    },
+}
