@@ -10,30 +10,30 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import tensors
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gemma3
 
 HPARAMS: Values = {}
 
-TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.post_attention_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_norm.weight": ("n_embd",),
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+        "blk.{i}.post_attention_norm.weight": ("n_embd",),
+        "blk.{i}.ffn_norm.weight": ("n_embd",),
+        "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
+        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+        "output_norm.weight": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

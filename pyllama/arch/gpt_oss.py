@@ -14,6 +14,7 @@ from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
 
@@ -28,30 +29,24 @@ HPARAMS: Values = {
     "expert_weights_norm": False,
 }
 
-TENSORS = {  # in the order of their use
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_sinks.weight": ("n_head",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.attn_output.bias?": ("n_embd",),
-    "blk.{i}.post_attention_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
-    "blk.{i}.ffn_gate_inp.bias": ("n_expert",),
-    "blk.{i}.ffn_gate_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_gate_exps.bias": ("n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_up_exps.bias": ("n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_embd", "n_expert"),
-    "blk.{i}.ffn_down_exps.bias": ("n_embd", "n_expert"),
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {  # in the order of their use
+        "blk.{i}.attn_norm.weight": ("n_embd",),
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_sinks.weight": ("n_head",),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.post_attention_norm.weight": ("n_embd",),
+        "blk.{i}.ffn_gate_inp.*": ("n_embd", "n_expert"),
+        "blk.{i}.ffn_gate_exps.*": ("n_embd", "n_ff_exp", "n_expert"),
+        "blk.{i}.ffn_up_exps.*": ("n_embd", "n_ff_exp", "n_expert"),
+        "blk.{i}.ffn_down_exps.*": ("n_ff_exp", "n_embd", "n_expert"),
+        "output_norm.weight": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Tensors, base_keys, check_config, float32
 from . import gpt2, starcoder2
@@ -22,11 +23,12 @@ HPARAMS: Values = {
     "attn_scale": lambda got: 1 / got["head_dim_arr"][0],
 }
 
-TENSORS = {
-    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_gate.bias": ("n_ff",),
-}
+TENSORS = tensors(
+    {
+        **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+        "blk.{i}.ffn_gate.*": ("n_embd", "n_ff"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -14,6 +14,7 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32
 
@@ -25,25 +26,20 @@ HPARAMS: Values = {
     "attn_scale": Key("attention.scale", 0.0),
 }
 
-TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_norm.bias?": ("n_embd",),
-    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
-    "blk.{i}.attn_qkv.bias?": ("n_embd_qkv",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.attn_output.bias?": ("n_embd",),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_norm.bias?": ("n_embd",),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.bias?": ("n_ff",),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "blk.{i}.ffn_down.bias?": ("n_embd",),
-    "output_norm.weight": ("n_embd",),
-    "output_norm.bias?": ("n_embd",),
-    "position_embd.weight?": ("n_embd", "n_ctx_train"),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_norm.*?": ("n_embd",),
+        "blk.{i}.attn_qkv.*?": ("n_embd", "n_embd_qkv"),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.*?": ("n_embd",),
+        "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        "output_norm.*?": ("n_embd",),
+        "position_embd.weight?": ("n_embd", "n_ctx_train"),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -13,6 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act, window_keys
 
@@ -25,27 +26,25 @@ HPARAMS: Values = {
     "rope_freq_base_swa": lambda got: got["swa_base"] or got["rope_freq_base"],
 }
 
-TENSORS = {
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_q_norm.weight": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_k_norm.weight": ("n_embd_k",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.attn_output.bias?": ("n_embd",),
-    "blk.{i}.post_attention_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
-    **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_q_norm.weight": ("n_embd_q",),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_k_norm.weight": ("n_embd_k",),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.post_attention_norm.weight": ("n_embd",),
+        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+        **ROPE_FACTORS,
+        "output_norm.weight": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

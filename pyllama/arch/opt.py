@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
     Array,
@@ -34,31 +35,24 @@ HPARAMS: Values = {
     "n_embd_token": Key("token_embedding_length", 0),
 }
 
-TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_norm.bias": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.attn_output.bias?": ("n_embd",),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_norm.bias": ("n_embd",),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.bias?": ("n_ff",),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "blk.{i}.ffn_down.bias?": ("n_embd",),
-    "output_norm.weight": ("n_embd_output_norm",),
-    "output_norm.bias?": ("n_embd_output_norm",),
-    "project_out.weight": ("n_embd", "n_embd_token"),
-    "project_in.weight": ("n_embd_token", "n_embd"),
-    "position_embd.weight": ("n_embd", "n_ctx_train"),
-    "token_embd.weight": ("n_embd_inp", "n_vocab"),
-    "output.weight?": ("n_embd_inp", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_norm.*": ("n_embd",),
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.*": ("n_embd",),
+        "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        "output_norm.*?": ("n_embd_output_norm",),
+        "project_out.weight": ("n_embd", "n_embd_token"),
+        "project_in.weight": ("n_embd_token", "n_embd"),
+        "position_embd.weight": ("n_embd", "n_ctx_train"),
+        "token_embd.weight": ("n_embd_inp", "n_vocab"),
+        "output.weight?": ("n_embd_inp", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

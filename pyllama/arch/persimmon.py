@@ -13,6 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gpt2
@@ -23,13 +24,13 @@ HPARAMS: Values = {
     "n_rot_arr": lambda got: tuple(n // 2 for n in got["head_dim_arr"]),  # files have the head's
 }
 
-TENSORS = {
-    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
-    "blk.{i}.attn_q_norm.weight": ("head_dim",),
-    "blk.{i}.attn_q_norm.bias": ("head_dim",),
-    "blk.{i}.attn_k_norm.weight": ("head_dim",),
-    "blk.{i}.attn_k_norm.bias": ("head_dim",),
-}
+TENSORS = tensors(
+    {
+        **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+        "blk.{i}.attn_q_norm.*": ("head_dim",),
+        "blk.{i}.attn_k_norm.*": ("head_dim",),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama, starcoder2
@@ -24,14 +25,15 @@ HPARAMS: Values = {
     "router_jitter": _JITTER,
 }
 
-TENSORS = {
-    **{name: sizes for name, sizes in starcoder2.TENSORS.items() if ".ffn_" not in name},
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_norm.bias": ("n_embd",),
-    **llama.EXPERTS,
-    **ROPE_FACTORS,
-    "output.bias?": ("n_vocab",),
-}
+TENSORS = tensors(
+    {
+        **{name: sizes for name, sizes in starcoder2.TENSORS.items() if ".ffn_" not in name},
+        "blk.{i}.ffn_norm.*": ("n_embd",),
+        **llama.EXPERTS,
+        **ROPE_FACTORS,
+        "output.bias?": ("n_vocab",),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import tensors
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, float32
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
 
-TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
-    "blk.{i}.attn_qkv.bias": ("n_embd_qkv",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff/2"),  # n_ff is of gate and up together
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff/2"),
-    "blk.{i}.ffn_down.weight": ("n_ff/2", "n_embd"),
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_norm.weight": ("n_embd",),
+        "blk.{i}.attn_qkv.*": ("n_embd", "n_embd_qkv"),
+        "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.weight": ("n_embd",),
+        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff/2"),  # n_ff is of gate and up together
+        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff/2"),
+        "blk.{i}.ffn_down.weight": ("n_ff/2", "n_embd"),
+        "output_norm.weight": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight": ("n_embd", "n_vocab"),
+    }
+)
 build_graph = llama.build_graph
 
 

@@ -13,34 +13,32 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
 from .command_r import qkv
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
-TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_norm.bias": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_q_norm.weight?": ("head_dim", "n_head"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.ffn_norm.weight?": ("n_embd",),
-    "blk.{i}.ffn_norm.bias?": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "output_norm.weight": ("n_embd",),
-    "output_norm.bias": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {
+        "blk.{i}.attn_norm.*": ("n_embd",),
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_q_norm.weight?": ("head_dim", "n_head"),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.weight?": ("n_embd",),
+        "blk.{i}.ffn_norm.bias?": ("n_embd",),
+        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        "output_norm.*": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -9,33 +9,27 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Convert, base_keys, hidden_act
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
-TENSORS = {  # in the order of their use
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_norm.bias": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_q.bias?": ("n_embd_q",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_k.bias?": ("n_embd_k",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_v.bias?": ("n_embd_v",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.attn_output.bias?": ("n_embd",),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_norm.bias": ("n_embd",),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.bias?": ("n_ff",),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    "blk.{i}.ffn_down.bias?": ("n_embd",),
-    "output_norm.weight": ("n_embd",),
-    "output_norm.bias": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
-}
+TENSORS = tensors(
+    {  # in the order of their use
+        "blk.{i}.attn_norm.*": ("n_embd",),
+        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.*": ("n_embd",),
+        "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        "output_norm.*": ("n_embd",),
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "output.weight?": ("n_embd", "n_vocab"),
+    }
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
