@@ -158,7 +158,6 @@ class HParams:
     swa_layers: tuple[bool, ...] = ()  # the layers with a window, in place of swa_period
     swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
-    rope_sections: tuple[int, ...] = ()  # pairs of each section of multi-section rope
     n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all

@@ -162,7 +162,8 @@ class Lists:
         tests = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.pg]
         for *values, (n_prompt, n_gen) in itertools.product(*fields.values(), tests):
             if n_prompt or n_gen:
-                yield BenchCase(n_prompt, n_gen, **dict(zip(fields, values, strict=True)))
+                sizes = dict(zip(fields, values, strict=True))
+                yield BenchCase(n_prompt=n_prompt, n_gen=n_gen, **sizes)
 
     def extra_fields(self) -> list[str]:
         """Return the fields that the Markdown table shows because they are not the default."""

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: dense first layers, then sigmoid routing and shared experts; half of rope.
+"""GLM-4.5, GLM-4.6, Solar Open: dense first layers, then sigmoid routing and shared experts.
 
 Source: GLM-4.5 Team 2025, "GLM-4.5: Agentic, Reasoning, and Coding Foundation Models"; llama.cpp,
 ``llama_model_glm4_moe``.
@@ -33,17 +33,19 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _keys(config: Config) -> dict[str, Any]:
+    if config.get("model_type") != "solar_open":
+        config = {"partial_rotary_factor": 0.5, **config}
     keys = dots1.expert_keys(config) | hidden_act(config, "silu")
     return keys | {"nextn_predict_layers": 0}  # which are left out
 
 
 CONVERT = Convert(
-    models=("Glm4MoeForCausalLM",),
+    models=("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     tensors={
         **qwen3.CONVERT.tensors,
         **dots1.ROUTED,
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
     },
     keys=_keys,
-    defaults={"norm_topk_prob": True, "partial_rotary_factor": 0.5},
+    defaults={"norm_topk_prob": True},
 )

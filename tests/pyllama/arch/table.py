@@ -63,3 +63,23 @@ that its own converter makes: the same 32 greedy tokens, the logarithms of all p
 0.002. [Adding one](add-a-model.md) is one file.
 """)
     print(markdown(), end="")
+    print("""
+## Left out
+
+Of llama.cpp's architectures these do not run here yet:
+
+- with recurrent state, whole or in part: `arwkv7` `bailingmoe3` `falcon-h1` `granitehybrid` `jamba`
+  `kimi-linear` `kimi-k3` `lfm2` `lfm2moe` `mamba` `mamba2` `minimax-01` `nemotron_h`
+  `nemotron_h_moe` `plamo2` `qwen3next` `qwen35` `qwen35moe` `qwen4exp` `rwkv6` `rwkv6qwen2` `rwkv7`:
+  the cache holds keys and values only;
+- encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`
+  `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
+  `nomic-bert-moe` `t5` `t5encoder`;
+- heads that draft for another model: `dflash` `eagle3` `gemma4-assistant`;
+- texts made by diffusion, not token by token: `dream` `llada` `llada-moe` `rnd1`;
+- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; language models of image
+  models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
+- caches of a kind of their own (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
+  `hrm_text` `minimax-m3`;
+- decoders of keys and values that nobody has added: `granite_swa` `graniteswitch` `grovemoe`
+  `hy_v3` `hy_v4` `k2-horizon` `maple` `muse-glimmer` `plamo3` `spark2_5` `step35` `talkie`.""")

@@ -43,6 +43,14 @@ VARIANTS = {
         "norm_topk_prob": False,
         "routed_scaling_factor": 2.5,
     },
+    "glm4moe_solar": {
+        **{k: v for k, v in _BASE.items() if "nextn" not in k and "rotary" not in k},
+        "architectures": ["SolarOpenForCausalLM"],
+        "model_type": "solar_open",
+        "first_k_dense_replace": 0,
+        "attention_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "glm4moe_drafting": {
         **_BASE,
         "attention_bias": False,
@@ -95,7 +103,7 @@ SHAPES = {
     }
 }
 
-LLAMA_CPP = ("glm4moe", "glm4moe_norms", "glm4moe_drafting")
+LLAMA_CPP = ("glm4moe", "glm4moe_norms", "glm4moe_solar", "glm4moe_drafting")
 
 # llama.cpp's converter keeps the layer that drafts tokens.
 _PARTS = (
