@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
@@ -25,6 +25,7 @@ from ..mapping.rules import (
     check_config,
     regroup_qkv,
 )
+from . import gpt2
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
@@ -32,36 +33,16 @@ HPARAMS: Values = {
     "max_alibi_bias": 8.0,
 }
 
-TENSORS = tensors(
-    {
-        "token_embd_norm.*": ("n_embd",),
-        "blk.{i}.attn_norm.*": ("n_embd",),
-        "blk.{i}.attn_qkv.*": ("n_embd", "n_embd_qkv"),
-        "blk.{i}.attn_output.*": ("n_embd_out", "n_embd"),
-        "blk.{i}.ffn_norm.*": ("n_embd",),
-        "blk.{i}.ffn_up.*": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.*": ("n_ff", "n_embd"),
-        "output_norm.*": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
-    }
-)
+TENSORS = {
+    **tensors({"token_embd_norm.*": ("n_embd",)}),
+    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+}
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    inp = b.layer_norm(inp, "token_embd_norm", "inp_norm")
-    for i in range(n_layer):
-        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = b.attention(*b.qkv(cur, i), i)  # [n_embd_q, T]
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "gelu", residual=inp)
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    inp = b.layer_norm(b.embed("token_embd.weight"), "token_embd_norm", "inp_norm")
+    return layer_norm_decoder(b, inp, "gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import layer_norm_decoder
 from ..mapping.rules import Config, Convert, base_keys, check_config
 from . import gpt2, starcoder2
 
@@ -25,7 +26,7 @@ del TENSORS["token_embd.weight"], TENSORS["output.weight?"]
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     tied = "token_embd.weight" not in b.weights
-    return starcoder2.decoder(b, "gelu", "output.weight" if tied else "token_embd.weight")
+    return layer_norm_decoder(b, b.embed("output.weight" if tied else "token_embd.weight"), "gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

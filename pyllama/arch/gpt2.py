@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
@@ -50,17 +50,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.add_positions(b.embed("token_embd.weight"))  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = b.attention(*b.qkv(cur, i), i)  # [n_embd_q, T]
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "gelu", residual=inp)
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, b.add_positions(b.embed("token_embd.weight")), "gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Tensors, base_keys, check_config, float32
-from . import gpt2, starcoder2
+from . import gpt2
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon"),
@@ -33,7 +34,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return starcoder2.decoder(b, "silu")
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import layer_norm_decoder
 from ..mapping.rules import Config
 from . import llama, starcoder2
 
@@ -20,7 +21,7 @@ TENSORS = starcoder2.TENSORS
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return starcoder2.decoder(b, "relu_sqr")
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "relu_sqr")
 
 
 def _keys(config: Config) -> dict[str, Any]:

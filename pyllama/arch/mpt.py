@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32
@@ -44,19 +44,10 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     if b.hparams.learned_positions:
         inp = b.add_positions(inp)
-    for i in range(n_layer):
-        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = b.attention(*b.qkv(cur, i), i)  # [n_embd_q, T]
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "gelu_erf", residual=inp)
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, inp, "gelu_erf")
 
 
 def _keys(config: Config) -> dict[str, Any]:

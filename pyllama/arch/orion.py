@@ -12,9 +12,10 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import layer_norm_decoder
 from ..hparams import Key, Values
 from ..mapping.rules import Config, base_keys, float32, hidden_act
-from . import llama, qwen2, starcoder2
+from . import llama, qwen2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
@@ -28,7 +29,7 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return starcoder2.decoder(b, "silu")
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

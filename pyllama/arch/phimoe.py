@@ -11,6 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
@@ -38,7 +39,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return starcoder2.decoder(b, "silu")
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Convert, base_keys, hidden_act
@@ -34,23 +34,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, "gelu")
-
-
-def decoder(b: GraphBuilder, act: str, embedding: str = "token_embd.weight") -> Tensor:
-    """``build_graph`` with another activation, and a gate if the model has one."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed(embedding)  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:  # the rest is for tokens whose logits are wanted
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, act, residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "gelu")
 
 
 CONVERT = Convert(
