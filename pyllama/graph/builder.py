@@ -114,6 +114,11 @@ class GraphBuilder:
     def weight(self, name: str) -> Tensor:
         """A required weight by name. Raises: ModelError."""
         if name not in self.weights:
+            if name.replace("ffn_down.", "ffn_down_t.") in self.weights:  # laid out for AXPY
+                raise ModelError(
+                    "sparse inference does not support the feed-forward part of "
+                    f"{self.hparams.arch} models; use `sparse='off'`"
+                )
             raise ModelError(f"tensor '{name}' of this {self.hparams.arch} model is missing")
         return self.weights[name]
 

@@ -160,7 +160,7 @@ OPENED = {
     "pyggml/files.py", "pyggml/compiler/jit.py", "pyggml/host.py", "pyggml/cgroup.py",
     "pyggml/compiler/code_cache.py", "pyggml/compiler/sources.py", "pyggml/viz/html.py",
     "pyllama/bench/bench.py",
-    "cli/output.py", "cli/tool.py", "pyllama/server/page/files.py",
+    "cli/output.py", "cli/tool.py", "cli/differences.py", "pyllama/server/page/files.py",
     "pyllama/cluster/batch_files.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")

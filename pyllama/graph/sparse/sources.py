@@ -118,9 +118,15 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
             f"{file.path}: sparse inference does not support models with experts "
             f"({hparams.n_expert}); use `sparse='off'`"
         )
+    n_ff = hparams.n_ff_arr[i]
+    up, down = (file.tensors.get(f"blk.{i}.ffn_{part}.weight") for part in ("up", "down"))
+    if not n_ff or (up is not None and down is not None and up.ne[1] != down.ne[0]):
+        raise ModelError(
+            f"{file.path}: sparse inference does not support layers without a feed-forward part, "
+            "or with gate and up in one matrix; use `sparse='off'`"
+        )
     if source == "predictor":
         _check_predictor(file, i, predicted)
-    n_ff = hparams.n_ff_arr[i]
     if source == "topk" and (number or 0) > n_ff:
         raise ModelError(f"sparse topk={number}: a layer has {n_ff} neurons")
     if source == "svd":

@@ -18,6 +18,7 @@ from pyllama.chat.turn import TurnOptions
 from pyllama.engine import Engine, Lease
 from pyllama.errors import ContextFull
 from pyllama.sampling import SamplingParams
+from pyllama.tokenizer.detokenize import Pieces
 
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
 from .tools.templates import TEMPLATES
@@ -123,12 +124,18 @@ def test_a_reply_that_is_left_has_no_tokens_that_were_held_back(aborted: bool) -
 def test_a_token_of_which_a_part_was_shown() -> None:
     tokens = {7: b"one", 8: b" two \xc3", 9: b"\xa9", 10: b"."}
     reply = Reply(ReplyOptions(SamplingParams(temp=0), stop=("two x",)))
-    fake: Any = SimpleNamespace(
-        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=(),
-        vocab=SimpleNamespace(suppress=()),
-    )  # fmt: skip
+
+    class Fake(Pieces):
+        eog, vocab = (), SimpleNamespace(suppress=())
+
+        def token_to_piece(self, token: int, special: bool = False) -> bytes:
+            return tokens[token]
+
+        def is_eog(self, token: int) -> bool:
+            return False
+
     state = state_of("")
-    state.context.model.tokenizer = fake
+    state.context.model.tokenizer = Fake()
     state.context.model.logits = lambda past: np.eye(260, dtype=np.float32)[7 + len(past) - 3]
     stream = reply.stream(state, ids("ab"))
     assert [next(stream), next(stream)] == ["one", " "]

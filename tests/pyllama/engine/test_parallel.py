@@ -171,15 +171,15 @@ def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_pat
 def test_batched_bench_measures_sizes_that_fit(make: Make) -> None:
     context = make(n_seq_max=4, n_ctx=100)
     rows = list(batched_bench(context, [8, 16], [4], [1, 4, 2]))
-    assert [(r.pp, r.tg, r.pl, r.n_kv) for r in rows] == [
+    assert [(r["pp"], r["tg"], r["pl"], r["n_kv"]) for r in rows] == [
         (8, 4, 1, 12), (8, 4, 4, 48), (8, 4, 2, 24), (16, 4, 1, 20), (16, 4, 4, 80), (16, 4, 2, 40),
     ]  # fmt: skip
     for r in rows:
-        assert r.speed_tg == pytest.approx(r.tg * r.pl / r.t_tg)
-        assert r.speed == pytest.approx((r.pp + r.tg) * r.pl / r.t)
+        assert r["speed_tg"] == pytest.approx(r["tg"] * r["pl"] / r["t_tg"])
+        assert r["speed"] == pytest.approx((r["pp"] + r["tg"]) * r["pl"] / r["t"])
     (row,) = batched_bench(context, [60], [4], [4], shared=True)
-    assert row.n_kv == required_cells(60, 4, 4, True) == 76
-    assert row.speed_pp == pytest.approx(60 / row.t_pp)
+    assert row["n_kv"] == required_cells(60, 4, 4, True) == 76
+    assert row["speed_pp"] == pytest.approx(60 / row["t_pp"])
     assert not list(batched_bench(context, [60], [4], [4]))
     with pytest.raises(BatchError, match="5 parallel sequences: this context has 4"):
         next(batched_bench(context, [8], [4], [5]))
