@@ -7,9 +7,47 @@ Made from the architectures' files, ``variants.py`` and the list of what llama.c
 
 from __future__ import annotations
 
+import sys
+
 from pyllama.arch import Arch, arch_names, get_arch
 
 from .variants import LLAMA_CPP, SHAPES, VARIANTS
+
+_HEAD = """\
+# Architectures
+
+Made by `python -m tests.pyllama.arch.table > docs/architectures.md`.
+
+The name is that of `general.architecture`. A variant is a tiny checkpoint with random weights,
+biases and norms; the tests convert each and compare it with what transformers recorded in float32:
+logits within 0.0001 (their standard deviation is 1.5), the same 16 greedy tokens, and the keys and
+tensors that llama.cpp's converter writes; the same bits for any threads, batches and layout of
+weights; F16 and Q8_0 within 2 % of squared error. `*`: llama.cpp runs our file of it and chooses
+the same tokens. `†`: transformers lacks the model, so llama.cpp is the reference, with the file
+that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
+0.002. [Adding one](add-a-model.md) is one file.
+"""
+_LEFT_OUT = """\
+## Left out
+
+Of llama.cpp's architectures these do not run here yet:
+
+- with recurrent state, whole or in part: `arwkv7` `bailingmoe3` `falcon-h1` `granitehybrid` `jamba`
+  `kimi-linear` `kimi-k3` `lfm2` `lfm2moe` `mamba` `mamba2` `minimax-01` `nemotron_h`
+  `nemotron_h_moe` `plamo2` `qwen3next` `qwen35` `qwen35moe` `qwen4exp` `rwkv6` `rwkv6qwen2`
+  `rwkv7`: the cache holds keys and values only;
+- encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`
+  `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
+  `nomic-bert-moe` `t5` `t5encoder`;
+- heads that draft for another model: `dflash` `eagle3` `gemma4-assistant`;
+- texts made by diffusion, not token by token: `dream` `llada` `llada-moe` `rnd1`;
+- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; language models of image
+  models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
+- caches of a kind of their own (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
+  `hrm_text` `minimax-m3`;
+- decoders of keys and values that nobody has added: `granite_swa` `graniteswitch` `grovemoe`
+  `hy_v3` `hy_v4` `k2-horizon` `maple` `muse-glimmer` `plamo3` `spark2_5` `step35` `talkie`.
+"""
 
 
 def _positions(arch: Arch) -> str:
@@ -42,44 +80,17 @@ def _row(name: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def markdown() -> str:
+def _table() -> str:
     """The table of the page."""
     head = ["architecture", "what it is", "config.json names", "positions", "variants checked"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *(_row(name) for name in arch_names())]) + "\n"
 
 
+def page() -> str:
+    """The text of docs/architectures.md."""
+    return f"{_HEAD}\n{_table()}\n{_LEFT_OUT}"
+
+
 if __name__ == "__main__":
-    print("# Architectures\n")
-    print("Made by `python -m tests.pyllama.arch.table > docs/architectures.md`.\n")
-    print("""\
-The name is that of `general.architecture`. A variant is a tiny checkpoint with random weights,
-biases and norms; the tests convert each and compare it with what transformers recorded in float32:
-logits within 0.0001 (their standard deviation is 1.5), the same 16 greedy tokens, and the keys and
-tensors that llama.cpp's converter writes; the same bits for any threads, batches and layout of
-weights; F16 and Q8_0 within 2 % of squared error. `*`: llama.cpp runs our file of it and chooses
-the same tokens. `†`: transformers lacks the model, so llama.cpp is the reference, with the file
-that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
-0.002. [Adding one](add-a-model.md) is one file.
-""")
-    print(markdown(), end="")
-    print("""
-## Left out
-
-Of llama.cpp's architectures these do not run here yet:
-
-- with recurrent state, whole or in part: `arwkv7` `bailingmoe3` `falcon-h1` `granitehybrid` `jamba`
-  `kimi-linear` `kimi-k3` `lfm2` `lfm2moe` `mamba` `mamba2` `minimax-01` `nemotron_h`
-  `nemotron_h_moe` `plamo2` `qwen3next` `qwen35` `qwen35moe` `qwen4exp` `rwkv6` `rwkv6qwen2`
-  `rwkv7`: the cache holds keys and values only;
-- encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`
-  `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
-  `nomic-bert-moe` `t5` `t5encoder`;
-- heads that draft for another model: `dflash` `eagle3` `gemma4-assistant`;
-- texts made by diffusion, not token by token: `dream` `llada` `llada-moe` `rnd1`;
-- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; language models of image
-  models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
-- caches of a kind of their own (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
-  `hrm_text` `minimax-m3`;
-- decoders of keys and values that nobody has added: `granite_swa` `graniteswitch` `grovemoe`
-  `hy_v3` `hy_v4` `k2-horizon` `maple` `muse-glimmer` `plamo3` `spark2_5` `step35` `talkie`.""")
+    sys.stdout.write(page())

@@ -49,7 +49,11 @@ VARIANTS = {
         "model_type": "solar_open",
         "first_k_dense_replace": 0,
         "attention_bias": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1.0,
+        },
     },
     "glm4moe_drafting": {
         **_BASE,
