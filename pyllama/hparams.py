@@ -180,11 +180,11 @@ class HParams:
     parallel_residual: bool = True  # attention and feed-forward in parallel, if optional
     n_expert: int = 0
     n_expert_used: int = 0  # per token
-    n_ff_exp: int = (
-        0  # hidden size of an expert; n_ff is 0 in these layers unless ffn_beside_experts
-    )
+    n_ff_exp: int = 0  # hidden size of an expert
     n_ff_shexp: int = 0  # hidden size of all shared experts together, which every token uses
-    ffn_beside_experts: bool = False  # layers with experts have a dense feed-forward part too
+    ffn_beside_experts: bool = (
+        False  # layers with experts have a dense part too; else their n_ff is 0
+    )
     n_dense_lead: int = 0  # the first layers without experts
     moe_period: int = 1  # after these, the last of every moe_period layers has experts
     n_expert_groups: int = 0  # only the experts of the best n_group_used groups are chosen from
