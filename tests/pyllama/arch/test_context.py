@@ -28,7 +28,8 @@ FIRST = [
     pytest.param(next(iter(of_arch)), marks=[] if arch in BY_DEFAULT else pytest.mark.long)
     for arch, of_arch in VARIANTS.items()
 ]
-F32, ROUNDED = GGMLType.F32, 0.05  # NMSE of an 8-bit cache
+F32 = GGMLType.F32
+ROUNDED, REROUTED = 0.05, 0.2  # NMSE of an 8-bit cache; where rounding may choose other experts
 GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
 
 
@@ -58,7 +59,8 @@ def test_quantized_caches(case: tuple[Model, list[int]]) -> None:
             context(model, **options)
         return
     got = logits(context(model, **options), Batch(tokens))
-    assert ((got - wanted) ** 2).sum() < ROUNDED * (wanted**2).sum()
+    limit = REROUTED if model.hparams.n_expert else ROUNDED
+    assert ((got - wanted) ** 2).sum() < limit * (wanted**2).sum()
 
 
 def test_a_copy_of_a_sequence_and_a_saved_state(

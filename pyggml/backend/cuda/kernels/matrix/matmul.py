@@ -334,11 +334,11 @@ def mat_vec(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: Launch
         dots(w, starts, x, x_starts, at, n, high, steps, scales, x_high, d, sums, acc)
         sum_up(acc, warp)
         if lane == 0 and warp % split == 0:
+            to = int32(cuda.blockIdx.y) * y2 + first * y1 + int64(row) * 4  # y has no gaps
             for t in range(n_tokens):
                 for r in range(n_rows):
                     if t < tokens and row + r < rows:
-                        to = i3 * y3 + i2 * y2 + (first + t) * y1 + int64(row + r) * 4
-                        store_f32(y, to, acc[t * n_rows + r])
+                        store_f32(y, to + t * y1 + 4 * r, acc[t * n_rows + r])
 
     return mul_mat_vec
 
