@@ -30,7 +30,8 @@ from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
 from pyllama.arch import arch_of, get_arch
 from pyllama.convert import convert
-from pyllama.hparams import HParams, read_hparams
+from pyllama.hparams import HParams
+from pyllama.hparams_reader import read_hparams
 from pyllama.runtime.decode_graph import GraphSize
 from pyllama.runtime.loader import tensor_sizes
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint

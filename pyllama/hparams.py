@@ -1,7 +1,8 @@
-"""The hyperparameters of a model, read from GGUF metadata and validated.
+"""The hyperparameters of a model, and the keys of GGUF metadata that hold them.
 
-    hp = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
+    hp = model.hparams
     hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
+    hp.of_layer(3).n_ff                            # of models whose layers differ
 
 ``KEYS`` gives the metadata key of each field. An architecture's ``HPARAMS`` may replace the key,
 fix the value, or compute it from the others by a function. A name that is no field of ``HParams``
@@ -11,18 +12,13 @@ Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pyggml.gguf import GGUFFile
 from pyggml.ops.attention.rope import RopeMode
 
-from .activation import ACTS
 from .errors import ModelError
 
 Scalar = int | float | str | bool
@@ -70,7 +66,7 @@ KEYS: Values = {
     "causal": Key("attention.causal", True),
     "pooling_type": Key("pooling_type", 0),
 }
-_PER_LAYER = {  # fields with a value for each layer -> their keys: a number, or an array
+PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number, or an array
     "n_ff_arr": "feed_forward_length",
     "n_head_arr": "attention.head_count",
     "n_head_kv_arr": "attention.head_count_kv",
@@ -79,42 +75,6 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of t
 GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Far above those of real models; bounds allocations and loops for damaged files.
-_RANGES = {
-    "n_layer": (1, 4096),
-    "n_embd": (1, 1 << 20),
-    "n_ff_arr": (1, 1 << 22),
-    "n_ff_exp": (1, 1 << 22),
-    "n_head_arr": (1, 1 << 14),
-    "n_head_kv_arr": (1, 1 << 14),
-    "n_ctx_train": (1, 1 << 30),
-    "n_vocab": (1, 1 << 24),
-    "head_dim_arr": (1, 1 << 14),
-    "head_dim_v_arr": (1, 1 << 14),
-    "n_rot_arr": (0, 1 << 14),
-    "rope_orig_ctx": (0, 1 << 30),
-    "n_swa": (0, 1 << 30),
-    "swa_period": (0, 4096),
-    "n_expert": (0, 4096),
-    "n_expert_groups": (0, 4096),
-    "n_group_used": (0, 4096),
-    "expert_gating": (0, len(GATINGS) - 1),
-    "n_dense_lead": (0, 4096),
-    "n_layer_nextn": (0, 4096),
-    "moe_period": (0, 4096),
-    "n_layer_kv": (0, 4096),
-    "n_embd_token": (0, 1 << 20),
-    "n_cls_out": (1, 1 << 20),
-    "pooling_type": (0, len(POOLINGS) - 1),
-}
-_FLOATS = (  # positive; positive or 0
-    ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
-     "yarn_beta_slow", "expert_weights_scale", "embedding_scale", "residual_scale",
-     "logit_scale"),
-    ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
-     "max_alibi_bias", "clamp_kqv"),
-)  # fmt: skip
-_MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 can hold the value and its inverse; excludes NaN
 
 
 @dataclass(frozen=True)
@@ -267,7 +227,7 @@ class HParams:
         values: tuple[int, ...] = getattr(self, name)
         if values.count(values[0]) != len(values):
             raise ModelError(
-                f"the layers of this {self.arch} model differ in {_PER_LAYER.get(name, name)} "
+                f"the layers of this {self.arch} model differ in {PER_LAYER_KEYS.get(name, name)} "
                 f"({min(values)} to {max(values)}), which is not supported here"
             )
         return values[0]
@@ -384,225 +344,3 @@ def nope_without_window(got: Got) -> tuple[bool, ...]:
         bool((i + 1) % (period or n_layer + 1)) for i in range(n_layer)
     ]
     return tuple(not windowed for windowed in slides)
-
-
-def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
-    """The hyperparameters of a file.
-
-    Args:
-        of_arch: ``HPARAMS`` of the file's architecture.
-
-    Raises:
-        ModelError, GGUFError: a key is missing, or has a wrong type or an illegal value.
-    """
-    arch = file.get_str("general.architecture")
-    declared = {**KEYS, **of_arch}
-    got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
-    for name, value in declared.items():
-        value = KEYS.get(name, value) if callable(value) else value  # the function may use it
-        if name != "swa_period" and not callable(value):
-            got[name] = _read(file, arch, name, value) if isinstance(value, Key) else value
-    got["learned_positions"] = "position_embd.weight" in file.tensors
-    n_layer = got["n_layer"] = _n_layer(file, arch)
-    _check_range(file, arch, "n_layer", n_layer)  # the length of arrays
-    got |= _read_windows(file, arch, declared, n_layer)
-    for name, key_name in _PER_LAYER.items():
-        default = got["n_head_arr"] if name == "n_head_kv_arr" else None
-        got[name] = _read_layers(file, f"{arch}.{key_name}", n_layer, default)
-        some = tuple(n for n in got[name] if n or not declared.get("empty_layers"))
-        _check_range(file, arch, name, some)
-    got |= _read_heads(file, arch, got)
-    linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
-    factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
-    _check_float(file, arch, "rope.scaling.factor", factor)
-    got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
-    labels = file.get_strings(f"{arch}.classifier.output_labels", None)
-    got["n_cls_out"] = len(labels) if labels is not None and len(labels) else 1
-    head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
-    _check(file, arch, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
-    for name, value in declared.items():
-        if callable(value):
-            got[name] = value(got)
-    if got["n_expert"] and "n_ff_exp" not in got:
-        sizes = set(got["n_ff_arr"])
-        same = sizes.pop() if len(sizes) == 1 else 0
-        got["n_ff_exp"] = file.get_int(f"{arch}.expert_feed_forward_length", same)
-        _check_range(file, arch, "n_ff_exp", got["n_ff_exp"])
-    known = {f.name for f in fields(HParams)}
-    got["own"] = {name: got.pop(name) for name in declared.keys() - known - {"n_rot"}}
-    hp = HParams(**got)
-    if hp.n_expert and not hp.ffn_beside_experts:
-        n_ff = [0 if hp.has_experts(i) else n for i, n in enumerate(hp.n_ff_arr)]
-        hp = replace(hp, n_ff_arr=tuple(n_ff))
-    for name in _RANGES.keys() - _PER_LAYER - {"n_ff_exp"}:
-        _check_range(file, arch, name, getattr(hp, name))
-    for names, zero in zip(_FLOATS, (False, True), strict=True):
-        for name in names:
-            if not (zero and getattr(hp, name) == 0):
-                _check_float(file, arch, name, getattr(hp, name))
-    if hp.n_expert:
-        used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
-        _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
-    kinds = {bool(hp.window(i)) for i in range(hp.n_layer_kv or hp.n_layer)}
-    for i in range(hp.n_layer):
-        shared = f"no keys and values before layer {hp.n_layer_kv} that layer {i} could use"
-        _check(file, arch, bool(hp.window(i)) in kinds, shared, "a layer of the same window")
-    _check_heads(file, hp, of_arch)
-    _check_choices(file, hp)
-    return hp
-
-
-def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
-    """The value of a hyperparameter's key."""
-    getters: Mapping[str, Any] = {
-        "int": file.get_int, "float": file.get_float, "str": file.get_str, "bool": file.get_bool,
-    }  # fmt: skip
-    default = () if key.default is None else (key.default,)
-    own = key.type if key.default is None else type(key.default)
-    kind = _TYPES.get(name, own.__name__)
-    if key.type is tuple:
-        n_layer, real = _n_layer(file, arch), isinstance(key.default, float)
-        filled = None if key.default is None else (key.default,) * n_layer
-        name = f"{arch}.{key.name}" if key.prefixed else key.name
-        values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
-        low, high = (-math.inf, _MAX_FLOAT) if real else (0, 1 << 30)  # -inf in Gemma 3n
-        for x in values:
-            _check(file, arch, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
-        return values
-    value = getters[kind](f"{arch}.{key.name}", *default)
-    if name not in _TYPES and kind in ("int", "float"):
-        low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
-        _check(file, arch, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
-    return value
-
-
-def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> dict[str, Any]:
-    """Which layers have a window, from the number of a period or an array of layers.
-
-    With ``swa_dense_first``, the first of every period has full attention, not the last.
-    """
-    period = declared.get("swa_period", 1)
-    if not isinstance(period, Key):
-        return {} if callable(period) else {"swa_period": period}
-    values = file.metadata.get(f"{arch}.{period.name}")
-    if not isinstance(values, np.ndarray):
-        n = _read(file, arch, "swa_period", period)
-        if declared.get("swa_dense_first"):
-            return {"swa_layers": tuple(i % max(n, 1) != 0 for i in range(n_layer))}
-        return {"swa_period": n}
-    return {"swa_layers": tuple(map(bool, _by_layer(file, arch, period.name, values, n_layer)))}
-
-
-def _n_layer(file: GGUFFile, arch: str) -> int:
-    """The number of layers without those that only draft tokens (multi-token prediction)."""
-    nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
-    return file.get_int(f"{arch}.block_count") - nextn
-
-
-def _by_layer(
-    file: GGUFFile, arch: str, name: str, values: np.ndarray, n_layer: int
-) -> tuple[Any, ...]:
-    """The values of an array for each layer; drafting layers may have values too."""
-    n, n_all = values.size, file.get_int(f"{arch}.block_count")
-    wanted = f"one for each of {n_layer} layers"
-    _check(file, arch, n in (n_layer, n_all), f"{n} values of {name}", wanted)
-    return tuple(values.tolist()[:n_layer])
-
-
-def _read_heads(file: GGUFFile, arch: str, got: dict[str, Any]) -> dict[str, Any]:
-    """Columns of keys, of values and of rope in the heads of each layer.
-
-    Layers with a window have other ones if the file has keys that end in ``_swa``.
-    """
-    n_layer, fixed = got["n_layer"], got.pop("n_rot", None)
-    sliding = got.get("swa_layers") or (False,) * n_layer
-
-    def sizes(key: str, default: int) -> tuple[int, ...]:
-        full = file.get_int(f"{arch}.{key}", default)
-        windowed = file.get_int(f"{arch}.{key}_swa", full)
-        return tuple(windowed if slides else full for slides in sliding)
-
-    keys = sizes("attention.key_length", got["n_embd"] // max(got["n_head_arr"][0], 1))
-    rotated = sizes("rope.dimension_count", keys[0]) if fixed is None else (fixed,) * n_layer
-    return {
-        "head_dim_arr": keys,
-        "head_dim_v_arr": sizes("attention.value_length", keys[0]),
-        "n_rot_arr": rotated,
-    }
-
-
-def _read_layers(
-    file: GGUFFile, key: str, n_layer: int, default: tuple[Any, ...] | None, kinds: str = "iu"
-) -> tuple[Any, ...]:
-    """A number of each layer: the same for all, or an array; ``kinds`` as of NumPy's dtypes.
-
-    Source: llama.cpp, ``get_key_or_arr``.
-    """
-    if default is not None and key not in file.metadata:
-        return default
-    values = file.metadata.get(key)
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
-        return ((file.get_float if kinds == "f" else file.get_int)(key),) * n_layer
-    arch = file.get_str("general.architecture")
-    return _by_layer(file, arch, key.removeprefix(f"{arch}."), values, n_layer)
-
-
-def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
-    for n_head, n_head_kv in zip(hp.n_head_arr, hp.n_head_kv_arr, strict=True):
-        _check(
-            file, hp.arch, not n_head_kv or (n_head > 0 and n_head % n_head_kv == 0),
-            f"{n_head} heads over {n_head_kv} key-value heads", "a multiple",
-        )  # fmt: skip
-    no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
-    for n_rot, head_dim in {*zip(hp.n_rot_arr, hp.head_dim_arr, strict=True)}:
-        _check(
-            file, hp.arch, n_rot > 0 or bool(no_rope),
-            "no rotated columns", "rope or ALiBi for positions",
-        )  # fmt: skip
-        _check(
-            file, hp.arch, n_rot <= head_dim and n_rot % 2 == 0,
-            f"{n_rot} of {head_dim} columns of a head rotated", "an even number up to all",
-        )  # fmt: skip
-
-
-def _check_choices(file: GGUFFile, hp: HParams) -> None:
-    for what, value, choices in (
-        ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
-        ("hidden_act", hp.hidden_act, ("", *ACTS)),
-    ):
-        _check(file, hp.arch, value in choices, f"{what} {value!r}", f"one of {choices}")
-    problem = yarn_problem(hp)
-    _check(file, hp.arch, not problem, problem, "a rope that can be computed")
-
-
-def yarn_problem(hp: HParams) -> str:
-    """The reason why YaRN cannot be computed, or an empty string."""
-    if not abs(hp.yarn_ext_factor) <= _MAX_FLOAT:
-        return f"yarn_ext_factor {hp.yarn_ext_factor}"
-    base = min(hp.rope_freq_base, hp.rope_freq_base_swa or hp.rope_freq_base)
-    if hp.rope(0)["ext_factor"] and base <= 1:  # its logarithm divides
-        return f"yarn and rope.freq_base {base}"
-    return ""
-
-
-_TYPES = {field.name: str(field.type) for field in fields(HParams)}
-
-
-def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:
-    if not ok:
-        raise ModelError(
-            f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged, "
-            f"or this variant is not supported"
-        )
-
-
-def _check_range(file: GGUFFile, arch: str, name: str, values: int | tuple[int, ...]) -> None:
-    low, high = _RANGES[name]
-    for value in values if isinstance(values, tuple) else (values,):
-        got = f"{_PER_LAYER.get(name, name)} = {value}"
-        _check(file, arch, low <= value <= high, got, f"{low} to {high}")
-
-
-def _check_float(file: GGUFFile, arch: str, name: str, value: float) -> None:
-    ok = _MIN_FLOAT <= value <= _MAX_FLOAT
-    _check(file, arch, ok, f"{name} = {value}", f"{_MIN_FLOAT:g} to {_MAX_FLOAT:g}")

@@ -29,7 +29,8 @@ from pyggml.rounding import round_up
 
 from ..arch import Arch
 from ..errors import ModelError
-from ..hparams import HParams, read_hparams
+from ..hparams import HParams
+from ..hparams_reader import read_hparams
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint

@@ -19,7 +19,7 @@ from pyggml.gguf import GGUFError, GGUFFile
 from ..arch import arch_of
 from ..errors import ModelError
 from ..graph.sparse.weights import normalize_powerinfer_metadata
-from ..hparams import read_hparams
+from ..hparams_reader import read_hparams
 from ..runtime.loader import Progress, check_data, match_tensors
 
 _TOKENS = "tokenizer.ggml.tokens"

@@ -24,7 +24,7 @@ from pyggml.viz import NodeTime, Options, graph_dump_dot
 from ..arch import arch_of
 from ..graph.sparse.sources import choose_sources
 from ..graph.sparse.weights import normalize_powerinfer_metadata, plan_weights
-from ..hparams import read_hparams
+from ..hparams_reader import read_hparams
 from ..runtime.loader import check_tensors, header_graph, weight_headers
 from ..tokenizer import load_tokenizer
 

@@ -32,7 +32,8 @@ from ..errors import ModelError
 from ..file_types import file_type_name
 from ..graph.sparse.sources import choose_sources
 from ..graph.sparse.weights import normalize_powerinfer_metadata
-from ..hparams import KEYS, POOLINGS, HParams, Key, read_hparams
+from ..hparams import KEYS, POOLINGS, HParams, Key
+from ..hparams_reader import read_hparams
 from ..parameters import documented, row
 from ..parameters.loading import DeviceParams, FileParams
 from ..tokenizer import Tokenizer, load_tokenizer

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..activation import ACTS
 from ..errors import BatchError
-from ..hparams import PREDICTING, ROPE_SCALINGS, HParams, yarn_problem
+from ..hparams import PREDICTING, ROPE_SCALINGS, HParams
+from ..hparams_reader import yarn_problem
 from ..parameters import documented
 from ..parameters.loading import OverrideParams
 

@@ -14,7 +14,8 @@ from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Model
 from pyllama.arch import arch_of
 from pyllama.errors import ModelError
-from pyllama.hparams import HParams, read_hparams
+from pyllama.hparams import HParams
+from pyllama.hparams_reader import read_hparams
 
 from .models import Spec, random_weights, write_model
 
