@@ -12,7 +12,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
@@ -35,29 +35,23 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = _qkv(b, cur, i)
-        q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-        k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "relu_sqr", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "relu_sqr", qkv=_qkv)
 
 
-def _qkv(b: GraphBuilder, x: Tensor, i: int) -> list[Tensor]:
-    """Queries, keys and values [head_dim, n_head, T] of a matrix whose rows are by head."""
+def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Normed queries and keys, and values, of a matrix whose rows are by head.
+
+    Shape:
+        as of ``GraphBuilder.project_qkv``
+    """
     hp, ctx = b.hparams, b.ctx
     whole = b.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}")  # [3 * n_embd, T]
     row = hp.head_dim * whole.nb[0]
     ne, nb = (hp.head_dim, hp.n_head, b.n_tokens), (3 * row, whole.nb[1])
-    return [ops.cont(ctx, ops.view_3d(ctx, whole, ne, nb, part * row)) for part in range(3)]
+    q, k, v = (ops.cont(ctx, ops.view_3d(ctx, whole, ne, nb, part * row)) for part in range(3))
+    q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+    k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+    return q, k, v
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
@@ -37,17 +37,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(norm, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = ffn(b, norm, i, "gelu", residual=cur).set_name(f"l_out-{i}")
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

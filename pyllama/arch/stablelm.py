@@ -12,7 +12,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
@@ -43,19 +43,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = qkv(b, norm, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        if f"blk.{i}.ffn_norm.weight" in b.weights:  # else parallel to attention
-            norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, norm, i, "silu", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu", qkv=qkv)
 
 
 def _keys(config: Config) -> dict[str, Any]:
