@@ -48,7 +48,8 @@ def bind_environment(command: click.Command) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     given = _given()
-    for name, (option, is_opposite) in _all_variables(command).items() if given else ():
+    names = _all_variables(command) if given else {}
+    for name, (option, is_opposite) in names.items():
         key = option.name or ""
         if name in given and is_opposite:
             found[key] = not is_on(name, given[name])

@@ -51,10 +51,14 @@ class BestOf:
         else:
             self._texts[event.choice].append(event)
             self._n_open -= event.kind == "end"
-            best_first = sorted(self._texts, key=_rank) if not self._n_open else []
-            for choice, events in enumerate(best_first[: self._n]):
-                for one in events:
-                    self._sink(one._replace(choice=choice))
+            if not self._n_open:
+                self._emit_best()
+
+    def _emit_best(self) -> None:
+        best_first = sorted(self._texts, key=_rank)
+        for choice, events in enumerate(best_first[: self._n]):
+            for event in events:
+                self._sink(event._replace(choice=choice))
 
 
 def _rank(events: list[Event]) -> float:

@@ -22,7 +22,7 @@ from ..sampling import Chain, SamplingParams, chain_for
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
 from .pooling import PooledRows
-from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt, make_event
+from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt
 from .sequence import UNKNOWN, CacheSequence
 from .text import LineEnds, TextAssembler
 
@@ -202,10 +202,10 @@ class TextRun:
             self.logprob += logprob.logprob
             logprobs = () if self.request.sampling.logprobs is None else (logprob,)
         self.sink(
-            make_event((
+            Event(
                 self.number, self.choice, "tokens", (token,), shown, rest, n_held, logprobs,
-                (), None, None, None, None, 0, None, drafted, self.n_drafted, (0, 0), None,
-            ))
+                drafted=drafted, n_drafted=self.n_drafted,
+            )
         )  # fmt: skip
         return None if reason is None else End(reason, stop, token)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -165,9 +164,6 @@ class Event(NamedTuple):
     removed: tuple[int, int] = (0, 0)
     error: Exception | None = None
 
-
-make_event = partial(tuple.__new__, Event)
-"""``Event(*values)`` of a tuple of all values, without Python; for the event of each token."""
 
 Run = Generator[Event, Sequence[int] | None, None]
 

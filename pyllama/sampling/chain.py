@@ -179,7 +179,7 @@ class Chain:
         if argmax is None:
             logits = self._checked(logits)
         elif self._argmax_rng is not None and logits.item(argmax) > -inf:
-            self._argmax_rng.n_skip += WORDS  # without a call: this is most of a greedy token
+            self._argmax_rng.n_skip += WORDS  # `Dist.skip` without its call, once per token
             return argmax
         dist = self._dist
         if self._greedy is None:

@@ -283,9 +283,11 @@ class EngineRunner:
             self._step_until_stopped()
         except BaseException as found:
             _log.critical("the engine's thread has ended", exc_info=found)
-            dead = EngineDead(f"the engine has ended by an internal error: {type(found).__name__}")
-            dead.__cause__ = found
-            dead = found if isinstance(found, EngineDead) else dead
+            dead = found
+            if not isinstance(dead, EngineDead):
+                kind = type(found).__name__
+                dead = EngineDead(f"the engine has ended by an internal error: {kind}")
+                dead.__cause__ = found
             error = error_of(dead)
             self._in_loop(self._die, dead, self._outbox)
         self._calls.end(error)
