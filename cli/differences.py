@@ -2,7 +2,7 @@
 
     python -m pyllama_cli.differences docs/from-llama-cpp.md
 
-They list the tables `pyllama.llama.arguments` and `unsupported`.
+Sources are the tables in `pyllama.llama.arguments` and `unsupported`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROGRAMS = {
 
 
 def with_tables(page: str) -> str:
-    """Return the page with its tables made anew, each between two comments of HTML."""
+    """Replace the generated tables of the page; each is between two HTML comments."""
     for name, table in {"arguments": _arguments(), "flags": _all_flags()}.items():
         before, begin, rest = page.partition(f"<!-- generated: {name} -->\n")
         page = before + begin + table + rest[rest.index("<!-- end -->") :]

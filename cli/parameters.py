@@ -61,17 +61,18 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What a function makes of a text; it raises ``click.BadParameter`` for a wrong one.
+    """A type of values that a function parses.
 
     Args:
         name: shown in place of a value in the help.
+        parse: returns the value of a text; raises ``click.BadParameter`` if the text is wrong.
     """
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value; a default that is no text stays as it is."""
+        """Return the parsed value; a default that is not a string is returned as it is."""
         return self.parse(value) if isinstance(value, str) else value
 
 
@@ -133,7 +134,7 @@ def parameter_options(
 def from_options(table: type[T], options: Mapping[str, Any], **more: Any) -> T:
     """The dataclass with the values of the options; an option that is None leaves the default.
 
-    Fields that are no rows have options that tools declare themselves.
+    A field without a row takes the option of its name, which the tool declares itself.
     """
     found = rows(table)
     names = [f.name for f in fields(cast(Any, table)) if f.name not in found or found[f.name].flags]

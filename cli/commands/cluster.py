@@ -64,12 +64,12 @@ class PlannedLoad:
     # fmt: on
 
 
-_SERVER = ("api_keys", "allowed_hosts", "n_predict")
+_SERVING_ROWS = ("api_keys", "allowed_hosts", "n_predict")
 
 
 @click.command("cluster", cls=Program)
 @parameter_options(ReplicasOptions)
-@parameter_options(ServingParams, only=_SERVER)
+@parameter_options(ServingParams, only=_SERVING_ROWS)
 @parameter_options(PlannedLoad)
 @model_options
 @escape_option()

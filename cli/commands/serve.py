@@ -146,7 +146,7 @@ class ServeOptions(ChatParams):
         return PrefixStore(limit << 20 if limit > 0 else sys.maxsize, save_idle=idle)
 
     def server(self, options: Mapping[str, Any], listening: Listening) -> ServerOptions:
-        """Return the server's options, except for those that depend on the model.
+        """Return the options of the command line; the loaded model's are not set yet.
 
         Raises:
             click.UsageError: options contradict each other, or name no folder or an empty key.

@@ -1,4 +1,4 @@
-"""Options of ``pyllama-cli``: where it stops, what it shows, where prompt states are kept.
+"""Options of ``pyllama-cli`` for the end of a text, the output and the prompt cache.
 
 @run_options
 def command(**options: Any) -> None:

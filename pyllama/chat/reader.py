@@ -38,7 +38,7 @@ class Mismatch(Exception):
 
 @dataclass
 class ToolCall:
-    """A tool call, or a piece of the call of an index: texts to append to the earlier ones.
+    """A tool call, or a piece of one: its texts are appended to those of the same ``index``.
 
     ``arguments`` is JSON text, incomplete if the reply was cut.
     """
@@ -54,7 +54,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
     def parsed(self) -> Any:
-        """The arguments; none of a call that was cut."""
+        """The arguments; {} if the call was cut."""
         try:
             return json.loads(self.arguments)
         except ValueError:

@@ -21,7 +21,7 @@ from .string_automaton import Expression
 MAX_STEPS = 10_000  # of an automaton that are kept
 
 State = Any
-"""What a `Finder` knows of a text; hashable."""
+"""State of a `Finder` after a text: of its pattern's automaton, else None. Hashable."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Trigger:
 class Finder:
     """Finds one trigger in a growing text.
 
-    What it knows of the text so far is a value of the caller's, so that the text can be cut.
+    The caller keeps the state after each token, so that it can go back to an earlier text.
     """
 
     def __init__(self, trigger: Trigger) -> None:
@@ -80,14 +80,14 @@ class Finder:
         self._filter = None if self._pattern is None else _filter_of(trigger)
 
     def start(self) -> State:
-        """What is known of the empty text."""
+        """The state of the empty text."""
         return None if self._filter is None else self._filter.start()
 
     def find(self, state: State, text: bytearray, n_before: int, token: int) -> tuple[State, int]:
-        """What is known of the text, and where the text to match begins, -1 without a trigger.
+        """Return the state, and the index where the text to match begins, -1 without a trigger.
 
         Args:
-            state: what was known of the text before the last token.
+            state: the state before the last token.
             text: the whole text, with the last token's.
             n_before: its length before that token.
         """

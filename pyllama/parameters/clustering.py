@@ -1,9 +1,9 @@
-"""How many replicas of a server there are, and which of them gets a request.
+"""Number of replicas of a server, and the choice of one for a request.
 
 ClusterOptions(ReplicaOptions({"x": "x.gguf"}), n_replicas=2)
 
-`pyllama.cluster.options` has this class; the arguments of ``serve run`` are the rows' names too,
-without their ``n_``.
+`pyllama.cluster.options.ClusterOptions` derives from this table, and the arguments of ``serve run``
+have its rows' names without ``n_``.
 """
 
 from __future__ import annotations

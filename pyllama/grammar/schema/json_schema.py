@@ -397,7 +397,15 @@ class _Converter:
         )
 
     def alternatives(self, rules: Sequence[Callable[[str], str]], name: str) -> str:
-        """Rules, each added under a name; those that nothing matches are left out."""
+        """Return alternatives of rules, without those that match nothing.
+
+        Args:
+            rules: functions that add a rule under the given name, and return the rule's name.
+            name: prefix of the rules' names.
+
+        Raises:
+            Unsatisfiable: no rule matches anything.
+        """
         found: dict[str, None] = {}
         reason = None
         for index, add in enumerate(rules):

@@ -57,11 +57,11 @@ def _same_length(low: str, high: str) -> str:
 
 
 def _at_least(low: str, n_digits: int, start: int = 1) -> str:
-    """Integers of at most ``n_digits`` digits that are not less than one >= 0.
+    """Integers of at least ``low`` (>= 0) and at most ``n_digits`` digits.
 
     Args:
-        start: the least first digit: 0 for the digits after those that equal the bound's, which
-            are as many as those of ``low`` or more.
+        start: minimum of the first digit. 1: no leading zeros. 0: the digits follow a prefix that
+            equals the bound's, so there are at least ``len(low)`` of them, and zeros may lead.
     """
     fewer = max(n_digits - 1, 1)
     if not low.strip("0"):

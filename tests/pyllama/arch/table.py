@@ -39,13 +39,13 @@ Of llama.cpp's architectures these do not run here yet:
 - encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`
   `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
   `nomic-bert-moe` `t5` `t5encoder`;
-- heads that draft for another model: `dflash` `eagle3` `gemma4-assistant`;
-- texts made by diffusion, not token by token: `dream` `llada` `llada-moe` `rnd1`;
+- draft heads of other models: `dflash` `eagle3` `gemma4-assistant`;
+- diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; language models of image
   models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
-- caches of a kind of their own (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
+- other kinds of caches (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
   `hrm_text` `minimax-m3`;
-- decoders of keys and values that nobody has added: `granite_swa` `graniteswitch` `grovemoe`
+- other decoders, not added yet: `granite_swa` `graniteswitch` `grovemoe`
   `hy_v3` `hy_v4` `k2-horizon` `maple` `muse-glimmer` `plamo3` `spark2_5` `step35` `talkie`.
 """
 
