@@ -79,22 +79,22 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
             got[name] = _read(file, arch, name, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
     n_layer = got["n_layer"] = _n_layer(file, arch)
-    _check_range(file, arch, "n_layer", n_layer)  # the length of arrays
+    _check_range(file, "n_layer", n_layer)  # the length of arrays
     got |= _read_windows(file, arch, declared, n_layer)
     for name, key_name in PER_LAYER_KEYS.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
         got[name] = _read_layers(file, f"{arch}.{key_name}", n_layer, default)
         some = tuple(n for n in got[name] if n or not declared.get("empty_layers"))
-        _check_range(file, arch, name, some)
+        _check_range(file, name, some)
     got |= _read_heads(file, arch, got)
     linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
-    _check_float(file, arch, "rope.scaling.factor", factor)
+    _check_float(file, "rope.scaling.factor", factor)
     got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
     labels = file.get_strings(f"{arch}.classifier.output_labels", None)
     got["n_cls_out"] = len(labels) if labels is not None and len(labels) else 1
     head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
-    _check(file, arch, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
+    _check(file, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
     for name, value in declared.items():
         if callable(value):
             got[name] = value(got)
@@ -102,26 +102,14 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         sizes = set(got["n_ff_arr"])
         same = sizes.pop() if len(sizes) == 1 else 0
         got["n_ff_exp"] = file.get_int(f"{arch}.expert_feed_forward_length", same)
-        _check_range(file, arch, "n_ff_exp", got["n_ff_exp"])
+        _check_range(file, "n_ff_exp", got["n_ff_exp"])
     known = {f.name for f in fields(HParams)}
     got["own"] = {name: got.pop(name) for name in declared.keys() - known - {"n_rot"}}
     hp = HParams(**got)
     if hp.n_expert and not hp.ffn_beside_experts:
         n_ff = [0 if hp.has_experts(i) else n for i, n in enumerate(hp.n_ff_arr)]
         hp = replace(hp, n_ff_arr=tuple(n_ff))
-    for name in _RANGES.keys() - PER_LAYER_KEYS - {"n_ff_exp"}:
-        _check_range(file, arch, name, getattr(hp, name))
-    for names, zero in zip(_FLOATS, (False, True), strict=True):
-        for name in names:
-            if not (zero and getattr(hp, name) == 0):
-                _check_float(file, arch, name, getattr(hp, name))
-    if hp.n_expert:
-        used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
-        _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
-    kinds = {bool(hp.window(i)) for i in range(hp.n_layer_kv or hp.n_layer)}
-    for i in range(hp.n_layer):
-        shared = f"no keys and values before layer {hp.n_layer_kv} that layer {i} could use"
-        _check(file, arch, bool(hp.window(i)) in kinds, shared, "a layer of the same window")
+    _check_sizes(file, hp)
     _check_heads(file, hp, of_arch)
     _check_choices(file, hp)
     return hp
@@ -142,12 +130,12 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
         values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
         low, high = (-math.inf, _MAX_FLOAT) if real else (0, 1 << 30)  # -inf in Gemma 3n
         for x in values:
-            _check(file, arch, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
+            _check(file, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
         return values
     value = getters[kind](f"{arch}.{key.name}", *default)
     if name not in _TYPES and kind in ("int", "float"):
         low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
-        _check(file, arch, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
+        _check(file, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
     return value
 
 
@@ -180,7 +168,7 @@ def _by_layer(
     """The values of an array for each layer; drafting layers may have values too."""
     n, n_all = values.size, file.get_int(f"{arch}.block_count")
     wanted = f"one for each of {n_layer} layers"
-    _check(file, arch, n in (n_layer, n_all), f"{n} values of {name}", wanted)
+    _check(file, n in (n_layer, n_all), f"{n} values of {name}", wanted)
     return tuple(values.tolist()[:n_layer])
 
 
@@ -222,20 +210,37 @@ def _read_layers(
     return _by_layer(file, arch, key.removeprefix(f"{arch}."), values, n_layer)
 
 
+def _check_sizes(file: GGUFFile, hp: HParams) -> None:
+    for name in _RANGES:
+        if name not in PER_LAYER_KEYS and name != "n_ff_exp":  # checked when they were read
+            _check_range(file, name, getattr(hp, name))
+    for names, zero in zip(_FLOATS, (False, True), strict=True):
+        for name in names:
+            if not (zero and getattr(hp, name) == 0):
+                _check_float(file, name, getattr(hp, name))
+    if hp.n_expert:
+        used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
+        _check(file, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
+    kinds = {bool(hp.window(i)) for i in range(hp.n_layer_kv or hp.n_layer)}
+    for i in range(hp.n_layer):
+        shared = f"no keys and values before layer {hp.n_layer_kv} that layer {i} could use"
+        _check(file, bool(hp.window(i)) in kinds, shared, "a layer of the same window")
+
+
 def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
     for n_head, n_head_kv in zip(hp.n_head_arr, hp.n_head_kv_arr, strict=True):
         _check(
-            file, hp.arch, not n_head_kv or (n_head > 0 and n_head % n_head_kv == 0),
+            file, not n_head_kv or (n_head > 0 and n_head % n_head_kv == 0),
             f"{n_head} heads over {n_head_kv} key-value heads", "a multiple",
         )  # fmt: skip
     no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
     for n_rot, head_dim in {*zip(hp.n_rot_arr, hp.head_dim_arr, strict=True)}:
         _check(
-            file, hp.arch, n_rot > 0 or bool(no_rope),
+            file, n_rot > 0 or bool(no_rope),
             "no rotated columns", "rope or ALiBi for positions",
         )  # fmt: skip
         _check(
-            file, hp.arch, n_rot <= head_dim and n_rot % 2 == 0,
+            file, n_rot <= head_dim and n_rot % 2 == 0,
             f"{n_rot} of {head_dim} columns of a head rotated", "an even number up to all",
         )  # fmt: skip
 
@@ -245,9 +250,9 @@ def _check_choices(file: GGUFFile, hp: HParams) -> None:
         ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
         ("hidden_act", hp.hidden_act, ("", *ACTS)),
     ):
-        _check(file, hp.arch, value in choices, f"{what} {value!r}", f"one of {choices}")
+        _check(file, value in choices, f"{what} {value!r}", f"one of {choices}")
     problem = yarn_problem(hp)
-    _check(file, hp.arch, not problem, problem, "a rope that can be computed")
+    _check(file, not problem, problem, "a rope that can be computed")
 
 
 def yarn_problem(hp: HParams) -> str:
@@ -260,21 +265,22 @@ def yarn_problem(hp: HParams) -> str:
     return ""
 
 
-def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:
+def _check(file: GGUFFile, ok: bool, got: str, wanted: str) -> None:
     if not ok:
+        arch = file.get_str("general.architecture")
         raise ModelError(
             f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged, "
             f"or this variant is not supported"
         )
 
 
-def _check_range(file: GGUFFile, arch: str, name: str, values: int | tuple[int, ...]) -> None:
+def _check_range(file: GGUFFile, name: str, values: int | tuple[int, ...]) -> None:
     low, high = _RANGES[name]
     for value in values if isinstance(values, tuple) else (values,):
         got = f"{PER_LAYER_KEYS.get(name, name)} = {value}"
-        _check(file, arch, low <= value <= high, got, f"{low} to {high}")
+        _check(file, low <= value <= high, got, f"{low} to {high}")
 
 
-def _check_float(file: GGUFFile, arch: str, name: str, value: float) -> None:
+def _check_float(file: GGUFFile, name: str, value: float) -> None:
     ok = _MIN_FLOAT <= value <= _MAX_FLOAT
-    _check(file, arch, ok, f"{name} = {value}", f"{_MIN_FLOAT:g} to {_MAX_FLOAT:g}")
+    _check(file, ok, f"{name} = {value}", f"{_MIN_FLOAT:g} to {_MAX_FLOAT:g}")
