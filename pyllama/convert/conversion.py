@@ -38,7 +38,7 @@ from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
-from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type, whole_type
+from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
 from .plan import ConvertedTensor, check_missing, config_errors, find_arch, layer_keys, plan_tensors
 from .pooling import pooling_keys
 from .quantized.methods import decode_checkpoint
@@ -116,14 +116,14 @@ def convert(
         of_layers = layer_keys(folder, checkpoint, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
-    outtype, file_type = whole_type(planned, outtype)
+    outtype, type_number = file_type(planned, outtype)
     shapes = {one.name: one.shape for one in planned}
     general = read_general(source, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
         **of_layers,
-        **({"general.file_type": file_type} if planned else {}),
+        **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
         **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }

@@ -47,8 +47,8 @@ def auto_outtype(planned: Iterable[ConvertedTensor]) -> str:
     return "f16" if dtypes - _INTEGERS == {"F16"} else "bf16"
 
 
-def whole_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, int]:
-    """Return the name of the file's type and ``general.file_type``."""
+def file_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, int]:
+    """Return the name of the file's type, and its number for ``general.file_type``."""
     matrices, number = OUTTYPES[outtype]
     if matrices is GGMLType.Q8_0 or GGMLType.MXFP4 not in {
         tensor_type(one, matrices) for one in planned

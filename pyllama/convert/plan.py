@@ -68,19 +68,17 @@ _Members = dict[int, tuple[str, CheckpointTensor]]
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
     """Return the name and declaration of config.json's architecture.
 
-    Where several have its class, as those of one vision model, it is the one named like the model
-    type, else the first.
+    If several have its class, as text models of one multimodal class, ``model_type`` is the name,
+    or the first is returned.
 
     Raises:
         ModelError: no architecture has the class.
     """
     classes = config.get("architectures")
     models = {x for x in classes if isinstance(x, str)} if isinstance(classes, list) else set()
-    n_classes = 0
     found: dict[str, Arch] = {}
     for name in arch_names():
         arch = get_arch(name)
-        n_classes += len(arch.CONVERT.models)
         if models.intersection(arch.CONVERT.models):
             found[name] = arch
     if found:
@@ -163,7 +161,7 @@ def check_missing(
 def _decoder_tensors(
     checkpoint: Mapping[str, CheckpointTensor], config: Config
 ) -> dict[str, CheckpointTensor]:
-    """The tensors without those of layers that predict further tokens, after the last layer."""
+    """The tensors but multi-token prediction's, whose layers come after the decoder's."""
     n_layer = config.get("num_hidden_layers")
     if not config.get("num_nextn_predict_layers") or not isinstance(n_layer, int):
         return dict(checkpoint)
@@ -275,7 +273,7 @@ class _Change:
         self.tried: dict[tuple[str, tuple[int, ...]], dict[str, tuple[int, ...]]] = {}
 
     def plan(self, source: str, numbered: _Members) -> list[ConvertedTensor]:
-        """Return the GGUF tensors made from those of the name ``source``. Raises: ModelError."""
+        """Return the GGUF tensors made from the sources of ``source``. Raises: ModelError."""
         members = [numbered[number] for number in sorted(numbered)]
         alone = _NO_EXPERT in numbered
         if sorted(numbered) != ([_NO_EXPERT] if alone else list(range(len(members)))):

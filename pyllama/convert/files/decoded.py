@@ -3,7 +3,7 @@
     decoded = DecodedTensor((4096, 4096), (weight, scale), partial(scaled, weight, scale))
     decoded.read()                                 # float32 [4096, 4096]
 
-It has what planning needs of a ``StoredTensor``. Nothing is read before ``read``, and nothing kept.
+It has the attributes of ``StoredTensor`` that planning uses. Each ``read`` reads the sources again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DecodedTensor:
         shape: NumPy order.
         sources: the stored tensors; the first one gives its place in messages.
         decode: returns the values as float32. Raises: ModelError.
-        blocks: the values in GGUF's form, where the checkpoint has them so.
+        blocks: the same values as blocks of MXFP4, if the checkpoint stores them so.
     """
 
     shape: tuple[int, ...]

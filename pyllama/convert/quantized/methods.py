@@ -1,10 +1,10 @@
-"""The methods by which checkpoints are quantized, each as a function on the table of tensors.
+"""The quantization methods of checkpoints: each is a function that decodes a table of tensors.
 
     tensors = decode_checkpoint(folder, read_checkpoint(folder), config)
     tensors["model.layers.0.mlp.up_proj.weight"].read()      # float32, whatever was stored
 
-``METHODS`` is the one place where a stored form becomes a float tensor. Nothing but a few shapes is
-read here; tensors are decoded one at a time, when they are written.
+``METHODS`` lists them. Only shapes and GPTQ's small biases are read here: a tensor is decoded when
+it is written, one at a time.
 Source: transformers, ``quantizers``; llama.cpp, ``dequant_model``.
 """
 
@@ -185,7 +185,7 @@ def _size(settings: Mapping[str, Any], name: str) -> int:
     return size
 
 
-# quant_method in config.json -> what it does to the tensors
+# functions that decode the tensors, by ``quant_method`` of config.json
 METHODS: dict[str, Callable[[Parts], None]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,

@@ -5,8 +5,9 @@
     add_grouped(parts, "model.layers.0.mlp.up_proj.qweight", awq(128))
     parts.decoded["model.layers.0.mlp.up_proj.weight"].read()
 
-Codes of GPTQ are packed along inputs, those of AWQ along outputs in an order of its own, and
-compressed-tensors has rows of outputs. Tensors may have a dimension of experts before these.
+GPTQ packs codes along inputs; AWQ along outputs, in its own order of places. Both store codes as
+[n_in, n_out]; compressed-tensors stores [n_out, n_in], packed along inputs. A dimension of experts
+may come before these.
 Source: AutoGPTQ and GPTQModel, ``QuantLinear``; AutoAWQ, ``WQLinear_GEMM``; compressed-tensors,
 ``pack_to_int32``; llama.cpp, ``dequant_gptq`` and ``dequant_packed``.
 """
@@ -188,7 +189,7 @@ def _rows(
     """Return a weight, [..., n_out, n_in]."""
     out, raw, s = np.empty(shape, np.float32), words.raw(), scale.read()
     n_out, n_in = shape[-2:]
-    half = np.float32(1 << packing.bits - 1)  # codes of signed numbers are raised by it
+    half = np.float32(1 << packing.bits - 1)  # added to signed values in storage
     z = np.full_like(s, half)
     if zero is not None and zero.dtype == "I8":
         z += zero.read()

@@ -1,10 +1,10 @@
-"""The tensors of a quantized checkpoint while its codes and scales are put together.
+"""The tensors of a quantized checkpoint while codes and scales are replaced by decoded tensors.
 
     parts = Parts(tensors, config["quantization_config"])
-    for name in parts.names(".weight_scale_inv"):
-        scale = parts.take(name, "F32")
+    for scale_name, weight_name in parts.names("_scale_inv"):
+        scale = parts.take(scale_name, "F32")
 
-What no method takes stays as it is. Names come from strangers: each size is checked before use.
+Tensors that no method takes are not changed. Files are untrusted: methods check each shape.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Parts:
 
     Attributes:
         settings: ``quantization_config`` of config.json.
-        stored: the tensors that nobody has taken.
-        decoded: the tensors made of those taken.
+        stored: the tensors not taken yet.
+        decoded: the tensors added.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> None:
@@ -39,13 +39,13 @@ class Parts:
         return {**self.stored, **self.decoded}
 
     def names(self, pattern: str) -> list[tuple[str, str]]:
-        """Return (name, what is before the end) of the tensors whose end matches a pattern."""
+        """Return the tensors whose names end in a pattern: each name, and the part before it."""
         end = re.compile(f"(.*){pattern}", re.DOTALL)
         matches = ((name, end.fullmatch(name)) for name in self.stored)
         return [(name, match[1]) for name, match in matches if match is not None]
 
     def drop(self, *patterns: str) -> None:
-        """Leave out the tensors whose end matches a pattern."""
+        """Remove the tensors whose names end in one of the patterns."""
         for name, _ in self.names(f"(?:{'|'.join(patterns)})"):
             del self.stored[name]
 
@@ -71,13 +71,6 @@ class Parts:
         if name in self.stored or name in self.decoded:
             raise ModelError(f"{tensor.path}: tensor {shown(name)} is there twice, packed and not")
         self.decoded[name] = tensor
-
-    def number(self, name: str, default: int | None = None) -> int:
-        """Return a setting that is an integer. Raises: ModelError."""
-        value = self.settings.get(name, default)
-        if type(value) is not int:
-            raise ModelError(f"config.json: {name} is {shown(value)}, must be an integer")
-        return value
 
 
 def check_shape(name: str, stored: StoredTensor, expected: tuple[int, ...]) -> None:

@@ -1,6 +1,6 @@
 """Reads Mistral's own vocabulary (tekken.json): special tokens, then tokens of bytes by rank.
 
-vocabulary = read_tekken(Folder(Path("folder")))
+    vocabulary = read_tekken(Folder(Path("folder")))
 
 The file has no merges. They are all pairs of tokens that make a token, in order of its rank, which
 merge a text as the ranks do.
