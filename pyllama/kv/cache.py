@@ -89,7 +89,7 @@ class KVCache(CellLists):
                         f"type_{x} is {type.name}, whose blocks are {type.block_size} long, but "
                         f"heads of this model have {n} columns; use F16"
                     )
-        self.rotate_k = _rotation_size(type_k, {*columns["k"].values()}, 1 << 14)
+        self.rotate_k = _rotation_size(type_k, {*columns["k"].values()})
         self.rotate_v = _rotation_size(types["v"], {*columns["v"].values()}, _MIN_ROTATION)
         if hparams.values_in_keys:
             self.rotate_k = self.rotate_v = min(self.rotate_k, self.rotate_v)
@@ -248,14 +248,18 @@ def _first_columns(keys: Tensor, n: int) -> Tensor:
     return view.set_name(f"{keys.name} (values)")
 
 
-def _rotation_size(type: GGMLType, columns: set[int], max_size: int) -> int:
+def _rotation_size(type: GGMLType, columns: set[int], max_size: int | None = None) -> int:
     """The largest power of two up to ``max_size`` that divides all heads; 0 if too small or F16.
+
+    Args:
+        columns: of the heads of all layers.
 
     Source: llama.cpp, the rotation of quantized caches.
     """
     if not type.is_quantized or any(n % _MIN_ROTATION for n in columns):
         return 0
-    return min(max_size, *(n & -n for n in columns))
+    size = min(n & -n for n in columns)
+    return size if max_size is None else min(max_size, size)
 
 
 def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:

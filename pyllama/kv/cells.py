@@ -70,7 +70,7 @@ class CellLists(CellTable):
         size = self.n_cells // self.n_seq_max
         starts = self._starts(seqs, positions) if self.window else {}
         for seq, n in Counter(seqs).items():
-            self._stream(seq)  # checks it
+            self._stream(seq)  # raises for a tuple of sequences
             free = size
             for s in seq_tuple(seq):
                 free -= self._lengths[s]

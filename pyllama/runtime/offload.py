@@ -186,14 +186,15 @@ class Planner:
         layers = [LayerUse(Counter(), Counter()) for _ in range(hparams.n_layer + 2)]
         for buft, size in Sched(self.backends).sizes(builder.graph).items():
             compute[self._owner(buft)] += size
-        for buft, cache in planned.items():
-            kv[self._owner(buft)] += cache.n_bytes
+        for buft, addresses in planned.items():
+            kv[self._owner(buft)] += addresses.n_bytes
         for name, tensor in tensors.items():
             layer = layers[_place_of(name, hparams.n_layer)]
             layer.weights[self._owner(_buft(tensor))] += _size(tensor)
-        for cached in (x for caches in memory.caches for x in caches.stored):
-            i = int(cached.name.rpartition("_l")[2])
-            layers[1 + i].kv[self._owner(real(i))] += _size(cached)
+        for cache in memory.caches:
+            for i in cache.layers:
+                owned = (x for x in (cache.k[i], cache.v[i]) if x.view_src is None)
+                layers[1 + i].kv[self._owner(real(i))] += sum(map(_size, owned))
         gpus = gpus_of(self.backends)
         uses = []
         for backend in self.backends:
