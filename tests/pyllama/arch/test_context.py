@@ -20,6 +20,7 @@ from pyllama.errors import BatchError
 from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
 
+from ..models import rows
 from .checkpoints import recorded, write_checkpoint
 from .variants import VARIANTS
 
@@ -29,7 +30,8 @@ FIRST = [
     for arch, of_arch in VARIANTS.items()
 ]
 F32 = GGMLType.F32
-ROUNDED, REROUTED = 0.05, 0.2  # NMSE of an 8-bit cache; where rounding may choose other experts
+# NMSE of a token's logits with an 8-bit cache, whose rounding may choose other experts for a few
+ROUNDED, MEDIAN, REROUTED_MEAN = 0.05, 0.02, 0.1
 GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
 
 
@@ -51,16 +53,16 @@ def logits(ctx: Context, batch: Batch) -> np.ndarray:
 
 def test_quantized_caches(case: tuple[Model, list[int]]) -> None:
     model, tokens = case
-    wanted = logits(context(model), Batch(tokens))
     columns = {*model.hparams.head_dim_arr, *model.hparams.head_dim_v_arr}
-    options = {"type_k": GGMLType.Q8_0, "type_v": GGMLType.Q8_0}
+    rounded = {"type_k": GGMLType.Q8_0, "type_v": GGMLType.Q8_0}
     if any(n % 32 for n in columns):
         with pytest.raises(BatchError, match=r"type_[kv] is Q8_0.*use F16"):
-            context(model, **options)
+            context(model, **rounded)
         return
-    got = logits(context(model, **options), Batch(tokens))
-    limit = REROUTED if model.hparams.n_expert else ROUNDED
-    assert ((got - wanted) ** 2).sum() < limit * (wanted**2).sum()
+    wanted, got = (rows(context(model, **options), tokens) for options in ({}, rounded))
+    errors = ((got - wanted) ** 2).sum(1) / (wanted**2).sum(1)
+    assert np.median(errors) < MEDIAN
+    assert errors.mean() < REROUTED_MEAN if model.hparams.n_expert else errors.max() < ROUNDED
 
 
 def test_a_copy_of_a_sequence_and_a_saved_state(

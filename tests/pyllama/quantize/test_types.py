@@ -40,9 +40,7 @@ def test_types_match_llama_cpp(model: str) -> None:
     for _, file_type, kind in cases:
         got = chosen(MODELS[model], file_type, TypeOverrides(imatrix=kind == "imatrix"))
         want = RECORDED[f"{model} {file_type} {kind}"]
-        if (
-            not want
-        ):  # refused: llama.cpp has no replacement for rows that do not fill blocks of 128
+        if not want:  # llama.cpp refuses rows that do not fill blocks of 128: it has no replacement
             assert file_type == "Q1_0"
             continue
         wrong = [(n, t.name) for (n, t), w in zip(got.items(), want, strict=True) if letter(t) != w]

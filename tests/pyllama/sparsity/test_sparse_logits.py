@@ -66,7 +66,7 @@ def test_logits_match_torch_in_one_batch_and_token_by_token(folder: Path, name: 
 def test_all_neurons_active_equals_dense(folder: Path, name: str) -> None:
     path = sparse_file(folder, name)
     off = of(path, name, sparse="off")
-    assert np.abs(off[::EVERY] - dense_recording(name)["logits"]).max() < 2e-3
+    assert np.abs(off[::EVERY] - dense_recording(name)["logits"]).max() < 1e-4
     assert np.array_equal(of(path, name, sparse_threshold=-INF), off)
     assert np.abs(of(dense_file(folder, name), name) - off).max() < ROUNDED
 
