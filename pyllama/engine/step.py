@@ -52,14 +52,17 @@ class Stepper:
     def step(self) -> None:
         """Evaluate one batch, and sample the next tokens. Raises: as `Engine.step`."""
         scheduler = self._scheduler
-        if self._was_interrupted:
-            scheduler.resync()
-        self._was_interrupted = True
+        self._begin()
         scheduler.begin_step()
         drafts = None if scheduler.speculation is None else self._drafts(scheduler.speculation)
         if drafts is not None or not self._step_alone():
             self._step_rows(drafts)
         self._was_interrupted = False
+
+    def _begin(self) -> None:
+        if self._was_interrupted:
+            self._scheduler.resync()
+        self._was_interrupted = True
 
     def _step_alone(self) -> bool:
         """The step of one running text with one token to evaluate, the most frequent case.
@@ -146,9 +149,7 @@ class Stepper:
     def decode(self, rows: Sequence[Row]) -> None:
         """Evaluate tokens of leased sequences as one batch. Raises: as `Context.decode`."""
         context = self._context
-        if self._was_interrupted:
-            self._scheduler.resync()
-        self._was_interrupted = True
+        self._begin()
         while True:
             n_reused, build_s, start = context.n_reused, context.build_s, time.perf_counter()
             try:

@@ -40,7 +40,7 @@ from pyllama.sampling.samplers.adaptive_p import AdaptiveP
 from pyllama.sampling.samplers.bad_words import BadWords
 from pyllama.sampling.samplers.bias import AllowedTokens, LogitBias
 from pyllama.sampling.samplers.custom import CustomSampler
-from pyllama.sampling.samplers.dist import WORDS, Dist, Distribution, FinalDraw
+from pyllama.sampling.samplers.dist import PICK_WORDS, Dist, Distribution, FinalDraw
 from pyllama.sampling.samplers.min_tokens import MinTokens
 from pyllama.sampling.samplers.mirostat import Mirostat, Mirostat2
 from pyllama.sampling.samplers.reasoning_budget import ReasoningBudget
@@ -179,7 +179,7 @@ class Chain:
         if argmax is None:
             logits = self._checked(logits)
         elif self._argmax_rng is not None and logits.item(argmax) > -inf:
-            self._argmax_rng.n_skip += WORDS  # `Dist.skip` without its call, once per token
+            self._argmax_rng.n_skip += PICK_WORDS  # `Dist.skip` without its call, once per token
             return argmax
         dist = self._dist
         if self._greedy is None:

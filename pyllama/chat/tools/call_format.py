@@ -77,7 +77,7 @@ class CallForm(Protocol):
         """The text of a call."""
 
     def rule(self, rules: ToolRules, tool: Tool, prefix: str, /) -> str:
-        """A grammar expression for a call of a tool; names of rules that it adds begin so."""
+        """A grammar expression for a call of a tool; the rules that it adds are ``prefix``-..."""
 
 
 @dataclass(frozen=True)

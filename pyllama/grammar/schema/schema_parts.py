@@ -236,7 +236,7 @@ def _copied(value: Any, pointer: str, levels: int, counter: Iterator[int]) -> An
 
 
 def check_keywords(located: Located) -> None:
-    """Refuse keywords of wrong types, and those and the patterns that a grammar cannot hold.
+    """Refuse values of wrong types, and keywords and patterns that a grammar cannot express.
 
     Raises:
         SchemaError: a value is wrong; it names the place and the keyword.
@@ -303,7 +303,7 @@ def _is(kinds: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds)
 
 
-_REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of the values of some keywords
+_REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # keywords -> of their values
     "minLength maxLength minItems maxItems minProperties maxProperties": (
         "an integer of at least 0",
         lambda value: _is_number(value) and value >= 0 and value == math.floor(value),
@@ -349,7 +349,7 @@ class ArrayPart:
     items: Located | None
 
 
-_FIELDS = {  # of a `Shape`, by the keyword of which they are the effect
+_FIELDS = {  # keyword -> the fields of a `Shape` that it sets
     "multipleOf": ("multiples",),
     "pattern": ("patterns",),
     "format": ("formats",),
@@ -364,7 +364,7 @@ _FIELDS = {  # of a `Shape`, by the keyword of which they are the effect
 class Shape:
     """A conjunction of keywords of one or more schema objects."""
 
-    at: Located  # the first one
+    at: Located  # the first object, for errors
     types: list[str] | None = None
     values: list[Any] | None = None  # of enum and const
     is_const: bool = False

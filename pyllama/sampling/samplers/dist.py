@@ -20,7 +20,7 @@ from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.top import Floats
 
 SMALLEST_DOUBLE = 5e-324
-WORDS = 2  # random words of a pick: those of a double
+PICK_WORDS = 2  # random words of 32 bits that a pick takes: one double
 
 
 class Distribution(NamedTuple):
@@ -133,4 +133,4 @@ class Dist(FinalDraw):
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""
-        self.rng.n_skip += WORDS
+        self.rng.n_skip += PICK_WORDS

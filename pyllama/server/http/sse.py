@@ -50,8 +50,8 @@ class ResponseWriter(ABC):
     """The format of an API's responses.
 
     Attributes:
-        media_type: of a stream.
-        end: of a stream.
+        media_type: of a streamed response.
+        end: text after its last piece.
     """
 
     media_type = "text/event-stream"

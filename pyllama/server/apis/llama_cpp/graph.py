@@ -23,7 +23,14 @@ async def drawing(request: Request, served: ServedModel) -> Response:
 
 
 async def _drawn(request: Request, served: ServedModel, *, measures: bool) -> GraphTexts:
-    """The graph of a query: the last one that was drawn, if it is that of the same query."""
+    """Draw the graph of a query, or return the last drawing if its query was the same.
+
+    Args:
+        measures: whether ``times=1`` draws again.
+
+    Raises:
+        ApiError: the query is wrong.
+    """
     try:
         query = GraphQuery.read(request.query_params)
     except ValueError as error:

@@ -70,7 +70,11 @@ async def control(request: Request, served: ServedModel) -> Response:
 async def count_tokens(
     request: Request, served: ServedModel, convert: Callable[[Body], Body] = lambda body: body
 ) -> Response:
-    """``POST /v1/chat/completions/input_tokens``: the size of a prompt, of another API too."""
+    """``POST /v1/chat/completions/input_tokens``: the size of a prompt.
+
+    Args:
+        convert: makes a chat request of another API's.
+    """
     body = await read_json(request, served.options)
     prepared = await served.prepare(lambda: prepare_chat(served, convert(body)))
     n_tokens = len(prepared.conversation.prompt.tokens)

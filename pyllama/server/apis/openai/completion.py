@@ -162,7 +162,7 @@ class OpenAIWriter(ResponseWriter):
         }
 
     def _counted(self, body: dict[str, Any], texts: Sequence[Choice]) -> dict[str, Any]:
-        """A body with counts and times of some texts, and with all of the first if wanted."""
+        """Add usage and timings to a body, and the first text in llama.cpp's format if verbose."""
         body |= {"usage": usage_json(texts), "timings": texts[0].timings()}
         if texts[0].options.verbose:
             body["__verbose"] = final_json(self._served, texts[0])
