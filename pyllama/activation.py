@@ -39,5 +39,5 @@ def gated(ctx: Context, gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 
 def hidden_name(act: str) -> str:
-    """The name of an activation in nodes behind a gate: ``swiglu`` for ``silu``."""
+    """The activation's name in the names of gated nodes: ``swiglu`` for ``silu``."""
     return GLU_OF.get(act, act)

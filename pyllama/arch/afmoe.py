@@ -14,6 +14,7 @@ from pyggml.tensor import Tensor
 from ..graph.attention_gate import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, check_config, float32
 from . import exaone_moe, gemma3, llama
@@ -27,10 +28,9 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{name: sizes for name, sizes in gemma3.TENSORS.items() if "rope_f" not in name},
+    **without(gemma3.TENSORS, "rope_f"),
     "blk.{i}.attn_gate.weight": ("n_embd", "n_embd_out"),
-    **llama.EXPERTS,
-    **exaone_moe.SHARED_EXPERTS,
+    **DEEPSEEK_EXPERTS,
 }
 
 

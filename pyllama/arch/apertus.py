@@ -13,6 +13,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys
 from . import qwen3
@@ -27,7 +28,7 @@ HPARAMS: Values = {
     "eps": Key("xielu.eps", -1e-6, tuple, prefixed=False),
 }
 
-TENSORS = {name: sizes for name, sizes in qwen3.TENSORS.items() if "ffn_gate" not in name}
+TENSORS = without(qwen3.TENSORS, "ffn_gate")
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -70,8 +71,7 @@ CONVERT = Convert(
     models=("ApertusForCausalLM",),
     tensors={
         _renamed(name): x
-        for name, x in qwen3.CONVERT.tensors.items()
-        if "gate_proj" not in name and "score" not in name
+        for name, x in without(qwen3.CONVERT.tensors, "gate_proj", "score").items()
     },
     layer_values={f"model.layers.{{i}}.mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
     ignored=("*.act_fn.*", "*.rotary_emb.inv_freq"),

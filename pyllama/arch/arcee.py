@@ -11,16 +11,13 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config
 from . import llama
 
 HPARAMS: Values = {"attn_scale": Key("attention.scale", 0.0)}
-TENSORS = {
-    name: sizes
-    for name, sizes in llama.TENSORS.items()
-    if "ffn_gate" not in name and "_exps" not in name
-}
+TENSORS = without(llama.TENSORS, "ffn_gate", "_exps")
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -13,6 +13,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
+from ..graph.tensors import ATTENTION, EXPERTS, OUTPUT, without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, check_config
 from . import llama
@@ -20,20 +21,14 @@ from . import llama
 HPARAMS: Values = {}
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    **ATTENTION,
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_embd"),
     "blk.{i}.ffn_up.weight": ("n_embd", "n_embd"),
     "blk.{i}.ffn_down.weight": ("n_embd", "n_embd"),
     "blk.{i}.ffn_norm_exps.weight": ("n_embd",),
-    **llama.EXPERTS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **EXPERTS,
+    **OUTPUT,
 }
 
 
@@ -67,7 +62,7 @@ _LAYER = "model.layers.{i}"
 CONVERT = Convert(
     models=("ArcticForCausalLM",),
     tensors={
-        **{k: x for k, x in llama.CONVERT.tensors.items() if ".mlp." not in k},
+        **without(llama.CONVERT.tensors, ".mlp."),
         f"{_LAYER}.residual_layernorm.weight": "blk.{i}.ffn_norm.weight",
         f"{_LAYER}.post_attention_layernorm.weight": "blk.{i}.ffn_norm_exps.weight",
         f"{_LAYER}.residual_mlp.w1.weight": "blk.{i}.ffn_gate.weight",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import (
     Array,
@@ -29,7 +30,7 @@ HPARAMS: Values = {
     "expert_weights_norm": Key("expert_weights_norm", False),
 }
 
-TENSORS = {**llama.TENSORS, **qwen2moe.SHARED_EXPERTS}
+TENSORS = {**llama.TENSORS, **SHARED_EXPERTS}
 
 build_graph = llama.build_graph
 

@@ -14,7 +14,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import (
     Array,
@@ -35,7 +35,7 @@ HPARAMS: Values = {
 
 TENSORS = {
     **tensors({"token_embd_norm.*": ("n_embd",)}),
-    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+    **without(gpt2.TENSORS, "position_embd"),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph.tensors import tensors
+from ..graph.tensors import OUTPUT, tensors, without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
 from . import llama
@@ -25,9 +25,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_norm.weight": ("n_embd",),
         "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),  # gate and up
         "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 build_graph = llama.build_graph
@@ -55,7 +53,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 _HF = {
-    **{name: x for name, x in llama.CONVERT.tensors.items() if ".mlp." not in name},
+    **without(llama.CONVERT.tensors, ".mlp."),
     "model.layers.{i}.mlp.gate_up_proj.weight": "blk.{i}.ffn_up.weight",
     "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
 }

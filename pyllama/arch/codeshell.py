@@ -11,16 +11,16 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
+from ..graph.tensors import without
 from ..mapping.rules import Config, Convert, base_keys, check_config
 from . import gpt2, starcoder2
 
 HPARAMS = starcoder2.HPARAMS
 TENSORS = {
-    **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+    **without(gpt2.TENSORS, "position_embd", "token_embd", "output.weight?"),
     "token_embd.weight?": ("n_embd", "n_vocab"),  # tied to the output
     "output.weight": ("n_embd", "n_vocab"),
 }
-del TENSORS["token_embd.weight"], TENSORS["output.weight?"]
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

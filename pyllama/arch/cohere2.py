@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..graph.tensors import without
 from ..hparams import Key, Values, nope_without_window
 from ..mapping.rules import Config, window_keys
 from . import command_r
@@ -20,7 +21,7 @@ HPARAMS: Values = {
     "nope_layers": nope_without_window,
 }
 
-TENSORS = {name: x for name, x in command_r.TENSORS.items() if "_norm.weight?" not in name}
+TENSORS = without(command_r.TENSORS, "_norm.weight?")
 
 build_graph = command_r.build_graph
 

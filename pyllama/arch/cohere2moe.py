@@ -12,9 +12,10 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS
 from ..hparams import GATINGS, Got, Key, Values, nope_without_window
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, llama
+from . import exaone_moe
 
 
 def _nope_layers(got: Got) -> tuple[bool, ...]:
@@ -37,21 +38,11 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    **llama.EXPERTS,
-    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **ATTENTION,
+    **GATED_FFN,
+    **EXPERTS,
+    **SHARED_EXPERTS,
+    **OUTPUT,
 }
 
 

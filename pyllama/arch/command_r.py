@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act
 
@@ -32,9 +32,7 @@ TENSORS = tensors(
         "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
         "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
-        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        **GATED_FFN,
         "output_norm.weight": ("n_embd",),
         "token_embd.weight": ("n_embd", "n_vocab"),
     }

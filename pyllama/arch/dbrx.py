@@ -11,9 +11,9 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import EXPERTS, OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, float32
-from . import llama
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -26,10 +26,8 @@ TENSORS = {  # in the order of their use
     "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
     "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.attn_output_norm.weight": ("n_embd",),
-    **llama.EXPERTS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **EXPERTS,
+    **OUTPUT,
 }
 
 

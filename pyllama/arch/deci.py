@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Got, Values
 from ..mapping.rules import Array, Config, Tensors, interleave_rope
 from . import llama
@@ -40,13 +41,9 @@ TENSORS = {
     "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
     "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.ffn_norm.weight": ("n_embd_ffn",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **GATED_FFN,
     **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, check_config, float32
 from . import llama, qwen2moe
@@ -20,7 +21,7 @@ HPARAMS: Values = {
     "expert_weights_norm": False,
 }
 
-TENSORS = {**llama.TENSORS, **qwen2moe.SHARED_EXPERTS}
+TENSORS = {**llama.TENSORS, **SHARED_EXPERTS}
 
 build_graph = llama.build_graph
 

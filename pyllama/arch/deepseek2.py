@@ -17,6 +17,7 @@ from ..graph import mla
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.temperature import attn_temperature
+from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import (
     Array,
@@ -29,7 +30,6 @@ from ..mapping.rules import (
     hidden_act,
     text_of_vision,
 )
-from . import llama
 
 HPARAMS: Values = {
     **mla.HPARAMS,
@@ -41,25 +41,13 @@ HPARAMS: Values = {
     "temperature_length": Key("attention.temperature_length", 0),
 }
 
-EXPERTS = {
-    **llama.EXPERTS,
-    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
-    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
-}
-
 TENSORS = {
     "blk.{i}.attn_norm.weight": ("n_embd",),
     **mla.TENSORS,
     "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    **EXPERTS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **GATED_FFN,
+    **DEEPSEEK_EXPERTS,
+    **OUTPUT,
 }
 
 

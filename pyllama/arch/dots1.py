@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ModelError
+from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
-from . import llama, qwen2moe, qwen3
+from . import qwen2moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -21,13 +22,7 @@ HPARAMS: Values = {
     "expert_weights_norm": Key("expert_weights_norm", False),
 }
 
-EXPERTS = {
-    **llama.EXPERTS,
-    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
-    **qwen2moe.SHARED_EXPERTS,
-}
-
-TENSORS = {**qwen3.TENSORS, **EXPERTS}
+TENSORS = {**qwen3.TENSORS, **DEEPSEEK_EXPERTS}
 
 build_graph = qwen3.build_graph
 

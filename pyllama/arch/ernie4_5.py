@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import base_keys, hidden_act
 from . import llama
 
 HPARAMS: Values = {}
 
-TENSORS = {name: sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS}
+TENSORS = without(llama.TENSORS, *EXPERTS)
 
 build_graph = llama.build_graph
 

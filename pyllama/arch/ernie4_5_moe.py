@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama, qwen2moe
@@ -22,7 +23,7 @@ HPARAMS: Values = {
 TENSORS = {
     **llama.TENSORS,
     "blk.{i}.exp_probs_b.bias?": ("n_expert",),
-    **qwen2moe.SHARED_EXPERTS,
+    **SHARED_EXPERTS,
 }
 
 build_graph = llama.build_graph

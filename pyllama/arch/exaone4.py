@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..graph.tensors import without
 from ..hparams import Key, Values, nope_without_window
 from ..mapping.rules import Config, base_keys, hidden_act, window_keys
 from . import olmo2
@@ -22,8 +23,7 @@ HPARAMS: Values = {
 
 TENSORS = {
     name: ("head_dim",) if "_q_norm" in name or "_k_norm" in name else sizes
-    for name, sizes in olmo2.TENSORS.items()
-    if ".bias" not in name
+    for name, sizes in without(olmo2.TENSORS, ".bias").items()
 }
 
 build_graph = olmo2.build_graph

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, Key, Values, nope_without_window
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
 from . import llama, qwen3
@@ -24,13 +25,7 @@ HPARAMS: Values = {
     "expert_weights_norm": Key("expert_weights_norm", False),
 }
 
-SHARED_EXPERTS = {
-    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
-    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
-}
-TENSORS = {**qwen3.TENSORS, **llama.EXPERTS, **SHARED_EXPERTS}
+TENSORS = {**qwen3.TENSORS, **DEEPSEEK_EXPERTS}
 
 build_graph = llama.build_graph
 

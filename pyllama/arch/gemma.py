@@ -12,17 +12,14 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gemma3, llama, qwen2
 
 HPARAMS: Values = {"rope_neox": True, "embedding_scale": gemma3.HPARAMS["embedding_scale"]}
 
-TENSORS = {
-    name: sizes
-    for name, sizes in qwen2.TENSORS.items()
-    if ".bias" not in name and name != "output.weight?"
-}
+TENSORS = without(qwen2.TENSORS, ".bias", "output.weight?")
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -39,7 +36,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 CONVERT = Convert(
     models=("GemmaForCausalLM",),
-    tensors={name: x for name, x in qwen2.CONVERT.tensors.items() if name != "lm_head.weight"},
+    tensors=without(qwen2.CONVERT.tensors, "lm_head.weight"),
     defaults={"head_dim": 256, "num_key_value_heads": 16, "rope_theta": 10000.0},
     ignored=("lm_head.weight", "*.rotary_emb.inv_freq"),
     keys=_keys,

@@ -11,6 +11,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gemma3
@@ -25,11 +26,7 @@ HPARAMS: Values = {
     "final_logit_softcap": Key("final_logit_softcapping", 30.0),
 }
 
-TENSORS = {
-    name: sizes
-    for name, sizes in gemma3.TENSORS.items()
-    if "_q_norm" not in name and "_k_norm" not in name
-}
+TENSORS = without(gemma3.TENSORS, "_q_norm", "_k_norm")
 _LAYERS_27B = 46
 
 
@@ -53,9 +50,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 CONVERT = Convert(
     models=("Gemma2ForCausalLM",),
-    tensors={
-        name: x for name, x in gemma3.NAMES.items() if "_q_norm" not in x and "_k_norm" not in x
-    },
+    tensors=without(gemma3.NAMES, "q_norm", "k_norm"),
     defaults=gemma3.DEFAULTS
     | {
         "vocab_size": 256000,

@@ -16,8 +16,18 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+    text_of_vision,
+)
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -39,14 +49,10 @@ TENSORS = {
     "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.post_attention_norm.weight": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **GATED_FFN,
     "blk.{i}.post_ffw_norm.weight": ("n_embd",),
     **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 _LAYERS_27B = 62  # 27B scales scores by 1 / sqrt(n_embd / n_head) instead of 1 / sqrt(head_dim)
 
@@ -144,11 +150,7 @@ NAMES = {
 }
 CONVERT = Convert(
     models=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-    tensors={
-        **NAMES,
-        **{f"language_model.{name}": x for name, x in NAMES.items()},
-        **{name.replace("model.", "model.language_model.", 1): x for name, x in NAMES.items()},
-    },
+    tensors=text_of_vision(NAMES),
     defaults=DEFAULTS,
     other_media=("*vision_tower.*", "*multi_modal_projector.*"),
     keys=_keys,

@@ -20,6 +20,7 @@ from ..graph.altup import altup_correct, altup_merge, altup_predict, altup_strea
 from ..graph.builder import GraphBuilder
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
+from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
 from . import gemma3
@@ -41,7 +42,7 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{k: x for k, x in gemma3.TENSORS.items() if "attn_k" not in k and "attn_v" not in k},
+    **without(gemma3.TENSORS, "attn_k", "attn_v"),
     **KEYS_AND_VALUES,
     "blk.{i}.altup_correct_coef.weight": ("n_altup", "n_altup"),
     "blk.{i}.altup_correct_scale.weight": ("n_embd",),

@@ -21,6 +21,7 @@ from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
+from ..graph.tensors import without
 from ..hparams import Got, Key, Values
 from ..mapping.rules import Config, Convert, Tensors, base_keys, check_config, hidden_act
 from . import gemma3, gemma3n
@@ -47,12 +48,8 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{
-        name: sizes
-        for name, sizes in gemma3.TENSORS.items()
-        if "attn_k" not in name and "attn_v" not in name and "rope_f" not in name
-    },
-    **{name: sizes for name, sizes in KEYS_AND_VALUES.items() if "attn_v" not in name},
+    **without(gemma3.TENSORS, "attn_k", "attn_v", "rope_f"),
+    **without(KEYS_AND_VALUES, "attn_v"),
     "blk.{i}.attn_v.weight?": ("n_embd", "n_embd_v"),
     "blk.{i}.layer_output_scale.weight?": ("1",),
     "blk.{i}.post_ffw_norm_1.weight": ("n_embd_experts",),

@@ -10,7 +10,7 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.tensors import tensors
+from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gemma3
@@ -29,9 +29,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
         "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
         "blk.{i}.post_ffw_norm.weight": ("n_embd",),
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 

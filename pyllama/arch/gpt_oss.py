@@ -14,7 +14,7 @@ from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import tensors
+from ..graph.tensors import OUTPUT, tensors
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
 
@@ -42,9 +42,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_gate_exps.*": ("n_embd", "n_ff_exp", "n_expert"),
         "blk.{i}.ffn_up_exps.*": ("n_embd", "n_ff_exp", "n_expert"),
         "blk.{i}.ffn_down_exps.*": ("n_ff_exp", "n_embd", "n_expert"),
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act
 from . import phi2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon")}
 _BIASES = {f"blk.{{i}}.attn_{part}.bias" for part in ("q", "k", "v", "output")}
-TENSORS = {name: sizes for name, sizes in phi2.TENSORS.items() if name not in _BIASES}
+TENSORS = without(phi2.TENSORS, *_BIASES)
 build_graph = phi2.build_graph
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, float32
 from . import llama
@@ -20,7 +21,7 @@ HPARAMS: Values = {
     "logit_scale": lambda got: 1 / got["logit_divisor"] if got["logit_divisor"] else 0.0,
 }
 
-TENSORS = {name: sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS}
+TENSORS = without(llama.TENSORS, *EXPERTS)
 
 build_graph = llama.build_graph
 

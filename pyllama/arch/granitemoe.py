@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Tensors
-from . import granite, llama, qwen2moe
+from . import granite, llama
 
 HPARAMS: Values = {
     **granite.HPARAMS,
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
 }
 
-TENSORS = {**granite.TENSORS, **llama.EXPERTS, **qwen2moe.SHARED_EXPERTS}
+TENSORS = {**granite.TENSORS, **EXPERTS, **SHARED_EXPERTS}
 
 build_graph = llama.build_graph
 

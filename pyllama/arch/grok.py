@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
+from ..graph.tensors import ATTENTION, EXPERTS, OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32
 from . import llama
@@ -37,22 +38,16 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    **ATTENTION,
     "blk.{i}.attn_output_norm.weight": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff_dense"),
     "blk.{i}.ffn_up.weight": ("n_embd", "n_ff_dense"),
     "blk.{i}.ffn_down.weight": ("n_ff_dense", "n_embd"),
-    **llama.EXPERTS,
+    **EXPERTS,
     "blk.{i}.layer_output_norm.weight": ("n_norm_1",),
     "blk.{i}.post_ffw_norm.weight": ("n_norm_2",),
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ModelError
+from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import Config
-from . import hunyuan_dense, llama, qwen2moe
+from . import hunyuan_dense, qwen2moe
 
 NAME = "hunyuan-moe"
 
@@ -21,7 +22,7 @@ HPARAMS: Values = {
     "n_ff_shexp": Key("expert_shared_feed_forward_length"),
 }
 
-TENSORS = {**hunyuan_dense.TENSORS, **llama.EXPERTS, **qwen2moe.SHARED_EXPERTS}
+TENSORS = {**hunyuan_dense.TENSORS, **EXPERTS, **SHARED_EXPERTS}
 
 build_graph = hunyuan_dense.build_graph
 

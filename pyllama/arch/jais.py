@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Tensors, base_keys, check_config, float32
 from . import gpt2
@@ -26,7 +26,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors(
     {
-        **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+        **without(gpt2.TENSORS, "position_embd"),
         "blk.{i}.ffn_gate.*": ("n_embd", "n_ff"),
     }
 )
@@ -61,7 +61,7 @@ CONVERT = replace(
     gpt2.CONVERT,
     models=("JAISLMHeadModel",),
     tensors={
-        **{name: x for name, x in gpt2.CONVERT.tensors.items() if "wpe" not in name},
+        **without(gpt2.CONVERT.tensors, "wpe"),
         "transformer.h.{i}.mlp.c_fc2.*": "blk.{i}.ffn_gate.*",
     },
     keys=_keys,

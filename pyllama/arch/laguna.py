@@ -13,9 +13,10 @@ from ..graph.attention_gate import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.sparse.weights import ANY
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, llama, qwen3
+from . import exaone_moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -29,10 +30,9 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{name: sizes for name, sizes in qwen3.TENSORS.items() if "rope_f" not in name},
+    **without(qwen3.TENSORS, "rope_f"),
     "blk.{i}.attn_gate.weight": ("n_embd", ANY),  # a row for each head, or for each element
-    **llama.EXPERTS,
-    **exaone_moe.SHARED_EXPERTS,
+    **DEEPSEEK_EXPERTS,
 }
 
 

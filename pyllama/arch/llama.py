@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import tensors
+from ..graph.tensors import EXPERTS, OUTPUT, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
     Array,
@@ -31,13 +31,6 @@ from ..mapping.rules import (
 
 HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
 
-EXPERTS = {
-    "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
-    "blk.{i}.ffn_gate_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
-    "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_embd", "n_expert"),
-}
-
 TENSORS = tensors(
     {  # a layer's weights in the order of their use
         "blk.{i}.attn_norm.weight": ("n_embd",),
@@ -51,9 +44,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
         **EXPERTS,
         **ROPE_FACTORS,
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 

@@ -16,9 +16,9 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
 from ..graph.temperature import attn_temperature
+from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
-from . import llama
 from .qwen3vlmoe import split_experts
 
 _PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
@@ -38,23 +38,15 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+    **ATTENTION,
     "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-    **llama.EXPERTS,
+    **GATED_FFN,
+    **EXPERTS,
     "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_exp"),
     "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_exp"),
     "blk.{i}.ffn_down_shexp.weight": ("n_ff_exp", "n_embd"),
     **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 
 

@@ -13,9 +13,10 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, llama, qwen2
+from . import exaone_moe, qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -27,9 +28,9 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{name: sizes for name, sizes in qwen2.TENSORS.items() if "rope_f" not in name},
+    **without(qwen2.TENSORS, "rope_f"),
     "blk.{i}.attn_sinks.weight?": ("n_head",),
-    **llama.EXPERTS,
+    **EXPERTS,
     "blk.{i}.exp_probs_b.bias?": ("n_expert",),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..graph import mla
 from ..graph.builder import ROPE_FACTORS
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Got, Key, Values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
@@ -36,7 +37,7 @@ HPARAMS: Values = {  # without the keys of scales MiniCPM3-4B's
 }
 
 TENSORS = {
-    **{name: ne for name, ne in deepseek2.TENSORS.items() if name not in deepseek2.EXPERTS},
+    **without(deepseek2.TENSORS, *DEEPSEEK_EXPERTS),
     **ROPE_FACTORS,
 }
 

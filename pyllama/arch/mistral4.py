@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, check_config, float32, text_of_vision
 from . import deepseek2
@@ -14,7 +15,7 @@ from . import deepseek2
 HPARAMS: Values = deepseek2.HPARAMS
 
 TENSORS = {
-    **{n: ne for n, ne in deepseek2.TENSORS.items() if "gate_exps" not in n and "up_exps" not in n},
+    **without(deepseek2.TENSORS, "gate_exps", "up_exps"),
     "blk.{i}.ffn_gate_up_exps.weight": ("n_embd", "2*n_ff_exp", "n_expert"),
 }
 

@@ -14,6 +14,7 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import OUTPUT
 from ..hparams import Got, Key, Values
 from ..mapping.rules import Config
 from . import llama
@@ -59,9 +60,7 @@ TENSORS = {
     "blk.{i}.ffn_up.weight": ("n_embd_in_file", "n_ff"),
     "blk.{i}.ffn_down.weight": ("n_ff", "n_embd_in_file"),
     **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 
 

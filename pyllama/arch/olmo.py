@@ -14,6 +14,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, base_keys, float32, hidden_act
 from . import llama
@@ -23,11 +24,7 @@ HPARAMS: Values = {
     "clamp_kqv": Key("attention.clamp_kqv", 0.0),
 }
 
-TENSORS = {
-    name: sizes
-    for name, sizes in llama.TENSORS.items()
-    if name not in {*llama.EXPERTS, *ROPE_FACTORS} and "_norm" not in name
-}
+TENSORS = without(llama.TENSORS, *EXPERTS, *ROPE_FACTORS, "_norm")
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

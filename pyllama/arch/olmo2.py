@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import tensors
+from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act, window_keys
 
@@ -35,14 +35,10 @@ TENSORS = tensors(
         "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.post_attention_norm.weight": ("n_embd",),
-        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        **GATED_FFN,
         "blk.{i}.post_ffw_norm.weight": ("n_embd",),
         **ROPE_FACTORS,
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 

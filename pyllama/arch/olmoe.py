@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama, qwen2, qwen2moe
@@ -18,7 +19,7 @@ TENSORS = {
     **qwen2.TENSORS,
     "blk.{i}.attn_q_norm.weight": ("n_embd_q",),
     "blk.{i}.attn_k_norm.weight": ("n_embd_k",),
-    **llama.EXPERTS,
+    **EXPERTS,
 }
 
 build_graph = llama.build_graph

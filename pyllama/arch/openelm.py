@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.tensors import GATED_FFN
 from ..hparams import Values
 from ..mapping.rules import Array, Config, Convert, Tensors, check_config
 from . import llama
@@ -23,9 +24,7 @@ TENSORS = {
     "blk.{i}.attn_k_norm.weight": ("head_dim",),
     "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **GATED_FFN,
     "output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),
 }

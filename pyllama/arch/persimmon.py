@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import gpt2
@@ -26,7 +26,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors(
     {
-        **{name: sizes for name, sizes in gpt2.TENSORS.items() if "position_embd" not in name},
+        **without(gpt2.TENSORS, "position_embd"),
         "blk.{i}.attn_q_norm.*": ("head_dim",),
         "blk.{i}.attn_k_norm.*": ("head_dim",),
     }

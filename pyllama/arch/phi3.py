@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.builder import ROPE_FACTORS
+from ..graph.tensors import OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act
 from . import llama
@@ -28,9 +29,7 @@ TENSORS = {
     "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
     "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     **ROPE_FACTORS,
-    "output_norm.weight": ("n_embd",),
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output.weight?": ("n_embd", "n_vocab"),
+    **OUTPUT,
 }
 
 build_graph = llama.build_graph

@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import EXPERTS, tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama, starcoder2
@@ -28,9 +28,9 @@ HPARAMS: Values = {
 
 TENSORS = tensors(
     {
-        **{name: sizes for name, sizes in starcoder2.TENSORS.items() if ".ffn_" not in name},
+        **without(starcoder2.TENSORS, ".ffn_"),
         "blk.{i}.ffn_norm.*": ("n_embd",),
-        **llama.EXPERTS,
+        **EXPERTS,
         **ROPE_FACTORS,
         "output.bias?": ("n_vocab",),
     }

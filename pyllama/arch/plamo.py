@@ -11,20 +11,15 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
+from ..graph.tensors import ATTENTION, GATED_FFN
 from ..hparams import Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
 
 HPARAMS: Values = {"rope_neox": True}
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **ATTENTION,
+    **GATED_FFN,
     "output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),
     "output.weight": ("n_embd", "n_vocab"),

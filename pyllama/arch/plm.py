@@ -12,17 +12,14 @@ from pyggml.tensor import Tensor
 
 from ..graph import mla
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, hidden_act
 from . import deepseek2, minicpm3
 
 HPARAMS: Values = {**mla.HPARAMS}
 
-TENSORS = {
-    name: ne
-    for name, ne in deepseek2.TENSORS.items()
-    if name not in (*deepseek2.EXPERTS, "blk.{i}.ffn_gate.weight", "output.weight?")
-}
+TENSORS = without(deepseek2.TENSORS, *DEEPSEEK_EXPERTS, "ffn_gate.", "output.weight?")
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.builder import ROPE_FACTORS
-from ..graph.tensors import tensors
+from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
 from . import llama
@@ -23,13 +23,9 @@ TENSORS = tensors(
         "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
-        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        **GATED_FFN,
         **ROPE_FACTORS,
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, check_config
-from . import llama, qwen2
+from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -18,15 +19,9 @@ HPARAMS: Values = {
     "n_ff_shexp": Key("expert_shared_feed_forward_length"),
 }
 
-SHARED_EXPERTS = {
-    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
-    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
-}
-
 TENSORS = {
     **qwen2.TENSORS,
-    **llama.EXPERTS,
+    **EXPERTS,
     **SHARED_EXPERTS,
     "blk.{i}.ffn_gate_inp_shexp.weight": ("n_embd",),
 }

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph.tensors import EXPERTS
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, check_config
-from . import llama, qwen2moe, qwen3
+from . import qwen2moe, qwen3
 
 HPARAMS: Values = {"rope_neox": True}
 
-TENSORS = {**qwen3.TENSORS, **llama.EXPERTS}
+TENSORS = {**qwen3.TENSORS, **EXPERTS}
 
 build_graph = qwen3.build_graph
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import base_keys, hidden_act
 from . import llama
@@ -21,9 +22,7 @@ def _renamed(name: str) -> str:
     return name.replace("ffn_norm", "post_attention_norm")
 
 
-TENSORS = {
-    _renamed(name): sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS
-}
+TENSORS = {_renamed(name): sizes for name, sizes in without(llama.TENSORS, *EXPERTS).items()}
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

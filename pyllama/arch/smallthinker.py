@@ -13,9 +13,10 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.experts import experts
+from ..graph.tensors import EXPERTS, GATED_FFN, without
 from ..hparams import GATINGS, Key, Values, nope_without_window
 from ..mapping.rules import Config, Convert, base_keys, check_config
-from . import llama, qwen2
+from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -26,12 +27,8 @@ HPARAMS: Values = {
 }
 
 TENSORS = {
-    **{
-        name: sizes
-        for name, sizes in qwen2.TENSORS.items()
-        if "ffn_gate" not in name and "ffn_up" not in name and "ffn_down" not in name
-    },
-    **llama.EXPERTS,
+    **without(qwen2.TENSORS, *GATED_FFN),
+    **EXPERTS,
 }
 
 
@@ -78,7 +75,7 @@ _MOE = "model.layers.{i}.block_sparse_moe"
 CONVERT = Convert(
     models=("SmallThinkerForCausalLM",),
     tensors={
-        **{k: x for k, x in qwen2.CONVERT.tensors.items() if ".mlp." not in k},
+        **without(qwen2.CONVERT.tensors, ".mlp."),
         f"{_MOE}.primary_router.weight": "blk.{i}.ffn_gate_inp.weight",
         f"{_MOE}.experts.{{e}}.gate.weight": "blk.{i}.ffn_gate_exps.weight",
         f"{_MOE}.experts.{{e}}.up.weight": "blk.{i}.ffn_up_exps.weight",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import Config, check_config
 from . import llama
@@ -19,7 +20,7 @@ HPARAMS: Values = {
     "nope_layers": lambda got: tuple((i + 1) % _PERIOD == 0 for i in range(got["n_layer"]))
 }
 
-TENSORS = {name: sizes for name, sizes in llama.TENSORS.items() if name not in llama.EXPERTS}
+TENSORS = without(llama.TENSORS, *EXPERTS)
 
 build_graph = llama.build_graph
 

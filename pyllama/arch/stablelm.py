@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
 from .command_r import qkv
@@ -31,9 +31,7 @@ TENSORS = tensors(
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight?": ("n_embd",),
         "blk.{i}.ffn_norm.bias?": ("n_embd",),
-        "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+        **GATED_FFN,
         "output_norm.*": ("n_embd",),
         "token_embd.weight": ("n_embd", "n_vocab"),
         "output.weight?": ("n_embd", "n_vocab"),

@@ -86,7 +86,7 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
         return (name, found[name]) if name in found else next(iter(found.items()))
     raise ModelError(
         f"{folder / 'config.json'}: architectures is {shown(classes)}, which is not supported; "
-        "docs/architectures.md has those that are, docs/add-a-model.md says how to add one"
+        "docs/architectures.md lists the supported ones, docs/add-a-model.md says how to add one"
     )
 
 

@@ -1,6 +1,7 @@
 """Tables of the tensors of architectures.
 
-    TENSORS = tensors({"blk.{i}.attn_q.*?": ("n_embd", "n_embd_q")})
+    TENSORS = tensors({"blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"), **GATED_FFN, **OUTPUT})
+    TENSORS = without(llama.TENSORS, "ffn_gate")
 
 A star stands for the weight and its bias, as in ``CONVERT``; ``.*?`` for a bias that variants may
 lack. A matrix's bias has the sizes of its rows' outputs, a norm's those of its weight.
@@ -9,8 +10,44 @@ lack. A matrix's bias has the sizes of its rows' outputs, a norm's those of its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 Sizes = tuple[str, ...]
+_V = TypeVar("_V")
+
+ATTENTION = {  # without biases
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
+}
+GATED_FFN = {  # without biases
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+}
+EXPERTS = {
+    "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
+    "blk.{i}.ffn_gate_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_embd", "n_expert"),
+}
+SHARED_EXPERTS = {
+    "blk.{i}.ffn_gate_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_up_shexp.weight": ("n_embd", "n_ff_shexp"),
+    "blk.{i}.ffn_down_shexp.weight": ("n_ff_shexp", "n_embd"),
+}
+DEEPSEEK_EXPERTS = {  # ``exp_probs_b`` is added to the router's scores to choose experts
+    **EXPERTS,
+    "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+    **SHARED_EXPERTS,
+}
+OUTPUT = {  # the output matrix may be tied to the embeddings
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
 
 
 def tensors(table: Mapping[str, Sizes]) -> dict[str, Sizes]:
@@ -24,3 +61,8 @@ def tensors(table: Mapping[str, Sizes]) -> dict[str, Sizes]:
         else:
             named[pattern] = sizes
     return named
+
+
+def without(table: Mapping[str, _V], *parts: str) -> dict[str, _V]:
+    """The table without the names that contain one of ``parts``, in the same order."""
+    return {name: x for name, x in table.items() if not any(part in name for part in parts)}
