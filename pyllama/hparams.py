@@ -142,15 +142,13 @@ class HParams:
     n_expert_used: int = 0  # per token
     n_ff_exp: int = 0  # hidden size of an expert
     n_ff_shexp: int = 0  # hidden size of all shared experts together, which every token uses
-    ffn_beside_experts: bool = (
-        False  # layers with experts have a dense part too; else their n_ff is 0
-    )
+    ffn_beside_experts: bool = False  # layers with experts have n_ff dense neurons too, else none
     n_dense_lead: int = 0  # the first layers without experts
     moe_period: int = 1  # after these, the last of every moe_period layers has experts
     n_expert_groups: int = 0  # only the experts of the best n_group_used groups are chosen from
     n_group_used: int = 0
     expert_gating: int = 1  # index of GATINGS: how the router's logits become weights
-    router_jitter: float = 0.0  # of SparseMixer's training, which gates instead; 0: another router
+    router_jitter: float = 0.0  # of SparseMixer, which chooses and weighs experts; 0: not used
     expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
     expert_weights_scale: float = 1.0
     post_norm: bool = False  # norms after attention and feed-forward, if optional

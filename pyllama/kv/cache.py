@@ -112,12 +112,11 @@ class KVCache(CellLists):
 
         def new(x: str, layer: int) -> Tensor:
             ne = (columns[x][layer], n_cells, hparams.n_head_kv_arr[layer])
-            return self._contexts[self._bufts[layer]].new_tensor(types[x], ne)
+            tensor = self._contexts[self._bufts[layer]].new_tensor(types[x], ne)
+            return tensor.set_name(f"cache_{x}_l{layer}")
 
-        self.k = {i: new("k", i).set_name(f"cache_k_l{i}") for i in self.layers}
-        self.v = {}
-        if not hparams.values_in_keys:
-            self.v = {i: new("v", i).set_name(f"cache_v_l{i}") for i in self.layers}
+        self.k = {i: new("k", i) for i in self.layers}
+        self.v = {} if hparams.values_in_keys else {i: new("v", i) for i in self.layers}
         self.stored = (*self.k.values(), *self.v.values())
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)

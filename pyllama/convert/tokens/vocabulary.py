@@ -42,7 +42,8 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
     """Return the ``tokenizer.*`` keys.
 
     Args:
-        add_bos: whether to add BOS if the files do not say.
+        add_bos: whether to add BOS if tokenizer_config.json does not say; None: as the vocabulary
+            says.
 
     Raises:
         TokenizerError: there is no vocabulary, or it is damaged or of an unsupported kind.
@@ -109,10 +110,10 @@ def _add_tokens(folder: Folder, vocabulary: FileVocabulary, n_vocab: int) -> Non
             skipped.append((i, text))
             continue
         vocabulary.added.add(i)
-        is_bracketed = any(
+        looks_special = text in _LOOK_SPECIAL or any(
             text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS
         )
-        if special or text in _LOOK_SPECIAL or is_bracketed:  # its text marks it as such
+        if special or looks_special:
             kind = CONTROL
         else:
             kind, text = USER_DEFINED, text.replace("\u2581", " ")
