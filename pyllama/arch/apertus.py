@@ -15,7 +15,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys
+from ..mapping.rules import Config, Convert, base_keys, head_columns
 from . import qwen3
 
 XIELU = ("alpha_n", "alpha_p", "beta", "eps")
@@ -52,7 +52,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    head_dim = head_columns(config)
     return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim} | base_keys(
         config
     )

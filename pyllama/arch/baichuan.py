@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Tensors, split_qkv
+from ..mapping.rules import Array, Config, Tensors
 from . import llama
 
 _LAYERS_13B = 40  # nothing else in a file says which model it is
@@ -28,11 +28,7 @@ build_graph = llama.build_graph
 def _change(name: str, x: Array, config: Config) -> Tensors:
     if name == "output.weight" and config["vocab_size"] == _VOCAB_BAICHUAN2:
         return {name: x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12)}  # its NormHead
-    if ".attn_qkv." not in name:
-        return {name: x}
-    n_head = int(config["num_attention_heads"])
-    parts = split_qkv(name, x, n_head, n_head)
-    return {k: v for part in parts.items() for k, v in llama.change(*part, config).items()}
+    return llama.change_fused(name, x, config) if ".attn_qkv." in name else {name: x}
 
 
 CONVERT = replace(

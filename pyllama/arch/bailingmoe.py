@@ -18,8 +18,6 @@ from ..mapping.rules import (
     Tensors,
     check_config,
     float32,
-    kv_heads,
-    split_qkv,
 )
 from . import llama, qwen2moe
 
@@ -48,10 +46,7 @@ def _keys(config: Config) -> dict[str, Any]:
 def _change(name: str, x: Array, config: Config) -> Tensors:
     if name == "output.weight" and config.get("norm_head"):  # of each column of the matrix
         return {name: x / (np.sqrt(np.square(x).sum(0, keepdims=True)) + np.float32(1e-7))}
-    if ".attn_qkv." not in name:
-        return {name: x}
-    parts = split_qkv(name, x, int(config["num_attention_heads"]), kv_heads(config))
-    return {k: v for part in parts.items() for k, v in llama.change(*part, config).items()}
+    return llama.change_fused(name, x, config) if ".attn_qkv." in name else {name: x}
 
 
 TENSOR_NAMES = {

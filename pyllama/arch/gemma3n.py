@@ -93,7 +93,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _ffn(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
-    """GEGLU; in sparse layers only of gates above mean + scale * standard deviation, less that."""
+    """GEGLU; in sparse layers of ``relu(gate - mean - sparsity * standard deviation)``."""
     ctx, sparsity = b.ctx, b.hparams.of_layer(i).own["sparsity"]
     gate = b.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")  # [n_ff, T]
     if math.isfinite(sparsity):

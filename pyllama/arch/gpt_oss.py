@@ -78,7 +78,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
-    """Experts' matrices of checkpoints are transposed; gate and up take turns in columns."""
+    """Experts' matrices of checkpoints are transposed; columns of gate and up alternate."""
     if "_exps." not in name:
         return {name: x}
     if name.endswith(".weight"):
@@ -87,7 +87,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
         return {name: x}
     axis = 1  # of outputs, with and without columns
     if x.shape[axis] % 2:
-        raise ModelError(f"{x.shape[axis]} rows are not as many of the gate as of up")
+        raise ModelError(f"{x.shape[axis]} rows of gate and up, want an even number")
     return {
         name.replace("gate_up", part): x[:, start::2] for start, part in enumerate(("gate", "up"))
     }

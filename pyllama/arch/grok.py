@@ -18,7 +18,7 @@ from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
 from ..graph.tensors import ATTENTION, EXPERTS, OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, float32
+from ..mapping.rules import Config, Convert, base_keys, float32, head_columns
 from . import llama
 
 HPARAMS: Values = {
@@ -78,7 +78,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _keys(config: Config) -> dict[str, Any]:
     keys = base_keys(config)
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    head_dim = head_columns(config)
     scales = {
         "attn_logit_softcapping": config.get("attn_logit_softcapping", 30.0),
         "router_logit_softcapping": config.get("router_logit_softcapping", 30.0),
@@ -102,9 +102,8 @@ def _keys(config: Config) -> dict[str, Any]:
     return keys | {key: float32(value) for key, value in scales.items()}
 
 
-def _names(layer: str, attention: dict[str, str], norms: dict[str, str]) -> dict[str, str]:
-    parts = {f"{layer}.{k}.weight": f"blk.{{i}}.attn_{x}.weight" for k, x in attention.items()}
-    return parts | {f"{layer}.{k}.weight": f"blk.{{i}}.{x}.weight" for k, x in norms.items()}
+def _names(layer: str, parts: dict[str, str]) -> dict[str, str]:
+    return {f"{layer}.{k}.weight": f"blk.{{i}}.{x}.weight" for k, x in parts.items()}
 
 
 CONVERT = Convert(
@@ -113,7 +112,6 @@ CONVERT = Convert(
         **llama.CONVERT.tensors,
         **_names(
             "model.layers.{i}",
-            {},
             {
                 "pre_attn_norm": "attn_norm",
                 "post_attn_norm": "attn_output_norm",
@@ -124,12 +122,10 @@ CONVERT = Convert(
         **_names(
             "transformer.decoder_layer.{i}",
             {
-                "multi_head_attention.query": "q",
-                "multi_head_attention.key": "k",
-                "multi_head_attention.value": "v",
-                "multi_head_attention.linear": "output",
-            },
-            {
+                "multi_head_attention.query": "attn_q",
+                "multi_head_attention.key": "attn_k",
+                "multi_head_attention.value": "attn_v",
+                "multi_head_attention.linear": "attn_output",
                 "rms_norm": "attn_norm",
                 "rms_norm_1": "attn_output_norm",
                 "rms_norm_2": "ffn_norm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from ..mapping.rules import Config, Convert, base_keys, head_columns, hidden_act
 from . import maincoder, qwen2, qwen3
 
 NAME = "hunyuan-dense"
@@ -30,7 +30,7 @@ def keys(config: Config) -> dict[str, Any]:
     found = base_keys(config) | hidden_act(config, "silu")
     params = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (params.get("rope_type") or params.get("type")) == "dynamic" and params.get("alpha"):
-        dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+        dim = head_columns(config)
         theta = float(params.get("rope_theta") or config.get("rope_theta") or 10000.0)
         found |= {
             "rope.freq_base": theta * float(params["alpha"]) ** (dim / (dim - 2)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..mapping.rules import Array, Config, Tensors, kv_heads, regroup_qkv, split_qkv
+from ..mapping.rules import Array, Config, Tensors, kv_heads, regroup_qkv
 from . import llama
 
 HPARAMS = llama.HPARAMS
@@ -18,9 +18,8 @@ build_graph = llama.build_graph
 def _change(name: str, x: Array, config: Config) -> Tensors:
     if ".attn_qkv." not in name:
         return {name: x}
-    heads = int(config["num_attention_heads"]), kv_heads(config)
-    parts = split_qkv(name, regroup_qkv(x, *heads), *heads)
-    return {k: v for part in parts.items() for k, v in llama.change(*part, config).items()}
+    grouped = regroup_qkv(x, int(config["num_attention_heads"]), kv_heads(config))
+    return llama.change_fused(name, grouped, config)
 
 
 CONVERT = replace(

@@ -24,9 +24,11 @@ from ..mapping.rules import (
     Convert,
     Tensors,
     base_keys,
+    head_columns,
     hidden_act,
     interleave_rope,
     kv_heads,
+    split_qkv,
 )
 
 HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
@@ -89,7 +91,7 @@ _PLAIN = (
 
 def keys(config: Config, act: str = "silu") -> dict[str, Any]:
     """The metadata, also of a LLaMA by another name; ``act`` is the graph's activation."""
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    head_dim = head_columns(config)
     found = {
         "vocab_size": config["vocab_size"],
         "rope.dimension_count": head_dim,
@@ -110,6 +112,12 @@ def change(name: str, x: Array, config: Config) -> Tensors:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": kv_heads(config)}
     part = name.split(".")[-2]
     return {name: interleave_rope(x, heads[part]) if part in heads else x}
+
+
+def change_fused(name: str, x: Array, config: Config) -> Tensors:
+    """``change`` of a matrix that has all of Q first, then K, then V."""
+    parts = split_qkv(name, x, int(config["num_attention_heads"]), kv_heads(config))
+    return {k: v for part in parts.items() for k, v in change(*part, config).items()}
 
 
 CONVERT = Convert(

@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Convert, base_keys, float32, head_columns, hidden_act
 from . import gemma3, starcoder2
 
 HPARAMS: Values = starcoder2.HPARAMS
@@ -26,7 +26,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    head_dim = head_columns(config)
     keys = {
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,

@@ -21,7 +21,7 @@ _MIN_SQUARES = 1e-5  # lower bound of a mean of squares that divides
 
 
 def stream(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
-    """Stream ``i``, or its like of any 3-D tensor: [n, T, k] -> [n, T]."""
+    """Stream ``i``, or that matrix of any other 3-D tensor: [n, T, k] -> [n, T]."""
     return ops.view_2d(b.ctx, x, x.ne[0], x.ne[1], x.nb[1], i * x.nb[2])
 
 
@@ -45,7 +45,7 @@ def altup_merge(b: GraphBuilder, x: Tensor) -> Tensor:
 
 
 def altup_predict(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
-    """What layer ``i`` will add to each stream, as sums of all: [n_embd, T, n_altup] -> the same.
+    """The streams that layer ``i`` predicts from all of them: [n_embd, T, n_altup] -> the same.
 
     predicted[:, t, j] = x[:, t, j] + sum_k coefficients[k, j, t] * x[:, t, k]
     """

@@ -164,7 +164,7 @@ def _sparse_mixer(b: GraphBuilder, logits: Tensor, i: int) -> tuple[Tensor, Tens
 def _mask_groups(b: GraphBuilder, probs: Tensor, hp: HParams) -> Tensor:
     """``probs`` with -inf for the experts outside of each token's best groups.
 
-    A group's score is its best expert's, or with sigmoid gating the sum of its best two's.
+    A group's score is that of its best expert, without softmax gating the sum of the best two.
 
     Shape:
         probs [n_expert, T] -> the same

@@ -62,7 +62,7 @@ def _attn_scale(got: Got) -> float:
 
 
 def _rope_factor(got: Got) -> float:
-    """What remains for ROPE, which multiplies by YaRN's own ``1 + 0.1 log(factor)``."""
+    """The factor to pass to ROPE, which multiplies by YaRN's ``1 + 0.1 log(factor)`` itself."""
     factor: float = got["rope_length"]
     return factor / (1 + 0.1 * _log_factor(got)) if got["yarn_log_mul"] else factor
 

@@ -89,7 +89,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def text_of_vision(names: Mapping[str, str]) -> dict[str, str]:
-    """Names of a text model's checkpoints, and of those that have it beside a vision model."""
+    """The checkpoint names of a text model, also with the prefixes of vision models."""
     inner = {k.replace("model.", "model.language_model.", 1): x for k, x in names.items()}
     return {**names, **{f"language_model.{k}": x for k, x in names.items()}, **inner}
 
@@ -119,6 +119,11 @@ def kv_heads(config: Config) -> int:
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
+def head_columns(config: Config) -> int:
+    """Return the columns of a head of queries."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
 def interleave_rope(x: Array, n_head: int) -> Array:
     """Reorder the rows of a Q or K matrix (or bias) for RoPE on adjacent pairs.
 
@@ -137,8 +142,8 @@ def window_keys(config: Config, period: int) -> dict[str, Any]:
     """Return the keys of a sliding window and of the layers that have one, {} without a window.
 
     Args:
-        period: without ``layer_types`` the last of so many layers has full attention, or of
-            ``sliding_window_pattern``, which may also be a string such as ``LLLG``.
+        period: without ``layer_types`` and ``sliding_window_pattern``, every ``period``-th layer
+            has full attention. The pattern is such a number or a string: ``LLLG``.
 
     Raises:
         ModelError: a layer has another kind of attention.
