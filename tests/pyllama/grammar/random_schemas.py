@@ -157,7 +157,7 @@ class RandomSchema:
         if rng.random() < 0.1:
             made["maxProperties"] = len(made.get("required", ())) + rng.randint(0, 2)
         if rng.random() < 0.1:
-            made["minProperties"] = 1
+            made["minProperties"] = min(1, made.get("maxProperties", 1))
         if rng.random() < 0.1 and "additionalProperties" in made:
             made["propertyNames"] = {"maxLength": 6}
         return made

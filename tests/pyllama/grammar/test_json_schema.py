@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator, Draft202012Validator
 
@@ -119,6 +119,7 @@ def test_there_are_many_usual_schemas() -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(seed=302)  # minProperties and maxProperties of an object that requires nothing
 @given(seed=st.integers(0, 10**6))
 def test_random_schemas(seed: int) -> None:
     schema = RandomSchema(seed).draw()
