@@ -35,6 +35,7 @@ from ..kv.table import MAX_BRANCHES
 from ..runtime.batch import Batch
 from ..runtime.context import Context
 from ..runtime.overrides import Overrides
+from ..runtime.params import last_position
 from ..sampling import Chain, Distribution, SamplingParams
 from ..sampling.constrained import constrain
 from ..sampling.top import Floats
@@ -218,8 +219,7 @@ class ModelDrafter:
             self._ranks = is_ranked and self._has_distribution()
         if not self._draws and not self._ranks:
             self._params, self._width = sampling, 1
-        n_positions = context.hparams.n_ctx_train if context.hparams.learned_positions else None
-        self._n_ctx = min(context.n_ctx_seq, n_positions or context.n_ctx_seq)
+        self._n_ctx = min(context.n_ctx_seq, last_position(context.hparams) + 1)
         self._restricted: Floats | None = None  # logits of tokens that a grammar allows
         self._texts: dict[int, _DraftText] = {}
         # sequences without a text, those used last at the end, and the tokens that they still hold
