@@ -57,7 +57,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def decoder(b: GraphBuilder, act: str) -> Tensor:
-    """``build_graph`` with another activation."""
+    """All layers and the logits [n_vocab, n_outputs]; ``act`` is of the feed-forward parts."""
     n_layer, own = b.hparams.n_layer, b.hparams.own
     temperature = None
     if own.get("temperature"):
@@ -139,7 +139,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def change_latent(name: str, x: Array, config: Config) -> Tensors:
-    """Rope on neighbours; the matrices of keys (transposed) and of values apart.
+    """Order rotated rows for rope on adjacent pairs; split ``attn_kv_b``, its keys transposed.
 
     Shape:
         NumPy order, attn_kv_b [n_head * (n_nope + n_value), n_lora_kv] ->

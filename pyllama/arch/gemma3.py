@@ -63,7 +63,16 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def decoder(b: GraphBuilder, act: str, layers_27b: int = 0) -> Tensor:
-    """``build_graph``, with the number of layers of the model that scales scores otherwise."""
+    """All layers and the logits of models with norms before and after each part.
+
+    Args:
+        act: of the feed-forward part.
+        layers_27b: the number of layers of the model whose scores have another scale, see
+            ``_LAYERS_27B``; 0 for none.
+
+    Shape:
+        [n_vocab, n_outputs]
+    """
     hp, ctx = b.hparams, b.ctx
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     # a context may run fewer layers than the file has

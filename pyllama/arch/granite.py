@@ -34,7 +34,7 @@ SCALES = {  # llama.cpp's keys -> names in config.json
 
 
 def scale_keys(config: Config) -> dict[str, Any]:
-    """The keys of the four factors; transformers assumes 1."""
+    """The keys of the four factors, which are 1 where config.json lacks them."""
     return {key: float32(config.get(name, 1.0)) for key, name in SCALES.items()}
 
 

@@ -24,7 +24,7 @@ _N_CTX = 256 * 1024  # of checkpoints with an alpha, whose config.json says less
 
 
 def keys(config: Config) -> dict[str, Any]:
-    """The keys of Hunyuan's models; NTK scaling by an alpha is another base of rope."""
+    """The keys of Hunyuan's models; NTK scaling with ``alpha`` changes the base of rope."""
     if config.get("num_experts") == 1:
         config = {**config, "num_experts": None}
     found = base_keys(config) | hidden_act(config, "silu")

@@ -28,7 +28,11 @@ build_graph = hunyuan_dense.build_graph
 
 
 def _of_all(config: Config, name: str) -> int:
-    """A number, or the same one for each layer. Raises: ModelError: layers differ."""
+    """A value that is one number or a list with a number for each layer.
+
+    Raises:
+        ModelError: layers differ.
+    """
     values = config[name] if isinstance(config[name], list) else [config[name]]
     if len({*values}) != 1:
         raise ModelError(f"config.json: {name} differs between layers; it is not supported")

@@ -60,10 +60,15 @@ def decoder(
     b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None,
     ffn_norm: str = "ffn_norm",
 ) -> Tensor:  # fmt: skip
-    """``build_graph`` with other activations, see ``graph.ffn.ffn``, and a factor of queries.
+    """All layers and the logits of models with RMS norms.
 
     Args:
+        act, up_act: activations, see ``graph.ffn.ffn``.
+        temperature: a factor of each token's queries, or None.
         ffn_norm: the name of the feed-forward part's norm.
+
+    Shape:
+        temperature [1, 1, T] -> [n_vocab, n_outputs]
     """
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
@@ -90,7 +95,11 @@ _PLAIN = (
 
 
 def keys(config: Config, act: str = "silu") -> dict[str, Any]:
-    """The metadata, also of a LLaMA by another name; ``act`` is the graph's activation."""
+    """The keys of LLaMA, and of architectures with the same config.json.
+
+    Args:
+        act: the activation that the graph has by default.
+    """
     head_dim = head_columns(config)
     found = {
         "vocab_size": config["vocab_size"],

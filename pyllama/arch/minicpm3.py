@@ -19,7 +19,7 @@ from . import deepseek2
 
 
 def _value_columns(got: Got) -> tuple[int, ...]:
-    """Of each layer; llama.cpp's converter does not write them."""
+    """``head_dim_v`` of each layer, which llama.cpp's converter does not write."""
     n: int = got["value_length"] or got["n_embd"] // got["n_head_arr"][0]
     return (n,) * int(got["n_layer"])
 

@@ -17,9 +17,9 @@ build_graph = qwen3moe.build_graph
 
 
 def split_experts(name: str, x: Array, config: Config) -> Tensors:
-    """The gates and the ups of all experts, or the downs, which are stored by input column.
+    """Split gate and up of all experts; transpose the matrices that are stored [in, out].
 
-    transformers also writes them by output column.
+    transformers writes them in either order.
 
     Shape:
         NumPy order, gate_up [n_expert, n_embd, 2 * n_ff_exp], down [n_expert, n_ff_exp, n_embd]
