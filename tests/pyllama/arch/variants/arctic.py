@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import llama
+
 VARIANTS = {
     "arctic": {
         "architectures": ["ArcticForCausalLM"],
@@ -24,23 +26,15 @@ VARIANTS = {
 }
 SHAPES = {
     "arctic": {
-        "model.embed_tokens.weight": [512, 64],
-        "model.layers.{i}.input_layernorm.weight": [64],
-        "model.layers.{i}.self_attn.q_proj.weight": [64, 64],
-        "model.layers.{i}.self_attn.k_proj.weight": [32, 64],
-        "model.layers.{i}.self_attn.v_proj.weight": [32, 64],
-        "model.layers.{i}.self_attn.o_proj.weight": [64, 64],
+        **llama.ATTENTION,
         "model.layers.{i}.residual_layernorm.weight": [64],
         "model.layers.{i}.residual_mlp.w1.weight": [64, 64],
         "model.layers.{i}.residual_mlp.w2.weight": [64, 64],
         "model.layers.{i}.residual_mlp.w3.weight": [64, 64],
-        "model.layers.{i}.post_attention_layernorm.weight": [64],
         "model.layers.{i}.block_sparse_moe.gate.weight": [8, 64],
         "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight": [96, 64],
         "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight": [64, 96],
         "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight": [96, 64],
-        "model.norm.weight": [64],
-        "lm_head.weight": [512, 64],
     }
 }
 

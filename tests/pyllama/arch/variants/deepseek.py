@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import llama
+
 VARIANTS = {
     "deepseek": {
         "architectures": ["DeepseekForCausalLM"],
@@ -28,13 +30,7 @@ VARIANTS = {
 }
 SHAPES = {
     "deepseek": {
-        "model.embed_tokens.weight": [512, 64],
-        "model.layers.{i}.input_layernorm.weight": [64],
-        "model.layers.{i}.self_attn.q_proj.weight": [64, 64],
-        "model.layers.{i}.self_attn.k_proj.weight": [32, 64],
-        "model.layers.{i}.self_attn.v_proj.weight": [32, 64],
-        "model.layers.{i}.self_attn.o_proj.weight": [64, 64],
-        "model.layers.{i}.post_attention_layernorm.weight": [64],
+        **llama.ATTENTION,
         "model.layers.0.mlp.gate_proj.weight": [160, 64],
         "model.layers.0.mlp.up_proj.weight": [160, 64],
         "model.layers.0.mlp.down_proj.weight": [64, 160],
@@ -51,8 +47,6 @@ SHAPES = {
                 "shared_experts.down_proj": [64, 96],
             }.items()
         },
-        "model.norm.weight": [64],
-        "lm_head.weight": [512, 64],
     }
 }
 

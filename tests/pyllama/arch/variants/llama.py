@@ -23,6 +23,18 @@ _MISTRAL = {
     "model_type": "mistral",
     "sliding_window": None,
 }
+# Parameters without those of the feed-forward parts, for ``SHAPES`` of other architectures
+ATTENTION = {
+    "model.embed_tokens.weight": [512, 64],
+    "model.layers.{i}.input_layernorm.weight": [64],
+    "model.layers.{i}.self_attn.q_proj.weight": [64, 64],
+    "model.layers.{i}.self_attn.k_proj.weight": [32, 64],
+    "model.layers.{i}.self_attn.v_proj.weight": [32, 64],
+    "model.layers.{i}.self_attn.o_proj.weight": [64, 64],
+    "model.layers.{i}.post_attention_layernorm.weight": [64],
+    "model.norm.weight": [64],
+    "lm_head.weight": [512, 64],
+}
 
 
 def _scaled(**rope: Any) -> dict[str, Any]:
