@@ -2,9 +2,9 @@
 
     for name in variants(): folder = write_checkpoint(tmp_path / name, name)
 
-``variants.py`` has the configurations. tests/data/arch/<variant>.npz has the names and
-shapes of the parameters that transformers made of them and what it computed; ``record.py`` writes
-it. The parameters follow from their names, so no weights are stored.
+``variants/`` has the configurations. tests/data/arch/<variant>.npz has the names and shapes of the
+parameters and what the reference computed with them; ``record.py`` writes it. The parameters follow
+from their names, so no weights are stored.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pyllama.arch import arch_names
 from pyllama.mapping.rules import base_keys
@@ -27,6 +28,7 @@ DATA = Path(__file__).parents[2] / "data"
 N_VOCAB, EVERY = 512, 4  # logits are recorded of every fourth token
 _SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3", "gemma3_text"}  # model types
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
+FIRST = [next(iter(of_arch)) for of_arch in VARIANTS.values()]  # a variant of each architecture
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -85,6 +87,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     text = json.dumps(header).encode()
     data = b"".join(x.tobytes() for x in tensors.values())
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def long_but(names: Iterable[str], by_default: Collection[str]) -> list[Any]:
+    """Names as a test's parameters; all but those that run by default have the marker ``long``."""
+    return [pytest.param(n, marks=[] if n in by_default else pytest.mark.long) for n in names]
 
 
 def expand(patterns: Mapping[str, list[int]], config: Mapping[str, Any]) -> Shapes:

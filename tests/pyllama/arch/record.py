@@ -225,7 +225,7 @@ if __name__ == "__main__":
     known = variants()
     names = sys.argv[1:] or [*known]
     if unknown := [name for name in names if name not in known]:
-        sys.exit(f"no variant {', '.join(unknown)}; variants.py has {', '.join(known)}")
+        sys.exit(f"no variant {', '.join(unknown)}; variants/ has {', '.join(known)}")
     for name in names:
         with TemporaryDirectory() as directory:
             of_reference = record_llama_cpp if name in SHAPES else record

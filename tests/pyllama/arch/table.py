@@ -2,7 +2,7 @@
 
     python -m tests.pyllama.arch.table > docs/architectures.md
 
-Made from the architectures' files, ``variants.py`` and the list of what llama.cpp could run.
+Made from the architectures' files, ``variants/`` and the list of what llama.cpp could run.
 """
 
 from __future__ import annotations

@@ -25,14 +25,13 @@ from pyllama.convert import convert
 from pyllama.errors import ModelError
 from pyllama.gguf_tools.validate import validate
 
-from .checkpoints import EVERY, recorded, variants, write_checkpoint
+from .checkpoints import EVERY, long_but, recorded, variants, write_checkpoint
 from .llama_cpp import described
 from .variants import DIFFERENT
 
 F32 = GGMLType.F32
 NAMES = sorted(variants())
-_BY_DEFAULT = ("falcon_40b", "gemma3", "gpt2", "llama", "opt_post_norm", "qwen3moe")
-SOME = [pytest.param(n, marks=[] if n in _BY_DEFAULT else pytest.mark.long) for n in NAMES]
+SOME = long_but(NAMES, ("falcon_40b", "gemma3", "gpt2", "llama", "opt_post_norm", "qwen3moe"))
 ROUNDED = 0.02  # NMSE: weights of 16 or 8 bits, activations of 8, an F16 cache
 
 

@@ -21,21 +21,15 @@ from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
 
 from ..models import rows
-from .checkpoints import recorded, write_checkpoint
-from .variants import VARIANTS
+from .checkpoints import FIRST, long_but, recorded, write_checkpoint
 
-BY_DEFAULT = ("gemma3", "llama", "mpt")
-FIRST = [
-    pytest.param(next(iter(of_arch)), marks=[] if arch in BY_DEFAULT else pytest.mark.long)
-    for arch, of_arch in VARIANTS.items()
-]
 F32 = GGMLType.F32
 # NMSE of a token's logits with an 8-bit cache, whose rounding may choose other experts for a few
 ROUNDED, MEDIAN, REROUTED_MEAN = 0.05, 0.02, 0.1
 GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=FIRST)
+@pytest.fixture(scope="module", params=long_but(FIRST, ("gemma3", "llama", "mpt")))
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, list[int]]:
     folder = tmp_path_factory.mktemp("x")
     path = convert(write_checkpoint(folder / "x", request.param), folder / "x.gguf", "f32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 VARIANTS: dict[str, list[int]] = {"llama": [2], "gpt2": [2], "gemma3": [2]}
-"""Checkpoints of ``arch/variants.py``, and the ids of end tokens that their vocabularies name."""
+"""Checkpoints of ``arch/variants/``, and the ids of end tokens that their vocabularies name."""
 
 CASES: list[dict[str, Any]] = [
     {"beam_width": 4, "max_tokens": 10},

@@ -24,8 +24,7 @@ from pyllama.runtime.params import ContextParams
 from pyllama.runtime.state import load_state, save_state
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
-from ..arch.checkpoints import write_checkpoint
-from ..arch.variants import VARIANTS
+from ..arch.checkpoints import FIRST, long_but, write_checkpoint
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import VARIANTS as SPARSE
 from ..sparsity.files import sparse_file
@@ -59,16 +58,10 @@ def same_on(name: str, path: Path, **options: Any) -> Any:
     return device
 
 
-FIRST = [  # a variant of each architecture
-    pytest.param(
-        next(iter(of_arch)),
-        marks=[] if arch in ("falcon", "gemma3", "gpt2", "llama", "qwen3moe") else pytest.mark.long,
-    )
-    for arch, of_arch in VARIANTS.items()
-]
+BY_DEFAULT = ("falcon_7b", "gemma3", "gpt2", "llama", "qwen3moe")
 
 
-@pytest.fixture(scope="module", params=FIRST)
+@pytest.fixture(scope="module", params=long_but(FIRST, BY_DEFAULT))
 def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of each architecture."""
     folder = tmp_path_factory.mktemp("x")

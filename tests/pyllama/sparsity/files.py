@@ -3,7 +3,7 @@
     path = sparse_file(tmp_path, "bamboo")                     # predictors, PWRI
     plain, _ = dense_file(tmp_path, "bamboo")                  # the dense file
 
-The variants are those of ``arch/variants.py``. Predictors are random with a seed from their names,
+The variants are those of ``arch/variants/``. Predictors are random with a seed from their names,
 like weights (see ``arch.checkpoints``); only torch's results are stored (``record.py``).
 """
 

@@ -17,7 +17,7 @@ from pyllama.arch import arch_names
 from pyllama.errors import BatchError, ModelError
 from pyllama.runtime.overrides import Overrides
 
-from ..arch.checkpoints import EVERY, variants
+from ..arch.checkpoints import EVERY, long_but, variants
 from ..arch.checkpoints import recorded as dense_recording
 from ..arch.variants import VARIANTS as OF_ARCHITECTURES
 from .files import N_LAYER, VARIANTS, dense_file, read, recorded, sparse_file, write
@@ -119,13 +119,9 @@ OTHER_FFN = {  # experts, gate and up in one matrix, or a feed-forward part of t
     "apertus", "arctic", "bitnet", "chatglm", "gemma3n", "gemma4", "glm4", "phi3",
 }  # fmt: skip
 BY_DEFAULT = ("bamboo", "chatglm", "gemma4", "gpt2", "llama", "qwen3moe")
-FIRST = [
-    pytest.param(arch, marks=[] if arch in BY_DEFAULT else pytest.mark.long)
-    for arch in arch_names()
-]
 
 
-@pytest.mark.parametrize("arch", FIRST)
+@pytest.mark.parametrize("arch", long_but(arch_names(), BY_DEFAULT))
 def test_every_architecture_can_be_sparse_or_says_no(tmp_path: Path, arch: str) -> None:
     """With ReLU instead of the model's own activation; the latter is refused."""
     name = next(iter(OF_ARCHITECTURES[arch]))
