@@ -312,7 +312,7 @@ def mat_vec(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: Launch
     def mul_mat_vec(
         w: U8, x: U8, y: U8, n: i32, rows: i32, high: i64, steps: i64, scales: i64, x_high: i64,
         d: i64, sums: i64, w1: i64, w2: i64, w3: i64, x1: i64, x2: i64, x3: i64, first: i32,
-        tokens: i32, ne12: i32, r2: i32, r3: i32, y1: i64, y2: i64, y3: i64,
+        tokens: i32, ne12: i32, r2: i32, r3: i32, y1: i64, y2: i64,
     ):  # fmt: skip
         """``tokens`` tokens from ``first`` on, times a block's rows; see ``operands``."""
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
@@ -334,7 +334,8 @@ def mat_vec(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: Launch
         dots(w, starts, x, x_starts, at, n, high, steps, scales, x_high, d, sums, acc)
         sum_up(acc, warp)
         if lane == 0 and warp % split == 0:
-            to = int32(cuda.blockIdx.y) * y2 + first * y1 + int64(row) * 4  # y has no gaps
+            # a result is a tensor of its own, without gaps: y3 is ne12 * y2
+            to = int32(cuda.blockIdx.y) * y2 + first * y1 + int64(row) * 4
             for t in range(n_tokens):
                 for r in range(n_rows):
                     if t < tokens and row + r < rows:
