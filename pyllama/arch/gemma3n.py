@@ -124,9 +124,15 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def pad_vocabulary(name: str, x: Array, config: Config) -> Tensors:
-    """The embeddings of images and audio, which text does not use, are zeros."""
-    if name.endswith("token_embd.weight") and len(x) < config["vocab_size"]:
-        x = np.concatenate([x, np.zeros((config["vocab_size"] - len(x), x.shape[1]), x.dtype)])
+    """Rows for the tokens of images and audio, which a table may lack.
+
+    Per-layer embeddings take the row of token 0 for them, as transformers does; llama.cpp's
+    converter writes zeros.
+    """
+    n = config["vocab_size"] - len(x)
+    if name.endswith("token_embd.weight") and n > 0:
+        row = x[:1] if name.startswith("per_layer") else np.zeros_like(x[:1])
+        x = np.concatenate([x, np.repeat(row, n, axis=0)])
     return {name: x}
 
 

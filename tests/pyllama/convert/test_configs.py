@@ -71,3 +71,14 @@ def test_gemma_3_vision_config(tmp_path: Path) -> None:
     }.items() <= keys.items()  # fmt: skip
     for prefix in ("model.", "language_model.model.", "model.language_model."):
         assert convert.tensors[f"{prefix}norm.weight"] == "output_norm.weight"
+
+
+def test_gemma_3n_has_rows_for_tokens_of_images() -> None:
+    """A recorded text has none of these tokens; transformers takes row 0 of per-layer embeddings."""
+    change, x = get_arch("gemma3n").CONVERT.change, np.arange(6, dtype=np.float32).reshape(3, 2)
+    (padded,) = change("per_layer_token_embd.weight", x, {"vocab_size": 5}).values()
+    assert padded.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
+    (padded,) = change("token_embd.weight", x, {"vocab_size": 4}).values()
+    assert padded.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0]]
+    (same,) = change("blk.0.attn_q.weight", x, {"vocab_size": 5}).values()
+    assert same is x
