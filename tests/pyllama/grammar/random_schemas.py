@@ -51,7 +51,8 @@ class RandomSchema:
             kinds += ["object"] * 5 + ["array"] * 3 + ["anyOf", "oneOf", "allOf", "types"]
             kinds += ["ref"] * 2 if self.names and not inside else []
         kind = rng.choice(kinds)
-        made = getattr(self, f"draw_{kind}")(depth)
+        more = (inside,) if kind == "anyOf" else ()
+        made = getattr(self, f"draw_{kind}")(depth, *more)
         if isinstance(made, dict) and rng.random() < 0.15:
             made["description"] = "some text"
         return made
@@ -162,8 +163,8 @@ class RandomSchema:
             made["propertyNames"] = {"maxLength": 6}
         return made
 
-    def draw_anyOf(self, depth: int) -> Any:
-        return {"anyOf": [self.schema(depth - 1) for _ in range(self.rng.randint(1, 3))]}
+    def draw_anyOf(self, depth: int, inside: bool) -> Any:
+        return {"anyOf": [self.schema(depth - 1, inside) for _ in range(self.rng.randint(1, 3))]}
 
     def draw_oneOf(self, depth: int) -> Any:  # alternatives that exclude each other
         makers = [self.draw_string, self.draw_integer, self.draw_boolean, self.draw_array]
