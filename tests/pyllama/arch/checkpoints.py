@@ -28,7 +28,6 @@ DATA = Path(__file__).parents[2] / "data"
 N_VOCAB, EVERY = 512, 4  # logits are recorded of every fourth token
 _SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3", "gemma3_text"}  # model types
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
-FIRST = [next(iter(of_arch)) for of_arch in VARIANTS.values()]  # a variant of each architecture
 Shapes = Mapping[str, tuple[int, ...]]
 
 

@@ -21,8 +21,10 @@ from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
 
 from ..models import rows
-from .checkpoints import FIRST, long_but, recorded, write_checkpoint
+from .checkpoints import long_but, recorded, write_checkpoint
+from .variants import VARIANTS
 
+FIRST = [next(iter(of_arch)) for of_arch in VARIANTS.values()]
 F32 = GGMLType.F32
 # NMSE of a token's logits with an 8-bit cache, whose rounding may choose other experts for a few
 ROUNDED, MEDIAN, REROUTED_MEAN = 0.05, 0.02, 0.1

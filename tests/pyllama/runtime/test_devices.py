@@ -24,7 +24,7 @@ from pyllama.runtime.params import ContextParams
 from pyllama.runtime.state import load_state, save_state
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
-from ..arch.checkpoints import FIRST, long_but, write_checkpoint
+from ..arch.checkpoints import long_but, variants, write_checkpoint
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import VARIANTS as SPARSE
 from ..sparsity.files import sparse_file
@@ -61,9 +61,9 @@ def same_on(name: str, path: Path, **options: Any) -> Any:
 BY_DEFAULT = ("falcon_7b", "gemma3", "gpt2", "llama", "qwen3moe")
 
 
-@pytest.fixture(scope="module", params=long_but(FIRST, BY_DEFAULT))
+@pytest.fixture(scope="module", params=long_but(sorted(variants()), BY_DEFAULT))
 def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of each architecture."""
+    """A file of each variant of an architecture."""
     folder = tmp_path_factory.mktemp("x")
     convert(write_checkpoint(folder / "checkpoint", request.param), folder / "x.gguf", "f32")
     return folder / "x.gguf"
