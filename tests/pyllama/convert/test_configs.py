@@ -74,7 +74,7 @@ def test_gemma_3_vision_config(tmp_path: Path) -> None:
 
 
 def test_gemma_3n_has_rows_for_tokens_of_images() -> None:
-    """A recorded text has none of these tokens; transformers takes row 0 of per-layer embeddings."""
+    """No recorded text has such tokens; transformers takes row 0 of the per-layer embeddings."""
     change, x = get_arch("gemma3n").CONVERT.change, np.arange(6, dtype=np.float32).reshape(3, 2)
     (padded,) = change("per_layer_token_embd.weight", x, {"vocab_size": 5}).values()
     assert padded.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
