@@ -74,6 +74,8 @@ from .ops.movement.region import *
 from .ops.movement.repeat import *
 from .ops.movement.rows import *
 from .ops.movement.view import *
+from .ops.recurrent.conv import *
+from .ops.recurrent.scan import *
 from .ops.rows.norm import *
 from .ops.rows.reduce import *
 from .ops.rows.softmax import *

@@ -63,8 +63,12 @@ class NodeOp(Protocol):
         ...
 
     @property
-    def reference(self) -> Callable[..., npt.NDArray[Any]] | None:
+    def reference(self) -> Callable[..., Any] | None:
         """The op on NumPy arrays; None for an op that makes views."""
+        ...
+
+    def updated(self, node: Tensor) -> Tensor | None:
+        """The source that a node writes besides its result; None for most nodes."""
         ...
 
     @property

@@ -145,13 +145,14 @@ class Op:
     checks: tuple[Check | None, ...]
     params: Mapping[str, Any]
     infer: Callable[..., Out | View]
-    reference: Callable[..., npt.NDArray[Any]] | None
+    reference: Callable[..., Any] | None
     make_cases: Callable[[], Sequence[Case]]
     inplace_ok: bool = False
     max_nmse: float | Callable[[Tensor], float] = 1e-7
     exact: bool = False
     cost: Callable[[Tensor], Cost] = _default_cost
     doc: str = field(default="")
+    updates: str = ""
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -169,6 +170,12 @@ class Op:
     @property
     def n_required(self) -> int:
         return sum(not s.endswith("?") for s in self.src)
+
+    def updated(self, node: Tensor) -> Tensor | None:
+        """The source that a node writes besides its result, see ``updates``; None for most."""
+        if not self.updates or node.src[-1] is None:
+            return None
+        return node.src[self.src.index(self.updates)]
 
     def tolerance(self, node: Tensor) -> float:
         """Largest NMSE of ``node`` against the reference; 0 means equal."""
@@ -207,7 +214,7 @@ def define_op(
     *,
     src: Mapping[str, Check | None] | Sequence[str],
     infer: Callable[..., Out | View],
-    reference: Callable[..., npt.NDArray[Any]] | None,
+    reference: Callable[..., Any] | None,
     params: Mapping[str, Any] = NO_PARAMS,
     cases: Callable[[], Sequence[Case]] = tuple,
     **kw: Any,
@@ -227,7 +234,9 @@ def define_op(
         cases: makes the shapes for the generic test.
         kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a
             number, or a function of the node) or ``exact`` (tolerance against the reference, as
-            sum of squared errors by sum of squares), ``cost``, ``doc``.
+            sum of squared errors by sum of squares), ``cost``, ``doc``, ``updates`` (the name of a
+            source that nodes which have the last source also write; the reference then returns
+            the result and the source's new content).
     """
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")

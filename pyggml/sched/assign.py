@@ -163,16 +163,17 @@ def _say_once(device: str, op: str, other: str) -> None:
 
 def _able(a: Assignment, node: Tensor) -> list[int]:
     """The backends that support the node and can write to its memory, if it has any."""
-    root = node.root
+    assert node.op is not None
+    written = node.op.updated(node) or node
+    root = written.root
     given = a.is_given(root)
     found = [
         i
         for i, backend in enumerate(a.backends)
-        if backend.supports_op(node) and (not given or a.reaches(i, node))
+        if backend.supports_op(node) and (not given or a.reaches(i, written))
     ]
     if found:
         return found
-    assert node.op is not None
     names = ", ".join(b.name for b in a.backends)
     buft = a.buft(root)
     where = "" if buft is None else f" in the {buft.name} memory of '{root.name}'"
@@ -194,9 +195,9 @@ def _fixed(
     """The backend of a node that memory, pins or weights decide; None for a free one."""
     if pins.get(node, -1) in able:
         return pins[node]
-    if a.is_given(node.root):
-        return able[0]
     assert node.op is not None
+    if a.is_given((node.op.updated(node) or node).root):
+        return able[0]
     if node.op.name in _TABLES:
         return None
     given = [s for s in node.src if s is not None and is_weight(a, s.root)]

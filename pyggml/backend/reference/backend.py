@@ -121,6 +121,10 @@ def compute_node(node: Tensor) -> None:
     try:
         sources = [None if s is None else to_float(s) for s in node.src]
         result = node.op.reference(*sources, **node.op_params)
+        updated = node.op.updated(node)
+        if updated is not None:
+            result, content = result
+            store(updated, content)
         store(node, result)
     except PyggmlError as e:
         raise type(e)(f"{_where(node)}: {e}") from e

@@ -33,9 +33,7 @@ _WHY = {
         POOL_2D_BACK CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK OPT_STEP_ADAMW OPT_STEP_SGD
     """,
     "unfinished in ggml too": "FLASH_ATTN_BACK",
-    "state-space, RWKV and linear-attention models are not supported": (
-        "SSM_CONV SSM_SCAN RWKV_WKV6 RWKV_WKV7 GATED_LINEAR_ATTN SOLVE_TRI GATED_DELTA_NET"
-    ),
+    "not added yet": ("RWKV_WKV6 RWKV_WKV7 GATED_LINEAR_ATTN SOLVE_TRI GATED_DELTA_NET"),
     "of one model family, which is not supported": (
         "LIGHTNING_INDEXER DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"
     ),

@@ -73,11 +73,17 @@ class CaseRun:
         sources = [None if s is None else self._values(s) for s in self.node.src]
         old = self._values(self.node) if self.node.view_src is not None else None
         assert self.op.reference is not None
-        self.want = self._rounded(self.op.reference(*sources, **self.node.op_params), old)
+        want = self.op.reference(*sources, **self.node.op_params)
+        self.updated = self.op.updated(self.node)
+        if self.updated is not None:
+            want, self.want_updated = want
+        self.want = self._rounded(want, old)
         self.start = np.array(self.memory.bytes())
         self.program = self.backend.compile(self.graph)
         self.run(self.program)
         self.got = self._values(self.node)
+        if self.updated is not None:
+            self.got_updated = self._values(self.updated)
 
     def run(self, program: Program) -> None:
         """Run a program of the case's graph in memory as it was before the first run."""
@@ -88,11 +94,11 @@ class CaseRun:
         assert np.array_equal(self._outside(), kept), "bytes outside of the result were written"
 
     def error(self) -> float:
-        """NMSE of the result; 0 only if all elements are equal."""
-        assert self.got.shape == self.want.shape
-        if np.array_equal(self.got, self.want):
-            return 0.0
-        return max(nmse(self.got, self.want), np.nextafter(0, 1))
+        """NMSE of the result, or of the updated source if larger; 0 only if all are equal."""
+        error = _error(self.got, self.want)
+        if self.updated is not None:
+            error = max(error, _error(self.got_updated, self.want_updated))
+        return error
 
     def _source(self, a: Arg | None) -> Tensor | None:
         if a is None:
@@ -118,9 +124,13 @@ class CaseRun:
             place_view(t)
 
     def _outside(self) -> npt.NDArray[np.uint8]:
-        """All bytes except those of the result."""
-        start = self.node.data - self.buffer.base
-        return np.delete(self.memory.bytes(), slice(start, start + self.node.nbytes))
+        """All bytes except those of the result and of an updated source."""
+        kept = np.ones(self.memory.nbytes, bool)
+        for tensor in (self.node, self.updated):
+            if tensor is not None:
+                start = tensor.data - self.buffer.base
+                kept[start : start + tensor.nbytes] = False
+        return self.memory.bytes()[kept]
 
     def _values(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values, from memory of the host or of a device."""
@@ -137,6 +147,12 @@ class CaseRun:
             return stored
         stored = result.astype(dtype)
         return stored.astype(np.float32) if type == GGMLType.F16 else stored
+
+
+def _error(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
+    """The NMSE of ``got``; 0 only if all elements are equal."""
+    assert got.shape == want.shape
+    return 0.0 if np.array_equal(got, want) else max(nmse(got, want), np.nextafter(0, 1))
 
 
 def stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:

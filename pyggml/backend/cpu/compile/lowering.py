@@ -183,10 +183,12 @@ class CpuLowering:
         else:
             written = byte_range(writes or node)
             self._producer[writes or node] = number
+        updated = node.op.updated(node) if node.op else None
+        more = [] if updated is None else [byte_range(updated)]
         chunks = max(1, chunks)
         self.launches.append(
             CpuLaunch(
-                kernel, node, params, chunks, src, read, [written], None, quantizes, streams,
+                kernel, node, params, chunks, src, read, [written, *more], None, quantizes, streams,
                 replicate if chunks == 1 else 0, variant,
             )
         )  # fmt: skip
