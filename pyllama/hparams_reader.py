@@ -127,7 +127,7 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
         n_layer, real = _n_layer(file, arch), isinstance(key.default, float)
         filled = None if key.default is None else (key.default,) * n_layer
         name = f"{arch}.{key.name}" if key.prefixed else key.name
-        values = _read_layers(file, name, n_layer, filled, "f" if real else "iu")
+        values = _read_layers(file, name, n_layer, filled, "f" if real else "biu")
         low, high = (-math.inf, _MAX_FLOAT) if real else (0, 1 << 30)  # -inf in Gemma 3n
         for x in values:
             _check(file, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")

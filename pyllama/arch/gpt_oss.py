@@ -13,10 +13,10 @@ from pyggml.tensor import Tensor
 from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+from . import llama
 
 NAME = "gpt-oss"
 
@@ -49,19 +49,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
-        cur = b.attention(q, k, v, i, b.weight(f"blk.{i}.attn_sinks.weight"))
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
-        inp = ffn(b, cur, i, SWIGLU_OAI, residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+    return llama.decoder(b, SWIGLU_OAI, ffn_norm="post_attention_norm")
 
 
 def _keys(config: Config) -> dict[str, Any]:

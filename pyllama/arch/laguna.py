@@ -9,14 +9,12 @@ from typing import Any
 
 from pyggml.tensor import Tensor
 
-from ..graph.attention_gate import attention_gate
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, qwen3
+from . import exaone_moe, llama, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -38,18 +36,7 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(x, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        cur = attention_gate(b, cur, x, i, "softplus")
-        if i == b.hparams.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+    return llama.decoder(b, "silu", gate="softplus")
 
 
 def _keys(config: Config) -> dict[str, Any]:

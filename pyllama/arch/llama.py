@@ -14,6 +14,7 @@ from typing import Any
 import pyggml as ops
 from pyggml.tensor import Tensor
 
+from ..graph.attention_gate import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, OUTPUT, tensors
@@ -58,7 +59,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def decoder(
     b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None,
-    ffn_norm: str = "ffn_norm",
+    ffn_norm: str = "ffn_norm", gate: str = "",
 ) -> Tensor:  # fmt: skip
     """All layers and the logits of models with RMS norms.
 
@@ -66,6 +67,7 @@ def decoder(
         act, up_act: activations, see ``graph.ffn.ffn``.
         temperature: a factor of each token's queries, or None.
         ffn_norm: the name of the feed-forward part's norm.
+        gate: activation of the gate on attention's output (``attention_gate``); empty for none.
 
     Shape:
         temperature [1, 1, T] -> [n_vocab, n_outputs]
@@ -73,12 +75,14 @@ def decoder(
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
+        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(x, i)
         q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
         if temperature is not None:
             q = ops.mul(b.ctx, q, temperature).set_name(f"Qcur_attn_temp_scaled-{i}")
         cur = b.attention(q, k, v, i)
+        if gate:
+            cur = attention_gate(b, cur, x, i, gate)
         if i == n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

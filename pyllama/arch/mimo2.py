@@ -41,8 +41,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     for i in range(b.hparams.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
-        cur = b.attention(q, k, v, i, b.weights.get(f"blk.{i}.attn_sinks.weight"))
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         cur = ops.scale(b.ctx, cur, b.hparams.own["value_scale"])
         if i == b.hparams.n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)

@@ -250,23 +250,20 @@ class GraphBuilder:
         last = ops.rope_ext(self.ctx, last, self.positions, freqs, **params)
         return ops.concat(self.ctx, head, last, 0)
 
-    def attention(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,
-        sinks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def attention(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int) -> Tensor:
         """Store keys and values in the layer's cache, then attend to the cache.
 
         The input ``rows`` selects the keys of each token by sequence, position and window. ALiBi
-        and the soft cap of scores are hyperparameters.
+        and the soft cap of scores are hyperparameters; ``attn_sinks`` [n_head], if the layer has
+        it, are the logits of a key without a value.
 
         Args:
             k, v: None in a layer that uses the cache of an earlier one; v also where values are
                 columns of the keys.
-            sinks: logits of a key without a value, by head.
 
         Shape:
-            sinks [n_head], q [head_dim, n_head, T], k [head_dim, n_head_kv, T],
-            v [head_dim_v, n_head_kv, T] -> [n_embd_out, T]
+            q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
+            [n_embd_out, T]
         """
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
@@ -290,7 +287,7 @@ class GraphBuilder:
             scale,
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
-            sinks=sinks,
+            sinks=self.weights.get(f"blk.{layer}.attn_sinks.weight"),
             branches=branches,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim_v, n_head, T]
