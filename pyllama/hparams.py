@@ -74,6 +74,7 @@ PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
+BY_ROUTER = -1  # default of ``n_dense_lead`` where files have no key: up to the first router
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 

@@ -20,7 +20,17 @@ from pyggml.gguf import GGUFFile
 
 from .activation import ACTS
 from .errors import ModelError
-from .hparams import GATINGS, KEYS, PER_LAYER_KEYS, POOLINGS, ROPE_SCALINGS, HParams, Key, Values
+from .hparams import (
+    BY_ROUTER,
+    GATINGS,
+    KEYS,
+    PER_LAYER_KEYS,
+    POOLINGS,
+    ROPE_SCALINGS,
+    HParams,
+    Key,
+    Values,
+)
 
 _TYPES = {field.name: str(field.type) for field in fields(HParams)}
 # Far above those of real models; bounds allocations and loops for damaged files.
@@ -80,6 +90,8 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got["learned_positions"] = "position_embd.weight" in file.tensors
     n_layer = got["n_layer"] = _n_layer(file, arch)
     _check_range(file, "n_layer", n_layer)  # the length of arrays
+    if got["n_dense_lead"] == BY_ROUTER:
+        got["n_dense_lead"] = _first_router(file, n_layer)
     got |= _read_windows(file, arch, declared, n_layer)
     for name, key_name in PER_LAYER_KEYS.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
@@ -160,6 +172,12 @@ def _n_layer(file: GGUFFile, arch: str) -> int:
     """The number of layers without those that only draft tokens (multi-token prediction)."""
     nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
     return file.get_int(f"{arch}.block_count") - nextn
+
+
+def _first_router(file: GGUFFile, n_layer: int) -> int:
+    """The first layer with experts; the number of layers if none has."""
+    routers = (i for i in range(n_layer) if f"blk.{i}.ffn_gate_inp.weight" in file.tensors)
+    return next(routers, n_layer)
 
 
 def _by_layer(

@@ -112,7 +112,8 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     else:  # softmax_weight: of the chosen ones only
         probs = logits
     ranked = probs.set_name(f"ffn_moe_probs-{i}")
-    bias = b.weights.get(f"blk.{i}.exp_probs_b.bias")
+    name = f"blk.{i}.exp_probs_b"
+    bias = b.weights.get(f"{name}.bias", b.weights.get(name))  # without an ending in Hy3
     if bias is not None:  # decides which experts, not with which weights
         ranked = ops.add(ctx, ranked, bias).set_name(f"ffn_moe_probs_biased-{i}")
     if hp.n_expert_groups > 1:
