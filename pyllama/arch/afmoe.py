@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..graph.attention_gate import attention_gate
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, check_config, float32
@@ -24,6 +21,7 @@ HPARAMS: Values = {
     "n_swa": Key("attention.sliding_window", 0),
     "n_shared": Key("expert_shared_count"),
     "n_ff_exp": Key("expert_feed_forward_length", 0),
+    "embedding_scale": lambda got: math.sqrt(got["n_embd"]),
     "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
 }
 
@@ -36,22 +34,7 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    hp, ctx = b.hparams, b.ctx
-    inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
-    for i in range(hp.n_layer):
-        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(x, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        cur = attention_gate(b, cur, x, i, "sigmoid")
-        if i == hp.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
-        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
-        inp = ops.add(ctx, cur, inp).set_name(f"ffn_inp-{i}")
-        cur = ffn(b, b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}"), i, "silu")
-        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
-        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+    return gemma3.decoder(b, "silu", gate="sigmoid")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -73,7 +73,7 @@ CONVERT = Convert(
         _renamed(name): x
         for name, x in without(qwen3.CONVERT.tensors, "gate_proj", "score").items()
     },
-    layer_values={f"model.layers.{{i}}.mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
+    values={f"model.layers.{{i}}.mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
     ignored=("*.act_fn.*", "*.rotary_emb.inv_freq"),
     defaults={"rope_theta": 12000000.0},
     keys=_keys,

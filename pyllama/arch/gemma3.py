@@ -14,6 +14,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
+from ..graph.attention_gate import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT
@@ -62,36 +63,45 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return decoder(b, "gelu", _LAYERS_27B)
 
 
-def decoder(b: GraphBuilder, act: str, layers_27b: int = 0) -> Tensor:
+def decoder(
+    b: GraphBuilder, act: str, layers_27b: int = 0, gate: str = "", inp: Tensor | None = None,
+    post_eps: float = 0.0,
+) -> Tensor:  # fmt: skip
     """All layers and the logits of models with norms before and after each part.
 
     Args:
         act: of the feed-forward part.
         layers_27b: the number of layers of the model whose scores have another scale, see
             ``_LAYERS_27B``; 0 for none.
+        gate: activation of the gate on attention's output (``attention_gate``); empty for none.
+        inp: the embeddings; None for the tokens'.
+        post_eps: epsilon of the norms after each part; 0: the model's.
 
     Shape:
-        [n_vocab, n_outputs]
+        inp [n_embd, T] -> [n_vocab, n_outputs]
     """
     hp, ctx = b.hparams, b.ctx
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    if inp is None:
+        inp = b.embed("token_embd.weight")  # [n_embd, T]
     # a context may run fewer layers than the file has
     of_27b = f"blk.{layers_27b - 1}.attn_norm.weight" in b.weights
     for i in range(hp.n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
+        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(x, i)
         if of_27b and not hp.attn_scale:  # not in the file
             n_embd_q = hp.of_layer(i).n_embd_q
             q = ops.scale(ctx, q, math.sqrt(n_embd_q / hp.n_embd))
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if gate:
+            cur = attention_gate(b, cur, x, i, gate)
         if i == hp.n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
-        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}", post_eps)
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         cur = ffn(b, cur, i, act)
-        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
+        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}", post_eps)
         inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 

@@ -39,7 +39,7 @@ from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
 from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
-from .plan import ConvertedTensor, check_missing, config_errors, find_arch, layer_keys, plan_tensors
+from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors, value_keys
 from .pooling import pooling_keys
 from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
@@ -109,11 +109,11 @@ def convert(
         keys = arch.CONVERT.keys(config)
     keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
-    of_layers: dict[str, list[float]] = {}
+    values: dict[str, float | list[float]] = {}
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
         planned = plan_tensors(folder, checkpoint, config, arch)
-        of_layers = layer_keys(folder, checkpoint, arch)
+        values = value_keys(folder, checkpoint, arch)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
@@ -122,7 +122,7 @@ def convert(
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
-        **of_layers,
+        **values,
         **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
         **read_vocabulary(source, config, arch.CONVERT.add_bos),

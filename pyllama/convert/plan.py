@@ -212,12 +212,12 @@ def _sources(
     return sources
 
 
-def layer_keys(
+def value_keys(
     folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
-) -> dict[str, list[float]]:
-    """Return the keys of ``arch.CONVERT.layer_values``. Raises: ModelError: more than a number."""
+) -> dict[str, float | list[float]]:
+    """Return the keys and values of ``arch.CONVERT.values``. Raises: ModelError: more than a number."""
     found: dict[str, dict[int, float]] = {}
-    for theirs, key in arch.CONVERT.layer_values.items():
+    for theirs, key in arch.CONVERT.values.items():
         pattern = _compile(theirs)
         for name, stored in checkpoint.items():
             match = pattern.fullmatch(name)
@@ -227,8 +227,11 @@ def layer_keys(
                 raise ModelError(
                     f"{folder}: {shown(name)} has the shape {list(stored.shape)}, must be 1 number"
                 )
-            found.setdefault(key, {})[int(match["i"])] = stored.read().item()
-    return {key: [values[i] for i in sorted(values)] for key, values in found.items()}
+            found.setdefault(key, {})[int(match.groupdict().get("i", -1))] = stored.read().item()
+    return {
+        key: values[-1] if -1 in values else [values[i] for i in sorted(values)]
+        for key, values in found.items()
+    }
 
 
 def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:

@@ -123,10 +123,16 @@ class GraphBuilder:
         return self.weights[name]
 
     def rms_norm(self, x: Tensor, prefix: str, name: str, eps: float = 0.0) -> Tensor:
-        """RMS norm of each row, times the weight; ``eps`` 0: the model's."""
+        """RMS norm of each row, times the weight; ``eps`` 0: the model's.
+
+        An empty ``prefix``: without a weight. Some files have weights without ``.weight``.
+        """
         eps = eps or self.hparams.norm_eps
-        norm = ops.rms_norm(self.ctx, x, eps).set_name(f"norm{_layer(name)}")
-        return ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight")).set_name(name)
+        norm = ops.rms_norm(self.ctx, x, eps)
+        if not prefix:
+            return norm.set_name(name)
+        weight = self.weights[prefix] if prefix in self.weights else self.weight(f"{prefix}.weight")
+        return ops.mul(self.ctx, norm.set_name(f"norm{_layer(name)}"), weight).set_name(name)
 
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """Layer norm of each row, times the weight, plus the bias if the model has one."""

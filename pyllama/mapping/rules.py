@@ -47,8 +47,8 @@ class Convert:
             must not depend on the layer. Where it returns views of whole rows, MXFP4 is kept.
         extra: computes additional tensors from config.json.
         defaults: values of keys that config.json may omit.
-        layer_values: checkpoint name of a single number, with ``{i}`` -> key of the array of all
-            layers' numbers, as it is in the file.
+        values: checkpoint name of a single number -> its key as it is in the file; with ``{i}``,
+            the key of the array of all layers' numbers.
         ignored: patterns of tensors that are not needed (``fnmatch``).
         other_media: patterns of vision and audio tensors.
         prefix: prefix of tensor names that some checkpoints omit.
@@ -62,7 +62,7 @@ class Convert:
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    layer_values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     other_media: tuple[str, ...] = ()
     prefix: str = ""
