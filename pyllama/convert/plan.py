@@ -215,7 +215,7 @@ def _sources(
 def value_keys(
     folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
 ) -> dict[str, float | list[float]]:
-    """Return the keys and values of ``arch.CONVERT.values``. Raises: ModelError: more than a number."""
+    """Return the keys of ``arch.CONVERT.values``. Raises: ModelError: more than a number."""
     found: dict[str, dict[int, float]] = {}
     for theirs, key in arch.CONVERT.values.items():
         pattern = _compile(theirs)

@@ -9,7 +9,13 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..activation import GLU_OF, activate, gated, hidden_name
+from ..hparams import Key, Values
 from .builder import GraphBuilder
+
+SWIGLU_LIMITS: Values = {  # of experts, and of other parts, by layer; 0: unlimited
+    "limit_exp": Key("swiglu_clamp_exp", 0.0, tuple),
+    "limit_shexp": Key("swiglu_clamp_shexp", 0.0, tuple),
+}
 
 
 def ffn_hidden(
@@ -37,4 +43,24 @@ def ffn_hidden(
         return activate(ctx, up, act).set_name(f"ffn_{act}-{i}")
     if up_act:
         up = activate(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
-    return gated(ctx, gate, up, act).set_name(f"ffn_{hidden_name(act)}{suffix}-{i}")
+    return glu(b, gate, up, act, i, "limit_shexp").set_name(f"ffn_{hidden_name(act)}{suffix}-{i}")
+
+
+def glu(b: GraphBuilder, gate: Tensor, up: Tensor, act: str, i: int, limit: str) -> Tensor:
+    """``act(gate) * up``, both limited in models with ``SWIGLU_LIMITS``: up on both sides.
+
+    With ``limit_after``, ``act(gate)`` is limited, else ``gate``.
+
+    Args:
+        limit: the name of the limit.
+
+    Source: llama.cpp, ``swiglu_clamp_exp``; OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card".
+    """
+    own = b.hparams.of_layer(i).own
+    top = own.get(limit, 0.0)
+    if top <= 0:
+        return gated(b.ctx, gate, up, act)
+    if not own.get("limit_after"):
+        return ops.swiglu_clamp(b.ctx, gate, up, top)
+    gate = ops.clamp(b.ctx, activate(b.ctx, gate, act), float("-inf"), top)
+    return ops.mul(b.ctx, gate, ops.clamp(b.ctx, up, -top, top))

@@ -18,10 +18,10 @@ from functools import partial, reduce
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..activation import activate, gated, hidden_name
+from ..activation import activate, hidden_name
 from ..hparams import GATINGS, HParams
 from .builder import GraphBuilder
-from .dense import ffn_hidden
+from .dense import ffn_hidden, glu
 
 _MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
 _EXCLUDED = -1e30  # added to logits before a softmax
@@ -67,9 +67,10 @@ def experts(
             ops.view_3d(ctx, both, (n_ff, *both.ne[1:3]), both.nb[1:3], part * n_ff * both.nb[0])
             for part in (0, 1)
         )
-        cur = gated(ctx, gate, up, act)
+        cur = glu(b, gate, up, act, i, "limit_exp")
     elif f"blk.{i}.ffn_gate_exps.weight" in b.weights:
-        cur = gated(ctx, apply("gate", x), apply("up", x), act)  # [n_ff_exp, n_expert_used, T]
+        gate, up = apply("gate", x), apply("up", x)  # [n_ff_exp, n_expert_used, T]
+        cur = glu(b, gate, up, act, i, "limit_exp")
     else:
         cur = activate(ctx, apply("up", x), act)
     cur = apply("down", cur.set_name(f"ffn_moe_{hidden_name(act)}-{i}"))

@@ -115,7 +115,9 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
 
 def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     """The smallest margin between the last used expert of a token and the next one."""
-    used = config.get("num_experts_per_tok") or config.get("top_k_experts")
+    text = config.get("text_config", config)
+    names = ("num_experts_per_tok", "top_k_experts", "moe_top_k")
+    used = next((text[name] for name in names if name in text), None)
     if used is None:
         return float("inf")
     seen: list[Any] = []  # what each router chooses by

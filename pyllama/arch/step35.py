@@ -1,0 +1,150 @@
+"""Step-3.5: gated attention, more heads in windowed layers, experts with limits after dense layers.
+
+Layers that predict more tokens are left out.
+Source: StepFun 2026, "Step-3.5-Flash"; llama.cpp, ``llama_model_step35``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.dense import SWIGLU_LIMITS
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
+from ..hparams import GATINGS, Got, Key, Values
+from ..mapping.rope import rope_factors
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    float32,
+    window_keys,
+)
+from . import llama, qwen3
+
+
+def _n_rot(got: Got) -> tuple[int, ...]:
+    """Of the file's number, layers with full attention rotate the half."""
+    sizes = zip(got["n_rot_arr"], got["swa_layers"], strict=True)
+    return tuple(n if windowed else n // 2 for n, windowed in sizes)
+
+
+HPARAMS: Values = {
+    **SWIGLU_LIMITS,
+    "limit_after": True,
+    "rope_neox": True,
+    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
+    "n_swa": Key("attention.sliding_window"),
+    "swa_period": Key("attention.sliding_window_pattern", 4),
+    "swa_dense_first": True,
+    "n_rot_arr": _n_rot,
+    "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+
+TENSORS = {
+    **without(qwen3.TENSORS, "rope_f"),
+    "rope_freqs.weight?": ("head_dim/2",),
+    "blk.{i}.attn_gate.weight": ("n_embd", "n_head"),
+    **DEEPSEEK_EXPERTS,
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "silu", gate="sigmoid")
+
+
+def _of_kinds(config: Config) -> Config:
+    """The config with rope's parameters by kind of layer, which checkpoints have by layer."""
+    kinds, thetas = config["layer_types"], config["rope_theta"]
+    rope: dict[str, Any] = {"full_attention": {"partial_rotary_factor": 0.5}}
+    for i in reversed(range(int(config["num_hidden_layers"]))):
+        theta = thetas[i] if isinstance(thetas, list) else thetas
+        rope.setdefault(kinds[i], {})["rope_theta"] = theta
+    rope["full_attention"] |= config.get("rope_scaling") or {}
+    return {**config, "rope_theta": None, "rope_scaling": None, "rope_parameters": rope}
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    n_layer, head_dim = int(config["num_hidden_layers"]), int(config["head_dim"])
+    kinds = config["layer_types"][:n_layer]
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    factors = config.get("partial_rotary_factors")
+    check_config(
+        {**config, "partial_rotary_factors": factors and factors[:n_layer]},
+        partial_rotary_factors=[1.0 if x else 0.5 for x in windowed], attention_bias=False,
+    )  # fmt: skip
+    other = config.get("attention_other_setting") or {}
+    heads = {
+        key: [int((other if x else config).get(name) or config[name]) for x in windowed]
+        for key, name in (("head_count", "num_attention_heads"),
+                          ("head_count_kv", "num_attention_groups"))
+    }  # fmt: skip
+    experts = sorted(map(int, str(config["moe_layers_enum"]).split(",")))
+    check_config({"experts": experts}, experts=[*range(experts[0], n_layer)])
+    limits = {
+        f"swiglu_clamp_{part}": np.array([x or 0.0 for x in config[name][:n_layer]], np.float32)
+        for part, name in (("exp", "swiglu_limits"), ("shexp", "swiglu_limits_shared"))
+        if config.get(name) is not None
+    }
+    config = {**config, "layer_types": kinds}
+    return (
+        base_keys(_of_kinds(config))
+        | window_keys(config, 4)
+        | limits
+        | {
+            **{f"attention.{key}": values for key, values in heads.items()},
+            "rope.dimension_count": head_dim,
+            "expert_count": int(config["moe_num_experts"]),
+            "expert_used_count": int(config["moe_top_k"]),
+            "expert_shared_feed_forward_length": int(config["share_expert_dim"]),
+            "expert_gating_func": GATINGS.index("sigmoid"),
+            "expert_weights_scale": float32(config.get("moe_router_scaling_factor") or 1.0),
+            "expert_weights_norm": bool(config.get("norm_expert_weight", False)),
+            "leading_dense_block_count": experts[0],
+        }
+    )
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """Norms of checkpoints are differences from 1."""
+    return {name: x + x.dtype.type(1) if name.endswith("norm.weight") else x}
+
+
+def _factors(config: Config) -> Tensors:
+    """Divisors of rope's angles: 1 for columns that layers with full attention do not rotate."""
+    n = int(config["head_dim"]) // 2
+    return {
+        name: np.concatenate([x, np.ones(n - len(x), np.float32)])
+        for name, x in rope_factors(_of_kinds(config)).items()
+    }
+
+
+_MOE = "model.layers.{i}.moe"
+CONVERT = Convert(
+    models=("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
+    tensors={
+        **qwen3.CONVERT.tensors,
+        "model.layers.{i}.self_attn.g_proj.weight": "blk.{i}.attn_gate.weight",
+        f"{_MOE}.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        f"{_MOE}.router_bias": "blk.{i}.exp_probs_b.bias",
+        **{
+            f"{name}.{part}_proj.weight": f"blk.{{i}}.ffn_{part}_{kind}.weight"
+            for name, kind in ((_MOE, "exps"), ("model.layers.{i}.share_expert", "shexp"))
+            for part in ("gate", "up", "down")
+        },
+    },
+    other_media=("vision_model.*", "vit_*"),
+    keys=_keys,
+    change=_change,
+    extra=_factors,
+)
