@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...tensor import Tensor
-from ..op import I32, Arg, Array, require, require_type
+from ..op import F32, I32, Arg, Array, Cost, Out, require, require_type
 
 Step = Callable[[int, Array], Array]  # (token, state before it) -> state after it
 
@@ -67,6 +67,56 @@ def new_states(
             if n - 1 - k < K:
                 kept[n - 1 - k, i] = state
     return kept
+
+
+def result_of(
+    y: Array, new: Array, state: Array, slots: Array | None
+) -> Array | tuple[Array, Array]:
+    """What a reference returns: results and states in one, or results and the slots' content.
+
+    Args:
+        y: [T, H, S].
+        new: what ``new_states`` returned for states [n, ...], whose array is ``state``.
+    """
+    if slots is None:
+        return np.concatenate([y.reshape(-1), new.reshape(-1)]).reshape(1, 1, -1, y[0].size)
+    return y[None], new.reshape(state.shape)
+
+
+def infer_heads(
+    op: str, sources: dict[str, Tensor], state: Tensor, runs: Tensor | None, slots: Tensor | None
+) -> Out:
+    """The shape rule of ops whose sources are [S, H, T] and whose state is S x S for a head.
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    first, want = next(iter(sources.items()))
+    S, H, T = want.ne[:3]
+    for name, x in sources.items():
+        require(
+            x.ne == (S, H, T, 1), op, f"{name} {x.ne} and {first} {want.ne} must be [S, H, T]"
+        )  # fmt: skip
+    n = state.ne[1]
+    require(state.ne == (S * S * H, n, 1, 1), op, f"state {state.ne}, want [{S * S * H}, n_s]")
+    if runs is not None and slots is not None:
+        require_runs(op, state, runs, slots, T)
+        return Out(F32, (S, H, T, 1))
+    require(state.is_contiguous(), op, f"state {state.ne} has gaps (strides {state.nb})")
+    require(n > 0 and T % n == 0, op, f"{T} tokens are not those of {n} sequences")
+    return Out(F32, (S * H, T + S * n, 1, 1))
+
+
+def state_cost(node: Tensor, state: Tensor, size: int, tokens: int, macs: int) -> Cost:
+    """The cost of a node with one run, or of ggml's form.
+
+    Args:
+        size: elements of a state.
+        macs: multiply-adds of a token for each element of a state.
+    """
+    n_bytes = node.nbytes + sum(t.nbytes for t in node.src if t is not None and t is not state)
+    moved = 8 * size if node.src[-1] is not None else state.nbytes
+    return Cost(n_bytes + moved, macs * size * tokens)
 
 
 def run_args(n_slots: int, *lengths: int, padding: int = 0, drafted: bool = False) -> list[Arg]:

@@ -20,7 +20,7 @@ import numpy as np
 from ...context import Context
 from ...tensor import Tensor
 from ..op import F32, I32, Arg, Array, Case, Cost, Out, arg, case, define_op, require, source
-from .runs import new_states, require_runs, run_args
+from .runs import new_states, require_runs, run_args, state_cost
 
 __all__ = ["ssm_scan", "ssm_scan_slots"]
 _OP = "SSM_SCAN"
@@ -84,10 +84,9 @@ def _scan(
 
 
 def _cost(node: Tensor) -> Cost:
-    s, x, *rest = (t for t in node.src if t is not None)
-    state = s.ne[0] * x.ne[0] * x.ne[1]
-    n_bytes = node.nbytes + x.nbytes + sum(t.nbytes for t in rest)
-    return Cost(n_bytes + 8 * state * max(x.ne[3], 1), 3 * state * x.ne[2] * x.ne[3])
+    s, x = node.src[:2]
+    assert s is not None and x is not None
+    return state_cost(node, s, s.ne[0] * s.ne[1] * s.ne[2], x.ne[2] * x.ne[3], 3)
 
 
 def _case(d_state: int, dim: int, n_head: int, n_group: int, n_t: int, n_s: int, K: int = 1,

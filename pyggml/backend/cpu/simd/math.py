@@ -1,6 +1,7 @@
 """Transcendental functions of float32 that LLVM vectorises: plain arithmetic, no calls.
 
-    y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
+    y[i] = exp_f32(x[i])                          # in a jitted loop: eight lanes at a time on AVX2
+    y = exp(b, x)                                 # emits it for a vector x
 
 Every function takes and returns float32, keeps NaN and is within 2 ulp (``exp_f32``,
 ``log_f32``, ``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number.
@@ -20,7 +21,7 @@ from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
 from ..abi import bits_f32, f32_bits
-from .vector import i64
+from .vector import i32, i64, like, with_element
 
 contracted = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -39,17 +40,35 @@ E0, E1, E2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
 E3, E4, E5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
 
 
-@contracted
-def exp_f32(x):
+def exp(b: Any, x: Any) -> Any:
+    """Emit e^x of a float or a vector of floats."""
+    contract = {"flags": ["contract"]}
+
+    def mul_add(x: Any, y: Any, z: Any) -> Any:
+        return b.fadd(b.fmul(x, y, **contract), z, **contract)
+
+    def num(value: np.float32) -> Any:
+        return like(x, float(value))
+
+    t = mul_add(x, num(LOG2E), num(MAGIC))
+    n = b.fsub(t, num(MAGIC), **contract)
+    r = x
+    for ln2 in (LN2_HIGH, LN2_LOW):
+        r = b.fsub(r, b.fmul(n, num(ln2), **contract), **contract)
+    p = num(E0)
+    for coefficient in (E1, E2, E3, E4, E5):
+        p = mul_add(p, r, num(coefficient))
+    p = b.fadd(mul_add(p, b.fmul(r, r, **contract), r), num(ONE), **contract)
+    bits, power = (b.bitcast(v, with_element(x, i32)) for v in (p, t))
+    y = b.bitcast(b.add(bits, b.shl(power, like(power, 23))), x.type)  # p * 2^n
+    y = b.select(b.fcmp_ordered(">=", x, num(EXP_MIN)), y, num(ZERO))
+    return b.select(b.fcmp_ordered("<=", x, num(EXP_MAX)), y, b.fadd(x, num(INF)))  # inf, or NaN
+
+
+@intrinsic_from_ir(result=types.float32, args=(types.float32,))
+def exp_f32(b: Any, x: Any) -> Any:
     """e^x."""
-    t = x * LOG2E + MAGIC
-    n = t - MAGIC
-    r = x - n * LN2_HIGH - n * LN2_LOW
-    p = ((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
-    p = p * (r * r) + r + ONE
-    y = bits_f32(np.int32(f32_bits(p) + (f32_bits(t) << 23)))  # p * 2^n
-    y = y if x >= EXP_MIN else ZERO
-    return y if x <= EXP_MAX else x + INF  # inf, or NaN
+    return exp(b, x)
 
 
 SQRT_HALF_BITS, MANTISSA = np.int32(0x3F3504F3), np.int32(0x7FFFFF)

@@ -1,16 +1,71 @@
-"""Which tokens and states belong together, in both forms of a recurrent op, for its kernel.
+"""Carry a block of states through the tokens of all runs, in both forms of a recurrent op.
 
-    first, n, slot = run_of(runs, r, n_t, ids)     # in a kernel
-    after = states + size * slot_after(slots, first + n - 1)
+    _carry = carries(_step)                        # _step: an inline function for one token
 
-``ops.recurrent.runs`` has the two forms.
+    states = states_of(node, SRC0, ...)            # in a kernel
+    _carry(node, states, Block(...), scratch)
+
+A block is a part of a state that stays in L1 over all tokens of a run: rows ``begin`` to ``end``,
+or columns of a head. ``ops.recurrent.runs`` has the two forms.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from .....compiler.jit import inline
 from .....tensor import Tensor
-from ...abi import f32_ptr, i32_ptr
+from ...abi import DST, data, f32_ptr, i32_ptr, ne
+
+BLOCK_BYTES = 16384  # of a state: half of a small L1
+
+
+class States(NamedTuple):
+    """The runs of a node and the places of their states."""
+
+    runs: int  # address, 0 in ggml's form
+    slots: int  # address, 0 in ggml's form
+    ids: int  # of ggml's form, address of the state of each sequence; 0: in order
+    n_runs: int
+    n_t: int  # of ggml's form, tokens of a sequence
+    start: int  # address of the states before
+    kept: int  # of ggml's form, address of the states after
+    size: int  # bytes of a state
+    K: int  # of ggml's form, states kept of a sequence
+
+
+class Block(NamedTuple):
+    """A part of each state: ``n_rows`` rows of ``n_bytes``, ``stride`` bytes apart."""
+
+    begin: int
+    end: int
+    offset: int  # bytes from the beginning of the state
+    n_rows: int
+    stride: int
+    n_bytes: int
+
+
+@inline
+def states_of(node, states, ids, slots, tokens, n_seqs, size, kept, K):
+    """The States of a node.
+
+    Args:
+        states, ids, slots: the places of the sources, ``ids`` of that which is ``runs`` too.
+        tokens: of all sequences.
+        kept: of ggml's form, address of the states after.
+    """
+    with_slots = data(node, slots) != 0
+    return States(
+        data(node, ids) if with_slots else 0,
+        data(node, slots),
+        0 if with_slots else data(node, ids),
+        ne(node, ids, 1) if with_slots else n_seqs,
+        tokens // n_seqs,
+        data(node, states),
+        kept,
+        size,
+        K,
+    )
 
 
 @inline
@@ -60,6 +115,62 @@ def copy(source, target, n_bytes):
     x, y = f32_ptr(source), f32_ptr(target)
     for i in range(n_bytes // 4):
         y[i] = x[i]
+
+
+@inline
+def clear_padding(node, states, n_tokens, offset, n_bytes):
+    """Write zeros to a part of the results of the tokens after the last run."""
+    if states.runs != 0:
+        row_bytes = 4 * ne(node, DST, 0) * ne(node, DST, 1)
+        for t in range(n_used(states.runs, states.n_runs), n_tokens):
+            clear(data(node, DST) + row_bytes * t + offset, n_bytes)
+
+
+@inline
+def _kept_at(states, r, t, last):
+    """Where the state after a token is kept besides; 0: nowhere."""
+    if t == last:
+        return 0
+    if states.runs == 0:
+        back = last - t
+        return states.kept + states.size * (back * states.n_runs + r) if back < states.K else 0
+    slot = slot_after(states.slots, t)
+    return states.start + states.size * slot if slot >= 0 else 0
+
+
+def carries(step: Any) -> Any:
+    """The inline function that updates a block of the states by all tokens.
+
+    It calls ``step(node, t, before, after, block, scratch)`` with the addresses of a block before
+    and after token t, which are the same from a run's second token on.
+    """
+
+    @inline
+    def carry(node, states, block, scratch):
+        for r in range(states.n_runs):
+            first, n, slot = run_of(states.runs, r, states.n_t, states.ids)
+            if n <= 0:
+                continue
+            last = first + n - 1
+            before = states.start + states.size * slot + block.offset
+            if states.runs != 0:
+                after = states.start + states.size * slot_after(states.slots, last) + block.offset
+            else:
+                after = states.kept + states.size * r + block.offset
+            if slot < 0:
+                for i in range(block.n_rows):
+                    clear(after + block.stride * i, block.n_bytes)
+                before = after
+            for t in range(first, last + 1):
+                step(node, t, before, after, block, scratch)
+                before = after
+                kept = _kept_at(states, r, t, last)
+                if kept != 0:
+                    for i in range(block.n_rows):
+                        at = block.stride * i
+                        copy(after + at, kept + block.offset + at, block.n_bytes)
+
+    return carry
 
 
 def gap_free_rows(node: Tensor) -> bool:

@@ -7,11 +7,8 @@ Access: a token reads and writes each row of the state once, front to back.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import NamedTuple
-
-import numpy as np
 
 from .....compiler.jit import CpuKernel, inline, kernel
 from .....tensor import Tensor
@@ -32,24 +29,108 @@ from ...abi import (
     ne,
     params_of,
 )
-from ...compile.lowering import CpuLowering, lowers
-from ...simd.math import ZERO, exp_f32
-from ...simd.recurrence import decayed_row
-from .runs import clear, copy, gap_free_rows, n_used, run_of, slot_after
-
-_BLOCK_BYTES = 16384  # of a state: half of a small L1
+from ...compile.lowering import GRAIN, CpuLowering, lowers
+from ...simd.math import ONE, ZERO, exp_f32, log_f32
+from ...simd.recurrence import AHEAD, decayed_rows, exp_rows, prefetch_ahead
+from .runs import BLOCK_BYTES, Block, carries, clear_padding, gap_free_rows, states_of
 
 
 class Scan(NamedTuple):
     """The values of SSM_SCAN."""
 
     K: int  # of ggml's form, states kept of a sequence
+    block: int  # rows that stay in L1
 
 
 @inline
 def softplus(x):
     """log(1 + e^x)."""
-    return np.float32(max(x, ZERO) + math.log1p(exp_f32(-abs(x))))
+    e = exp_f32(-abs(x))
+    u = ONE + e  # rounded: log(u) e / (u - 1) is log(1 + e) nevertheless
+    log1p = e if u == ONE else log_f32(u) * e / (u - ONE)
+    return max(x, ZERO) + log1p
+
+
+@inline
+def _sources(node, t):
+    """The addresses of x, dt, B, C and the result at a token."""
+    n_t = ne(node, SRC1, 2)
+    i3 = t // n_t
+    i2 = t - i3 * n_t
+    return (
+        data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3),
+        data(node, SRC2) + i2 * nb(node, SRC2, 1) + i3 * nb(node, SRC2, 2),
+        data(node, SRC4) + i2 * nb(node, SRC4, 2) + i3 * nb(node, SRC4, 3),
+        data(node, SRC5) + i2 * nb(node, SRC5, 2) + i3 * nb(node, SRC5, 3),
+        data(node, DST) + 4 * ne(node, SRC1, 0) * ne(node, SRC1, 1) * t,
+    )
+
+
+@inline
+def _prefetch(node, t, block, x, dts, y):
+    """Prefetch what the block reads and writes some tokens later."""
+    if t + AHEAD < ne(node, SRC1, 2) * ne(node, SRC1, 3):
+        rows, dim = block.end - block.begin, ne(node, SRC0, 1)
+        prefetch_ahead(x + 4 * block.begin, rows, nb(node, SRC1, 2))
+        prefetch_ahead(y + 4 * block.begin, rows, 4 * dim * ne(node, SRC0, 2))
+        prefetch_ahead(dts + 4 * (block.begin // dim), rows // dim, nb(node, SRC2, 1))
+
+
+@inline
+def _by_head(node, t, before, after, block, scratch):
+    """One decay for a head."""
+    n, dim = ne(node, SRC0, 0), ne(node, SRC0, 1)
+    per_group = ne(node, SRC0, 2) // ne(node, SRC4, 1)
+    x, dts, u, q, y = _sources(node, t)
+    _prefetch(node, t, block, x, dts, y)
+    row = block.begin
+    while row < block.end:
+        h = row // dim
+        end = min(block.end, (h + 1) * dim)
+        g = h // per_group
+        dt = f32_ptr(dts)[h]
+        dt = softplus(dt)
+        decay = exp_f32(dt * f32_ptr(data(node, SRC3) + 4 * h)[0])
+        xs, factors = f32_ptr(x + 4 * row), f32_ptr(scratch)
+        for i in range(end - row):
+            factors[i] = xs[i] * dt
+        at = 4 * n * (row - block.begin)
+        decayed_rows(
+            before + at, after + at, end - row, n, decay, scratch,
+            u + g * nb(node, SRC4, 1), q + g * nb(node, SRC5, 1), y + 4 * row,
+        )  # fmt: skip
+        row = end
+
+
+@inline
+def _by_row(node, t, before, after, block, scratch):
+    """A decay for each element: heads are rows."""
+    n, rows = ne(node, SRC0, 0), block.end - block.begin
+    per_group = ne(node, SRC0, 2) // ne(node, SRC4, 1)
+    x, dts, u, q, y = _sources(node, t)
+    _prefetch(node, t, block, x, dts, y)
+    steps, factors = f32_ptr(scratch), f32_ptr(scratch + 4 * rows)
+    xs, dt = f32_ptr(x + 4 * block.begin), f32_ptr(dts + 4 * block.begin)
+    for i in range(rows):
+        steps[i] = softplus(dt[i])
+    for i in range(rows):
+        factors[i] = xs[i] * steps[i]
+    decays = scratch + 8 * rows
+    exp_rows(rows, n, scratch, data(node, SRC3) + 4 * n * block.begin, decays)
+    row = block.begin
+    while row < block.end:
+        g = row // per_group
+        end = min(block.end, (g + 1) * per_group)
+        i = row - block.begin
+        at = 4 * n * i
+        decayed_rows(
+            before + at, after + at, end - row, n, decays + at, scratch + 4 * (rows + i),
+            u + g * nb(node, SRC4, 1), q + g * nb(node, SRC5, 1), y + 4 * row,
+        )  # fmt: skip
+        row = end
+
+
+_carry_by_head, _carry_by_row = carries(_by_head), carries(_by_row)
 
 
 @cache
@@ -57,90 +138,41 @@ def ssm_scan_kernel(decays_rows: bool) -> CpuKernel:
     """The kernel of Mamba 2 or, with a decay for each column of a row, of Mamba 1."""
 
     def ssm_scan(node, chunk, n_chunks, scratch):
-        d_state, dim, n_head = ne(node, SRC0, 0), ne(node, SRC0, 1), ne(node, SRC0, 2)
-        n_t, slots, K = ne(node, SRC1, 2), data(node, SRC7), params_of(node, Scan).K
-        runs = data(node, SRC6) if slots != 0 else 0
-        ids = data(node, SRC6) if slots == 0 else 0
-        n_runs = ne(node, SRC6, 1) if slots != 0 else ne(node, SRC1, 3)
-        total, row_bytes = dim * n_head, 4 * d_state
-        size = row_bytes * total
-        kept = data(node, DST) + 4 * total * n_t * ne(node, SRC1, 3)  # of ggml's form
-        per_group = n_head // ne(node, SRC4, 1)
+        total, row_bytes = ne(node, SRC0, 1) * ne(node, SRC0, 2), 4 * ne(node, SRC0, 0)
+        n_seqs = ne(node, SRC1, 3)
+        n_tokens = ne(node, SRC1, 2) * n_seqs
+        kept, K = data(node, DST) + 4 * total * n_tokens, params_of(node, Scan).K
+        states = states_of(
+            node, SRC0, SRC6, SRC7, n_tokens, n_seqs, row_bytes * total, kept, K
+        )  # fmt: skip
         begin, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
-        block = max(1, _BLOCK_BYTES // row_bytes)
-        for r in range(n_runs):
-            first, n, slot = run_of(runs, r, n_t, ids)
-            if n <= 0:
-                continue
-            last = first + n - 1
-            if slots != 0:
-                after = data(node, SRC0) + size * slot_after(slots, last)
+        n_rows = params_of(node, Scan).block
+        for top in range(begin, end, n_rows):
+            bottom = min(end, top + n_rows)
+            block = Block(top, bottom, row_bytes * top, 1, 0, row_bytes * (bottom - top))
+            if decays_rows:
+                _carry_by_row(node, states, block, scratch)
             else:
-                after = kept + size * r
-            for top in range(begin, end, block):
-                bottom = min(end, top + block)
-                before = data(node, SRC0) + size * slot
-                if slot < 0:
-                    clear(after + row_bytes * top, row_bytes * (bottom - top))
-                    before = after
-                for t in range(first, last + 1):
-                    i3 = t // n_t
-                    i2 = t - i3 * n_t
-                    x = f32_ptr(data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3))
-                    dts = f32_ptr(
-                        data(node, SRC2) + i2 * nb(node, SRC2, 1) + i3 * nb(node, SRC2, 2)
-                    )
-                    u = data(node, SRC4) + i2 * nb(node, SRC4, 2) + i3 * nb(node, SRC4, 3)
-                    q = data(node, SRC5) + i2 * nb(node, SRC5, 2) + i3 * nb(node, SRC5, 3)
-                    y = f32_ptr(data(node, DST) + 4 * total * t)
-                    head = -1
-                    dt, decay = ZERO, ZERO
-                    for row in range(top, bottom):
-                        h = row // dim
-                        if h != head:
-                            head = h
-                            dt = dts[h]
-                            dt = softplus(dt)
-                            a = f32_ptr(data(node, SRC3) + nb(node, SRC3, 1) * h)
-                            if decays_rows:
-                                decays = f32_ptr(scratch)
-                                for i in range(d_state):
-                                    decays[i] = exp_f32(dt * a[i])
-                            else:
-                                decay = exp_f32(dt * a[0])
-                        old, new, g = (
-                            before + row_bytes * row,
-                            after + row_bytes * row,
-                            h // per_group,
-                        )
-                        ug, qg = u + g * nb(node, SRC4, 1), q + g * nb(node, SRC5, 1)
-                        if decays_rows:
-                            y[row] = decayed_row(old, new, d_state, scratch, x[row] * dt, ug, qg)
-                        else:
-                            y[row] = decayed_row(old, new, d_state, decay, x[row] * dt, ug, qg)
-                    before, snapshot = after, 0
-                    if slots != 0:
-                        if t != last and slot_after(slots, t) >= 0:
-                            snapshot = data(node, SRC0) + size * slot_after(slots, t)
-                    elif t != last and last - t < K:
-                        snapshot = kept + size * ((last - t) * n_runs + r)
-                    if snapshot != 0:
-                        offset = row_bytes * top
-                        copy(after + offset, snapshot + offset, row_bytes * (bottom - top))
-        if slots != 0:  # padding
-            for t in range(n_used(runs, n_runs), n_t):
-                clear(data(node, DST) + 4 * (total * t + begin), 4 * (end - begin))
+                _carry_by_head(node, states, block, scratch)
+        clear_padding(node, states, n_tokens, 4 * begin, 4 * (end - begin))
 
     return kernel(ssm_scan, "ssm_scan_rows_f32" if decays_rows else "ssm_scan_f32")
 
 
-@lowers("SSM_SCAN", gap_free_rows)
+def _supports(node: Tensor) -> bool:
+    """All but decays of rows (Mamba 1) in heads of several rows, which no model has."""
+    s, A = node.src[0], node.src[3]
+    return gap_free_rows(node) and (A.ne[0] == 1 or s.ne[1] == 1)
+
+
+@lowers("SSM_SCAN", _supports)
 def _lower_ssm_scan(lowering: CpuLowering, node: Tensor) -> None:
     s, x, _, A = node.src[:4]
     rows, tokens = s.ne[1] * s.ne[2], x.ne[2] * x.ne[3]
-    elements = s.ne[0] * rows * tokens
-    chunks = max(1, min(rows, elements // 8192, 8 * lowering.n_threads))
-    by_row = A.ne[0] != 1 or s.ne[0] == 1
+    chunks = max(1, min(rows, s.ne[0] * rows * tokens // GRAIN, 8 * lowering.n_threads))
+    by_row = A.ne[0] != 1
+    block = max(1, BLOCK_BYTES // (4 * s.ne[0] * (1 + 2 * by_row)))
+    params = Scan(node.op_params["K"], block)
     lowering.launch(
-        ssm_scan_kernel(by_row), node, Scan(node.op_params["K"]), chunks, scratch=4 * s.ne[0]
+        ssm_scan_kernel(by_row), node, params, chunks, scratch=block * (8 + 4 * s.ne[0] * by_row)
     )
