@@ -39,6 +39,18 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return llama.decoder(b, "silu", gate="softplus")
 
 
+def rotated_keys(config: Config) -> dict[str, int]:
+    """The keys of the rotated columns of a head, of which layers with a window may have others."""
+    kinds, rope = {"full_attention": "", "sliding_attention": "_swa"}, config["rope_parameters"]
+    return {
+        f"rope.dimension_count{end}": int(
+            config["head_dim"] * float(rope[kind].get("partial_rotary_factor", 1.0))
+        )
+        for kind, end in kinds.items()
+        if kind in rope
+    }
+
+
 def _keys(config: Config) -> dict[str, Any]:
     check_config(
         config,
@@ -46,10 +58,9 @@ def _keys(config: Config) -> dict[str, Any]:
         moe_apply_router_weight_on_input=False,
         moe_router_logit_softcapping=0.0,
     )
-    n_layer, head_dim = int(config["num_hidden_layers"]), int(config["head_dim"])
+    n_layer = int(config["num_hidden_layers"])
     heads = config.get("num_attention_heads_per_layer")
-    rope = config["rope_parameters"]
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config) | hidden_act(config, "silu") | rotated_keys(config)
     keys |= {
         "attention.head_count": [
             int(n) for n in heads or [config["num_attention_heads"]] * n_layer
@@ -60,10 +71,6 @@ def _keys(config: Config) -> dict[str, Any]:
         "expert_gating_func": GATINGS.index("sigmoid"),
         "leading_dense_block_count": exaone_moe.dense_lead(config),
     }
-    for kind, end in (("full_attention", ""), ("sliding_attention", "_swa")):
-        if kind in rope:
-            share = float(rope[kind].get("partial_rotary_factor", 1.0))
-            keys[f"rope.dimension_count{end}"] = int(head_dim * share)
     if config.get("sliding_window"):
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         keys["attention.sliding_window"] = int(config["sliding_window"])

@@ -14,6 +14,7 @@ choice; llama.cpp, ``build_moe_ffn``.
 from __future__ import annotations
 
 from functools import partial, reduce
+from typing import NamedTuple
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -36,31 +37,60 @@ def experts(
     Args:
         act: of the gate, or of ``up`` without one.
         router_in: what the router scores; None for ``x``.
-        weigh_inputs: multiply the experts' inputs by the weights, not their outputs (Llama 4).
+        weigh_inputs: see ``Route``.
 
     Shape:
         x, router_in [n_embd, T] -> [n_embd, T]
     """
-    ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
-    n_used = b.hparams.n_expert_used
     chosen, weights = _route(b, x if router_in is None else router_in, i)
+    return mix_experts(b, x, i, act, Route(chosen, weights, weigh_inputs))
+
+
+class Route(NamedTuple):
+    """The experts of each token.
+
+    Attributes:
+        chosen: their numbers, I32 [n_used, T].
+        weights: of their outputs, [1, n_used, T].
+        weigh_inputs: the weights are those of their inputs (Llama 4).
+    """
+
+    chosen: Tensor
+    weights: Tensor
+    weigh_inputs: bool = False
+
+
+def mix_experts(
+    b: GraphBuilder, x: Tensor, i: int, act: str, route: Route, kind: str = "exps"
+) -> Tensor:
+    """The weighted output of the chosen experts.
+
+    Args:
+        kind: ending of their matrices' names.
+
+    Shape:
+        x [n_embd, T] -> the same
+    """
+    ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
+    chosen, weights, weigh_inputs = route
+    n_used = chosen.ne[0]
     x = ops.reshape_3d(ctx, x, n_embd, 1, n_tokens)
     if weigh_inputs:
         x = ops.mul(ctx, ops.repeat_4d(ctx, x, n_embd, n_used, n_tokens, 1), weights)
 
     def apply(part: str, x: Tensor) -> Tensor:
-        matrices = b.weight(f"blk.{i}.ffn_{part}_exps.weight")
+        matrices = b.weight(f"blk.{i}.ffn_{part}_{kind}.weight")
         y = ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
-        scale = b.weights.get(f"blk.{i}.ffn_{part}_exps.scale")  # [n_expert]
+        scale = b.weights.get(f"blk.{i}.ffn_{part}_{kind}.scale")  # [n_expert]
         if scale is not None:
             flat = ops.reshape_1d(ctx, chosen, n_used * n_tokens)
             scales = ops.get_rows(ctx, ops.reshape_2d(ctx, scale, 1, scale.ne[0]), flat)
             scales = ops.reshape_3d(ctx, scales, 1, n_used, n_tokens)
             y = ops.mul(ctx, y, scales).set_name(f"ffn_moe_{part}_s-{i}")
-        bias = b.weights.get(f"blk.{i}.ffn_{part}_exps.bias")
+        bias = b.weights.get(f"blk.{i}.ffn_{part}_{kind}.bias")
         return y if bias is None else ops.add_id(ctx, y, bias, chosen)
 
-    if f"blk.{i}.ffn_gate_up_exps.weight" in b.weights:
+    if f"blk.{i}.ffn_gate_up_{kind}.weight" in b.weights:
         both = apply("gate_up", x)  # [2 * n_ff_exp, n_expert_used, T]
         n_ff = both.ne[0] // 2
         gate, up = (
@@ -68,7 +98,7 @@ def experts(
             for part in (0, 1)
         )
         cur = glu(b, gate, up, act, i, "limit_exp")
-    elif f"blk.{i}.ffn_gate_exps.weight" in b.weights:
+    elif f"blk.{i}.ffn_gate_{kind}.weight" in b.weights:
         gate, up = apply("gate", x), apply("up", x)  # [n_ff_exp, n_expert_used, T]
         cur = glu(b, gate, up, act, i, "limit_exp")
     else:
@@ -99,7 +129,7 @@ def shared_experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
 
 def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """The experts of each token, I32 [n_expert_used, T], and their weights [1, n_used, T]."""
-    ctx, hp, n_tokens = b.ctx, b.hparams, x.ne[1]
+    ctx, hp = b.ctx, b.hparams
     gating, n_used = GATINGS[hp.expert_gating], hp.n_expert_used
     logits = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
     if hp.router_jitter:
@@ -120,10 +150,21 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     if hp.n_expert_groups > 1:
         ranked = _mask_groups(b, ranked, hp).set_name(f"ffn_moe_probs_masked-{i}")
     chosen = ops.top_k(ctx, ranked, n_used).set_name(f"ffn_moe_topk-{i}")
+    weights = expert_weights(b, probs, chosen).set_name(f"ffn_moe_weights-{i}")
+    return chosen, weights
+
+
+def expert_weights(b: GraphBuilder, probs: Tensor, chosen: Tensor) -> Tensor:
+    """The weights of the chosen experts by what the router gives to each.
+
+    Shape:
+        probs [n_expert, T], chosen I32 [n_used, T] -> [1, n_used, T]
+    """
+    ctx, hp, (n_used, n_tokens) = b.ctx, b.hparams, chosen.ne[:2]
     probs = ops.reshape_3d(ctx, probs, 1, hp.n_expert, n_tokens)
-    weights = ops.get_rows(ctx, probs, chosen)  # [1, n_expert_used, T]
+    weights = ops.get_rows(ctx, probs, chosen)  # [1, n_used, T]
     weights = ops.reshape_2d(ctx, weights, n_used, n_tokens)
-    if gating == "softmax_weight":
+    if GATINGS[hp.expert_gating] == "softmax_weight":
         weights = ops.soft_max(ctx, weights)
     if hp.expert_weights_norm:
         total = ops.clamp(ctx, ops.sum_rows(ctx, weights), _MIN_SUM, float("inf"))  # [1, T]
@@ -131,7 +172,7 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     weights = ops.reshape_3d(ctx, weights, 1, n_used, n_tokens)
     if hp.expert_weights_scale != 1:
         weights = ops.scale(ctx, weights, hp.expert_weights_scale)
-    return chosen, weights.set_name(f"ffn_moe_weights-{i}")
+    return weights
 
 
 def _sparse_mixer(b: GraphBuilder, logits: Tensor, i: int) -> tuple[Tensor, Tensor]:
