@@ -120,6 +120,7 @@ class HParams:
     swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
     n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
+    states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored

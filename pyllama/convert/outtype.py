@@ -35,6 +35,13 @@ _STAY_F32 = (
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
     "token_types.weight",
+    "altup_correct_coef.weight",
+    "altup_predict_coef.weight",
+    "indexer.proj.weight",
+    *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
+    "shortconv.conv.weight",
+    *(f"time_mix_{part}.weight" for part in ("first", "w1", "w2", "lerp_fused")),
+    *(f"time_mix_decay_{part}.weight" for part in ("w1", "w2")),
 )
 _CHUNK = 1 << 22  # elements converted at a time
 _F16_MAX = 65504.0

@@ -73,6 +73,11 @@ def generate(
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
+    if context.kv.resume(0, n_past) != n_past:
+        raise BatchError(
+            f"n_past is {n_past}, but sequence 0 can only go back to {context.kv.resume(0, n_past)}"
+            " tokens: there is no recurrent state of its others, or a window has lost their keys"
+        )
     engine = Engine(context, timings=timings, sequences=[0], speculation=speculation)
     lease = Lease(engine, keep=True)
     known = list(past)[len(past) - n_past :] if len(past) > n_past else list(past)

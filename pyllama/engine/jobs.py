@@ -87,6 +87,7 @@ class TextRun:
         verified: tokens that are not in ``tokens`` yet, because the generator of its `run` has not
             yielded those before them.
         mark: the verifier's state after ``tokens``, if ``verified`` has others.
+        checkpoints: numbers of leading tokens after which its recurrent state is kept, ascending.
         saved: its cache, if evaluating the tokens again would give other bits.
         id: number in the order of submission.
     """
@@ -123,6 +124,7 @@ class TextRun:
     verifier: Verifier | None = None
     verified: deque[Verified] = field(default_factory=deque)
     mark: Mark | None = None
+    checkpoints: list[int] = field(default_factory=list)
     saved: bytes = b""
     n_saved: int = 0
     n_unshifted: int = 0
@@ -137,6 +139,10 @@ class TextRun:
         if self.paused or self.pooled is not None:
             return False
         return len(self.tokens) == n + 1 and sequence.owner is self.key
+
+    def kept_in(self, first: int, n: int) -> list[int]:
+        """Those of the next ``n`` tokens after which the state is kept, counted from ``first``."""
+        return [at - first - 1 for at in self.checkpoints if first < at <= first + n]
 
     @property
     def reusable(self) -> list[int]:

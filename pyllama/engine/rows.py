@@ -27,6 +27,7 @@ class Row:
         embedded: tokens to compute embeddings for, in the same way.
         run: the text that they are of; None for those of a lease.
         draft: the nodes after the first token; None without.
+        checkpoints: indices of tokens after which the recurrent state is kept.
     """
 
     sequence: CacheSequence
@@ -35,6 +36,7 @@ class Row:
     embedded: str | Sequence[bool] = "none"
     run: TextRun | None = None
     draft: Draft | None = None
+    checkpoints: Sequence[int] = ()
 
     @property
     def n_outputs(self) -> int:
@@ -86,17 +88,26 @@ def batch_of(rows: Sequence[Row]) -> Batch:
     if len(rows) == 1:
         row = rows[0]
         tokens, seq_id = row.tokens, row.sequence.seq_id
-        return Batch(tokens, None, seq_id, row.outputs, parents, row.embedded)
+        drafted: Sequence[int] = () if row.draft is None else range(len(tokens))
+        return Batch(
+            tokens, None, seq_id, row.outputs, parents, row.embedded, row.checkpoints, drafted
+        )
     tokens = []
     seqs: list[int] = []
     outputs: list[bool] = []
     embedded: list[bool] = []
+    kept: list[int] = []
+    drafted = []
     for row in rows:
+        kept += [len(tokens) + i for i in row.checkpoints]
+        if row.draft is not None:
+            drafted += range(len(tokens), len(tokens) + len(row.tokens))
         tokens += row.tokens
         seqs += [row.sequence.seq_id] * len(row.tokens)
         outputs += row.flags(row.outputs)
         embedded += row.flags(row.embedded)
-    return Batch(tokens, None, seqs, outputs, parents, embedded if any(embedded) else "none")
+    embeddings = embedded if any(embedded) else "none"
+    return Batch(tokens, None, seqs, outputs, parents, embeddings, kept, drafted)
 
 
 def batches(rows: Sequence[Row], n_batch: int) -> Iterator[list[Row]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import BatchError, ContextFull, StateError, TextComplete
+from ..runtime.checkpoints import prompt_checkpoints
 from ..runtime.state import dump_state, restore_state
 from ..speculative import Draft, Speculation
 from .jobs import End, TextRun
@@ -211,7 +212,7 @@ class Scheduler:
         outputs = "last" if n + len(part) == len(run.tokens) else "none"
         if sequence.on_logits is not None or run.prompt_logprobs is not None:
             outputs = "all"
-        return Row(sequence, part, outputs, run=run)
+        return Row(sequence, part, outputs, run=run, checkpoints=run.kept_in(n, len(part)))
 
     # --- sequences ------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class Scheduler:
                 return
             if run.seq_id is not None:
                 asked = next((s for s in self.free() if s.seq_id == run.seq_id), None)
-                if asked is not None and self._make_place(run, asked.n_shared(run.reusable)):
+                if asked is not None and self._make_place(run, asked.n_reusable(run.reusable)):
                     self._assign(run, asked)
                 continue
             source, n = self._best_prefix(run.reusable)
@@ -263,7 +264,7 @@ class Scheduler:
         source, length = None, 0
         ids = np.array(tokens, np.intc)
         for sequence in self.sequences:
-            n = min(sequence.n_shared(ids), sequence.n_unshifted)
+            n = min(sequence.n_reusable(ids), sequence.n_unshifted)
             if n > length:
                 source, length = sequence, n
         return source, length
@@ -316,6 +317,7 @@ class Scheduler:
             self.running.append(run)
         run.sequence, sequence.owner = sequence, run.key
         sequence.last_used = self.n_steps
+        run.checkpoints = run.checkpoints or prompt_checkpoints(self.context, run.tokens)
         if self.prefixes is not None and run.n_cached < 0:
             if 2 * sequence.n_shared(run.tokens) < sequence.n_tokens:
                 self.prefixes.save(sequence)

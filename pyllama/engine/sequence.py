@@ -84,11 +84,13 @@ class CacheSequence:
         self.ids[first : self.n_tokens] = tokens
 
     def truncate(self, n: int | None = None) -> None:
-        """Remove all but the first ``n`` tokens (None: ``n_tokens``) from the cache."""
-        self.n_tokens = self.n_tokens if n is None else n
+        """Remove all but the first ``n`` tokens (None: ``n_tokens``) from the cache.
+
+        More are removed where a recurrent state cannot go back to there.
+        """
+        n, held = self.n_tokens if n is None else n, self.context.kv.seq_pos_max(self.seq_id) + 1
+        self.n_tokens = n if held == n else self.context.kv.rewind(self.seq_id, n)
         self._check_unshifted()
-        if self.context.kv.seq_pos_max(self.seq_id) + 1 != self.n_tokens:
-            self.context.kv.seq_rm(self.seq_id, self.n_tokens, -1)
 
     def clear(self) -> None:
         """Remove all tokens."""
@@ -99,13 +101,18 @@ class CacheSequence:
         """Length of the common prefix with ``tokens``, without their last one."""
         return n_common(self.ids[: min(self.n_tokens, len(tokens) - 1)], tokens)
 
+    def n_reusable(self, tokens: Sequence[int] | Ids) -> int:
+        """The tokens of `n_shared` after which the cache can go on."""
+        return self.context.kv.resume(self.seq_id, self.n_shared(tokens))
+
     def keep(self, tokens: Sequence[int]) -> int:
         """Remove all but the common prefix with ``tokens``; returns its length.
 
         The last of ``tokens`` is never kept, so that evaluating it gives logits.
         """
         n = self.n_shared(tokens)
-        # 0 if a sliding window has evicted entries that the next token needs
+        # less if a sliding window has evicted entries that the next token needs, or if there is no
+        # recurrent state
         self.n_tokens = self.context.kv.rewind(self.seq_id, n)
         self._check_unshifted()
         return self.n_tokens

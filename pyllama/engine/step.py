@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ContextFull
+from ..kv.states import DRAFT_SLOTS
 from ..sampling import apply_logits_processors
 from ..speculative import Draft, Speculation
 from .drafting import checked, verify
@@ -259,6 +260,8 @@ class Stepper:
         room = context.n_ubatch
         if context.kv.unified:
             room = min(room, context.kv.n_cells - context.kv.n_used)
+        if context.kv.states is not None:
+            room = min(room, DRAFT_SLOTS)
         room = room // max(len(runs), 1) - 1
         limits = []
         for run in runs:
@@ -271,6 +274,8 @@ class Stepper:
             limits.append(max(0, min(free, room, run.max_draft)))
         try:
             drafts = speculation.propose(runs, limits) if any(limits) else None
+            if drafts is not None and context.kv.states is not None:  # they cannot branch
+                drafts = [None if draft is None else draft.leading_chain() for draft in drafts]
             return None if drafts is None else checked(drafts, context.model.hparams.n_vocab)
         except Exception as error:
             speculation.failed(error)

@@ -58,6 +58,8 @@ class GraphBuilder:
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
+        runs, slots: I32 [3, n_runs] and [T], which tokens and recurrent states belong together
+            (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
             of those to compute embeddings for.
         logits: [n_vocab, n_outputs]; None without outputs.
@@ -88,6 +90,11 @@ class GraphBuilder:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
+        self.runs: Tensor | None = None
+        self.slots: Tensor | None = None
+        if kv.states is not None:
+            self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
+            self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
         self.logits: Tensor | None = None
         self.argmax: Tensor | None = None
@@ -308,6 +315,36 @@ class GraphBuilder:
         """
         return ops.hadamard(self.ctx, x, n) if n else x
 
+    def state(self, name: str, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's states [..., n_slots], and the runs and slots of the ubatch."""
+        assert self.kv.states is not None and self.runs is not None and self.slots is not None
+        return self.kv.states.tensors[name][layer], self.runs, self.slots
+
+    def causal_conv(self, x: Tensor, layer: int) -> Tensor:
+        """SiLU of the causal convolution of a layer's channels, after the tokens before.
+
+        Shape:
+            x [channels, T] -> the same
+        """
+        weight = self.weight(f"blk.{layer}.ssm_conv1d.weight")
+        x = ops.ssm_conv_slots(self.ctx, x, weight, *self.state("conv", layer))
+        bias = self.weights.get(f"blk.{layer}.ssm_conv1d.bias")
+        if bias is not None:
+            x = ops.add(self.ctx, x.set_name(f"ssm_conv-{layer}"), bias)
+        return ops.silu(self.ctx, x).set_name(f"ssm_conv_silu-{layer}")
+
+    def ssm_scan(self, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, layer: int) -> Tensor:
+        """The scan of a layer of Mamba 1 or 2 (see ``ssm_scan_slots``).
+
+        Shape:
+            x [head_dim, n_head, T], dt [n_head, T], B and C [d_state, n_group, T]
+            -> [head_dim, n_head, T]
+        """
+        states, *places = self.state("ssm", layer)
+        a = self.weight(f"blk.{layer}.ssm_a")
+        y = ops.ssm_scan_slots(self.ctx, states, x, dt, a, B, C, *places)
+        return y.set_name(f"ssm_scan-{layer}")
+
     def copy_cells(self, tensors: Sequence[Tensor], runs: Sequence[tuple[int, int, int]]) -> None:
         """Copy the bytes of keys or values between cells of a cache.
 
@@ -380,7 +417,8 @@ class GraphBuilder:
 
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
-        self.graph.build_forward_expand(self.positions)  # keeps the input in graphs without rope
+        for unused in (self.positions, *self.kv_index, *self.rows):  # without rope or attention
+            self.graph.build_forward_expand(unused)
         self.graph.build_forward_expand(result.set_output())
         if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:
             self.argmax = ops.argmax(self.ctx, self.logits).set_name("result_argmax")

@@ -255,7 +255,7 @@ def _rotation_size(type: GGMLType, columns: set[int], max_size: int | None = Non
 
     Source: llama.cpp, the rotation of quantized caches.
     """
-    if not type.is_quantized or any(n % _MIN_ROTATION for n in columns):
+    if not (type.is_quantized and columns) or any(n % _MIN_ROTATION for n in columns):
         return 0
     size = min(n & -n for n in columns)
     return size if max_size is None else min(max_size, size)

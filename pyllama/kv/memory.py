@@ -1,18 +1,21 @@
-"""The memory of a context: one KV cache for each attention window of the model.
+"""The memory of a context: one KV cache for each attention window of the model, and its states.
 
     memory = Memory(hparams, n_ctx=4096, n_seq_max=4, n_ubatch=512)
     memory.seq_cp(0, 1)                            # sequence 1 continues from sequence 0
     memory.of_layer(3).k[3]
 
 Most models have one cache. Sliding-window layers have a second one, little larger than the window
-(with ``swa_full``: as large as the first). Operations on sequences are those of ``KVCache``, on all
-caches or on none.
-Source: llama.cpp, ``llama_memory`` and ``llama_kv_cache_iswa``.
+(with ``swa_full``: as large as the first). Recurrent layers have states, of which a sequence keeps
+its newest and a few older ones: it can only go back to these. A model without keys and values has a
+cache too, of positions alone. Operations on sequences are those of ``KVCache``, on all caches and
+the states or on none.
+Source: llama.cpp, ``llama_memory``, ``llama_kv_cache_iswa`` and ``llama_memory_hybrid``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
@@ -22,7 +25,20 @@ from pyggml.tensor import BufferType
 from ..errors import BatchError, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache, cached_layers
+from .states import StateCache
 from .table import CHUNK, Ints, Seqs
+
+
+class Placed(NamedTuple):
+    """The places of a ubatch's tokens.
+
+    Attributes:
+        caches: for each cache the cells and rows of the tokens, see ``CellLists.place_tree``.
+        states: runs and slots, see ``StateCache.place``; None without recurrent layers.
+    """
+
+    caches: list[tuple[list[int], Ints]]
+    states: tuple[Ints, Ints] | None = None
 
 
 class Memory:
@@ -33,13 +49,16 @@ class Memory:
         n_ubatch: maximum tokens placed at once.
         swa_full: give caches of sliding windows ``n_ctx`` cells too.
         unified: whether sequences share the cells; otherwise each has an equal part.
+        n_checkpoints: older states of a sequence, see `StateCache`.
         layer_buft: see ``KVCache``.
 
     Attributes:
+        states: of recurrent layers; None if the model has none.
         types: of keys and values, such as ``F16/F16``.
         caches: by ascending window; the first one decides whether the context is full.
-        can_shift: whether positions can change. Learned positions are part of keys and values, and
-            chunks of attention are by position, so evicted cells may be in them again.
+        can_shift: whether positions can change. Learned positions are part of keys and values,
+            chunks of attention are by position, so evicted cells may be in them again, and
+            a state cannot forget a token.
 
     Raises:
         AllocError: the caches do not fit into this machine's memory.
@@ -56,15 +75,20 @@ class Memory:
         n_ubatch: int = 512,
         swa_full: bool = False,
         unified: bool = True,
+        n_checkpoints: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
-        self.can_shift = not (hparams.learned_positions or hparams.swa_chunked)
+        self.states: StateCache | None = None
+        if hparams.states:
+            self.states = StateCache(hparams, n_seq_max, n_checkpoints * n_seq_max, layer_buft)
+        self.can_shift = not (hparams.learned_positions or hparams.swa_chunked or hparams.states)
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
         for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
+        by_window = by_window or {0: []}
         self.caches = []
         for window in sorted(by_window):
             n_cells = n_ctx
@@ -83,8 +107,9 @@ class Memory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(cache.size_bytes for cache in self.caches)
+        """Bytes of keys and values, and of one state for each sequence."""
+        n_bytes = sum(cache.size_bytes for cache in self.caches)
+        return n_bytes + (0 if self.states is None else self.states.size_bytes)
 
     @property
     def n_used(self) -> int:
@@ -150,42 +175,104 @@ class Memory:
         for cache in self.caches:
             cache.drop_tree(seq)
 
-    def rewind(self, seq: int, position: int) -> int:
-        """Remove a sequence from ``position`` on, to continue it there.
+    def resume(self, seq: int, position: int) -> int:
+        """The largest position up to ``position`` at which a sequence can continue.
 
-        Returns:
-            ``position``, or 0 with the whole sequence removed, if entries in the window of a token
-            there were evicted.
+        0 if entries in the window of a token there were evicted; of models with recurrent layers,
+        the newest position that has a state.
         """
-        if not all(cache.sees(seq, position) for cache in self.caches):
-            position = 0
+        if self.states is not None:
+            position = self.states.resume(seq, position)
+        return position if all(cache.sees(seq, position) for cache in self.caches) else 0
+
+    def rewind(self, seq: int, position: int) -> int:
+        """Remove a sequence from `resume` of a position on, to continue it there; returns that."""
+        position = self.resume(seq, position)
         self.seq_rm(seq, position)
         return position
+
+    def forget(self, seq: int, position: int) -> None:
+        """Remove the tokens of a decode that failed, and those before them without a state."""
+        if self.states is not None:
+            self.states.lose(seq, position)
+            position = min(position, self.states.position(seq))
+        for cache in self.caches:
+            cache.seq_rm(seq, position)
 
     def clear(self) -> None:
         """Remove everything."""
         for cache in self.caches:
             cache.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all)."""
+        """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all).
+
+        Raises:
+            BatchError: a recurrent state cannot forget these tokens alone; see `rewind`.
+        """
+        if self.states is not None:
+            for s in range(self.n_seq_max) if seq < 0 else (seq,):
+                self._check_removal(s, p0, p1)
+            for s in range(self.n_seq_max) if seq < 0 else (seq,):
+                self.states.truncate(s, p0 if p0 > self.seq_pos_min(s) else 0)
         for cache in self.caches:
             cache.seq_rm(seq, p0, p1)
 
+    def _check_removal(self, seq: int, p0: int, p1: int) -> None:
+        assert self.states is not None
+        first, end = self.seq_pos_min(seq), self.seq_pos_max(seq) + 1
+        if p0 >= end or not end or 0 <= p1 <= first:
+            return
+        if 0 <= p1 < end:
+            raise BatchError(
+                f"sequence {seq} has positions {first} to {end - 1}: a recurrent state cannot "
+                f"forget {p0} to {p1 - 1} alone; remove all from {p0} on"
+            )
+        if p0 > first and self.states.resume(seq, p0) != p0:
+            raise BatchError(
+                f"sequence {seq} cannot go back to position {p0}: its newest recurrent state up "
+                f"to there is of position {self.states.resume(seq, p0)}; use rewind()"
+            )
+
     def drop_last(self, seq: int, n: int) -> None:
         """Remove a few of the last tokens of a sequence, see ``CellLists.drop_last``."""
+        if self.states is not None:
+            return self.seq_rm(seq, self.seq_pos_max(seq) + 1 - n)
         for cache in self.caches:
             cache.drop_last(seq, n)
 
     def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
-        """Add positions of one sequence to another. Raises: see ``KVCache.seq_cp``."""
+        """Add positions of one sequence to another.
+
+        Raises:
+            BatchError: see ``KVCache.seq_cp``; of models with recurrent layers, there is no state
+                at ``p1``, or the copy does not begin with the sequence.
+        """
         self.drop_tree(target)
+        end = self.seq_pos_max(source) + 1
+        if self.states is not None and source != target:
+            end = end if p1 < 0 else min(p1, end)
+            at = self.states.resume(source, end)
+            if p0 > max(self.seq_pos_min(source), 0) or at != end:
+                raise BatchError(
+                    f"positions {p0} to {end - 1} of sequence {source} cannot be copied: its "
+                    f"newest recurrent state up to there is of position {at}"
+                )
+            self.seq_rm(target)
         self._on_all(lambda cache: cache.seq_cp(source, target, p0, p1))
+        if self.states is not None and source != target:
+            self.states.copy(source, target, end)
 
     def seq_keep(self, seq: int) -> None:
         """Remove every other sequence."""
         for cache in self.caches:
             cache.seq_keep(seq)
+        if self.states is not None:
+            for other in range(self.n_seq_max):
+                if other != seq:
+                    self.states.truncate(other, 0)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to positions; those below 0 are removed.
@@ -207,8 +294,8 @@ class Memory:
         """Raise BatchError unless ``can_shift``."""
         if not self.can_shift:
             raise BatchError(
-                "this model has learned positions or chunked attention, so positions of its keys "
-                "and values cannot change and there is no context shift; use `n_keep=None`"
+                "this model has learned positions, chunked attention or recurrent layers, so "
+                "positions cannot change and there is no context shift; use `n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:

@@ -108,6 +108,15 @@ class ContextSizes:
         Flags("-ctv", "--cache-type-v", choices=CACHE_TYPES, metavar="TYPE"), arguments=("type_v",))
     swa_full: bool = row(False, "Use a full-size KV cache for sliding-window attention layers.",
         Flags("--swa-full"), arguments=("swa_full",))
+    n_checkpoints: int = row(32,
+        "Maximum number of older recurrent states of a sequence, to which its text can go back. "
+        "Models without recurrent layers have none.",
+        Flags("-ctxcp", "--ctx-checkpoints", low=0, high=1 << 16), arguments=("ctx_checkpoints",))
+    checkpoint_every: int = row(8192,
+        "Keep a recurrent state every so many tokens, besides those at ends of messages. "
+        "0: only these.",
+        Flags("-cms", "--checkpoint-every-n-tokens", "--checkpoint-min-step", low=0),
+        arguments=("checkpoint_every_n_tokens",))
     offload_kqv: bool = row(True,
         "Keep the KV cache of a layer on the layer's device, or in host memory.",
         Flags("-kvo/-nkvo", "--kv-offload/--no-kv-offload"), arguments=("offload_kqv",))

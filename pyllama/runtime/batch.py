@@ -30,6 +30,9 @@ class Batch:
         parent: for each token the index of the token that it follows, or -1 if it follows the last
             cached token of its sequence. So each sequence has a tree, of which it gets a path by
             ``kv.commit_tree``. Positions follow from the depths.
+        checkpoints: of models with recurrent layers, indices of tokens after which the state is
+            kept, so that the sequence can go back to there.
+        drafted: the same, until the sequence goes on.
 
     Raises:
         BatchError: the lengths differ, ``logits`` or ``embeddings`` is another string, or ``pos``
@@ -42,6 +45,8 @@ class Batch:
     logits: str | Sequence[bool] = "last"
     parent: Sequence[int] | None = None
     embeddings: str | Sequence[bool] = "none"
+    checkpoints: Sequence[int] = ()
+    drafted: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         given = self.pos is not None or self.parent is not None

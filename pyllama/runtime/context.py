@@ -34,6 +34,7 @@ from pyggml.tensor import Tensor
 from ..errors import BatchError, ContextFull, ModelError
 from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
+from ..kv.memory import Placed
 from ..kv.table import Ints, Seqs, seq_tuple
 from .batch import Batch
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
@@ -193,11 +194,11 @@ class Context:
                 self.kv.check_room(seqs, positions)
             pipelined = self._can_pipeline()
             self._stop, self._running = False, True
+            kept = set(batch.checkpoints), set(batch.drafted)
             try:
-                for start in range(0, n, self.n_ubatch):
+                for start, stop in self._ubatches(seqs):
                     if self._stop:  # abort() between two ubatches, where no schedule runs
                         raise Aborted("the decode was aborted")
-                    stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs, embedded = (
                         [i - start for i in ids if start <= i < stop]
@@ -205,6 +206,10 @@ class Context:
                     )
                     graph = self._graph_for(stop - start, len(outputs), len(embedded))
                     placed = self._place(seqs[part], positions[part], parents)
+                    if self.kv.states is not None:
+                        flagged = ([i - start for i in range(start, stop) if i in f] for f in kept)
+                        states = self.kv.states.place(seqs[part], positions[part], *flagged)
+                        placed = placed._replace(states=states)
                     ubatch = tokens[part], positions[part], placed
                     if pipelined and not (outputs or embedded) and stop < n:
                         graph.enqueue(*ubatch)
@@ -243,10 +248,11 @@ class Context:
             try:
                 if cache.mirrored:
                     cache.update_tables()
-                self._outputs = c.run_token(token, seq, placed)
+                state = None if self.kv.states is None else self.kv.states.append(seq)
+                self._outputs = c.run_token(token, seq, placed, state)
             except BaseException:
                 self._outputs = self._no_outputs
-                self.kv.seq_rm(seq, placed[2])
+                self.kv.forget(seq, placed[2])
                 raise
             finally:
                 self._running = False
@@ -259,7 +265,7 @@ class Context:
             for seq in seq_tuple(group):
                 first.setdefault(seq, position)
         for seq, position in first.items():
-            self.kv.seq_rm(seq, position)
+            self.kv.forget(seq, position)
 
     def apply_pending(self) -> None:
         """Apply pending copies of cells and shifts of keys (see ``Pending``).
@@ -371,6 +377,8 @@ class Context:
             positions = _tree_positions(seqs, parents, ends)
             if not self.hparams.causal:
                 raise BatchError("this model attends to later tokens: a batch cannot be a tree")
+            if self.kv.states is not None:
+                raise BatchError("this model has recurrent layers: a batch cannot be a tree")
         elif len(ends) == 1 and batch.pos is None:
             start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
@@ -393,9 +401,22 @@ class Context:
         Lists of cells on devices are then written while these read them, so they must only get
         longer: a sliding window removes entries.
         """
-        if not self.sched.queues_work or self._watched:
+        if not self.sched.queues_work or self._watched or self.kv.states is not None:
             return False
         return not any(cache.window for cache in self.kv.caches)
+
+    def _ubatches(self, seqs: Seqs) -> Iterator[tuple[int, int]]:
+        """The ubatches of a batch: (first token, end).
+
+        With recurrent layers, a sequence's tokens in a ubatch follow each other.
+        """
+        start, n = 0, len(seqs)
+        while start < n:
+            stop = min(n, start + self.n_ubatch)
+            if self.kv.states is not None:
+                stop = start + _n_in_runs(seqs[start:stop])
+            yield start, stop
+            start = stop
 
     def _graph_for(self, n_tokens: int, n_outputs: int, n_embeddings: int) -> DecodeGraph:
         """The graph for a ubatch, which may be larger."""
@@ -405,10 +426,8 @@ class Context:
             return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings))
         return self._graph(self._size(n_tokens, n_outputs, n_embeddings))
 
-    def _place(
-        self, seqs: Seqs, positions: list[int], parents: list[int] | None
-    ) -> list[tuple[list[int], Ints]]:
-        """Assign cells to the tokens of a ubatch; their cells and rows, of each cache."""
+    def _place(self, seqs: Seqs, positions: list[int], parents: list[int] | None) -> Placed:
+        """Assign cells to the tokens of a ubatch."""
         if parents is None:
             placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
         else:
@@ -416,7 +435,7 @@ class Context:
         for cache in self.kv.caches:
             if cache.mirrored:
                 cache.update_tables()
-        return placed
+        return Placed(placed)
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)
@@ -496,6 +515,17 @@ class Context:
 
 def _no_pins(graph: CGraph) -> Mapping[Tensor, Backend]:
     return {}
+
+
+def _n_in_runs(seqs: Seqs) -> int:
+    """The number of leading tokens among which those of each sequence follow each other."""
+    seen: set[int] = set()
+    for i, group in enumerate(seqs):
+        if i == 0 or group != seqs[i - 1]:
+            if not seen.isdisjoint(seq_tuple(group)):
+                return i
+            seen.update(seq_tuple(group))
+    return len(seqs)
 
 
 def _tree_positions(seqs: Seqs, parents: list[int], ends: dict[int, int]) -> list[int]:

@@ -21,6 +21,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
+from ..kv.memory import Placed
 from ..kv.table import Ints
 
 Floats = npt.NDArray[np.float32]
@@ -89,6 +90,9 @@ class DecodeGraph:
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
+        self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
+        if builder.runs is not None and builder.slots is not None:
+            self._states = builder.runs.numpy(squeeze=False)[0, 0], as_array(builder.slots)
         self._no_logits = np.empty((0, builder.hparams.n_vocab), np.float32)
         self._outputs: Outputs | None = None  # in host memory
         results = builder.logits, builder.argmax, builder.embeddings, builder.scores
@@ -104,7 +108,7 @@ class DecodeGraph:
         self,
         tokens: list[int],
         positions: list[int],
-        placed: Sequence[tuple[list[int], Ints]],
+        placed: Placed,
         outputs: list[int],
         embedded: Sequence[int] = (),
     ) -> Outputs:
@@ -114,7 +118,7 @@ class DecodeGraph:
 
         Args:
             tokens, positions: of the ubatch.
-            placed: cells and rows of each cache, see ``CellLists.place_tree``.
+            placed: places of the tokens.
             outputs: indices of the tokens to compute logits for.
             embedded: indices of the tokens to compute embeddings for.
 
@@ -124,9 +128,7 @@ class DecodeGraph:
         self._write(tokens, positions, placed, outputs, embedded)
         return self._evaluate(len(outputs), len(embedded))
 
-    def enqueue(
-        self, tokens: list[int], positions: list[int], placed: Sequence[tuple[list[int], Ints]]
-    ) -> None:
+    def enqueue(self, tokens: list[int], positions: list[int], placed: Placed) -> None:
         """`run` without outputs, which may return before devices have computed the ubatch.
 
         Raises:
@@ -139,7 +141,7 @@ class DecodeGraph:
         self,
         tokens: list[int],
         positions: list[int],
-        placed: Sequence[tuple[list[int], Ints]],
+        placed: Placed,
         outputs: list[int],
         embedded: Sequence[int] = (),
     ) -> None:
@@ -150,15 +152,24 @@ class DecodeGraph:
         self.positions[:n], self.positions[n:] = positions, 0
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
         self.out_ids[first : first + len(embedded)] = embedded
-        for index, row, (cells, attended) in zip(self.kv_index, self.rows, placed, strict=True):
+        for index, row, (cells, attended) in zip(
+            self.kv_index, self.rows, placed.caches, strict=True
+        ):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
+        if self._states is not None and placed.states is not None:
+            for whole, part in zip(self._states, placed.states, strict=True):
+                whole[: len(part)], whole[len(part) :] = part, (0 if whole.ndim > 1 else -1)
 
-    def run_token(self, token: int, seq: int, placed: tuple[int, int, int]) -> Outputs:
+    def run_token(
+        self, token: int, seq: int, placed: tuple[int, int, int],
+        state: tuple[int, int] | None = None,
+    ) -> Outputs:  # fmt: skip
         """`run` for one token and one cache without a window.
 
         Args:
             placed: cell, index in the sequence's list and position, from ``CellLists.append``.
+            state: slots before and after the token, from ``StateCache.append``.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
@@ -167,6 +178,9 @@ class DecodeGraph:
         tokens, positions, out_ids, index, row = self._first
         tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
         row[0], row[1], row[2], row[3], row[5] = seq, 0, place + 1, position, 0
+        if state is not None and self._states is not None:
+            runs, slots = self._states
+            runs[0], slots[0] = (0, 1, state[0]), state[1]
         self.schedule.run()
         return self._read() if self._outputs is None else self._outputs
 

@@ -1,13 +1,14 @@
-"""Saves the KV cache of a context, or of one of its sequences, and restores it.
+"""Saves the KV cache and recurrent states of a context, or of one sequence, and restores them.
 
     save_state(context, "x.state", tokens)         # to a temporary file, then renamed
     tokens = load_state(context, "x.state")        # the context continues where it was
 
     save_state(context, "a.seq", seq=0); load_state(other, "a.seq", seq=3)
 
-A file holds magic and version, a JSON header, and the keys and values of the used cells. It can be
-loaded into any context of the same model and cache types that has enough cells and sequences.
-Everything is checked before the context changes. A restored sequence continues with the same bits.
+A file holds magic and version, a JSON header, the keys and values of the used cells, and the
+recurrent states of each sequence, checkpoints included. It can be loaded into any context of the
+same model and cache types that has enough cells and sequences. Everything is checked before the
+context changes. A restored sequence continues with the same bits.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyggml.files import open_regular, replacing
 from ..errors import StateError
 from ..inputs.bounded_json import parse_json
 from ..kv.cache import KVCache
+from ..kv.states import StateCache
 
 if TYPE_CHECKING:
     from .context import Context
@@ -74,6 +76,11 @@ def dump_state(
         "tokens": [int(t) for t in tokens],
         "caches": caches,
     }
+    states = context.kv.states
+    if states is not None:
+        kept = [states.states_of(s) for s in seqs]
+        header["states"] = [[state.position for state in of_seq] for of_seq in kept]
+        blobs += [states.read(t, x.slot) for of_seq in kept for x in of_seq for t in states.stored]
     text = json.dumps(header).encode()
     text += b" " * (-(_HEAD.size + len(text)) % _ALIGN)
     head = _HEAD.pack(MAGIC, VERSION, len(text), _crc(text, *blobs))
@@ -136,6 +143,10 @@ def restore_state(
         part = _CacheState(cache, info, rest, len(seqs), name)
         parts.append(part)
         rest = rest[part.n_bytes :]
+    kept = None
+    if context.kv.states is not None:
+        kept = _SavedStates(context.kv.states, header["states"], parts[0].ends(), rest, name)
+        rest = rest[kept.n_bytes :]
     if len(rest):
         raise StateError(f"{name}: {len(rest)} bytes too many; the file is damaged")
     for part in parts:
@@ -147,6 +158,8 @@ def restore_state(
         context.kv.seq_rm(seq)
     for part in parts:
         part.write(seqs)
+    if kept is not None:
+        kept.write(seqs)
     return [int(t) for t in header["tokens"]]
 
 
@@ -206,10 +219,44 @@ class _CacheState:
         for i, entries in enumerate(self._lists):
             self._lists[i] = np.stack([np.searchsorted(kept, entries[:, 0]), entries[:, 1]], 1)
 
+    def ends(self) -> list[int]:
+        """The next position of each saved sequence, 0 where it is empty."""
+        return [int(entries[-1, 1]) + 1 if len(entries) else 0 for entries in self._lists]
+
     def write(self, seqs: Sequence[int]) -> None:
         cells = self._cache.import_lists(seqs, self._lists, self._evicted, self._n)
         for tensor, values in self._values:
             self._cache.write_cells(tensor, cells, values)
+
+
+class _SavedStates:
+    """The validated recurrent states of a saved state."""
+
+    def __init__(
+        self, states: StateCache, saved: list[list[int]], ends: list[int], data: Bytes, path: str
+    ) -> None:
+        self._states, self._saved = states, saved
+        for positions, end in zip(saved, ends, strict=False):
+            fits = positions == sorted(set(positions)) and (positions or [0])[-1] == end
+            if not fits or len(saved) != len(ends):
+                raise StateError(f"{path}: recurrent states at {positions[:9]}, want one at {end}")
+        sizes = [t.nbytes // states.n_slots for t in states.stored]
+        self.n_bytes = sum(sizes) * sum(map(len, saved))
+        if self.n_bytes > len(data):
+            raise StateError(f"{path}: {self.n_bytes - len(data)} bytes are missing; damaged")
+        self._data = data[: self.n_bytes].reshape(-1, sum(sizes))
+        self._cuts = np.cumsum(sizes)[:-1]
+
+    def write(self, seqs: Sequence[int]) -> None:
+        rows = iter(self._data)
+        for seq, positions in zip(seqs, self._saved, strict=False):
+            for slot in self._states.adopt(seq, positions):
+                row = next(rows)
+                for tensor, part in zip(
+                    self._states.stored, np.split(row, self._cuts), strict=True
+                ):
+                    if slot >= 0:
+                        self._states.write(tensor, slot, part)
 
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
@@ -236,7 +283,11 @@ def _is_header(header: Mapping[str, Any]) -> bool:
     """Whether all fields are present and have their types."""
     try:
         texts, caches = (header["model"], header["type"]), header["caches"]
-        lists = [header["tokens"], *(c[k] for c in caches for k in ("lengths", "lost"))]
+        lists = [
+            header["tokens"],
+            *header.get("states", ()),
+            *(c[k] for c in caches for k in ("lengths", "lost")),
+        ]
         sizes = [c[k] for c in caches for k in ("window", "layers", "cells")]
         sizes += [length for c in caches for length in c["lengths"]]
         paired = all(len(c["lengths"]) == len(c["lost"]) for c in caches)
@@ -272,6 +323,8 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
             f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "
             "use the same `type_k` and `type_v`"
         )
+    if ("states" in header) != (kv.states is not None):
+        raise StateError(f"{path}: has recurrent states and this model has none, or the reverse")
     mine = [(cache.window, len(cache.layers)) for cache in kv.caches]
     if [(c["window"], c["layers"]) for c in header["caches"]] != mine:
         raise StateError(f"{path}: saved from caches other than those of this context, {mine}")

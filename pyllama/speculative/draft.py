@@ -77,6 +77,11 @@ class Draft:
             return self
         return Draft(self.tokens[:n], self.parent[:n], None if self.q is None else self.q[:n])
 
+    def leading_chain(self) -> Draft:
+        """The first nodes, up to the first that does not follow the one before it."""
+        n = next((i for i, parent in enumerate(self.parent) if parent != i - 1), len(self))
+        return self.first(n)
+
     def check(self, n_vocab: int) -> None:
         """Check the structure and the token ids.
 

@@ -75,7 +75,7 @@ class FakeModel:
 
 
 class FakeKV:
-    unified, n_cells = True, 1 << 30
+    unified, n_cells, states = True, 1 << 30, None
 
     def __init__(self, n_seq_max: int = 1) -> None:
         self.n_seq_max = n_seq_max
@@ -103,6 +103,9 @@ class FakeKV:
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Does nothing: this context has no position encoding."""
+
+    def resume(self, seq: int, position: int) -> int:
+        return position
 
     def rewind(self, seq: int, position: int) -> int:
         self.seq_rm(seq, position, -1)

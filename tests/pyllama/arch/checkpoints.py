@@ -70,6 +70,8 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
         x = rng.uniform(-1, 1, shape)
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
+            x = x - 3  # time steps of 0.02 to 0.13, as in trained models
         else:
             x = x / 2 + (0 if name.endswith("bias") or add_one else 1)
         made[name] = x.astype(np.float32)

@@ -1,0 +1,147 @@
+"""The layers of Mamba 1 and 2, which other architectures have between layers of attention.
+
+    cur = mamba2(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
+
+Their sizes are an architecture's own hyperparameters, ``SSM`` or ``SSM2``; ``states_of`` and
+``states2_of`` follow from them. Projections are in the order of the literature: gate z, then x, B
+and C, which are convolved, then dt.
+Source: Gu and Dao 2023, "Mamba"; Dao and Gu 2024, "Transformers are SSMs"; llama.cpp,
+``llm_build_mamba_base``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..hparams import Got, Key, Values
+from .builder import GraphBuilder
+
+SSM: Values = {
+    "d_conv": Key("ssm.conv_kernel"),
+    "d_inner": Key("ssm.inner_size"),
+    "d_state": Key("ssm.state_size"),
+    "dt_rank": Key("ssm.time_step_rank"),
+    "n_ssm_in": lambda got: 2 * got["d_inner"],
+    "n_ssm_x": lambda got: got["dt_rank"] + 2 * got["d_state"],
+}
+SSM2: Values = {
+    "d_conv": Key("ssm.conv_kernel"),
+    "d_inner": Key("ssm.inner_size"),
+    "d_state": Key("ssm.state_size"),
+    "dt_rank": Key("ssm.time_step_rank"),  # number of heads
+    "n_group": Key("ssm.group_count"),
+    "n_ssm_conv": lambda got: got["d_inner"] + 2 * got["n_group"] * got["d_state"],
+    "n_ssm_in": lambda got: got["d_inner"] + got["n_ssm_conv"] + got["dt_rank"],
+    "d_group": lambda got: got["d_inner"] // max(got["n_group"], 1),
+    "one": 1,
+}
+SSM_TENSORS = {
+    "blk.{i}.ssm_in.weight": ("n_embd", "n_ssm_in"),
+    "blk.{i}.ssm_conv1d.weight": ("d_conv", "d_inner"),
+    "blk.{i}.ssm_conv1d.bias?": ("d_inner",),
+    "blk.{i}.ssm_x.weight": ("d_inner", "n_ssm_x"),
+    "blk.{i}.ssm_dt.weight": ("dt_rank", "d_inner"),
+    "blk.{i}.ssm_dt.bias": ("d_inner",),
+    "blk.{i}.ssm_a": ("d_state", "d_inner"),
+    "blk.{i}.ssm_d": ("d_inner",),
+    "blk.{i}.ssm_out.weight": ("d_inner", "n_embd"),
+}
+SSM2_TENSORS = {
+    "blk.{i}.ssm_in.*?": ("n_embd", "n_ssm_in"),
+    "blk.{i}.ssm_conv1d.weight": ("d_conv", "n_ssm_conv"),
+    "blk.{i}.ssm_conv1d.bias?": ("n_ssm_conv",),
+    "blk.{i}.ssm_dt.bias": ("dt_rank",),
+    "blk.{i}.ssm_a": ("one", "dt_rank"),
+    "blk.{i}.ssm_d": ("one", "dt_rank"),
+    "blk.{i}.ssm_norm.weight?": ("d_group", "n_group"),
+    "blk.{i}.ssm_out.*?": ("d_inner", "n_embd"),
+}
+Sizes = Mapping[str, tuple[int, ...]]
+
+
+def states_of(got: Got) -> Sizes:
+    """The sizes of a layer's states of Mamba 1."""
+    return {
+        "conv": (got["d_inner"], got["d_conv"] - 1),
+        "ssm": (got["d_state"], 1, got["d_inner"]),
+    }
+
+
+def states2_of(got: Got) -> Sizes:
+    """The sizes of a layer's states of Mamba 2."""
+    return {
+        "conv": (got["n_ssm_conv"], got["d_conv"] - 1),
+        "ssm": (got["d_state"], got["d_inner"] // max(got["dt_rank"], 1), got["dt_rank"]),
+    }
+
+
+def mamba(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    """The Mamba-1 part of layer ``i``, from its normed input to its output projection.
+
+    Shape:
+        x [n_embd, T] -> [n_embd, T]
+    """
+    ctx, own, T = b.ctx, b.hparams.own, b.n_tokens
+    n, d_state, dt_rank = own["d_inner"], own["d_state"], own["dt_rank"]
+    xz = b.linear(x, f"blk.{i}.ssm_in", f"ssm_in-{i}")  # [2 d_inner, T]
+    u, z = (ops.view_2d(ctx, xz, n, T, xz.nb[1], 4 * n * k) for k in (0, 1))
+    u = b.causal_conv(u, i)
+    parts = b.linear(u, f"blk.{i}.ssm_x", f"ssm_x-{i}")  # [dt_rank + 2 d_state, T]
+    firsts = (0, dt_rank, dt_rank + d_state)
+    dt, B, C = (
+        ops.view_2d(ctx, parts, size, T, parts.nb[1], 4 * first)
+        for size, first in zip((dt_rank, d_state, d_state), firsts, strict=True)
+    )
+    dt, B, C = (_normed(b, part, name, i) for part, name in ((dt, "dt"), (B, "b"), (C, "c")))
+    dt = b.linear(dt, f"blk.{i}.ssm_dt", f"ssm_dt-{i}")  # [d_inner, T]
+    heads = ops.view_3d(ctx, u, (1, n, T), (4, u.nb[1]))
+    B, C = (ops.view_3d(ctx, s, (d_state, 1, T), (s.nb[1], s.nb[1])) for s in (B, C))
+    y = b.ssm_scan(heads, dt, B, C, i)  # [1, d_inner, T]
+    y = ops.reshape_2d(ctx, y, n, T)
+    y = ops.add(ctx, y, ops.mul(ctx, u, b.weight(f"blk.{i}.ssm_d")))
+    y = ops.swiglu_split(ctx, z, y).set_name(f"ssm_y-{i}")
+    return b.linear(y, f"blk.{i}.ssm_out", f"mamba_out-{i}")
+
+
+def _normed(b: GraphBuilder, x: Tensor, name: str, i: int) -> Tensor:
+    """``dt``, ``B`` or ``C``, with an RMS norm where the model has one."""
+    prefix = f"blk.{i}.ssm_{name}_norm"
+    if f"{prefix}.weight" in b.weights:
+        return b.rms_norm(x, prefix, f"ssm_{name}_norm-{i}")
+    if b.hparams.own.get("normed_dt_b_c"):  # FalconMamba: without weights
+        return ops.rms_norm(b.ctx, x, b.hparams.norm_eps).set_name(f"ssm_{name}_norm-{i}")
+    return x
+
+
+def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    """The Mamba-2 part of layer ``i``, from its normed input to its output projection.
+
+    Shape:
+        x [n_embd, T] -> [n_embd, T]
+    """
+    ctx, own, T = b.ctx, b.hparams.own, b.n_tokens
+    n, d_state, n_head, n_group = (own[k] for k in ("d_inner", "d_state", "dt_rank", "n_group"))
+    head_dim, n_conv = n // n_head, own["n_ssm_conv"]
+    parts = b.linear(x, f"blk.{i}.ssm_in", f"ssm_in-{i}")  # [n_ssm_in, T]
+    z, xBC, dt = (
+        ops.view_2d(ctx, parts, size, T, parts.nb[1], 4 * first)
+        for size, first in ((n, 0), (n_conv, n), (n_head, n + n_conv))
+    )
+    xBC = b.causal_conv(xBC, i)
+    row = xBC.nb[1]
+    heads = ops.view_3d(ctx, xBC, (head_dim, n_head, T), (4 * head_dim, row))
+    B, C = (
+        ops.view_3d(ctx, xBC, (d_state, n_group, T), (4 * d_state, row), 4 * first)
+        for first in (n, n + n_group * d_state)
+    )
+    dt = ops.add(ctx, dt, b.weight(f"blk.{i}.ssm_dt.bias"))
+    y = b.ssm_scan(heads, dt, B, C, i)  # [head_dim, n_head, T]
+    y = ops.add(ctx, y, ops.mul(ctx, heads, b.weight(f"blk.{i}.ssm_d")))
+    y = ops.swiglu_split(ctx, z, ops.reshape_2d(ctx, y, n, T)).set_name(f"ssm_y-{i}")
+    if f"blk.{i}.ssm_norm.weight" in b.weights:
+        y = ops.reshape_3d(ctx, y, n // n_group, n_group, T)
+        y = ops.reshape_2d(ctx, b.rms_norm(y, f"blk.{i}.ssm_norm", f"ssm_norm-{i}"), n, T)
+    return b.linear(y, f"blk.{i}.ssm_out", f"mamba_out-{i}")
