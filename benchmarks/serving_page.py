@@ -78,7 +78,7 @@ other as fast as they can be answered, and asks `/health` every 100 ms on a conn
   that the API allows.
 - **largest**: the largest allowed value of each field of a request, one request after the other
   and then all at once, while another client reads a stream. A *gap* is the time between two events
-  of that stream. With one request beside it, none may be over {MAX_GAP_MS:g} ms, and 99% of
+  of that stream. None may be over {MAX_GAP_MS:g} ms, and 99% of
   `/health` must come within {MAX_HEALTH_MS:g} ms.
 - **exits**: a new server gets six of these requests, the clients of three hang up, and within a
   second it gets SIGTERM with `--shutdown-timeout {SHUTDOWN_S}`.

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
 _CACHE_MIB = 8192
+_GC_THRESHOLD = 2_000  # objects between collections, which take a millisecond
 _MAX_SLOTS = 256
 _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
 
@@ -285,9 +286,10 @@ def command(router_child: bool, **options: Any) -> None:
             if serving.warmup:
                 warm_up(served)
             served.resources = resources.pop_all()
-            # a full collection stops all threads; it need not look at what stays
+            # a collection stops all threads: it need not look at what stays, nor at much at once
             gc.collect()
             gc.freeze()
+            gc.set_threshold(_GC_THRESHOLD)
             return served
 
     sleep_s = serving.sleep_idle_seconds

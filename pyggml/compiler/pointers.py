@@ -31,6 +31,7 @@ def _pointer(numba_type: types.Type) -> Any:
 u8_ptr = _pointer(types.uint8)
 u16_ptr = _pointer(types.uint16)
 i32_ptr = _pointer(types.int32)
+u32_ptr = _pointer(types.uint32)
 i64_ptr = _pointer(types.int64)
 f32_ptr = _pointer(types.float32)
 f64_ptr = _pointer(types.float64)

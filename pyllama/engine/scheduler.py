@@ -267,6 +267,8 @@ class Scheduler:
             n = min(sequence.n_reusable(ids), sequence.n_unshifted)
             if n > length:
                 source, length = sequence, n
+                if n == len(tokens) - 1:  # no other can have more
+                    break
         return source, length
 
     def _will_share_prefix(self, run: TextRun, n: int) -> bool:

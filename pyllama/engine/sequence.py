@@ -173,5 +173,7 @@ class CacheSequence:
 def n_common(a: Sequence[int] | Ids, b: Sequence[int] | Ids) -> int:
     """Length of the common prefix of two token lists."""
     n = min(len(a), len(b))
+    if not n or a[0] != b[0]:  # most prefixes of others
+        return 0
     differ = np.flatnonzero(np.asarray(a[:n], np.int64) != np.asarray(b[:n], np.int64))
     return int(differ[0]) if differ.size else n

@@ -73,6 +73,8 @@ def sampler_name(text: str) -> str:
     Raises:
         SamplingError: there is no such sampler.
     """
+    if text in SAMPLERS:  # most; a table of all spellings takes longer than all samplers
+        return text
     known, wanted = (*SAMPLERS, ADAPTIVE_P), text.lower()
     names = {n.replace("_", dash): n for n in known for dash in ("", "-", "_")}
     names |= {alias: name for name, row in SAMPLER_ROWS.items() for alias in row.aliases}

@@ -5,13 +5,14 @@
 
 A client that goes away closes its stream, so its slot is free after the running step, unless the
 request has an ``X-Conversation-Id``. All pieces that have arrived are one write. Long JSON is read
-and written in a thread, so that the event loop goes on.
+and written in threads, so that the event loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -29,21 +30,20 @@ from ..worker.choice import Choice, Piece
 from ..worker.kept_streams import KeptStreams, conversation_of, streams_of
 from ..worker.preparing import CLIENT, disconnected, while_connected
 from ..worker.stream import Pieces, Stream
-from ..worker.threads import Workers
+from ..worker.threads import LANE, LARGE, SMALL
 from .logs import BODY, TEXTS
 
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
 _NESTED = (dict, list, tuple, Iterator)
 _PART = 2048  # numbers that are written in a millisecond
+_N_SMALL = 64  # small values that are written at once
+_BEGIN_S, _TURN_S = 0.005, 0.05  # in which a response is written in a thread
 _JSON = "application/json; charset=utf-8"
 PREFIX = "pyllama.api_prefix"
 """Key of the path before all routes in a request's ASGI scope, if the server has one."""
 dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 """Compact JSON."""
-# one thread: the json module holds the GIL for tens of milliseconds, and several threads that do so
-# would be ahead of the event loop one after the other
-_json_thread = Workers(1, "json")
 
 
 class ResponseWriter(ABC):
@@ -83,15 +83,35 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        body = bytearray()  # of parts in a list, a million would be freed at once, with the GIL
-        for part in _parts(content):
-            body += part.encode("utf-8", "replace")
-        return bytes(body)
+        return dump(content).encode("utf-8", "replace")
 
 
 async def long_response(make: Callable[[], Any]) -> Response:
-    """The response with a JSON body that takes long to make and to write: in a thread."""
-    return await _json_thread.run(lambda: JsonResponse(make()))
+    """The response with a JSON body that may take long to make and to write, in threads.
+
+    It is begun among small requests, and what takes longer is written among large ones, with pauses
+    in which others have their turn.
+    """
+    body = bytearray()  # of parts in a list, a million would be freed at once, with the GIL
+    parts: Iterator[str] = iter(())
+
+    def begin() -> bytes | None:
+        nonlocal parts
+        parts = _parts(make())
+        return write(_BEGIN_S)
+
+    def write(limit_s: float) -> bytes | None:
+        end = time.perf_counter() + limit_s
+        for part in parts:
+            body.extend(part.encode("utf-8", "replace"))
+            if time.perf_counter() > end:
+                return None
+        return bytes(body)
+
+    written = await SMALL.run(begin)
+    while written is None:
+        written = await LARGE.run(lambda: write(_TURN_S))
+    return Response(written, media_type=_JSON)
 
 
 def _parts(value: Any) -> Iterator[str]:
@@ -109,7 +129,7 @@ def _parts(value: Any) -> Iterator[str]:
         isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
     ):
         begin, end = "[", "]"
-        inner = (("", _parts(item)) for item in value)
+        inner = _elements(value)
     elif isinstance(value, (list, tuple)) and len(value) > _PART:
         begin, end = "[", "]"
         numbers = (value[i : i + _PART] for i in range(0, len(value), _PART))
@@ -123,6 +143,33 @@ def _parts(value: Any) -> Iterator[str]:
         yield from parts
         sign = ","
     yield end if sign == "," else begin + end
+
+
+def _elements(items: Iterable[Any]) -> Iterator[tuple[str, Iterable[str]]]:
+    """The JSON of a list's elements, as for `_parts`; some small ones at a time are one part."""
+    small: list[Any] = []
+    for item in items:
+        is_small = _is_small(item)
+        if is_small:
+            small.append(item)
+        if small and not (is_small and len(small) < _N_SMALL):
+            yield dump(small)[1:-1], ()
+            small = []
+        if not is_small:
+            yield "", _parts(item)
+    if small:
+        yield dump(small)[1:-1], ()
+
+
+def _is_small(value: Any, levels: int = 2) -> bool:
+    """Whether a value is written in some microseconds."""
+    if isinstance(value, str):
+        return len(value) < _N_SMALL
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return not isinstance(value, Iterator)
+    return levels > 0 and len(value) < 9 and all(_is_small(item, levels - 1) for item in value)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -168,9 +215,11 @@ async def read_body(request: Request, options: ServerOptions) -> bytes:
 
 async def read_json(request: Request, options: ServerOptions) -> Body:
     """The JSON object in the body of a request. Raises: ApiError."""
-    body = Body(await parse_body(await read_body(request, options)))
+    data = await read_body(request, options)
+    body = Body(await parse_body(data))
     request.scope[BODY] = body
     CLIENT.set(request)
+    LANE.set(SMALL if len(data) <= _SHORT else LARGE)
     return body
 
 
@@ -183,7 +232,7 @@ async def parse_body(data: bytes) -> dict[str, Any]:
         return found
 
     try:
-        body = parse() if len(data) <= _SHORT else await _json_thread.run(parse)
+        body = parse() if len(data) <= _SHORT else await LARGE.run(parse)
     except (ValueError, MemoryError) as error:
         raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
     if not isinstance(body, dict):

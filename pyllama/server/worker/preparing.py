@@ -1,11 +1,12 @@
-"""The threads in which requests are read: templates, grammars, tokens, samplers.
+"""The work of requests before they wait for the engine: templates, grammars, tokens, samplers.
 
     preparing = Preparing()
-    made = await preparing.run(work)               # in a thread; ends when its client goes away
+    made = await preparing.run(work)               # in its lane; ends when its client goes away
     check_wanted()                                 # in ``work``, between its parts
 
-Work takes milliseconds to seconds, so it never runs in the event loop. What waits for a thread is
-dropped when its client has gone; what runs ends at the next `check_wanted`.
+Work takes milliseconds to seconds, so it never runs in the event loop, but in one of the two
+threads of `threads`. What waits for its thread is dropped when its client has gone; what runs ends
+at the next `check_wanted`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..request.errors import shutting_down
 from .kept_streams import conversation_of
-from .threads import Workers
+from .threads import LANE
 
 T = TypeVar("T")
 CLIENT: ContextVar[Request | None] = ContextVar("client", default=None)
 """The request of the running task, once its body has been read."""
-_N_THREADS = 2
 _of_thread = threading.local()
 
 
@@ -39,8 +39,7 @@ class Preparing:
 
     def __init__(self, discard: Callable[[Any], None]) -> None:
         self._discard = discard
-        self._workers = Workers(_N_THREADS, "prepare")
-        self._unwanted: set[threading.Event] = set()  # of the work that has not ended
+        self._open: dict[Future[Any], threading.Event] = {}  # work, and whether it is unwanted
         self._results: set[asyncio.Future[Any]] = set()  # that somebody waits for
         self._refuses = False
 
@@ -52,9 +51,9 @@ class Preparing:
             ApiError: the server ends (503).
         """
         unwanted, request = threading.Event(), CLIENT.get()
-        self._unwanted.add(unwanted)
-        future = self._workers.submit(lambda: _run(work, unwanted))
-        future.add_done_callback(lambda _: self._unwanted.discard(unwanted))
+        future = LANE.get().submit(lambda: _run(work, unwanted))
+        self._open[future] = unwanted
+        future.add_done_callback(self._open.pop)
         done = asyncio.wrap_future(future)
         self._results.add(done)
         try:
@@ -78,16 +77,16 @@ class Preparing:
     @property
     def is_busy(self) -> bool:
         """Whether work has not ended."""
-        return self._workers.is_busy
+        return bool(self._open)
 
     def _ended_unwanted(self, future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._discard(future.result())
 
     def close(self) -> None:
-        """End the threads; running work ends at its next `check_wanted`."""
-        self._workers.close()
-        for unwanted in list(self._unwanted):
+        """Drop what waits; running work ends at its next `check_wanted`."""
+        for future, unwanted in list(self._open.items()):
+            future.cancel()
             unwanted.set()
 
 

@@ -38,7 +38,7 @@ from .calls import EngineCalls
 from .choice import Choice, Piece
 from .metrics import Counts
 from .stream import Stream
-from .threads import Workers
+from .threads import SMALL
 
 T = TypeVar("T")
 _log = logging.getLogger("pyllama.server")
@@ -99,7 +99,6 @@ class EngineRunner:
         self._outbox: Outbox = []
         self._stopped = threading.Event()
         self._n_tasks = 0
-        self._feeder = Workers(1, "feed")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -207,7 +206,7 @@ class EngineRunner:
                     self.engine.enqueue(runs)
 
     def _feed_later(self, stream: Stream) -> None:
-        """Give the engine further requests of a stream, by a thread for this."""
+        """Give the engine further requests of a stream, by another thread."""
 
         def feed() -> None:
             try:
@@ -216,7 +215,7 @@ class EngineRunner:
                 _log.exception("a text cannot be queued")
                 self._in_loop(self._fail, stream, error_of(error))
 
-        self._feeder.submit(feed)
+        SMALL.submit(feed)
 
     def call(
         self,
@@ -266,7 +265,6 @@ class EngineRunner:
         """
         await self.drain(timeout_s)
         self._stopped.set()
-        self._feeder.close()
         self.engine.wake()
         end = None if abort_s is None else time.monotonic() + abort_s
         while self._thread.is_alive() and (end is None or time.monotonic() < end):

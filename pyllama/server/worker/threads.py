@@ -1,9 +1,13 @@
 """Threads for work that must not run in the event loop, and that do not keep the process alive.
 
-    workers = Workers(2, "prepare")
-    future = workers.submit(work)                  # a `concurrent.futures.Future`
-    value = await workers.run(work)                # in the event loop
+    value = await LANE.get().run(work)             # in the event loop: the thread of this request
+    future = SMALL.submit(work)                    # a `concurrent.futures.Future`
+    workers = Workers(2, "forward")                # other threads
     workers.close()                                # work that has not begun is cancelled
+
+All Python for requests is in two threads, `SMALL` and `LARGE`: each further one that computes would
+take as much of the GIL as the engine gets, so that its steps would be longer by their number. Small
+requests have a thread of their own so that they overtake large ones.
 
 Python waits for the threads of a `ThreadPoolExecutor` when it ends, however long they take; those
 of `asyncio.to_thread` are such.
@@ -13,13 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _Task = tuple[Callable[[], Any], "Future[Any]"]
+_MAX_REST_S = 0.05
 
 
 class Workers:
@@ -28,10 +35,13 @@ class Workers:
     Args:
         n: number of threads; each begins when it is first needed.
         name: of the threads.
+        rests: whether a thread rests after each task for as long as it took, up to 50 ms: `json`
+            and `re` hold the GIL for so long in one call, and a step of the engine must fit between
+            two of them.
     """
 
-    def __init__(self, n: int, name: str) -> None:
-        self._n, self._name = n, name
+    def __init__(self, n: int, name: str, *, rests: bool = False) -> None:
+        self._n, self._name, self._rests = n, name, rests
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -84,6 +94,7 @@ class Workers:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             work, done = task
+            begin_s = time.thread_time()
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(work())
@@ -92,3 +103,13 @@ class Workers:
             del task, work, done  # what waits for the next task keeps nothing alive
             with self._lock:
                 self._n_open -= 1
+            if self._rests:
+                time.sleep(min(time.thread_time() - begin_s, _MAX_REST_S))
+
+
+SMALL = Workers(1, "small")
+"""For the work of most requests; each task takes milliseconds."""
+LARGE = Workers(1, "large", rests=True)
+"""For bodies, responses and other work that may take a second."""
+LANE: ContextVar[Workers] = ContextVar("lane", default=SMALL)
+"""The one of both for the running request, once its body has been read."""

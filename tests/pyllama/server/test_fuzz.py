@@ -23,13 +23,12 @@ from benchmarks.malformed import (
     MAX_BODY_MIB,
     SEEDS,
     http,
-    largest,
     malformed,
     mutated,
     text_of,
     wrong_fields,
 )
-from benchmarks.soak_serve import Run, answer, huge, slow, verdict
+from benchmarks.soak_serve import Run, answer, huge, largest_requests, slow, verdict
 from pyllama import Model
 from pyllama.parameters.serving import MIB
 from pyllama.server.app import ROUTES
@@ -99,6 +98,7 @@ def test_the_largest_values_beside_a_stream(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     n_ctx, run, steps, n_steps = 128, Run(), [], []
+    requests = largest_requests(n_ctx)
     served = make_served(model, n_slots=4, n_ctx=4 * n_ctx, unified=False, pooling="mean")
     _with_infill(served)
     step = served.engine.step
@@ -132,10 +132,10 @@ def test_the_largest_values_beside_a_stream(
         async def all_values() -> None:
             is_done = asyncio.Event()
             running = asyncio.ensure_future(stream(client, is_done))
-            for name in largest(n_ctx):
-                await huge(port, name, run, n_ctx)
+            for one in requests.items():
+                await huge(port, *one, run)
             n_steps.append(len(steps))
-            await asyncio.gather(*(huge(port, name, run, n_ctx) for name in largest(n_ctx)))
+            await asyncio.gather(*(huge(port, *one, run) for one in requests.items()))
             is_done.set()
             await running
 

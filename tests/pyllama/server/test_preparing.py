@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pyllama.server.request.errors import ApiError
 from pyllama.server.worker.preparing import CLIENT, Preparing, check_wanted
+from pyllama.server.worker.threads import LANE, LARGE, SMALL
 
 from ...waiting import WAIT_S
 
@@ -48,7 +49,7 @@ def test_results_and_errors() -> None:
         assert await preparing.run(lambda: 3) == 3
         with pytest.raises(ZeroDivisionError):
             await preparing.run(lambda: 1 // 0)
-        assert not discarded and not preparing._unwanted
+        assert not discarded and not preparing.is_busy
 
     run(test)
 
@@ -88,8 +89,10 @@ def test_work_that_waits_is_dropped_and_its_result_is_discarded() -> None:
 
         client = Client()
         client.begin()
-        running = [asyncio.ensure_future(preparing.run(blocking)) for _ in range(2)]
-        for _ in running:
+        running = []
+        for lane in (SMALL, LARGE):
+            LANE.set(lane)
+            running.append(asyncio.ensure_future(preparing.run(blocking)))
             await asyncio.to_thread(n_begun.acquire)
         waiting = asyncio.ensure_future(preparing.run(blocking))
         await asyncio.sleep(0)
@@ -113,6 +116,25 @@ def test_a_stream_that_is_kept_is_prepared_without_its_client() -> None:
         client.begin()
         client.gone.set()
         assert await preparing.run(lambda: 5) == 5
+
+    run(test)
+
+
+def test_small_requests_overtake_large_ones_which_take_turns() -> None:
+    async def test(preparing: Preparing, discarded: list[Any]) -> None:
+        may_end, order = threading.Event(), list[str]()
+        LANE.set(LARGE)
+        large = asyncio.ensure_future(
+            preparing.run(lambda: (may_end.wait(), order.append("large")))
+        )
+        other = asyncio.ensure_future(preparing.run(lambda: order.append("other")))
+        LANE.set(SMALL)
+        assert await preparing.run(lambda: threading.current_thread().name) == "small"
+        assert not order
+        may_end.set()
+        await large
+        await other
+        assert order == ["large", "other"]
 
     run(test)
 

@@ -1,9 +1,12 @@
-"""Bodies of requests and responses: JSON, long ones in a thread of their own."""
+"""Bodies of requests and responses: JSON, long ones in threads."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from pyllama.server.http import sse
-from pyllama.server.http.sse import JsonResponse, dump
+from pyllama.server.http.sse import dump
+from pyllama.server.worker.threads import LARGE
 
+from ...waiting import WAIT_S
 from .conftest import Serve
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
@@ -31,13 +36,13 @@ VALUES = st.recursive(
 @settings(deadline=None, max_examples=60)
 @given(VALUES)
 def test_a_body_that_is_written_in_parts_is_the_same(value: Any) -> None:
-    assert JsonResponse(value).body == dump(value).encode("utf-8", "replace")
+    assert "".join(sse._parts(value)) == dump(value)
 
 
 @pytest.mark.parametrize("n", [0, 1, sse._PART, sse._PART + 1, 3 * sse._PART])
 def test_long_lists_are_written_in_parts(n: int) -> None:
     value = {"a": [[0.5] * n, {"b": list(range(n))}]}
-    assert JsonResponse(value).body == dump(value).encode()
+    assert "".join(sse._parts(value)) == dump(value)
     assert max(map(len, sse._parts(value))) < 10 * sse._PART
 
 
@@ -49,6 +54,14 @@ def test_elements_of_an_iterator_are_written_one_after_the_other(n: int) -> None
     assert next(parts) == '{"a":' and not alive
     rest = "".join(parts)
     assert json.loads('{"a":' + rest) == {"a": [{"b": i} for i in range(n)], "c": 1}
+
+
+def test_small_elements_are_written_together() -> None:
+    small, long = {"id": 1, "piece": [5, 6]}, "a" * 9000
+    for value in ([small] * 1000, [small, long, small, [small] * 9, {"a": [[[small]]]}, 5, None]):
+        assert "".join(sse._parts(value)) == dump(value)
+    assert len(list(sse._parts([small] * 1000))) < 20
+    assert max(map(len, sse._parts([[long]] * 1000))) < 2 * len(long)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e400"])
@@ -83,10 +96,39 @@ def test_long_bodies_do_not_stop_the_event_loop(
         body = asked if path != "/v1/embeddings" else {**asked, "content": None, "input": text}
         assert client.post(path, json=body).status_code in (200, 400)
     assert client.post("/detokenize", json={"tokens": [5] * 20_000}).is_success
-    assert threads["parse"] == {"json"}
-    assert "json" in threads["write"]
+    assert threads["parse"] == {"large"}
+    assert threads["write"] == {"small"}
     short = client.post("/tokenize", content=json.dumps({"content": "a"}))
     assert short.is_success and len(threads["parse"]) == 2
+
+
+def test_a_long_response_goes_on_among_large_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def rows() -> Iterator[list[int]]:
+        for i in range(5):
+            threads.append(threading.current_thread().name)
+            yield [i] * 20
+
+    monkeypatch.setattr(sse, "_BEGIN_S", 0)
+    monkeypatch.setattr(sse, "_TURN_S", 0)
+    response = asyncio.run(sse.long_response(lambda: {"a": rows()}))
+    assert json.loads(response.body) == {"a": [[i] * 20 for i in range(5)]}
+    assert response.media_type == "application/json; charset=utf-8"
+    assert threads[0] in ("small", "large") and threads[-1] == "large"
+
+
+def test_a_small_request_overtakes_large_ones(serve: Serve) -> None:
+    """A conversation is answered while the thread of large bodies is busy."""
+    client, may_end = serve(), threading.Event()
+    busy = LARGE.submit(lambda: may_end.wait(WAIT_S))
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(client.post, "/v1/chat/completions", json=chat | {"x": "y" * 40_000})
+        assert client.post("/v1/chat/completions", json=chat).is_success
+        assert not busy.done() and not large.done()
+        may_end.set()
+        assert large.result(WAIT_S).is_success
 
 
 def test_prompts_that_cannot_fit_are_not_tokenized(

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from pyllama.server.worker import threads
 from pyllama.server.worker.threads import Workers
 
 from ...waiting import WAIT_S, until
@@ -47,6 +48,21 @@ def test_work_that_has_not_begun_is_cancelled() -> None:
     may_end.set()
     assert running.result(WAIT_S)
     until(lambda: not workers.is_busy)
+
+
+def test_a_thread_rests_after_each_task_for_as_long_as_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+    took = iter([0.0, 0.02, 1.0, 9.0])
+    monkeypatch.setattr(threads.time, "thread_time", lambda: next(took))
+    monkeypatch.setattr(threads.time, "sleep", rests.append)
+    workers = Workers(1, "test", rests=True)
+    for _ in range(2):
+        workers.submit(lambda: None).result(WAIT_S)
+    until(lambda: len(rests) == 2)
+    assert rests == [0.02, threads._MAX_REST_S]
+    workers.close()
 
 
 def test_an_idle_thread_keeps_nothing_alive() -> None:

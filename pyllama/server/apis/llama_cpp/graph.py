@@ -8,6 +8,7 @@ from starlette.responses import Response
 from ...page.graph_page import GraphQuery, draw_graph, graph_drawing, graph_json
 from ...request.errors import ApiError
 from ...worker.served import GraphTexts, ServedModel
+from ...worker.threads import LANE, LARGE
 
 
 async def data(request: Request, served: ServedModel) -> Response:
@@ -43,6 +44,7 @@ async def _drawn(request: Request, served: ServedModel, *, measures: bool) -> Gr
     last = served.graph
     if last is not None and last.query == query and not (measures and query.times):
         return last
+    LANE.set(LARGE)
     async with served.drawing:
         served.graph = drawn = await served.prepare(draw)
     return drawn
