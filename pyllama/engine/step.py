@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ContextFull
-from ..kv.states import DRAFT_SLOTS
 from ..sampling import apply_logits_processors
 from ..speculative import Draft, Speculation
 from .drafting import checked, verify
@@ -261,7 +260,7 @@ class Stepper:
         if context.kv.unified:
             room = min(room, context.kv.n_cells - context.kv.n_used)
         if context.kv.states is not None:
-            room = min(room, DRAFT_SLOTS)
+            room = min(room, context.kv.states.n_drafted)
         room = room // max(len(runs), 1) - 1
         limits = []
         for run in runs:

@@ -33,7 +33,7 @@ from ..errors import BatchError
 from ..hparams import HParams
 from .table import Ints, Seqs, seq_tuple
 
-DRAFT_SLOTS = 16  # beside the checkpoints, for the states after drafted tokens
+_DRAFT_SLOTS = 32  # beside the checkpoints, for the states after drafted tokens
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -63,6 +63,7 @@ class StateCache:
     Attributes:
         tensors: by name and layer, F32 [..., n_slots], with the sizes of ``HParams.states``.
         stored: all of them.
+        n_drafted: the most states that are kept of drafted tokens of all sequences.
         size_bytes: of one slot for each sequence.
 
     Raises:
@@ -75,11 +76,13 @@ class StateCache:
     ) -> None:  # fmt: skip
         size, have = slot_bytes(hparams), available_memory()
         self.size_bytes = size * n_seq_max
+        self.n_seq_max, self.n_checkpoints, self.n_drafted = n_seq_max, n_checkpoints, _DRAFT_SLOTS
         if have is not None:
             _check_memory(self.size_bytes, n_seq_max, have)
-            n_checkpoints = min(n_checkpoints, have // (4 * size))
-        self.n_seq_max, self.n_checkpoints = n_seq_max, n_checkpoints
-        self.n_slots = 2 * n_seq_max + n_checkpoints + DRAFT_SLOTS
+            n_spare = have // (4 * size)
+            self.n_drafted = min(_DRAFT_SLOTS, n_spare // 2)
+            self.n_checkpoints = min(n_checkpoints, n_spare - self.n_drafted)
+        self.n_slots = 2 * n_seq_max + self.n_checkpoints + self.n_drafted
         contexts: dict[BufferType, Context] = {}
         self.tensors: dict[str, dict[int, Tensor]] = {}
         for layer, shapes in enumerate(hparams.states):
