@@ -67,6 +67,7 @@ from .ops.matrix.experts import *
 from .ops.matrix.hadamard import *
 from .ops.matrix.matmul import *
 from .ops.matrix.out_prod import *
+from .ops.matrix.solve_tri import *
 from .ops.matrix.sparse import *
 from .ops.movement.cpy import *
 from .ops.movement.pad import *
@@ -75,6 +76,9 @@ from .ops.movement.repeat import *
 from .ops.movement.rows import *
 from .ops.movement.view import *
 from .ops.recurrent.conv import *
+from .ops.recurrent.delta_net import *
+from .ops.recurrent.linear_attn import *
+from .ops.recurrent.rwkv import *
 from .ops.recurrent.scan import *
 from .ops.rows.norm import *
 from .ops.rows.reduce import *

@@ -70,17 +70,20 @@ def new_states(
 
 
 def result_of(
-    y: Array, new: Array, state: Array, slots: Array | None
+    y: Array, state: Array, step: Step, runs: Array | None, slots: Array | None, K: int = 1
 ) -> Array | tuple[Array, Array]:
-    """What a reference returns: results and states in one, or results and the slots' content.
+    """The result of a reference whose states are S x S for a head.
 
     Args:
-        y: [T, H, S].
-        new: what ``new_states`` returned for states [n, ...], whose array is ``state``.
+        y: [T, H, S], filled by ``step``.
+        state: the source; ``step`` gets an array [H, S, S].
     """
-    if slots is None:
-        return np.concatenate([y.reshape(-1), new.reshape(-1)]).reshape(1, 1, -1, y[0].size)
-    return y[None], new.reshape(state.shape)
+    T, H, S = y.shape
+    states = state.astype(np.float64).reshape(-1, H, S, S)
+    if runs is None or slots is None:
+        kept = new_states(step, states, T, None, None, None, len(states), K)
+        return np.concatenate([y.reshape(-1), kept.reshape(-1)]).reshape(1, 1, -1, H * S)
+    return y[None], new_states(step, states, T, runs[0, 0], slots[0, 0, 0]).reshape(state.shape)
 
 
 def infer_heads(

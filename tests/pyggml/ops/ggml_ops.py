@@ -1,7 +1,7 @@
 """The names of ggml's op enum, and why some of them are not ops here.
 
     GGML_OPS                                       # ("NONE", "DUP", "ADD", ...)
-    REASONS["SSM_SCAN"]
+    REASONS["IM2COL_3D"]
 
 Source: ggml, ``enum ggml_op``, in its order.
 """
@@ -33,7 +33,6 @@ _WHY = {
         POOL_2D_BACK CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK OPT_STEP_ADAMW OPT_STEP_SGD
     """,
     "unfinished in ggml too": "FLASH_ATTN_BACK",
-    "not added yet": ("RWKV_WKV6 RWKV_WKV7 GATED_LINEAR_ATTN SOLVE_TRI GATED_DELTA_NET"),
     "of one model family, which is not supported": (
         "LIGHTNING_INDEXER DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"
     ),

@@ -4,8 +4,8 @@
     exp_rows(rows, n, x, rates, y)                 # y = exp(x[i] rates)
     corrected_rows(before, after, rows, n, decay, p, x, u, q, y)
     corrected_rows_2(before, after, rows, n, decay, p, x, u, w, q, y)
-    decayed_columns(before, after, keys, stride, n, decay, k, q, v, y)
-    decayed_columns_bonus(before, after, keys, stride, n, decay, k, q, v, bonus, y)
+    decayed_columns(before, after, keys, stride, n, decay, k, q, v, y, scale)
+    decayed_columns_bonus(before, after, keys, stride, n, decay, k, q, v, y, bonus)
 
 Rows of ``n`` float32, where ``S`` is row i before and ``S'`` after the token:
 
@@ -15,7 +15,7 @@ Rows of ``n`` float32, where ``S`` is row i before and ``S'`` after the token:
 
 Columns: ``n`` of them, in rows that are ``stride`` bytes apart, one for each key i:
 
-    decayed_columns         S' = decay[i] S + k[i] v        y = sum of q[i] S'
+    decayed_columns         S' = decay[i] S + k[i] v        y = scale (sum of q[i] S')
     decayed_columns_bonus   S' = decay[i] S + k[i] v        y = sum of q[i] S + bonus v
 
 Sums over a row are taken in 16 parts, column i in part i % 16, which are added in halves; columns
@@ -26,7 +26,7 @@ their sums fill registers and the other rows are loaded once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,7 @@ from .vector import (
     item_at,
     lanes_of,
     load,
+    pieces,
     prefetch,
     splat,
     store,
@@ -221,27 +222,13 @@ def exp_rows(b: Value, n_rows: Value, n: Value, x: Value, rates: Value, y: Value
     with for_range(b, n_rows) as i:
         start = b.mul(i, b.shl(n, const(2)))
         by = load(b, item_at(b, x, i, 4), f32)
-        for offset, size in _pieces(b, n, (lanes, 1)):
+        for offset, size in pieces(b, n, (lanes, 1)):
             place = b.add(start, offset)
             rate = load(b, b.add(rates, place), vec(f32, size), 4)
             store(b, b.fmul(broadcast(b, by, size), rate), b.add(y, place), 4)
-    for offset, size in _pieces(b, b.mul(n, n_rows), (2 * lanes, 1)):  # one loop: its constants
+    for offset, size in pieces(b, b.mul(n, n_rows), (2 * lanes, 1)):  # one loop: its constants
         place = b.add(y, offset)  # are loaded once
         store(b, exp(b, load(b, place, vec(f32, size), 4)), place, 4)
-
-
-def _pieces(b: Value, n: Value, sizes: tuple[int, ...]) -> Iterator[tuple[Value, int]]:
-    """Loops over ``n`` float32 in pieces of some sizes, each over what the last one left.
-
-    Yields:
-        (offset in bytes, size) of a piece; the code emitted meanwhile is the body of the loop.
-    """
-    done = const(0)
-    for size in sizes:
-        count = b.sdiv(b.sub(n, done), const(size))
-        with for_range(b, count) as i:
-            yield b.shl(b.add(done, b.mul(i, const(size))), const(2)), size
-        done = b.add(done, b.mul(count, const(size)))
 
 
 @intrinsic_from_ir(typed=_typed)
@@ -299,7 +286,7 @@ def dot_f32(b: Value, x: Value, y: Value, n: Value) -> Value:
 
 def _decayed_columns(
     b: Value, before: Value, after: Value, keys: Value, stride: Value, n: Value, decay: Value,
-    k: Value, q: Value, v: Value, bonus: Value | None, y: Value,
+    k: Value, q: Value, v: Value, y: Value, scale: Value = None, bonus: Value = None,
 ) -> None:  # fmt: skip
     def update(i: Value, offset: Value, value: Value, total: Value) -> Value:
         lanes, place = value.type.count, b.add(b.mul(i, stride), offset)
@@ -309,32 +296,34 @@ def _decayed_columns(
         store(b, updated, b.add(after, place), 4)
         return fma(b, z, updated if bonus is None else state, total)
 
-    for offset, lanes in _pieces(b, n, (_COLUMNS, 8, 1)):
+    for offset, lanes in pieces(b, n, (_COLUMNS, 8, 1)):
         value = load(b, b.add(v, offset), vec(f32, lanes), 4)
         start = splat(f32, lanes, 0.0)
         if bonus is not None:
             start = b.fmul(broadcast(b, bonus, lanes), value)
         key = partial(lambda o, v, i, carried: [update(i, o, v, carried[0])], offset, value)
         (total,) = counted_loop(b, keys, [start], key)
+        if scale is not None:
+            total = b.fmul(total, broadcast(b, scale, lanes))
         store(b, total, b.add(y, offset), 4)
 
 
-@intrinsic_from_ir
+@intrinsic_from_ir(args=(*(_I64,) * 10, _F32))
 def decayed_columns(
     b: Value, before: Value, after: Value, keys: Value, stride: Value, n: Value, decay: Value,
-    k: Value, q: Value, v: Value, y: Value,
+    k: Value, q: Value, v: Value, y: Value, scale: Value,
 ) -> None:  # fmt: skip
-    """``S' = decay[i] S + k[i] v``; ``y = sum of q[i] S'``."""
-    _decayed_columns(b, before, after, keys, stride, n, decay, k, q, v, None, y)
+    """``S' = decay[i] S + k[i] v``; ``y = scale (sum of q[i] S')``."""
+    _decayed_columns(b, before, after, keys, stride, n, decay, k, q, v, y, scale=scale)
 
 
-@intrinsic_from_ir(args=(*(_I64,) * 9, _F32, _I64))
+@intrinsic_from_ir(args=(*(_I64,) * 10, _F32))
 def decayed_columns_bonus(
     b: Value, before: Value, after: Value, keys: Value, stride: Value, n: Value, decay: Value,
-    k: Value, q: Value, v: Value, bonus: Value, y: Value,
+    k: Value, q: Value, v: Value, y: Value, bonus: Value,
 ) -> None:  # fmt: skip
     """``S' = decay[i] S + k[i] v``; ``y = sum of q[i] S + bonus v``."""
-    _decayed_columns(b, before, after, keys, stride, n, decay, k, q, v, bonus, y)
+    _decayed_columns(b, before, after, keys, stride, n, decay, k, q, v, y, bonus=bonus)
 
 
 @intrinsic_from_ir

@@ -215,6 +215,20 @@ def for_range(b: Value, n: Value) -> Iterator[Value]:
     b.position_at_end(end)
 
 
+def pieces(b: Value, n: Value, sizes: tuple[int, ...]) -> Iterator[tuple[Value, int]]:
+    """Loops over ``n`` float32 in pieces of some sizes, each over what the last one left.
+
+    Yields:
+        (offset in bytes, size) of a piece; the code emitted meanwhile is the body of the loop.
+    """
+    done = const(0)
+    for size in sizes:
+        count = b.sdiv(b.sub(n, done), const(size))
+        with for_range(b, count) as i:
+            yield b.shl(b.add(done, b.mul(i, const(size))), const(2)), size
+        done = b.add(done, b.mul(count, const(size)))
+
+
 def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
     """Call an LLVM intrinsic by name."""
     function = b.module.globals.get(name) or ir.Function(

@@ -3,7 +3,7 @@
     _carry = carries(_step)                        # _step: an inline function for one token
 
     states = states_of(node, SRC0, ...)            # in a kernel
-    _carry(node, states, Block(...), scratch)
+    _carry(node, states, StateBlock(...), scratch)
 
 A block is a part of a state that stays in L1 over all tokens of a run: rows ``begin`` to ``end``,
 or columns of a head. ``ops.recurrent.runs`` has the two forms.
@@ -14,8 +14,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .....compiler.jit import inline
+from .....rounding import ceil_div
 from .....tensor import Tensor
-from ...abi import DST, data, f32_ptr, i32_ptr, ne
+from ...abi import DST, data, f32_ptr, i32_ptr, nb, ne
+from ...compile.lowering import GRAIN, CpuLowering
+from ..span import BLOCK, columns
 
 BLOCK_BYTES = 16384  # of a state: half of a small L1
 
@@ -34,7 +37,7 @@ class States(NamedTuple):
     K: int  # of ggml's form, states kept of a sequence
 
 
-class Block(NamedTuple):
+class StateBlock(NamedTuple):
     """A part of each state: ``n_rows`` rows of ``n_bytes``, ``stride`` bytes apart."""
 
     begin: int
@@ -118,6 +121,27 @@ def copy(source, target, n_bytes):
 
 
 @inline
+def head_row(node, tensor, h, t):
+    """The address of a head's row of a token, in a source [S, H, T]."""
+    return data(node, tensor) + h * nb(node, tensor, 1) + t * nb(node, tensor, 2)
+
+
+@inline
+def rows_block(begin, end, row_bytes):
+    """Rows ``begin`` to ``end`` of a state."""
+    return StateBlock(begin, end, row_bytes * begin, 1, 0, row_bytes * (end - begin))
+
+
+@inline
+def columns_block(S, u, parts):
+    """Columns of one head; ``begin`` and ``end`` count the columns of all heads."""
+    head = u // parts
+    begin, end = columns(S, u - head * parts, parts)
+    offset = 4 * (S * S * head + begin)
+    return StateBlock(S * head + begin, S * head + end, offset, S, 4 * S, 4 * (end - begin))
+
+
+@inline
 def clear_padding(node, states, n_tokens, offset, n_bytes):
     """Write zeros to a part of the results of the tokens after the last run."""
     if states.runs != 0:
@@ -171,6 +195,20 @@ def carries(step: Any) -> Any:
                         copy(after + at, kept + block.offset + at, block.n_bytes)
 
     return carry
+
+
+def row_blocks(lowering: CpuLowering, rows: int, n: int, tokens: int) -> tuple[int, int]:
+    """(chunks of rows of ``n`` float32, rows of a block that stays in L1)."""
+    chunks = min(rows, n * rows * tokens // GRAIN, 8 * lowering.n_threads)
+    return max(1, chunks), max(1, BLOCK_BYTES // (4 * n))
+
+
+def column_parts(lowering: CpuLowering, S: int, H: int, tokens: int) -> tuple[int, int]:
+    """(parts of each head's S columns, chunks), so that a part stays in L1."""
+    chunks = max(1, min(S * S * H * tokens // GRAIN, 8 * lowering.n_threads))
+    parts = max(ceil_div(4 * S * S, BLOCK_BYTES), ceil_div(chunks, H))
+    parts = max(1, min(parts, S // BLOCK))
+    return parts, min(chunks, H * parts)
 
 
 def gap_free_rows(node: Tensor) -> bool:

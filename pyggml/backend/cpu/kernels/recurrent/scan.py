@@ -29,10 +29,10 @@ from ...abi import (
     ne,
     params_of,
 )
-from ...compile.lowering import GRAIN, CpuLowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.math import ONE, ZERO, exp_f32, log_f32
 from ...simd.recurrence import AHEAD, decayed_rows, exp_rows, prefetch_ahead
-from .runs import BLOCK_BYTES, Block, carries, clear_padding, gap_free_rows, states_of
+from .runs import carries, clear_padding, gap_free_rows, row_blocks, rows_block, states_of
 
 
 class Scan(NamedTuple):
@@ -149,7 +149,7 @@ def ssm_scan_kernel(decays_rows: bool) -> CpuKernel:
         n_rows = params_of(node, Scan).block
         for top in range(begin, end, n_rows):
             bottom = min(end, top + n_rows)
-            block = Block(top, bottom, row_bytes * top, 1, 0, row_bytes * (bottom - top))
+            block = rows_block(top, bottom, row_bytes)
             if decays_rows:
                 _carry_by_row(node, states, block, scratch)
             else:
@@ -168,11 +168,11 @@ def _supports(node: Tensor) -> bool:
 @lowers("SSM_SCAN", _supports)
 def _lower_ssm_scan(lowering: CpuLowering, node: Tensor) -> None:
     s, x, _, A = node.src[:4]
-    rows, tokens = s.ne[1] * s.ne[2], x.ne[2] * x.ne[3]
-    chunks = max(1, min(rows, s.ne[0] * rows * tokens // GRAIN, 8 * lowering.n_threads))
-    by_row = A.ne[0] != 1
-    block = max(1, BLOCK_BYTES // (4 * s.ne[0] * (1 + 2 * by_row)))
-    params = Scan(node.op_params["K"], block)
+    by_row, n = A.ne[0] != 1, s.ne[0]
+    chunks, block = row_blocks(lowering, s.ne[1] * s.ne[2], n, x.ne[2] * x.ne[3])
+    if by_row:
+        block = max(1, block // 3)  # decays and A lie in L1 too
     lowering.launch(
-        ssm_scan_kernel(by_row), node, params, chunks, scratch=block * (8 + 4 * s.ne[0] * by_row)
-    )
+        ssm_scan_kernel(by_row), node, Scan(node.op_params["K"], block), chunks,
+        scratch=block * (8 + 4 * n * by_row),
+    )  # fmt: skip
