@@ -85,13 +85,14 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
+_CHUNK = "model.layers.{i}.mlp.chunk_experts.{e}"
 CONVERT = Convert(
     models=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
     tensors={
         **qwen3.CONVERT.tensors,
         **qwen2moe.ROUTED,
         **{
-            f"model.layers.{{i}}.mlp.chunk_experts.{{e}}.{part}_proj.weight": f"blk.{{i}}.ffn_{part}_chexps.weight"
+            f"{_CHUNK}.{part}_proj.weight": f"blk.{{i}}.ffn_{part}_chexps.weight"
             for part in ("gate", "up", "down")
         },
     },

@@ -45,7 +45,7 @@ Of llama.cpp's architectures these do not run here yet:
   models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
   `hrm_text` `minimax-m3`;
-- other decoders, not added yet: `graniteswitch` `hy_v4` `k2-horizon`.
+- other decoders, not added yet: `graniteswitch` `k2-horizon`.
 """
 
 

@@ -1,0 +1,95 @@
+"""Independent hyper-connections: parallel residual streams that each layer reads and writes.
+
+    x, gate = read_streams(b, streams, f"blk.{i}.hc_attn", i)  # [n_embd, T], [1, n_hc, T]
+    streams = write_streams(b, part(x), streams, gate)         # [n_embd, n_hc, T]
+
+All factors follow from the streams: a part's input is a weighted sum of them, and its output is
+added to each with a factor.
+Source: Zhu et al. 2024, "Hyper-Connections"; transformers, ``HYV4HyperConnection``; llama.cpp,
+``llama_model_hy_v4``.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..hparams import Key, Values
+from .builder import GraphBuilder
+
+HPARAMS: Values = {
+    "n_hc": Key("hyper_connection.count"),
+    "hc_eps": Key("hyper_connection.epsilon", type=float),
+    "hc_magnitude": Key("hyper_connection.magnitude", type=float),
+}
+TENSORS = {
+    **{
+        f"blk.{{i}}.hc_{part}_{name}.weight": sizes
+        for part in ("attn", "ffn")
+        for name, sizes in (("fn", ("n_hc*n_embd", "2*n_hc")), ("base", ("2*n_hc",)),
+                            ("scale", ("2",)))
+    },
+    "output_hc_fn.weight": ("n_hc*n_embd", "n_hc"),
+    "output_hc_base.weight": ("n_hc",),
+    "output_hc_scale.weight": ("1",),
+}  # fmt: skip
+
+
+def start_streams(b: GraphBuilder, x: Tensor) -> Tensor:
+    """The streams before the first layer, all alike: [n_embd, T] -> [n_embd, n_hc, T]."""
+    n_embd, n_tokens = x.ne[:2]
+    x = ops.reshape_3d(b.ctx, x, n_embd, 1, n_tokens)
+    return ops.repeat_4d(b.ctx, x, n_embd, b.hparams.size("n_hc"), n_tokens, 1)
+
+
+def read_streams(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> tuple[Tensor, Tensor]:
+    """The input of a part of layer ``i``, and the factors of its output in each stream.
+
+    Shape:
+        streams [n_embd, n_hc, T] -> [n_embd, T], [1, n_hc, T]
+    """
+    mixed = _project(b, streams, prefix, i)  # [2 * n_hc, T]
+    gate = ops.scale(b.ctx, _factors(b, mixed, prefix, 1), b.hparams.own["hc_magnitude"])
+    gate = ops.scale_bias(b.ctx, gate, 1.0, b.hparams.own["hc_eps"])
+    return _weighted_sum(b, streams, _factors(b, mixed, prefix, 0)), gate
+
+
+def write_streams(b: GraphBuilder, x: Tensor, streams: Tensor, gate: Tensor) -> Tensor:
+    """The streams plus ``x`` times each stream's factor.
+
+    Shape:
+        x [n_embd, T], streams [n_embd, n_hc, T], gate [1, n_hc, T] -> [n_embd, n_hc, T]
+    """
+    return ops.add(b.ctx, streams, ops.mul(b.ctx, start_streams(b, x), gate))
+
+
+def merge_streams(b: GraphBuilder, streams: Tensor) -> Tensor:
+    """The input of the output's norm: [n_embd, n_hc, T] -> [n_embd, T]."""
+    mixed = _project(b, streams, "output_hc", b.hparams.n_layer)
+    return _weighted_sum(b, streams, _factors(b, mixed, "output_hc", 0))
+
+
+def _project(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> Tensor:
+    flat = ops.reshape_2d(b.ctx, streams, streams.ne[0] * streams.ne[1], streams.ne[2])
+    return b.linear(b.rms_norm(flat, "", f"hc_norm-{i}"), f"{prefix}_fn", f"hc_mixes-{i}")
+
+
+def _factors(b: GraphBuilder, mixed: Tensor, prefix: str, part: int) -> Tensor:
+    """``sigmoid(scale * mixed + base)`` of the first or second ``n_hc`` rows: [1, n_hc, T]."""
+    ctx, n, n_tokens = b.ctx, b.hparams.size("n_hc"), mixed.ne[1]
+    x = ops.view_2d(ctx, mixed, n, n_tokens, mixed.nb[1], part * n * mixed.nb[0])
+    scale, base = b.weight(f"{prefix}_scale.weight"), b.weight(f"{prefix}_base.weight")
+    x = ops.mul(ctx, x, ops.view_1d(ctx, scale, 1, part * scale.nb[0]))
+    x = ops.add(ctx, x, ops.view_1d(ctx, base, n, part * n * base.nb[0]))
+    return ops.reshape_3d(ctx, ops.sigmoid(ctx, x), 1, n, n_tokens)
+
+
+def _weighted_sum(b: GraphBuilder, streams: Tensor, factors: Tensor) -> Tensor:
+    """The sum of the streams times ``factors + hc_eps``: [n_embd, T]."""
+    ctx, (n_embd, n, n_tokens) = b.ctx, streams.ne[:3]
+    factors = ops.scale_bias(ctx, factors, 1.0, b.hparams.own["hc_eps"])
+    x = ops.mul(ctx, streams, factors)
+    parts = [ops.view_2d(ctx, x, n_embd, n_tokens, x.nb[2], k * x.nb[1]) for k in range(n)]
+    return reduce(partial(ops.add, ctx), parts)
