@@ -118,6 +118,8 @@ GATED_DELTA_NET = define_op(
     infer=_infer,
     reference=_delta_net,
     cases=lambda: [
+        _case(8, 2, 3, 2, repeat=2),
+        _case(8, 2, 3, 1, repeat=2, kda=True, K=3),
         _case(128, 4, 1, 1),
         _case(16, 8, 1, 1, permuted=True, kda=True),
         _case(64, 4, 4, 2),

@@ -72,6 +72,7 @@ GATED_LINEAR_ATTN = define_op(
     cases=lambda: [
         _case(64, 4, 1, 1),
         _case(64, 4, 8, 4),
+        _case(8, 3, 2, 2),
         _case(45, 3, 2, 2),
         _case(64, 4, [1], 9),
         _case(32, 6, [3, 1, 7], 9, padding=2),

@@ -113,6 +113,7 @@ RWKV_WKV6 = define_op(
     cases=lambda: [
         _case_6(64, 4, 1, 1),
         _case_6(64, 4, 8, 4),
+        _case_6(8, 3, 2, 2),
         _case_6(45, 3, 2, 2),
         _case_6(64, 4, [1], 9),
         _case_6(32, 6, [3, 1, 7], 9, padding=2),
@@ -138,6 +139,7 @@ RWKV_WKV7 = define_op(
     cases=lambda: [
         _case_7(64, 4, 1, 1),
         _case_7(64, 4, 8, 4),
+        _case_7(32, 1, 3, 1),  # ggml reads whole vectors of 32
         _case_7(45, 3, 2, 2),
         _case_7(64, 4, [1], 9),
         _case_7(32, 6, [3, 1, 7], 9, padding=2),

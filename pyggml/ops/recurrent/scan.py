@@ -139,6 +139,7 @@ SSM_SCAN = define_op(
     cases=lambda: [
         _case(16, 1, 64, 1, 32, 4, mamba1=True),
         _case(17, 1, 5, 1, 3, 2, mamba1=True),
+        _case(16, 4, 4, 2, 4, 2, K=2),
         _case(128, 64, 4, 2, 32, 4),
         _case(256, 64, 2, 2, 8, 4),
         _case(33, 3, 6, 3, 4, 2, K=4),
