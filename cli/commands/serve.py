@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
 _CACHE_MIB = 8192
-_GC_THRESHOLD = 2_000  # objects between collections, which take a millisecond
+# small partial collections, which take milliseconds, and a full one as seldom as in other commands
+_GC_THRESHOLDS = 2_000, 10, 100
 _MAX_SLOTS = 256
 _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
 
@@ -289,7 +290,7 @@ def command(router_child: bool, **options: Any) -> None:
             # a collection stops all threads: it need not look at what stays, nor at much at once
             gc.collect()
             gc.freeze()
-            gc.set_threshold(_GC_THRESHOLD)
+            gc.set_threshold(*_GC_THRESHOLDS)
             return served
 
     sleep_s = serving.sleep_idle_seconds
