@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_SLOTS = 4
 _CACHE_MIB = 8192
-# small partial collections, which take milliseconds, and a full one as seldom as in other commands
+# partial collections of milliseconds; full ones are as rare as in other commands
 _GC_THRESHOLDS = 2_000, 10, 100
 _MAX_SLOTS = 256
 _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
