@@ -66,10 +66,15 @@ def file_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, in
     return mixed.name.lower(), mixed.number
 
 
+def stays_f32(name: str) -> bool:
+    """Whether a matrix is stored as F32 in every file."""
+    return name.endswith(_STAY_F32)
+
+
 def tensor_type(planned: ConvertedTensor, matrices: GGMLType) -> GGMLType:
     """Return the type of a tensor, given the type of matrices."""
     name, shape = planned.name, planned.shape
-    if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_STAY_F32):
+    if len(shape) < 2 or not name.endswith(".weight") or stays_f32(name):
         return GGMLType.F32
     if planned.blocks and matrices is not GGMLType.F32:
         return GGMLType.MXFP4

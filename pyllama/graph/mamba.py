@@ -36,7 +36,6 @@ SSM2: Values = {
     "n_ssm_conv": lambda got: got["d_inner"] + 2 * got["n_group"] * got["d_state"],
     "n_ssm_in": lambda got: got["d_inner"] + got["n_ssm_conv"] + got["dt_rank"],
     "d_group": lambda got: got["d_inner"] // max(got["n_group"], 1),
-    "one": 1,
 }
 SSM_TENSORS = {
     "blk.{i}.ssm_in.weight": ("n_embd", "n_ssm_in"),
@@ -54,8 +53,8 @@ SSM2_TENSORS = {
     "blk.{i}.ssm_conv1d.weight": ("d_conv", "n_ssm_conv"),
     "blk.{i}.ssm_conv1d.bias?": ("n_ssm_conv",),
     "blk.{i}.ssm_dt.bias": ("dt_rank",),
-    "blk.{i}.ssm_a": ("one", "dt_rank"),
-    "blk.{i}.ssm_d": ("one", "dt_rank"),
+    "blk.{i}.ssm_a": ("1", "dt_rank"),
+    "blk.{i}.ssm_d": ("1", "dt_rank"),
     "blk.{i}.ssm_norm.weight?": ("d_group", "n_group"),
     "blk.{i}.ssm_out.*?": ("d_inner", "n_embd"),
 }

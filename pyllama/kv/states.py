@@ -285,14 +285,12 @@ class StateCache:
 
     def adopt(self, seq: int, positions: Sequence[int]) -> list[int]:
         """Slots for saved states of an empty sequence, as of `states_of`; -1: not taken."""
-        slots = []
-        for position in positions[:-1]:
-            if len(self._order) < self.n_checkpoints:
-                slot = self._take()
-                self._add_checkpoint((seq,), position, slot, drafted=False)
-                slots.append(slot)
-            else:
-                slots.append(-1)
+        room = max(0, self.n_checkpoints - len(self._order))
+        first = max(0, len(positions) - 1 - room)  # of the checkpoints, the newest fit
+        slots = [-1] * min(first, len(positions))
+        for position in positions[first:-1]:
+            slots.append(self._take())
+            self._add_checkpoint((seq,), position, slots[-1], drafted=False)
         for position in positions[-1:]:
             slots.append(self._advance((seq,), position, -1))
         return slots

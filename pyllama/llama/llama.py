@@ -118,6 +118,8 @@ class Llama:
         chat_format: name of a chat format of llama.cpp or llama-cpp-python, or of a registered
             handler (see `pyllama.llama.chat_handlers`); None for the model's own template.
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
+        ctx_checkpoints, checkpoint_every_n_tokens: how many older recurrent states are kept, and
+            how often, of models with recurrent layers.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         draft_model: proposes tokens, which saves time and changes no text: a function of token ids
             such as `LlamaPromptLookupDecoding`, a GGUF file, a `Model`, a `Drafter`, a
@@ -198,6 +200,8 @@ class Llama:
         spm_infill: bool = False,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
+        ctx_checkpoints: int = 32,
+        checkpoint_every_n_tokens: int = 8192,
         verbose: bool = True,
         **kwargs: Any,
     ) -> None:

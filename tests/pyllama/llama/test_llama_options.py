@@ -114,6 +114,7 @@ OBEYED: dict[str, Any] = {
     "sparse_threshold": 0.5, "draft_model": "suffix", "spm_infill": True, "verbose": True,
     "n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1, "tensor_split": [0.5, 0.5],
     "offload_kqv": False, "pooling_type": 1, "attention_type": 1, "embedding": True,
+    "ctx_checkpoints": 3, "checkpoint_every_n_tokens": 64,
 }  # fmt: skip
 # For each that is refused or warned of, some such values.
 NOT_OBEYED: dict[str, tuple[Any, ...]] = {

@@ -1,0 +1,106 @@
+"""Creates models with random weights at the sizes of real ones, for speed tests.
+
+    python -m benchmarks.random_model mamba2-370m x.gguf [--type q4_0]
+
+llama.cpp can load them. The tensors are those of a variant of the tests; each matrix repeats a
+few random rows, which costs as much to read as any others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.random_llama import N_VOCAB, metadata
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.quants import quantize
+from pyllama.arch import get_arch
+from pyllama.convert import convert
+from pyllama.convert.outtype import stays_f32
+from pyllama.hparams import HParams
+from pyllama.hparams_reader import read_hparams
+from pyllama.runtime.loader import tensor_sizes
+from tests.pyllama.arch.checkpoints import variants, write_checkpoint
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the variant, and config.json's real sizes
+    "mamba2-370m": (
+        "mamba2",
+        {"hidden_size": 1024, "num_hidden_layers": 48, "head_dim": 64, "num_heads": 32,
+         "state_size": 128},
+    ),
+    "mamba-370m": (
+        "mamba",
+        {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 48,
+         "time_step_rank": 64},
+    ),
+}  # fmt: skip
+_ROWS = 64  # random rows of a matrix
+
+
+def random_tensors(hp: HParams, known: set[str], type: GGMLType) -> dict[str, Any]:
+    """All tensors, of which a tiny file of the same kind has the names in ``known``."""
+    rng, made = np.random.default_rng(0), {}
+    without_layer = {".".join(name.split(".")[2:]) for name in known if name.startswith("blk.")}
+    for pattern, sizes in get_arch(hp.arch).TENSORS.items():
+        name = pattern.rstrip("?")
+        is_layer = "{i}" in name
+        if (".".join(name.split(".")[2:]) not in without_layer) if is_layer else name not in known:
+            continue
+        for i in range(hp.n_layer if is_layer else 1):
+            ne = tensor_sizes(hp.of_layer(i) if is_layer else hp, sizes)
+            if 0 not in ne:
+                made[name.replace("{i}", str(i))] = _random(rng, name, ne, type)
+    return made
+
+
+def _random(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGMLType) -> Any:
+    shape = ne[::-1]
+    if "ssm_a" in name:
+        return -rng.uniform(0.5, 8, shape).astype(np.float32), GGMLType.F32, ne
+    if len(ne) == 1 or not name.endswith(".weight") or stays_f32(name):
+        x = np.full(shape, -4.0 if "dt" in name else 0.0 if name.endswith("bias") else 1.0)
+        return x.astype(np.float32), GGMLType.F32, ne
+    kind = type if ne[0] % type.block_size == 0 else GGMLType.F16
+    rows = rng.normal(0, ne[0] ** -0.5, (_ROWS, ne[0])).astype(np.float32)
+    stored = quantize(rows, kind) if kind.is_quantized else rows.astype(np.float16)
+    whole = np.resize(stored, (int(np.prod(shape[:-1])), stored.shape[-1]))
+    return whole.reshape(*shape[:-1], -1), kind, ne
+
+
+def create(name: str, path: Path, type: GGMLType) -> None:
+    """Write a model of ``MODELS``."""
+    variant, sizes = MODELS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = convert(
+            write_checkpoint(Path(folder) / "x", variant), Path(folder) / "x.gguf", "f32"
+        )
+        known = set(GGUFFile(tiny).tensors)
+        arch, config = variants()[variant]
+        config = {**config, **sizes, "vocab_size": N_VOCAB}
+        rules = get_arch(arch).CONVERT
+        keys = {f"{arch}.{k}": v for k, v in {**rules.defaults, **rules.keys(config)}.items()}
+        tokens = {k: v for k, v in metadata().items() if not k.startswith("llama.")}
+        head = {"general.architecture": arch, **tokens, "general.name": name, **keys}
+        header = Path(folder) / "header.gguf"
+        write_gguf(header, head, {})
+        hp = read_hparams(GGUFFile(header), N_VOCAB, get_arch(arch).HPARAMS)
+    write_gguf(path, head, random_tensors(hp, known, type))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", choices=MODELS)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--type", default="q4_0")
+    args = parser.parse_args()
+    create(args.name, args.path, GGMLType[args.type.upper()])
+    print(args.path, args.path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()
