@@ -66,3 +66,8 @@ def tensors(table: Mapping[str, Sizes]) -> dict[str, Sizes]:
 def without(table: Mapping[str, _V], *parts: str) -> dict[str, _V]:
     """The table without the names that contain one of ``parts``, in the same order."""
     return {name: x for name, x in table.items() if not any(part in name for part in parts)}
+
+
+def only_in(layers: str, table: Mapping[str, Sizes]) -> dict[str, Sizes]:
+    """The table for those layers alone where the hyperparameter ``layers`` is 1, and not 0."""
+    return {name: (f"{layers}*{sizes[0]}", *sizes[1:]) for name, sizes in table.items()}

@@ -33,7 +33,7 @@ _LEFT_OUT = """\
 Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `arwkv7` `bailingmoe3` `falcon-h1` `granitehybrid` `jamba`
-  `kimi-linear` `kimi-k3` `lfm2` `lfm2moe` `minimax-01` `nemotron_h`
+  `kimi-linear` `kimi-k3` `minimax-01` `nemotron_h`
   `nemotron_h_moe` `plamo2` `qwen3next` `qwen35` `qwen35moe` `qwen4exp` `rwkv6` `rwkv6qwen2`
   `rwkv7`: not added yet;
 - encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`

@@ -1,7 +1,7 @@
 """Every architecture with all that a context can do, or one clear line that says why it cannot.
 
-Types of caches, moved positions, copies of sequences, saved states, embeddings, and texts longer
-than the context. The first variant of each architecture.
+Types of caches, moved positions, copies of sequences, saved states, several sequences in one batch,
+embeddings, and texts longer than the context. The first variant of each architecture.
 """
 
 from __future__ import annotations
@@ -74,6 +74,21 @@ def test_a_copy_of_a_sequence_and_a_saved_state(
     other = context(model)
     load_state(other, tmp_path / "x.state", seq=0)
     assert np.array_equal(logits(other, Batch(tokens[-1:])), wanted)
+
+
+def test_sequences_of_different_lengths_in_one_batch(case: tuple[Model, list[int]]) -> None:
+    model, tokens = case
+    if not model.hparams.states:
+        pytest.skip("attention of several sequences has tests of its own")
+    texts = [tokens[i : 4 * i + 5] for i in range(4)]  # of 5 to 14 tokens
+    ctx = context(model, n_seq_max=4)
+    for part in (slice(0, 3), slice(3, None)):
+        pairs = [(seq, token) for seq, text in enumerate(texts) for token in text[part]]
+        seqs, parts = zip(*pairs, strict=True)
+        ctx.decode(Batch([*parts], seq_id=[*seqs], logits="all"))
+    ends = np.cumsum([seqs.count(seq) for seq in range(4)]) - 1
+    for text, end in zip(texts, ends, strict=True):
+        assert np.array_equal(ctx.logits[end], logits(context(model), Batch(text)))
 
 
 def test_a_text_longer_than_the_context(case: tuple[Model, list[int]]) -> None:
