@@ -73,6 +73,7 @@ def serve(path: Path) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
+    params.n_ubatch = 1  # of larger ones, CogVLM's graph returns the first tokens' logits
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # tiny models only wait
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -41,8 +41,8 @@ Of llama.cpp's architectures these do not run here yet:
   `nomic-bert-moe` `t5` `t5encoder`;
 - draft heads of other models: `dflash` `eagle3` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
-- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; language models of image
-  models with tensors of their own: `chameleon` `cogvlm` `deepseek2-ocr` `hunyuan_vl` `paddleocr`;
+- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; of language models of image
+  models, `chameleon`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
   `hrm_text` `minimax-m3`;
 - other decoders, not added yet: `graniteswitch` `k2-horizon`.
