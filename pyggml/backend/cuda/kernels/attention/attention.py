@@ -22,7 +22,6 @@ from functools import cache
 from numba import cuda, float32, int32, int64
 
 from .....dtype import GGMLType
-from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, decodable, element_loader
@@ -33,17 +32,16 @@ from ...lowering import GpuLowering, lowers
 from ..rows.softmax import MASKS, alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
-    LOG2E,
     LOG2E_F32,
     LOWEST,
     ONE,
     THREADS,
     ZERO,
     AttentionForm,
+    attention_values,
     chunk_loader,
     finite,
     in_lists,
-    list_sizes,
 )
 from .attention_tile import attend
 
@@ -87,7 +85,7 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
 
     @kernel(f"attention_{shape.name}", threads=THREADS, max_registers=255, unroll=True)
     def attention(
-        q: U8, k: U8, v: U8, mask: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
+        q: U8, k: U8, v: U8, m: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
         parts: U8, n_tokens: i32, n_kv: i32, n_splits: i32, n_rep: i32, tiles: i32, r3: i32,
         q1: i64, q2: i64, q3: i64, k1: i64, k2: i64, k3: i64, v1: i64, v2: i64, v3: i64,
         y1: i64, y2: i64, y3: i64, m_ne2: i32, m_ne3: i32, m1: i64, m2: i64, m3: i64,
@@ -213,7 +211,7 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                         distance = float32(int32(position - places[u]))
                         s -= slopes[h] * abs(distance)
                     if masked and i < last:
-                        s += slopes[h] * (load_mask(mask, mask_rows[h], i) * LOG2E_F32)
+                        s += slopes[h] * (load_mask(m, mask_rows[h], i) * LOG2E_F32)
                     s = s if i < last else LOWEST
                     top = s if s > top else top
                     scores[unroll * h + u] = s
@@ -387,44 +385,26 @@ def _parts_bytes(n_parts: int, hdv: int) -> int:
 
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_attention(lowering: GpuLowering, node: Tensor) -> None:
-    q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
-    p, shape = node.op_params, _shape(node)
-    n_tokens, n_head, batch = q.ne[1:]
-    n_kv_head, hdv = k.ne[2], v.ne[0]
-    n_rep = n_head // n_kv_head
-    tiles = ceil_div(n_rep, shape.heads)
+    values, shape = attention_values(lowering, node), _shape(node)
+    k, sinks, cells = (values[name] for name in ("k", "sinks", "cells"))
+    n_tokens, n_head, batch = node.src[0].ne[1:]
+    n_kv_head, hdv = k.ne[2], shape.hdv
+    tiles = ceil_div(n_head // n_kv_head, shape.heads)
     n_keys = k.ne[1] if cells is None else cells.ne[1]
     blocks = 2 * lowering.device.n_sm, n_kv_head * tiles
     most = ceil_div(n_keys, shape.n_groups * shape.unroll)
     lowering.reserve(_parts_bytes(batch * n_head * _most_states(n_tokens, *blocks, most), hdv))
-    if n_tokens > FEW_TOKENS and attend(lowering, node, shape):
+    if n_tokens > FEW_TOKENS and attend(lowering, shape, values):
         return
     splits = _n_splits(n_tokens, *blocks, most)
     n_parts = batch * n_tokens * n_head * splits
-    values = round_up(8 * n_parts, 256)
+    sums = round_up(8 * n_parts, 256)
     parts = lowering.take(_parts_bytes(n_parts, hdv)) if splits > 1 else None
-    n2, step_0, step_1 = alibi_steps(n_head, p["max_bias"])
-    cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
-    m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)
-    call = decode_kernel(shape)(
-        q=q, k=k, v=v, mask=mask, sinks=sinks, cells=cells, rows=rows, branches=branches, y=node,
-        parts=parts, n_tokens=n_tokens, n_kv=k.ne[1], n_splits=splits, n_rep=n_rep, tiles=tiles,
-        r3=batch // k.ne[3], q1=q.nb[1], q2=q.nb[2], q3=q.nb[3], k1=k.nb[1], k2=k.nb[2],
-        k3=k.nb[3], v1=v.nb[1], v2=v.nb[2], v3=v.nb[3], y1=node.nb[1], y2=node.nb[2],
-        y3=node.nb[3], m_ne2=m_ne[2], m_ne3=m_ne[3], m1=m_nb[1], m2=m_nb[2], m3=m_nb[3],
-        cells2=0 if cells is None else cells.nb[2],
-        branches2=0 if branches is None else branches.nb[2],
-        rows1=0 if rows is None else rows.nb[1], values=values,
-        scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
-        n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None), error=lowering.error, code=lowering.error_code(node),
-        **list_sizes(cells, branches),
-    )  # fmt: skip
+    call = decode_kernel(shape)(**values, parts=parts, n_splits=splits, tiles=tiles, values=sums)
     lowering.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
     if splits > 1:
         call = attention_merge(
             parts=parts, sinks=sinks, y=node, n_tokens=n_tokens, n_head=n_head, n_splits=splits,
-            hdv=hdv, values=values, y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-            has_sinks=int(sinks is not None),
+            hdv=hdv, values=sums, has_sinks=values["has_sinks"],
         )  # fmt: skip
         lowering.launch(call, Grid(batch * n_tokens, n_head), threads=round_up(hdv, 32))

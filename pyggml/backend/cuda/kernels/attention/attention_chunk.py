@@ -1,24 +1,18 @@
-"""What the attention kernels share: their compile-time constants, and loads of keys and values."""
+"""What the attention kernels share: constants, parameters, and loads of keys and values."""
 
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float32, int32, int64, uint32
+from numba import float32, int32, int64
 
 from .....dtype import GGMLType
+from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div
-from ...codec import element_loader
-from ...intrin import (
-    bits_to_float,
-    device,
-    half_to_float,
-    halves_to_floats,
-    load_f32x4,
-    load_u16,
-    load_u32x4,
-    u32,
-)
+from .....tensor import Tensor
+from ...codec import FLOAT_TYPES, eight_loader, element_loader
+from ...intrin import device, half_to_float, load_u16
+from ...lowering import GpuLowering
 
 LOG2E = 1.4426950408889634  # scores are in powers of two
 LOG2E_F32 = np.float32(LOG2E)
@@ -89,44 +83,8 @@ def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
         n: the row's length; elements after it are 0.
         aligned: j is a multiple of 8, rows begin at multiples of 16 bytes and n is a multiple of 8.
     """
-    if aligned and type is GGMLType.F32:
-
-        @device
-        def load_8_f32(p, row, j):
-            a0, a1, a2, a3 = load_f32x4(p, row + int64(4) * j)
-            b0, b1, b2, b3 = load_f32x4(p, row + int64(4) * j + 16)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_f32
-    if aligned and type is GGMLType.F16:
-
-        @device
-        def load_8_f16(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            a0, a1 = halves_to_floats(w0)
-            a2, a3 = halves_to_floats(w1)
-            b0, b1 = halves_to_floats(w2)
-            b2, b3 = halves_to_floats(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_f16
-    if aligned and type is GGMLType.BF16:
-
-        @device
-        def halves(w):
-            high = u32(w & uint32(0xFFFF0000))
-            return bits_to_float(u32(w << uint32(16))), bits_to_float(high)
-
-        @device
-        def load_8_bf16(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            a0, a1 = halves(w0)
-            a2, a3 = halves(w1)
-            b0, b1 = halves(w2)
-            b2, b3 = halves(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_bf16
+    if aligned and type in FLOAT_TYPES:
+        return eight_loader(type)
     if type is GGMLType.Q8_0:
         block_bytes = type.type_size
 
@@ -201,11 +159,21 @@ def in_lists(sequence, begin, end, cut, branch, n_seq, n_list, n_entries, n_bran
     return known and (cut & 255) == 0 and int32(end - cut) <= n_entries
 
 
-def list_sizes(cells: Any, branches: Any) -> dict[str, int]:
-    """The sizes of lists, as the kernels' parameters have them."""
-    seq, branch = ((0,) * 4 if lists is None else lists.ne for lists in (cells, branches))
+def attention_values(lowering: GpuLowering, node: Tensor) -> dict[str, Any]:
+    """The values of the parameters that both kernels have."""
+    names = ("q", "k", "v", "m", "sinks", "cells", "rows", "branches")
+    found = dict(zip(names, (*node.src, *(None,) * 8), strict=False))
+    q, k, p, cells = found["q"], found["k"], node.op_params, found["cells"]
+    seq, branch = ((0,) * 4 if t is None else t.ne for t in (cells, found["branches"]))
+    n2, step_0, step_1 = alibi_steps(q.ne[2], p["max_bias"])
+    cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
     return {
-        "n_seq": seq[2], "n_list": seq[1], "n_entries": branch[1], "n_branches": branch[2]
+        **found, "y": node, "n_tokens": q.ne[1], "n_kv": k.ne[1], "n_rep": q.ne[2] // k.ne[2],
+        "r3": q.ne[3] // k.ne[3], "scale": p["scale"] / cap if cap else p["scale"] * LOG2E,
+        "softcap": cap * LOG2E, "n2": n2, "step_0": step_0, "step_1": step_1,
+        "bias_scale": p["bias_scale"] * log2e, "has_sinks": int(found["sinks"] is not None),
+        "n_seq": seq[2], "n_list": seq[1], "n_entries": branch[1], "n_branches": branch[2],
+        "error": lowering.error, "code": lowering.error_code(node),
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT of many tokens: tiles of query rows times keys, by tensor cores.
 
-    attend(lowering, node)                              # or False: see ``attention``
+    attend(lowering, shape, values)                     # or False: see ``attention``
 
 A query row is a token and one of the query heads of a KV head, so that all rows of a block read
 the same keys. A block takes ``ROWS`` rows, a warp 16 of them; queries, scores and sums of values
@@ -19,15 +19,14 @@ Source: Dao, "FlashAttention-2".
 """
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
 from .....dtype import GGMLType
-from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
-from .....tensor import Tensor
 from ...codec import element_loader
 from ...driver import Grid
 from ...intrin import (
@@ -60,7 +59,6 @@ from ...lowering import GpuLowering
 from ..rows.softmax import alibi_slope
 from ..warp import FULL
 from .attention_chunk import (
-    LOG2E,
     LOG2E_F32,
     LOWEST,
     ONE,
@@ -70,7 +68,6 @@ from .attention_chunk import (
     chunk_loader,
     finite,
     in_lists,
-    list_sizes,
 )
 
 ROWS = 64  # of a block
@@ -177,7 +174,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
 
     @kernel(f"attention_tile_{shape.name}{suffix}", threads=THREADS, max_registers=255, unroll=True)
     def attention_tile(
-        q: U8, k: U8, v: U8, mask: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
+        q: U8, k: U8, v: U8, m: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
         n_tokens: i32, n_kv: i32, n_rep: i32, r3: i32, q1: i64, q2: i64, q3: i64, k1: i64,
         k2: i64, k3: i64, v1: i64, v2: i64, v3: i64, y1: i64, y2: i64, y3: i64, m_ne2: i32,
         m_ne3: i32, m1: i64, m2: i64, m3: i64, cells2: i64, branches2: i64, rows1: i64,
@@ -435,8 +432,8 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                             sa -= slope_a * abs(float32(int32(position_a - place)))
                             sb -= slope_b * abs(float32(int32(position_b - place)))
                         if masked and i < n_kv:
-                            sa += slope_a * (load_mask(mask, mask_a, i) * LOG2E_F32)
-                            sb += slope_b * (load_mask(mask, mask_b, i) * LOG2E_F32)
+                            sa += slope_a * (load_mask(m, mask_a, i) * LOG2E_F32)
+                            sb += slope_b * (load_mask(m, mask_b, i) * LOG2E_F32)
                         sa = sa if i >= from_a and i < end_a else LOWEST
                         sb = sb if i >= from_b and i < end_b else LOWEST
                         new_a = sa if sa > new_a else new_a
@@ -556,9 +553,9 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
     return attention_tile
 
 
-def attend(lowering: GpuLowering, node: Tensor, shape: AttentionForm) -> bool:
+def attend(lowering: GpuLowering, shape: AttentionForm, values: Mapping[str, Any]) -> bool:
     """Lower a node of many tokens, if the types and the device allow."""
-    q, k, v, mask, sinks, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
+    q, k, cells = (values[name] for name in ("q", "k", "cells"))
     cc = lowering.device.cc
     turing = cc < (8, 0)
     types = (shape.k, shape.v)
@@ -572,24 +569,8 @@ def attend(lowering: GpuLowering, node: Tensor, shape: AttentionForm) -> bool:
         or q.ne[1] <= 2 * n_lists  # mostly one token of each sequence
     ):
         return False
-    p, n_rep = node.op_params, q.ne[2] // k.ne[2]
-    n2, step_0, step_1 = alibi_steps(q.ne[2], p["max_bias"])
-    cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
-    m_ne, m_nb = ((1,) * 4, (0,) * 4) if mask is None else (mask.ne, mask.nb)
     kept = cc < (9, 0) and max(shape.hd, shape.hdv) > 64
-    call = tile_kernel(shape, turing, kept)(
-        q=q, k=k, v=v, mask=mask, sinks=sinks, cells=cells, rows=rows, branches=branches, y=node,
-        n_tokens=q.ne[1], n_kv=k.ne[1], n_rep=n_rep, r3=q.ne[3] // k.ne[3],
-        q1=q.nb[1], q2=q.nb[2], q3=q.nb[3], k1=k.nb[1], k2=k.nb[2], k3=k.nb[3],
-        v1=v.nb[1], v2=v.nb[2], v3=v.nb[3], y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-        m_ne2=m_ne[2], m_ne3=m_ne[3], m1=m_nb[1], m2=m_nb[2], m3=m_nb[3],
-        cells2=0 if cells is None else cells.nb[2],
-        branches2=0 if branches is None else branches.nb[2],
-        rows1=0 if rows is None else rows.nb[1],
-        scale=p["scale"] / cap if cap else p["scale"] * LOG2E, softcap=cap * LOG2E,
-        n2=n2, step_0=step_0, step_1=step_1, bias_scale=p["bias_scale"] * log2e,
-        has_sinks=int(sinks is not None), error=lowering.error, code=lowering.error_code(node),
-        **list_sizes(cells, branches),
-    )  # fmt: skip
-    lowering.launch(call, Grid(ceil_div(q.ne[1] * n_rep, ROWS), k.ne[2], q.ne[3]))
+    call = tile_kernel(shape, turing, kept)(**values)
+    n_rows = q.ne[1] * values["n_rep"]
+    lowering.launch(call, Grid(ceil_div(n_rows, ROWS), k.ne[2], q.ne[3]))
     return True

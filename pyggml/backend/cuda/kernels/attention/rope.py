@@ -101,10 +101,8 @@ def _lower_rope(lowering: GpuLowering, node: Tensor) -> None:
     call = kernel(
         x=x, y=node, positions=positions, freqs=freqs, n=x.ne[0], n_dims=p["n_dims"],
         width_log2=min(max(5, (half - 1).bit_length()), 7), n_head=x.ne[1], n_tokens=x.ne[2],
-        pos0=positions.nb[0], x1=x.nb[1], x2=x.nb[2], x3=x.nb[3],
-        y1=node.nb[1], y2=node.nb[2], y3=node.nb[3],
-        theta_scale=float(values.theta_scale), freq_scale=p["freq_scale"],
-        ext_factor=p["ext_factor"], ramp_low=values.ramp_low, ramp_span=values.ramp_span,
-        magnitude=float(values.magnitude),
+        pos0=positions.nb[0], theta_scale=float(values.theta_scale),
+        freq_scale=p["freq_scale"], ext_factor=p["ext_factor"], ramp_low=values.ramp_low,
+        ramp_span=values.ramp_span, magnitude=float(values.magnitude),
     )  # fmt: skip
     lowering.launch(call, Grid(x.ne[2] * x.ne[3], ceil_div(x.ne[1], HEADS)))
