@@ -65,7 +65,8 @@ SCRIPT = """
 from pyggml import env
 from pyggml.compiler import jit, numba_internals
 from pyggml.compiler.code_cache import CodeCache
-from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import element_kernel
+scale_f32 = element_kernel("scale", 0)
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address
@@ -89,7 +90,8 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
 SHARES = """
 import sys
 from pyggml.compiler import jit
-from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import element_kernel
+scale_f32 = element_kernel("scale", 0)
 from pyggml.backend.cpu.kernels.rows.reduce import argmax_f32
 from pyggml.backend.cpu.kernels.rows.norm import rms_norm_f32
 kernels = [scale_f32, argmax_f32, rms_norm_f32]
@@ -169,7 +171,8 @@ import numpy as np
 from numba import njit
 from numba.core import config
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import element_kernel
+scale_f32 = element_kernel("scale", 0)
 
 @njit(fastmath=True)
 def total(x):
@@ -202,7 +205,8 @@ from pyggml import env
 from pyggml.compiler import jit, numba_internals
 from pyggml.compiler.code_cache import CodeCache
 from pyggml.backend.cpu.kernels.rows.norm import rms_norm_f32
-from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import element_kernel
+scale_f32 = element_kernel("scale", 0)
 begun = threading.Event()
 inside = jit.own_numbers
 

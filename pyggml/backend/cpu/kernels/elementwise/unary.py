@@ -14,7 +14,6 @@ from .....dtype import GGMLType
 from .....ops.elementwise.formulas import PARAMETERS
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
-from ....common.lowering import all_f32
 from ...abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
@@ -22,8 +21,6 @@ from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
 from ..span import columns, split
 from .elementwise import IDS, function
-
-SCALE = IDS["scale"]
 
 
 class Element(NamedTuple):
@@ -69,41 +66,12 @@ def _supports(node: Tensor) -> bool:
 def _lower_element(lowering: CpuLowering, node: Tensor) -> None:
     p = node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
-    cheap = name in ("leaky_relu", "clamp")
+    cheap = name in ("leaky_relu", "clamp", "scale")
     parts, chunks = split(lowering, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
     params = Element(parts, 0, *(float(p[key]) for key in PARAMETERS.get(name, ())))
     kernel = element_kernel(name, int(node.type))
     lowering.launch(kernel, node, params, chunks, quantizes=node.type is GGMLType.F32)
 
 
-for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP"):
+for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP", "SCALE"):
     lowers(_op, _supports)(_lower_element)
-
-
-class Scale(NamedTuple):
-    """``s * x + b``."""
-
-    parts: int  # of each row, see ``span``
-    s: float
-    b: float
-
-
-@kernel
-def scale_f32(node, chunk, n_chunks, scratch):
-    """Pieces of rows."""
-    p = params_of(node, Scale)
-    n, parts, s, b = ne(node, DST, 0), p.parts, p.s, p.b
-    units = nrows(node, DST) * parts
-    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
-        row = u // parts
-        begin, end = columns(n, u - row * parts, parts)
-        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
-        for i in range(begin, end):
-            store_elem(F32, y, i, function(SCALE, load_elem(F32, x, i), s, b))
-
-
-@lowers("SCALE", all_f32)
-def _lower_scale(lowering: CpuLowering, node: Tensor) -> None:
-    parts, chunks = split(lowering, node, GRAIN)
-    params = Scale(parts, s=node.op_params["s"], b=node.op_params["b"])
-    lowering.launch(scale_f32, node, params, chunks)
