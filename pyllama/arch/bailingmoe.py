@@ -12,13 +12,7 @@ import numpy as np
 
 from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import (
-    Array,
-    Config,
-    Tensors,
-    check_config,
-    float32,
-)
+from ..mapping.rules import HF_MLP, Array, Config, Tensors, check_config, float32
 from . import llama, qwen2moe
 
 HPARAMS: Values = {
@@ -55,9 +49,7 @@ TENSOR_NAMES = {
     "model.layers.{i}.attention.query_key_value.*": "blk.{i}.attn_qkv.*",
     "model.layers.{i}.attention.dense.*": "blk.{i}.attn_output.*",
     "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-    "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+    **HF_MLP,
     **qwen2moe.ROUTED,
     **qwen2moe.shared("shared_experts"),
     "model.norm.weight": "output_norm.weight",

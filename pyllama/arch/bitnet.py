@@ -45,8 +45,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         cur = b.rms_norm(cur, f"blk.{i}.attn_sub_norm", f"attn_sub_norm-{i}")
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")

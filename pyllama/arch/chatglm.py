@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph.tensors import OUTPUT, tensors, without
+from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
 from . import llama
@@ -18,9 +18,7 @@ HPARAMS: Values = {}
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
         "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),  # gate and up

@@ -14,7 +14,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS
 from ..hparams import GATINGS, Got, Key, Values, nope_without_window
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import HF_MLP, Config, Convert, base_keys, check_config, float32, hidden_act
 from . import exaone_moe
 
 
@@ -55,8 +55,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         x = norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(x, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == hp.n_layer - 1:
-            cur, inp, x = (b.select_outputs(t) for t in (cur, inp, x))
+        cur, inp, x = b.select_outputs(i, cur, inp, x)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = ffn(b, x, i, "silu")
         if hp.of_layer(i).n_ff_shexp:  # the mean of routed and shared experts
@@ -102,9 +101,7 @@ CONVERT = Convert(
         "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
         "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
         "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
-        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **HF_MLP,
         **exaone_moe.EXPERT_NAMES,
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",

@@ -14,7 +14,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, hidden_act
 
 NAME = "command-r"
 
@@ -74,15 +74,11 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
-        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **HF_MLP,
         "model.norm.weight": "output_norm.weight",
     },
     defaults={"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 10000.0},

@@ -20,6 +20,7 @@ from ..graph.temperature import attn_temperature
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import (
+    HF_MLP,
     Array,
     Config,
     Convert,
@@ -67,8 +68,7 @@ def decoder(b: GraphBuilder, act: str) -> Tensor:
     for i in range(n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         cur = mla.latent_attention(b, cur, i, temperature)  # [n_head * n_value, T]
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
@@ -174,9 +174,7 @@ DENSE = {  # names of models without experts in Hugging Face's checkpoints
     "model.layers.{i}.self_attn.kv_b_proj.weight": "blk.{i}.attn_kv_b.weight",
     "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
     "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-    "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+    **HF_MLP,
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }

@@ -55,16 +55,14 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         norm = cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         if f"blk.{i}.attn_norm_2.weight" in b.weights:
             cur = b.layer_norm(inp, f"blk.{i}.attn_norm_2", f"attn_norm_2-{i}")
         q, k, v = b.qkv(cur, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
-        if i == n_layer - 1:
-            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        cur, inp, norm = b.select_outputs(i, cur, inp, norm)
         layer_in = inp  # input of PowerInfer's predictors
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if not b.hparams.parallel_residual:

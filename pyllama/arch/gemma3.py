@@ -20,6 +20,7 @@ from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import (
+    HF_MLP,
     Array,
     Config,
     Convert,
@@ -94,8 +95,7 @@ def decoder(
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if gate:
             cur = attention_gate(b, cur, x, i, gate)
-        if i == hp.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}", post_eps)
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
@@ -160,9 +160,7 @@ NAMES = {
     "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
     "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
     "model.layers.{i}.pre_feedforward_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-    "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+    **HF_MLP,
     "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",

@@ -76,9 +76,9 @@ def build_graph(b: GraphBuilder) -> Tensor:
         k = None if k is None else b.rope(k, f"Kcur-{i}", i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), k, v, i)
         of_layer = None if inputs is None else stream(b, inputs, i)
-        if i == hp.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-            of_layer = None if of_layer is None else b.select_outputs(of_layer)
+        cur, inp = b.select_outputs(i, cur, inp)
+        if of_layer is not None:
+            (of_layer,) = b.select_outputs(i, of_layer)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")

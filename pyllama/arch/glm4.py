@@ -10,9 +10,9 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.tensors import OUTPUT, tensors
+from ..graph.tensors import OUTPUT, QKV, tensors
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import HF_QKV, Config, Convert, base_keys, check_config, hidden_act
 from . import gemma3
 
 HPARAMS: Values = {}
@@ -20,9 +20,7 @@ HPARAMS: Values = {}
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.post_attention_norm.weight": ("n_embd",),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
@@ -49,9 +47,7 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
         "model.layers.{i}.post_self_attn_layernorm.weight": "blk.{i}.post_attention_norm.weight",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",

@@ -13,9 +13,9 @@ from pyggml.tensor import Tensor
 from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
-from ..graph.tensors import OUTPUT, tensors
+from ..graph.tensors import OUTPUT, QKV, tensors
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+from ..mapping.rules import HF_QKV, Array, Config, Convert, Tensors, base_keys, check_config
 from . import llama
 
 NAME = "gpt-oss"
@@ -32,9 +32,7 @@ HPARAMS: Values = {
 TENSORS = tensors(
     {  # in the order of their use
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_sinks.weight": ("n_head",),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.post_attention_norm.weight": ("n_embd",),
@@ -86,9 +84,7 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight",
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",

@@ -47,13 +47,11 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         q, k, v = b.qkv(b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = _experts(b, b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}"), i)
         inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")

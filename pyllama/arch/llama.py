@@ -17,9 +17,10 @@ from pyggml.tensor import Tensor
 from ..graph.attention_gate import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import EXPERTS, OUTPUT, tensors
+from ..graph.tensors import EXPERTS, OUTPUT, QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
+    HF_QKV,
     Array,
     Config,
     Convert,
@@ -37,9 +38,7 @@ HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
 TENSORS = tensors(
     {  # a layer's weights in the order of their use
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
         "blk.{i}.ffn_gate.*?": ("n_embd", "n_ff"),
@@ -72,9 +71,8 @@ def decoder(
     Shape:
         temperature [1, 1, T] -> [n_vocab, n_outputs]
     """
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(x, i)
         q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
@@ -83,8 +81,7 @@ def decoder(
         cur = b.attention(q, k, v, i)
         if gate:
             cur = attention_gate(b, cur, x, i, gate)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.{ffn_norm}", f"ffn_norm-{i}")
@@ -144,9 +141,7 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
         "model.layers.{i}.mlp.gate_proj.*": "blk.{i}.ffn_gate.*",

@@ -65,8 +65,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             if hp.n_expert != _WITHOUT_NORMS:
                 q, k = (ops.rms_norm(ctx, x, hp.norm_eps) for x in (q, k))
         cur = b.attention(q, k, v, i)
-        if i == hp.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         if hp.has_experts(i):

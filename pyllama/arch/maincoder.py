@@ -19,16 +19,14 @@ TENSORS = qwen3.TENSORS
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.project_qkv(cur, i)
         q = b.rms_norm(b.rope(q, f"Qcur-{i}", i), f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
         k = b.rms_norm(b.rope(k, f"Kcur-{i}", i), f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
         cur = b.attention(q, k, v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")

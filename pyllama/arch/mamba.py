@@ -40,12 +40,10 @@ def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor
     Args:
         mixer: the part of a layer between its norm and the residual.
     """
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         cur = mixer(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 

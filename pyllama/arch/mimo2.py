@@ -43,8 +43,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         q, k, v = b.qkv(cur, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         cur = ops.scale(b.ctx, cur, b.hparams.own["value_scale"])
-        if i == b.hparams.n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")

@@ -75,8 +75,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.rms_norm(inp, f"blk.{w}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, w)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{w}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{w}.ffn_norm", f"ffn_norm-{i}")
         inp = ffn(b, cur, w, "silu", residual=inp).set_name(f"l_out-{i}")

@@ -35,8 +35,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = ops.norm(b.ctx, inp, eps).set_name(f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = ops.norm(b.ctx, inp, eps).set_name(f"ffn_norm-{i}")
         inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")

@@ -15,7 +15,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act, window_keys
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, hidden_act, window_keys
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -45,13 +45,11 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         q, k, v = b.qkv(inp, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
         inp = ops.add(b.ctx, cur, inp).set_name(f"ffn_inp-{i}")
@@ -69,16 +67,12 @@ CONVERT = Convert(
     models=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
-        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **HF_MLP,
         "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",

@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import tensors
+from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
     Array,
@@ -38,9 +38,7 @@ HPARAMS: Values = {
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.*": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.*": ("n_embd",),
         "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
@@ -68,8 +66,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             return b.layer_norm(x, f"blk.{i}.{part}", f"{part}-{i}")
 
         cur = b.attention(*b.qkv(inp if post else norm(inp, "attn_norm"), i), i)  # [n_embd_q, T]
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = norm(inp, "attn_norm") if post else inp
         inp = ffn(b, inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)

@@ -14,7 +14,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import HF_QKV, Config, Convert, base_keys, check_config, hidden_act
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
@@ -50,9 +50,7 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.dense.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.mlp.fc1.*": "blk.{i}.ffn_up.*",
         "model.layers.{i}.mlp.fc2.*": "blk.{i}.ffn_down.*",

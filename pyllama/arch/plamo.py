@@ -28,14 +28,12 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         norm = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(norm, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        cur, inp, norm = b.select_outputs(i, cur, inp, norm)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = ffn(b, norm, i, "silu", residual=cur).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))

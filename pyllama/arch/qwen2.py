@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.builder import ROPE_FACTORS
-from ..graph.tensors import GATED_FFN, OUTPUT, tensors
+from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, check_config, hidden_act
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
@@ -18,9 +18,7 @@ HPARAMS: Values = {"rope_neox": True}
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
         **GATED_FFN,
@@ -43,14 +41,10 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
-        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **HF_MLP,
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
     },

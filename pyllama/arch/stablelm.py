@@ -15,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, float32, hidden_act
 from .command_r import qkv
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
@@ -55,16 +55,12 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
         "model.layers.{i}.self_attn.q_layernorm.norms.{e}.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_layernorm.norms.{e}.weight": "blk.{i}.attn_k_norm.weight",
         "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
-        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        **HF_MLP,
         "model.norm.*": "output_norm.*",
         "lm_head.weight": "output.weight",
     },

@@ -9,18 +9,16 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import tensors
+from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Convert, base_keys, hidden_act
+from ..mapping.rules import HF_QKV, Convert, base_keys, hidden_act
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
 TENSORS = tensors(
     {  # in the order of their use
         "blk.{i}.attn_norm.*": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.*": ("n_embd",),
         "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
@@ -42,9 +40,7 @@ CONVERT = Convert(
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
-        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
-        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
-        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        **HF_QKV,
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
         "model.layers.{i}.mlp.c_fc.*": "blk.{i}.ffn_up.*",

@@ -41,8 +41,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         k = b.rms_norm(b.rope(k, f"Kcur-{i}", i), "", f"Kcur_norm-{i}")
         q = ops.mul(ctx, q, b.weight(f"blk.{i}.attn_q_norm.weight"))
         cur = b.attention(q, k, v, i)
-        if i == n_layer - 1:
-            cur, inp, embedding = (b.select_outputs(x) for x in (cur, inp, embedding))
+        cur, inp, embedding = b.select_outputs(i, cur, inp, embedding)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = ffn(b, b.rms_norm(inp, "", f"ffn_norm-{i}"), i, "silu", residual=inp)
         skip = ops.mul(ctx, embedding, b.weight(f"blk.{i}.layer_output_scale.weight"))

@@ -377,9 +377,15 @@ class GraphBuilder:
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
-    def select_outputs(self, x: Tensor) -> Tensor:
-        """The columns of ``x`` of the tokens in ``out_ids``: [n, n_outputs + n_embeddings]."""
-        return ops.get_rows(self.ctx, x, self.out_ids)
+    def select_outputs(self, i: int, *xs: Tensor) -> tuple[Tensor, ...]:
+        """In the last layer the columns of the tokens in ``out_ids``; before it all of them.
+
+        Shape:
+            xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
+        """
+        if i < self.hparams.n_layer - 1:
+            return xs
+        return tuple(ops.get_rows(self.ctx, x, self.out_ids) for x in xs)
 
     def output(self, x: Tensor) -> Tensor:
         """Logits; tied embeddings are used if the model has no ``output.weight``.

@@ -31,13 +31,11 @@ def layer_norm_decoder(
     Shape:
         inp [n_embd, T] -> [n_vocab, n_outputs]
     """
-    n_layer = b.hparams.n_layer
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = qkv(b, norm, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:  # the rest is for tokens whose logits are wanted
-            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        cur, inp, norm = b.select_outputs(i, cur, inp, norm)  # of wanted logits
         out = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if f"blk.{i}.ffn_norm.weight" in b.weights:
             norm = b.layer_norm(inp if parallel else out, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")

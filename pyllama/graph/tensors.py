@@ -22,6 +22,11 @@ ATTENTION = {  # without biases
     "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
     "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
 }
+QKV = {  # with biases if the model has them: see ``tensors``
+    "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
+    "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+}
 GATED_FFN = {  # without biases
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
     "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),

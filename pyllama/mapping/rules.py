@@ -177,6 +177,16 @@ def rope_halves(x: Array, n_head: int) -> Array:
     return pairs.swapaxes(1, 2).reshape(x.shape)
 
 
+HF_QKV = {  # names of most of Hugging Face's models
+    "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+    "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+    "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+}
+HF_MLP = {
+    "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+    "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+    "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+}
 _ACTS = {  # Hugging Face's names of activations -> kinds of ``UNARY``
     "gelu": "gelu_erf",
     "gelu_fast": "gelu",
