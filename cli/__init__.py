@@ -11,10 +11,6 @@ import sys
 from . import interrupt
 
 
-def _is_our_program() -> bool:
-    return os.path.basename(sys.argv[0] if sys.argv else "").startswith("pyllama")
-
-
 def _remove_current_folder() -> None:
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if len(entries) > 1 and not sys.flags.ignore_environment:
@@ -23,6 +19,6 @@ def _remove_current_folder() -> None:
                 sys.path.remove(os.getcwd())  # the first match: PYTHONPATH's entries lead the list
 
 
-if _is_our_program():
+if os.path.basename(sys.argv[0] if sys.argv else "").startswith("pyllama"):
     interrupt.begin()
     _remove_current_folder()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from pyllama.parameters import INT32_MAX as INT32_MAX
-from pyllama.parameters import Flags, Parameter, default_of, rows
+from pyllama.parameters import Flags, Parameter, rows
 
 from .help_pages import stack
 
@@ -166,7 +166,7 @@ def _settings(row: Parameter, flags: Flags, table: Mapping[str, Parameter]) -> d
         "metavar": flags.metavar,
     }
     if not flags.option.get("required"):
-        more["default"] = default_of(row, flags)
+        more["default"] = row.default if flags.default is MISSING else flags.default
     if kind == "int":
         low = max(row.low, flags.low)
         high = min(flags.high, INT32_MAX if row.high == math.inf else row.high)

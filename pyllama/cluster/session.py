@@ -115,7 +115,8 @@ class RunningServer:
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after its import sets it
         self._is_running = True
-        where = ProxyLocation.HeadOnly if _is_local(self.host) else ProxyLocation.EveryNode
+        is_local = self.host in ("127.0.0.1", "localhost", "::1")
+        where = ProxyLocation.HeadOnly if is_local else ProxyLocation.EveryNode
         serve.start(proxy_location=where, http_options=HTTPOptions(host=self.host, port=self.port))
         try:
             replicas = serve.run(engines(self.options), name=ENGINES, route_prefix=None)
@@ -152,7 +153,3 @@ class RunningServer:
         handle = serve.get_deployment_handle("EngineReplica", ENGINES)
         found: list[dict[str, Any]] = handle.broadcast("status").results(timeout_s=30)
         return found
-
-
-def _is_local(host: str) -> bool:
-    return host in ("127.0.0.1", "localhost", "::1")

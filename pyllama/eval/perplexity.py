@@ -122,20 +122,10 @@ def strided_perplexity(
     The last ``stride`` tokens of each chunk are scored. As in llama.cpp no token is replaced by
     BOS.
 
-    Args:
-        context: its cache is cleared before every chunk.
-        tokens: the whole text, with BOS if the tokenizer adds one.
-        n_ctx: tokens per chunk; None for the context's size.
-        n_chunks: maximum number of chunks; None for all complete ones.
-
-    Yields:
-        As `perplexity`.
+    Arguments and results are otherwise those of `perplexity`.
 
     Raises:
-        PerplexityError: the text is shorter than two chunks; or logits are not finite (raised by
-            the iterator).
-        ContextFull: ``n_ctx`` is larger than the context.
-        BatchError: ``stride`` is not from 1 to ``n_ctx - 1``.
+        BatchError: ``stride`` is not from 1 to ``n_ctx - 1``; others as `perplexity`.
 
     Source: llama.cpp, ``perplexity.cpp``, ``perplexity_v2``.
     """

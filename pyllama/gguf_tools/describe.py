@@ -65,11 +65,6 @@ def element_type(value: Any) -> str:
     return next(t.name for t in ValueType if t.code and t.dtype == value.dtype)
 
 
-def first_values(value: Any, n: int | None = None) -> list[Any]:
-    """Return the first ``n`` elements of an array, all of them without ``n``."""
-    return list(value[:n]) if isinstance(value, GGUFStrings) else value[:n].tolist()
-
-
 def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]:
     value: Any = file.metadata[key]
     kind = file.value_types[key]
@@ -78,7 +73,7 @@ def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]
         entry |= {"array_types": [element_type(value)], "length": len(value)}
         if not arrays:
             return entry
-        value = first_values(value)
+        value = value.tolist()
     return entry | {"value": value}
 
 

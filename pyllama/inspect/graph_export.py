@@ -1,6 +1,5 @@
 """Exports a model's compute graph for drawing, without loading its weights.
 
-    text = graph_dot("x.gguf", n_tokens=1, layers=(0, 2))
     drawn = drawn_graph("x.gguf")                  # drawn.graph, drawn.plan, drawn.title
 
 Only the header of the file is read, so this is fast for models of any size.
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from pyggml.alloc import GraphAllocator, TensorAllocator
 from pyggml.alloc.gallocr import Plan
@@ -19,7 +18,7 @@ from pyggml.cgraph import CGraph
 from pyggml.gguf import GGUFFile
 from pyggml.rounding import round_up
 from pyggml.tensor import Tensor
-from pyggml.viz import NodeTime, Options, graph_dump_dot
+from pyggml.viz import NodeTime
 
 from ..arch import arch_of
 from ..graph.sparse.sources import choose_sources
@@ -102,16 +101,3 @@ def drawn_graph(
 def graph_title(path: str | os.PathLike[str], n_tokens: int) -> str:
     """Return a title such as ``x.gguf, 1 token``."""
     return f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
-
-
-def graph_dot(
-    path: str | os.PathLike[str],
-    *,
-    n_tokens: int = 1,
-    out: str | os.PathLike[str] | None = None,
-    **options: Unpack[Options],
-) -> str:
-    """Return a model's graph as DOT text (deterministic); also write it to ``out`` if given."""
-    drawn = drawn_graph(path, n_tokens)
-    options.setdefault("title", drawn.title)
-    return graph_dump_dot(drawn.graph, out, **options)

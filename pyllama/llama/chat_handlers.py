@@ -128,11 +128,6 @@ def find_handler(name: str | None) -> Handler | None:
     return None if name is None else LlamaChatCompletionHandlerRegistry._handlers.get(name)
 
 
-def is_registered(name: str) -> bool:
-    """Whether a handler of this name is registered."""
-    return find_handler(name) is not None
-
-
 def get_chat_completion_handler(name: str) -> Handler:
     """See `LlamaChatCompletionHandlerRegistry.get_chat_completion_handler_by_name`."""
     return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
@@ -152,8 +147,7 @@ def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
     """Decorates a formatter, to register its handler."""
 
     def register(formatter: ChatFormatter) -> ChatFormatter:
-        handler = chat_formatter_to_chat_completion_handler(formatter)
-        LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(name, handler)
+        register_chat_completion_handler(name)(chat_formatter_to_chat_completion_handler(formatter))
         return formatter
 
     return register

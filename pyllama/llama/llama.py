@@ -57,7 +57,7 @@ from .arguments import cache_type, check_arguments, overrides_of, warn_of_unknow
 from .arguments import split_mode as split_mode_name
 from .cache import BaseLlamaCache, longest_token_prefix
 from .chat import ChatResults
-from .chat_handlers import FormatHandler, Handler, find_handler, is_registered
+from .chat_handlers import FormatHandler, Handler, find_handler
 from .completion import CompletionRequest, CompletionRun
 from .draft import check_draft_model, speculation_for
 from .embedding import N_TEXTS, embed, embedding_response, limited, pooling_number
@@ -237,7 +237,7 @@ class Llama:
         self.tokenizer_ = self.tokenizer() if tokenizer is None else tokenizer
         self._chat_formats = ChatFormats(model, LLAMA_CPP_PYTHON_FORMATS)
         self.chat_format, self.chat_handler = chat_format, chat_handler
-        if chat_format is not None and not is_registered(chat_format):
+        if chat_format is not None and find_handler(chat_format) is None:
             self._chat_formats.check(chat_format)
         elif chat_format is None and chat_handler is None:
             self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"

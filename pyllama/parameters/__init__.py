@@ -194,8 +194,3 @@ def from_arguments(table: type, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in entry.arguments
         if name in given and not (entry.unset and given[name] in entry.unset)
     }
-
-
-def default_of(row: Parameter, flags: Flags) -> Any:
-    """The value of a parameter without its flag."""
-    return row.default if flags.default is MISSING else flags.default

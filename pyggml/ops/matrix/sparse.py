@@ -137,10 +137,6 @@ def _cost(node: Tensor) -> Cost:
     return Cost(node.nbytes + sum(s.nbytes for s in node.src if s), a.nelements * b.ne[1])
 
 
-def _marks(n_ff: int) -> Arg:
-    return Arg((n_ff,), I32, values=lambda rng: rng.integers(0, 2, n_ff))
-
-
 def _bucket(n: int, n_ff: int) -> Arg:
     return Arg((n,), I32, values=lambda rng: np.sort(rng.permutation(n_ff)[:n]))
 
@@ -168,10 +164,11 @@ def _cases(transposed: bool) -> list[Case]:
         )
 
     cases = [one(3, 17, 1, threshold=0.5), one(17, 65, 5), one(65, 33, 17, F16)]
+    marks = Arg((100,), I32, values=lambda rng: rng.integers(0, 2, 100))
     for type in (*ALL_FLOATS, *QUANTS):
         cases += [one(k, f, n, type, threshold) for k, f, n, threshold in _SHAPES]
         for n in (1, 6):
-            cases.append(one(64, 100, n, type, 0.2, placed=_marks(100)))
+            cases.append(one(64, 100, n, type, 0.2, placed=marks))
             cases.append(one(64, 100, n, type, 0.2, placed=_bucket(30, 100), rows=30))
     for type in OTHER_QUANTS:
         cases += [one(512, 100, n, type, 0.2) for n in (1, 3)]

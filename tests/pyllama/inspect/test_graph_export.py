@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from pyggml.errors import AllocError
 from pyggml.viz import graph_dump_dot, graph_html
 from pyllama import Context, Model
 from pyllama.errors import ModelError
-from pyllama.inspect.graph_export import drawn_graph, graph_dot, model_graph
+from pyllama.inspect.graph_export import drawn_graph, model_graph
 from pyllama.inspect.graph_profile import profiled_graph
 
 from ..models import Spec, random_weights, write_model
@@ -20,6 +21,10 @@ from ..models import Spec, random_weights, write_model
 def path(tmp_path: Path) -> Path:
     spec = Spec()
     return write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+
+
+def graph_dot(path: Path, n_tokens: int = 1, **options: Any) -> str:
+    return graph_dump_dot(drawn_graph(path, n_tokens).graph, **options)
 
 
 def test_drawn_graph_equals_the_executed_graph(path: Path) -> None:
@@ -41,8 +46,8 @@ def test_nodes_have_llama_cpp_names(path: Path) -> None:
 
 @pytest.mark.parametrize("color", ["family", "buffer"])
 def test_dot_is_deterministic(path: Path, color: str) -> None:
-    first = graph_dot(path, color=color)  # type: ignore[arg-type]
-    assert graph_dot(path, color=color) == first and first.count("->") > 30  # type: ignore[arg-type]
+    first = graph_dot(path, color=color)
+    assert graph_dot(path, color=color) == first and first.count("->") > 30
     assert "result_output" in first and first.lstrip().startswith("digraph")
     one_layer = graph_dot(path, layers=(1, 2))
     assert "ffn_out-1" in one_layer and "ffn_out-0" not in one_layer

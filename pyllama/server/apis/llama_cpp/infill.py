@@ -31,18 +31,14 @@ async def infill(request: Request, served: ServedModel) -> Response:
     return await respond(request, await served.prepare(prepare), CompletionWriter(served))
 
 
-def can_infill(served: ServedModel) -> bool:
-    """Whether the model has the tokens of an infill prompt."""
-    return not _missing(served)
-
-
 def check_infill(served: ServedModel) -> None:
     """Raise ApiError (501) for a model without these tokens."""
-    if missing := _missing(served):
+    if missing := missing_tokens(served):
         raise ApiError.not_supported(f"Infill is not supported by this model: {missing}")
 
 
-def _missing(served: ServedModel) -> str:
+def missing_tokens(served: ServedModel) -> str:
+    """Which tokens of an infill prompt the model lacks; empty if none."""
     roles = served.tokenizer.vocab.roles
     return "".join(f"{n} token is missing. " for role, n in _ROLES.items() if role not in roles)
 

@@ -24,7 +24,7 @@ from ...worker.description import details
 from ...worker.lifecycle import Lifecycle
 from ...worker.served import ServedModel
 from ...worker.stream import Stream
-from ..llama_cpp.infill import can_infill, check_infill, infill_prompt
+from ..llama_cpp.infill import check_infill, infill_prompt, missing_tokens
 from ..openai.chat import Replies, prepare_chat
 
 VERSION = "0.12.0"  # of Ollama's API that is spoken here
@@ -117,7 +117,7 @@ async def show(request: Request, served: ServedModel) -> Response:
     template = served.options.chat_template or metadata.get("tokenizer.chat_template", "")
     can = await served.prepare(lambda: served.chat_format().capabilities)
     capabilities = ["completion", "tools"] if can.tools else ["completion"]
-    if can_infill(served):
+    if not missing_tokens(served):
         capabilities.append("insert")
     return JsonResponse(
         {
