@@ -98,7 +98,6 @@ class PlainReader(Reader):
             sys.stdin.reconfigure(errors="replace")
 
     def read(self, prompt: str, before: str = "") -> str | None:
-        """Return the next message; see `Reader.read`."""
         lines: list[str] = []
         while True:
             line = self._line(prompt if not lines else ". " if prompt else "")
@@ -141,7 +140,6 @@ class Editor(Reader):
         return _session(self._color, self._keys(), self._commands)
 
     def read(self, prompt: str, before: str = "") -> str | None:
-        """Return the next message; see `Reader.read`."""
         mark = ". " if prompt else ""
 
         def continuation(width: int, line: int, n_wraps: int) -> str:

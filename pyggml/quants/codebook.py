@@ -74,7 +74,6 @@ class Entries:
         return 8 * count(self.signs) // count(self.entries)
 
     def get(self, blocks: Bytes) -> Bytes:
-        """uint8 [..., block bytes] -> codes, uint8 [..., columns]."""
         shape = *blocks.shape[:-1], 8 * count(self.signs)
         levels = levels_of(self.type)[get(self.entries, blocks)].reshape(shape)
         signs = get(self.signs, blocks)

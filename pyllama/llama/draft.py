@@ -100,7 +100,6 @@ class FunctionDrafter:
     function: Function
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
-        """See `Drafter.propose`."""
         return [
             self._draft(view, n) if n > 0 else None
             for view, n in zip(views, max_nodes, strict=True)

@@ -149,7 +149,6 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
     def detokenize(
         self, tokens: list[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """See `BaseLlamaTokenizer.detokenize`."""
         before = list(prev_tokens or ())
         return self._decode([*before, *tokens], special)[len(self._decode(before, special)) :]
 

@@ -99,7 +99,6 @@ class ConstrainedChain(Chain):
 
     @property
     def matcher(self) -> Matcher | None:
-        """See `Chain.matcher`."""
         return self._matcher if self._applies else None
 
     def sample(self, logits: Floats, argmax: int | None = None) -> int:

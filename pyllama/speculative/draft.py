@@ -194,7 +194,6 @@ class IndexDrafter(ABC):
         """The index of a new text."""
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
-        """See `Drafter.propose`."""
         return [
             self.up_to_date(view).draft(n) if n > 0 else None
             for view, n in zip(views, max_nodes, strict=True)
@@ -216,5 +215,4 @@ class IndexDrafter(ABC):
         """See `Drafter.accepted`."""
 
     def release(self, view: DraftView) -> None:
-        """See `Drafter.release`."""
         self.indexes.pop(view.id, None)

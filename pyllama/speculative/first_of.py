@@ -28,7 +28,6 @@ class FirstOf:
     sources: dict[int, Drafter] = field(default_factory=dict, init=False, repr=False)
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
-        """See `Drafter.propose`."""
         drafts: list[Draft | None] = [None] * len(views)
         for view in views:
             self.sources.pop(view.id, None)
@@ -44,13 +43,11 @@ class FirstOf:
         return drafts
 
     def accepted(self, view: DraftView, path: Sequence[int]) -> None:
-        """See `Drafter.accepted`."""
         source = self.sources.pop(view.id, None)
         if source is not None:
             source.accepted(view, path)
 
     def release(self, view: DraftView) -> None:
-        """See `Drafter.release`."""
         self.sources.pop(view.id, None)
         for drafter in self.drafters:
             drafter.release(view)

@@ -29,7 +29,6 @@ class PromptLookup(IndexDrafter):
     num_pred_tokens: int = 10
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _FirstPlaces(self.max_ngram_size, self.num_pred_tokens)
 
 
@@ -74,7 +73,6 @@ class NgramSimple(IndexDrafter):
     m: int = 48
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _LastPlaces(self.n, self.m)
 
 

@@ -152,7 +152,6 @@ class LookupCache(IndexDrafter):
     last: list[int] = field(default_factory=list, init=False, repr=False)  # text that was added
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _Context(self)
 
     def release(self, view: DraftView) -> None:

@@ -50,11 +50,9 @@ class NgramMapK(IndexDrafter):
             raise DraftError(f"n and m must be at least 1, got n={self.n}, m={self.m}")
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _Keys(self.n, self.m)
 
     def accepted(self, view: DraftView, path: Sequence[int]) -> None:
-        """See `Drafter.accepted`."""
         index = self.indexes.get(view.id)
         if isinstance(index, _Keys):
             index.accepted(len(path))
@@ -83,7 +81,6 @@ class NgramMapK4V(NgramMapK):
             raise DraftError(f"min_hits must be at least 1, got {self.min_hits}")
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _KeysAndValues(self.n, self.m, self.min_hits)
 
 

@@ -103,11 +103,9 @@ class NgramMod(IndexDrafter):
         self.table = _Table(self.n_match)
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _Hashed(self)
 
     def accepted(self, view: DraftView, path: Sequence[int]) -> None:
-        """See `Drafter.accepted`."""
         index = self.indexes.get(view.id)
         if not isinstance(index, _Hashed) or not index.n_drafted:
             return

@@ -125,7 +125,6 @@ class SuffixDecoding(IndexDrafter):
     finished: list[SuffixAutomaton] = field(default_factory=list, init=False, repr=False)
 
     def new_index(self) -> Index:
-        """The index of a new text."""
         return _Suffixes(self)
 
     def release(self, view: DraftView) -> None:

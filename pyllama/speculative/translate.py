@@ -196,7 +196,6 @@ class Translated:
         return getattr(self.inner, "costs", None)
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
-        """See `Drafter.propose`."""
         found = [self._text(view).tokens() for view in views]
         inner = [
             _InnerView(view.id, tokens) for view, (tokens, _) in zip(views, found, strict=True)
@@ -211,7 +210,6 @@ class Translated:
         """See `Drafter.accepted`; the inner drafter sees the tokens in its next text."""
 
     def release(self, view: DraftView) -> None:
-        """See `Drafter.release`."""
         tokens, _ = self._text(view).tokens()
         del self._texts[view.id]
         self.inner.release(_InnerView(view.id, tokens))

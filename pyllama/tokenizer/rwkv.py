@@ -46,7 +46,6 @@ class RWKV(WordEncoder):
         return [text]
 
     def encode_piece(self, piece: str) -> list[int]:
-        """Token ids of a text."""
         ids: list[int] = []
         data = piece.encode()
         end = 0

@@ -130,7 +130,6 @@ class CpuBackend(Backend):
         return isinstance(buft, (HostBufferType, RepackBufferType))
 
     def supports_op(self, node: Tensor) -> bool:
-        """Whether a kernel takes this node's types and strides."""
         if node.op is None or node.op.is_view:
             return True
         return LOWERINGS.supports_node(node)

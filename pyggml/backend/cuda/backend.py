@@ -103,7 +103,6 @@ class CudaBackend(Backend):
         return buft is self._plain or buft is self._planes
 
     def supports_op(self, node: Tensor) -> bool:
-        """Whether a kernel takes this node's types and strides."""
         if node.op is None or node.op.is_view:
             return True
         known = node.src[0] if node.op.name in READS_PLANES else None

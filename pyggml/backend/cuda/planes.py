@@ -145,7 +145,6 @@ class PlanesType(CudaType):
     """Memory of a device in which quantized matrices are planes."""
 
     def alloc_buffer(self, size: int) -> PlanesBuffer:
-        """Raises: AllocError."""
         return PlanesBuffer(self.driver, size, self)
 
     def alloc_size(self, tensor: Tensor) -> int:
@@ -157,7 +156,6 @@ class PlanesBuffer(CudaBuffer):
     """A tensor is set and read whole, in ggml's layout."""
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
-        """A copy of ggml's bytes."""
         planes = known_planes(tensor.type)
         n_bytes = planes.n_bytes(tensor.ne[0], tensor.nrows)
         stored = np.empty(n_bytes, np.uint8)

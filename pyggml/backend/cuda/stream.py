@@ -138,7 +138,6 @@ class StreamQueue:
             copy_bytes(source, target)
 
     def record(self) -> DeviceEvent:
-        """The point after all work that is enqueued now."""
         return StreamEvent(self, self.driver.record(self.stream))
 
     def wait(self, event: DeviceEvent) -> None:

@@ -151,7 +151,6 @@ class JsonCall:
             yield from reader.json_value(found.ignored.add)
 
     def write(self, call: ToolCall) -> str:
-        """The text of a call."""
         fields = [
             f'"{self.name}": {json.dumps(call.name)}',
             f'"{self.arguments}": {call.arguments}',
@@ -161,7 +160,6 @@ class JsonCall:
         return "{" + ", ".join(fields) + "}"
 
     def rule(self, rules: ToolRules, tool: Tool, prefix: str) -> str:
-        """A grammar expression for a call of a tool."""
         args = tool.arguments_rule(rules, prefix)
         fields = [f"{_key(self.name)} {literal(json.dumps(tool.name))}"]
         fields.append(f"{_key(self.arguments)} {args}")
@@ -225,7 +223,6 @@ class NamedCall:
     head_text: Callable[[ToolCall], str] = lambda call: call.name
 
     def read(self, reader: Reader) -> Steps[None]:
-        """Read a call. Raises: Mismatch, if it is none."""
         head = yield from reader.head(self.end.strip() or self.end, _MAX_HEAD)
         match = re.fullmatch(self.head, head.strip())
         if match is None:
@@ -238,11 +235,9 @@ class NamedCall:
             reader.arguments("{}")
 
     def write(self, call: ToolCall) -> str:
-        """The text of a call."""
         return f"{self.head_text(call)}{self.end}{call.arguments}"
 
     def rule(self, rules: ToolRules, tool: Tool, prefix: str) -> str:
-        """A grammar expression for a call of a tool."""
         args = tool.arguments_rule(rules, prefix)
         return f"{self.head_rule(rules, tool.name)} {rules.marker(self.end)} {args}"
 

@@ -149,7 +149,6 @@ class PhaseTable:
             self.parts.append((None, some, self._encode(some, uses, error_slot)))
 
     def launch_at(self, record: int) -> CpuLaunch | None:
-        """The launch that has a record at an address."""
         for records, launch in self._records:
             if 0 <= record - records.ctypes.data < records.nbytes:
                 return launch
