@@ -13,8 +13,9 @@
     print(result.numpy())
 
 Names are ggml's without the prefix; ``ne[0]`` is the contiguous dimension. Importing this package
-loads NumPy and compiles nothing; Numba comes with the first CPU compute. ``a as a`` marks a public
-name for type checkers; ``__all__`` of an op's file names its builders.
+loads NumPy and compiles nothing; Numba comes with the first CPU compute. Builders of nodes raise
+ShapeError or TypeMismatch if sizes or types do not fit. ``a as a`` marks a public name for type
+checkers; ``__all__`` of an op's file names its builders.
 """
 
 from .alloc import (

@@ -426,9 +426,6 @@ def flash_attn_ext(
         q F32 [hd, T, nh, S], k [hd, n_kv, nkv, S'] and v [hdv, n_kv, nkv, S'] of ``KV_TYPES``
         (not transposed; any strides with rows without gaps), mask as in ``soft_max_ext``,
         sinks F32 [nh] -> F32 [hdv, nh, T, S]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return FLASH_ATTN_EXT.build(
         ctx, q, k, v, mask, sinks, **_params(scale, max_bias, logit_softcap)
@@ -460,9 +457,6 @@ def flash_attn_cells(
         q F32 [hd, T, nh], k [hd, n_cells, nkv] and v [hdv, n_cells, nkv] of ``KV_TYPES``,
         cells I32 [2, n_list, n_seq], rows I32 [4, T], branches I32 [2, n_entries, n_branches]
         -> F32 [hdv, nh, T]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return FLASH_ATTN_EXT.build(
         ctx, q, k, v, None, sinks, cells, rows, branches,

@@ -149,9 +149,6 @@ def add(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
 
     Shape:
         a F32, F16 or BF16 [ne0, ne1, ne2, ne3], each size of b divides a's -> a's
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return ADD.build(ctx, a, b)
 

@@ -118,9 +118,6 @@ def im2col(
     Shape:
         a [kw, kh, c, _], b [w, h, c, n] -> [c * kh * kw, ow, oh, n]; or with ``is_2d=False``
         a [k, c, _], b [length, c, n] -> [c * k, ow, n]; ow = (w + 2p - d(kw - 1) - 1) // s + 1
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return IM2COL.build(ctx, a, b, is_2d=is_2d, type=type, **steps)
 
@@ -181,9 +178,6 @@ def conv_2d_direct(ctx: Context, a: Tensor, b: Tensor, **steps: int) -> Tensor:
 
     Shape:
         a F32 or F16 [kw, kh, c, oc], b F32 [w, h, c, n] -> F32 [ow, oh, oc, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CONV_2D.build(ctx, a, b, **steps)
 
@@ -225,9 +219,6 @@ def conv_2d_dw_direct(ctx: Context, a: Tensor, b: Tensor, **steps: int) -> Tenso
 
     Shape:
         a F32 or F16 [kw, kh, 1, c], b F32 [w, h, c, n] -> F32 [ow, oh, c, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CONV_2D_DW.build(ctx, a, b, **steps)
 
@@ -237,9 +228,6 @@ def conv_2d(ctx: Context, a: Tensor, b: Tensor, **steps: int) -> Tensor:
 
     Shape:
         a F32 or F16 [kw, kh, c, oc], b F32 [w, h, c, n] -> F32 [ow, oh, oc, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     seen = im2col(ctx, a, b, True, a.type, **steps)  # [c * kh * kw, ow, oh, n]
     k, ow, oh, n = seen.ne
@@ -264,9 +252,6 @@ def conv_1d(ctx: Context, a: Tensor, b: Tensor, s0: int = 1, p0: int = 0, d0: in
 
     Shape:
         a F32 or F16 [k, c, oc], b F32 [length, c, n] -> F32 [ow, oc, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     steps: dict[str, Any] = {"s0": s0, "p0": p0, "d0": d0}
     seen = im2col(ctx, a, b, is_2d=False, type=a.type, **steps)  # [c * k, ow, n]

@@ -75,9 +75,6 @@ def conv_transpose_1d(ctx: Context, a: Tensor, b: Tensor, s0: int) -> Tensor:
 
     Shape:
         a F32 or F16 [k, oc, c], b F32 [length, c] -> F32 [(length - 1) * s0 + k, oc]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CONV_TRANSPOSE_1D.build(ctx, a, b, s0=s0)
 
@@ -115,8 +112,5 @@ def conv_transpose_2d_p0(ctx: Context, a: Tensor, b: Tensor, stride: int) -> Ten
     Shape:
         a F32 or F16 [kw, kh, oc, c], b F32 [w, h, c, n]
         -> F32 [(w - 1) * stride + kw, (h - 1) * stride + kh, oc, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CONV_TRANSPOSE_2D.build(ctx, a, b, s0=stride)

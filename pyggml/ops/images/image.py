@@ -189,9 +189,6 @@ def win_part(ctx: Context, x: Tensor, w: int) -> Tensor:
 
     Shape:
         x F32 [c, width, height] -> F32 [c, w, w, ceil(width / w) * ceil(height / w)]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return WIN_PART.build(ctx, x, w=w)
 
@@ -240,8 +237,5 @@ def win_unpart(ctx: Context, x: Tensor, w0: int, h0: int) -> Tensor:
 
     Shape:
         x F32 [c, w, w, ceil(w0 / w) * ceil(h0 / w)] -> F32 [c, w0, h0]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return WIN_UNPART.build(ctx, x, w0=w0, h0=h0)

@@ -87,9 +87,6 @@ def pool_1d(
 
     Shape:
         x F32 or F16 [n, ...] -> F32 [(n + 2 p0 - k0) // s0 + 1, ...]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return POOL_1D.build(ctx, x, pool=pool, k0=k0, s0=k0 if s0 is None else s0, p0=p0)
 
@@ -125,9 +122,6 @@ def pool_2d(
 
     Shape:
         x F32 or F16 [w, h, ...] -> F32 [(w + 2 p0 - k0) // s0 + 1, (h + 2 p1 - k1) // s1 + 1, ...]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     steps = {"s0": k0 if s0 is None else s0, "s1": k1 if s1 is None else s1}
     return POOL_2D.build(ctx, x, pool=pool, k0=k0, k1=k1, p0=p0, p1=p1, **steps)

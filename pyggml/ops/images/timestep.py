@@ -58,8 +58,5 @@ def timestep_embedding(ctx: Context, t: Tensor, dim: int, max_period: int = 1000
 
     Shape:
         t F32 [n] -> F32 [dim, n]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return TIMESTEP_EMBEDDING.build(ctx, t, dim=dim, max_period=max_period)

@@ -220,9 +220,6 @@ def mul_mat_sparse(
         a [E, F], b F32 [E, T], idx F32 [F, T] -> F32 [F, T]
         gpu_idx I32 [F]: neurons marked 1 are computed elsewhere, and zero here
         bucket I32 [k]: a is [E, k] and has the rows of these neurons; all others are zero
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     placed = gpu_idx if bucket is None else bucket
     params = {"threshold": float(threshold), "bucket": bucket is not None}
@@ -238,9 +235,6 @@ def axpy(
     Shape:
         a [E, F], b F32 [F, T], idx F32 [F, T] (None: all are active) -> F32 [E, T]
         gpu_idx, bucket: as for ``mul_mat_sparse``; b and idx have all neurons
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     placed = gpu_idx if bucket is None else bucket
     params = {"threshold": float(threshold), "bucket": bucket is not None}
@@ -300,8 +294,5 @@ def mul_mat_signs(ctx: Context, signs: Tensor, x: Tensor) -> Tensor:
 
     Shape:
         signs I32 [ceil(n / 32), m] from ``pack_signs``, x F32 [n, T] -> F32 [m, T], from -n to n
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return MUL_MAT_SIGNS.build(ctx, signs, x)

@@ -131,8 +131,5 @@ def concat(ctx: Context, a: Tensor, b: Tensor, dim: int) -> Tensor:
 
     Shape:
         a and b, equal but for ne[dim] -> ne[dim] is the sum
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CONCAT.build(ctx, a, b, dim=int(dim))

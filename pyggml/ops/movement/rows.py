@@ -106,9 +106,6 @@ def get_rows(ctx: Context, a: Tensor, ids: Tensor) -> Tensor:
 
     Shape:
         a [n, n_rows, ne2, ne3], ids I32 [r, ne2, ne3] -> [n, r, ne2, ne3]
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return GET_ROWS.build(ctx, a, ids)
 
@@ -202,8 +199,5 @@ def set_rows(ctx: Context, a: Tensor, b: Tensor, idx: Tensor) -> Tensor:
     Shape:
         a [n, n_rows, ne2, ne3], b F32 or F16 [n, r, ne2, ne3], idx I32 or I64 [r, ne2', ne3'],
         where ne2' divides ne2 and ne3' divides ne3 -> a's
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return derive_name(SET_ROWS.build(ctx, b, idx, a), a, "view")

@@ -185,8 +185,5 @@ def soft_max_ext(
     Shape:
         x F32 [n_kv, n_tokens, n_head, ne3], mask F32 or F16 [n_kv, >= n_tokens, divisor of
         n_head, divisor of ne3], sinks F32 [n_head] -> x's
-
-    Raises:
-        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return SOFT_MAX.build(ctx, x, mask, sinks, scale=float(scale), max_bias=float(max_bias))
