@@ -344,11 +344,6 @@ def mat_vec(type: GGMLType, x_type: GGMLType | None, vector: bool, shape: Launch
     return mul_mat_vec
 
 
-def reads_vectors(a: Tensor, b: Tensor) -> bool:
-    """Whether rows of floats can be read 8 elements at once."""
-    return a.type in FLOAT_TYPES and a.ne[0] % 8 == 0 and is_aligned(a) and is_aligned(b)
-
-
 class Operands(NamedTuple):
     """A weight and activations as kernels read them.
 
@@ -368,7 +363,7 @@ class Operands(NamedTuple):
 def operands(lowering: GpuLowering, a: Tensor, b: Tensor, dims: int) -> Operands:
     """The operands of a kernel that has the distances of ``dims`` dimensions."""
     if not has_planes(a):
-        vector = reads_vectors(a, b)
+        vector = a.type in FLOAT_TYPES and a.ne[0] % 8 == 0 and is_aligned(a) and is_aligned(b)
         values: dict[str, Any] = {"w": a, "x": b, "n": a.ne[0]}
         values |= dict.fromkeys(("high", "steps", "scales", "x_high", "d", "sums"), 0)
         return Operands(b.type, vector, a.ne[0] // (256 if vector else 32), values)
