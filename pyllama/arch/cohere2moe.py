@@ -53,8 +53,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(hp.n_layer):
         x = norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(x, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = b.self_attention(x, i)
         cur, inp, x = b.select_outputs(i, cur, inp, x)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = ffn(b, x, i, "silu")

@@ -55,8 +55,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         if hp.n_head:
             cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         if hp.n_head_kv:
-            q, k, v = b.qkv(cur, i)
-            cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+            cur = b.self_attention(cur, i)
         cur, inp = b.select_outputs(i, cur, inp)
         if hp.n_head:
             inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

@@ -60,8 +60,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         norm = cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         if f"blk.{i}.attn_norm_2.weight" in b.weights:
             cur = b.layer_norm(inp, f"blk.{i}.attn_norm_2", f"attn_norm_2-{i}")
-        q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
+        cur = b.self_attention(cur, i)  # [n_embd_q, T]
         cur, inp, norm = b.select_outputs(i, cur, inp, norm)
         layer_in = inp  # input of PowerInfer's predictors
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

@@ -6,11 +6,10 @@ Source: IBM 2024, "Granite 3.0 Language Models"; llama.cpp, ``llm_build_granite`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, float32
+from ..mapping.rules import float32
 from . import llama
 
 HPARAMS: Values = {
@@ -25,7 +24,7 @@ TENSORS = without(llama.TENSORS, *EXPERTS)
 
 build_graph = llama.build_graph
 
-SCALES = {  # llama.cpp's keys -> names in config.json
+SCALES = {  # llama.cpp's keys -> names in config.json, which may lack them: 1
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "attention.scale": "attention_multiplier",
@@ -33,13 +32,11 @@ SCALES = {  # llama.cpp's keys -> names in config.json
 }
 
 
-def scale_keys(config: Config) -> dict[str, Any]:
-    """The keys of the four factors, which are 1 where config.json lacks them."""
-    return {key: float32(config.get(name, 1.0)) for key, name in SCALES.items()}
-
-
 CONVERT = replace(
     llama.CONVERT,
     models=("GraniteForCausalLM",),
-    keys=lambda config: llama.CONVERT.keys(config) | scale_keys(config),
+    keys=lambda config: (
+        llama.CONVERT.keys(config)
+        | {key: float32(config.get(name, 1.0)) for key, name in SCALES.items()}
+    ),
 )

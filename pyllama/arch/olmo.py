@@ -33,8 +33,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         cur = ops.norm(b.ctx, inp, eps).set_name(f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = b.self_attention(cur, i)
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = ops.norm(b.ctx, inp, eps).set_name(f"ffn_norm-{i}")

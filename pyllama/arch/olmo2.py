@@ -47,8 +47,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(b.hparams.n_layer):
-        q, k, v = b.qkv(inp, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = b.self_attention(inp, i)
         cur, inp = b.select_outputs(i, cur, inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")

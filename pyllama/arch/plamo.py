@@ -31,8 +31,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(b.hparams.n_layer):
         norm = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(norm, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = b.self_attention(norm, i)
         cur, inp, norm = b.select_outputs(i, cur, inp, norm)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = ffn(b, norm, i, "silu", residual=cur).set_name(f"l_out-{i}")

@@ -37,8 +37,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(b.hparams.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        cur = b.self_attention(cur, i)
         cur, inp = b.select_outputs(i, cur, inp)
         router_in = inp
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)

@@ -377,6 +377,15 @@ class GraphBuilder:
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
+    def self_attention(self, x: Tensor, i: int) -> Tensor:
+        """Attention of layer ``i`` with rope on its queries and keys.
+
+        Shape:
+            x [n_embd, T], normed -> [n_embd_q, T]
+        """
+        q, k, v = self.qkv(x, i)
+        return self.attention(self.rope(q, f"Qcur-{i}", i), self.rope(k, f"Kcur-{i}", i), v, i)
+
     def select_outputs(self, i: int, *xs: Tensor) -> tuple[Tensor, ...]:
         """In the last layer the columns of the tokens in ``out_ids``; before it all of them.
 
