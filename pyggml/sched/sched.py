@@ -206,19 +206,10 @@ class Sched:
             AllocError: no memory.
             UnsupportedOp, ComputeError, Aborted: as ``Backend.graph_compute``.
         """
-        self.graph_compute_async(graph)
-        self.synchronize()
-
-    def graph_compute_async(self, graph: CGraph) -> None:
-        """Like ``graph_compute``, but may return before the results are computed.
-
-        Call ``synchronize`` before reading results or writing inputs. With an eval callback, or if
-        all backends block, all is computed on return.
-        """
         if self._current is None or not self._current.is_of(graph):
             self.alloc_graph(graph)
         assert self._current is not None
-        self._current.enqueue()
+        self._current.run()
 
     def synchronize(self) -> None:
         """Wait for all queued work. Raises: as ``graph_compute``."""

@@ -280,10 +280,9 @@ def test_async_compute_waits_only_when_told() -> None:
     _, x, graph, nodes = chain("FF")
     device = DeferredDevice()
     sched = Sched([device, HostOnly()])
-    prefer(sched, graph)
-    sched.alloc_graph(graph)
+    schedule = sched.compile(graph, pins=dict.fromkeys(graph.nodes, device))
     x.set(np.ones(256))
-    sched.graph_compute_async(graph)
+    schedule.enqueue()
     assert len(device.deferred.waiting) == 2
     sched.synchronize()
     assert not device.deferred.waiting and (to_numpy(nodes[-1]) == 1.5**2).all()
@@ -296,11 +295,11 @@ def test_independent_devices_work_at_the_same_time() -> None:
     graph = graph_of(a, b)
     devices = [DeferredDevice(name="one"), DeferredDevice(name="two")]
     sched = Sched([*devices, HostOnly()])
-    for tensor, device in ((x, 0), (y, 1), (a, 0), (b, 1)):
-        sched.set_tensor_backend(tensor, devices[device])
-    sched.alloc_graph(graph)
-    sched.graph_compute_async(graph)
-    assert [len(d.deferred.waiting) for d in devices] == [1, 1] and sched.n_copies == 0
+    pins = {tensor: devices[i] for tensor, i in ((x, 0), (y, 1), (a, 0), (b, 1))}
+    schedule = sched.compile(graph, pins=pins)
+    schedule.enqueue()
+    assert [len(d.deferred.waiting) for d in devices] == [1, 1]
+    assert not any(split.copies for split in schedule.splits)
     sched.synchronize()
 
 
