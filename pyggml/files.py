@@ -203,6 +203,13 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def written(text: str, path: str | os.PathLike[str] | None) -> str:
+    """The text, after writing it to a file if there is a path. Raises: OSError."""
+    if path is not None:
+        write_whole(path, text.encode("utf-8"))
+    return text
+
+
 @contextlib.contextmanager
 def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``parent``; it is deleted at the end with its files.

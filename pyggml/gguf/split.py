@@ -144,14 +144,15 @@ def write_split(
                     (whole_metadata(file) if i == 0 else {}) | own,
                     names=plan.names,
                     data=data,
-                    progress=_share(progress, before / total, plan.nbytes / total),
+                    progress=progress_of(progress, before / total, plan.nbytes / total),
                 )
                 before += plan.nbytes
     except OSError as error:
         raise GGUFError(f"{file.path}: cannot be split: {error.strerror or error}") from error
 
 
-def _share(progress: Progress | None, done: float, share: float) -> Progress | None:
+def progress_of(progress: Progress | None, done: float, share: float) -> Progress | None:
+    """The progress of a file's part, as that of the whole."""
     return None if progress is None else lambda fraction: progress(done + share * fraction)
 
 

@@ -84,15 +84,11 @@ def fits(kind: ValueType, value: bool | int | float | str) -> bool:
     if isinstance(value, str):
         return kind is ValueType.STRING
     if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
-        return value != value or abs(value) == inf or abs(value) <= _float_max(kind)
+        return value != value or abs(value) == inf or abs(value) <= float(np.finfo(kind.dtype).max)
     if isinstance(value, float) or not kind.code or kind is ValueType.BOOL:
         return False
     info = np.iinfo(kind.dtype)
     return bool(info.min <= value <= info.max)
-
-
-def _float_max(kind: ValueType) -> float:
-    return float(np.finfo(kind.dtype).max)
 
 
 def parse_value(kind: ValueType, text: str) -> bool | int | float | str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Unpack
 
 from ..cgraph import CGraph
-from ..files import write_whole
+from ..files import written
 from ..tensor import Flag
 from .boxes import Arrow, Box
 from .label import escape, leaf_label, legend, node_label, tooltip
@@ -61,9 +61,7 @@ def graph_dump_dot(
     """
     picture = Picture(graph, **options)
     text = "\n".join((_HEAD, *_lines(picture), "}", ""))
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 def look_of(picture: Picture, box: Box) -> Look:

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from ..alloc.gallocr import Plan
 from ..cgraph import CGraph
-from ..files import write_whole
+from ..files import written
 from ..tensor import Flag, Tensor
 from .color import time_tag
 from .drawing import Drawing, DrawnBox
@@ -56,9 +56,7 @@ def graph_html(
         options = {**options, "fold": "none"}
     drawing = Drawing(Picture(graph, **options))
     text = _page(drawing, plan, folded, options.get("layers"))
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 def _page(drawing: Drawing, plan: Plan | None, folded: bool, layers: tuple[int, int] | None) -> str:

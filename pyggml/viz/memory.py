@@ -15,7 +15,7 @@ from itertools import accumulate
 from ..alloc.gallocr import Block, Plan
 from ..cgraph import CGraph
 from ..errors import PyggmlError
-from ..files import write_whole
+from ..files import written
 from ..rounding import ceil_div
 from ..tensor import Tensor
 from .scope import Scope
@@ -67,9 +67,7 @@ def memory_svg(
             "",
         )
     )
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 class _Memory:

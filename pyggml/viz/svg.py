@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from ..cgraph import CGraph
-from ..files import write_whole
+from ..files import written
 from .drawing import LINE, Drawing, DrawnBox
 from .label import printable
 from .layout import BLOCK_GAP, LayoutBlock, Point
@@ -66,9 +66,7 @@ def graph_svg(
             "",
         )
     )
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 def escape(text: str) -> str:

@@ -812,7 +812,10 @@ class Llama:
     def _end(self) -> None:
         """End a completion, with the lock held."""
         self._say_timings()
-        self._save_cached()
+        if self.cache is not None:
+            state = copy_state(self._scores_kept, self._seed)
+            self.cache[state.input_ids[: state.n_tokens].tolist()] = state
+            self._say("Llama: state saved in the cache")
 
     def _load_cached(self, tokens: Sequence[int]) -> None:
         """Load the state of the cache that has more of a prompt than the context has."""
@@ -829,12 +832,6 @@ class Llama:
                 self.load_state(state)  # the public one, which programs replace
             self._seed = seed
             self._say("Llama: cache hit")
-
-    def _save_cached(self) -> None:
-        if self.cache is not None:
-            state = copy_state(self._scores_kept, self._seed)
-            self.cache[state.input_ids[: state.n_tokens].tolist()] = state
-            self._say("Llama: state saved in the cache")
 
     def _infill(self, prompt: str | Sequence[int], suffix: str) -> list[int] | None:
         before = prompt if isinstance(prompt, str) else list(map(int, prompt))

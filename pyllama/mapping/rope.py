@@ -46,7 +46,9 @@ def rope_keys(config: Config) -> dict[str, Any]:
         original = _original(config, params)
         keys["rope.scaling.type"] = kind
         keys["rope.scaling.original_context_length"] = original
-        keys["rope.scaling.attn_factor"] = _longrope_length(_factor(config, params), original)
+        factor = _factor(config, params)
+        longer = math.log(factor) / math.log(original) if factor > 1 else 0.0
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + longer)
         if params.get("attention_factor") is not None:
             keys["rope.scaling.attn_factor"] = float(params["attention_factor"])
     return keys
@@ -149,10 +151,6 @@ def _original(config: Config, params: Config) -> int:
 def _factor(config: Config, params: Config) -> float:
     given = params.get("factor")
     return float(given or config["max_position_embeddings"] / _original(config, params))
-
-
-def _longrope_length(factor: float, original: int) -> float:
-    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _yarn(config: Config, params: Config) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pyggml.errors import GGUFError, QuantizeError
 from pyggml.files import replacing
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.gguf.parts import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, part_path
+from pyggml.gguf.split import progress_of
 from pyggml.host import default_threads
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.validity import count_invalid
@@ -99,14 +100,10 @@ def _write_parts(plan: QuantizePlan, paths: list[Path], progress: Progress | Non
                 share = sum(t.nbytes for t in tensors) / total
                 temporary = stack.enter_context(replacing(path))
                 metadata = {**plan.metadata, **own} if i == 0 else own
-                _write(plan, temporary, tensors, metadata, _part_of(progress, before, share))
+                _write(plan, temporary, tensors, metadata, progress_of(progress, before, share))
                 before += share
     except OSError as error:
         raise GGUFError(f"{paths[0]}: cannot be written: {error.strerror or error}") from error
-
-
-def _part_of(progress: Progress | None, before: float, share: float) -> Progress | None:
-    return None if progress is None else lambda done: progress(before + share * done)
 
 
 def _write(

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.files import write_whole
+from pyggml.files import written
 from pyggml.viz.style import FAMILIES
 from pyggml.viz.svg import escape
 
@@ -136,9 +136,7 @@ def charts_svg(
             parts += [f'<g transform="{place}">', *axes.drawn(), "</g>"]
         y += high
     text = "\n".join((*parts, "</svg>", ""))
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 class _Axes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pyggml.files import write_whole
+from pyggml.files import written
 from pyggml.viz.style import FAMILIES, Paint
 from pyggml.viz.svg import escape
 from pyllama.sparsity.chart import Chart, charts_svg
@@ -103,9 +103,7 @@ def placement_svg(
             "",
         )
     )
-    if path is not None:
-        write_whole(path, text.encode("utf-8"))
-    return text
+    return written(text, path)
 
 
 def by_level(placed: Placement) -> dict[str, int]:
