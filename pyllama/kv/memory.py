@@ -82,7 +82,7 @@ class Memory:
         self._n_ubatch = n_ubatch
         self.states: StateCache | None = None
         if hparams.states:
-            self.states = StateCache(hparams, n_seq_max, n_checkpoints * n_seq_max, layer_buft)
+            self.states = StateCache(hparams, n_seq_max, n_checkpoints * n_seq_max)
         self.can_shift = not (hparams.learned_positions or hparams.swa_chunked or hparams.states)
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}

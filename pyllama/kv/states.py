@@ -9,12 +9,13 @@ A slot has the states of all layers after some token, and does not change while 
 end of a sequence refers to it: the next token then writes to another slot. So a copy of a sequence
 and a checkpoint, to which the sequence can go back, cost nothing when they are made. Where slots
 run out, the oldest checkpoint is dropped. A state's position is that of the token that comes next.
-The system commits memory when a slot is first written. Not thread-safe.
+States are in host memory: the ops that update them have kernels for the CPU. The system commits
+memory when a slot is first written. Not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,7 +28,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.host import available_memory
-from pyggml.tensor import BufferType, Tensor
+from pyggml.tensor import Tensor
 
 from ..errors import BatchError
 from ..hparams import HParams
@@ -58,7 +59,6 @@ class StateCache:
         n_seq_max: number of sequences.
         n_checkpoints: the most older states of all sequences together; fewer where they would
             take a quarter of the free memory.
-        layer_buft: the buffer type of a layer's states.
 
     Attributes:
         tensors: by name and layer, F32 [..., n_slots], with the sizes of ``HParams.states``.
@@ -70,10 +70,7 @@ class StateCache:
         AllocError: these do not fit into this machine's memory.
     """
 
-    def __init__(
-        self, hparams: HParams, n_seq_max: int, n_checkpoints: int,
-        layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
-    ) -> None:  # fmt: skip
+    def __init__(self, hparams: HParams, n_seq_max: int, n_checkpoints: int) -> None:
         size, have = slot_bytes(hparams), available_memory()
         self.size_bytes = size * n_seq_max
         self.n_seq_max, self.n_checkpoints, self.n_drafted = n_seq_max, n_checkpoints, _DRAFT_SLOTS
@@ -83,16 +80,14 @@ class StateCache:
             self.n_drafted = min(_DRAFT_SLOTS, n_spare // 2)
             self.n_checkpoints = min(n_checkpoints, n_spare - self.n_drafted)
         self.n_slots = 2 * n_seq_max + self.n_checkpoints + self.n_drafted
-        contexts: dict[BufferType, Context] = {}
+        ctx = Context(no_alloc=True)
         self.tensors: dict[str, dict[int, Tensor]] = {}
         for layer, shapes in enumerate(hparams.states):
             for name, ne in shapes.items():
-                ctx = contexts.setdefault(layer_buft(layer), Context(no_alloc=True))
                 tensor = ctx.new_tensor(GGMLType.F32, (*ne, self.n_slots))
                 tensor.set_name(f"state_{name}_l{layer}")
                 self.tensors.setdefault(name, {})[layer] = tensor
-        for buft, ctx in contexts.items():
-            alloc_ctx_tensors(ctx, buft)
+        alloc_ctx_tensors(ctx, HOST)
         self.stored = [t for by_layer in self.tensors.values() for t in by_layer.values()]
         self.clear()
 

@@ -127,7 +127,8 @@ def test_every_architecture_can_be_sparse_or_says_no(tmp_path: Path, arch: str) 
     name = next(iter(OF_ARCHITECTURES[arch]))
     path, options = dense_file(tmp_path, name), {"overrides": Overrides(hidden_act="relu")}
     tokens = dense_recording(name)["tokens"].tolist()[:12]
-    if arch in OTHER_FFN or Model.load(path, vocab_only=True).hparams.n_expert:
+    hp = Model.load(path, vocab_only=True).hparams
+    if arch in OTHER_FFN or hp.n_expert or not all(hp.n_ff_arr):
         with pytest.raises(ModelError, match="sparse inference does not support") as error:
             Context(Model.load(path, sparse="exact"), n_ctx=64, **options)
         assert "\n" not in str(error.value)
