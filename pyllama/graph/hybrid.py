@@ -76,12 +76,10 @@ def decoder(
     Shape:
         -> [n_vocab, n_outputs]
     """
-    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
+    for i in range(b.hparams.n_layer):
         cur = mixer(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur, inp = b.select_outputs(i, cur, inp)
         inp = b.add_residual(cur, inp, f"mixer_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.{ffn_norm}", f"ffn_norm-{i}")
         inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
