@@ -180,16 +180,19 @@ class _Rows:
         return self.sums(add)
 
 
+Emit = Callable[[_Rows, Value], None]  # (rows, number of the first one)
+
+
 def _lane(i: int) -> ir.Constant:
     return ir.Constant(i32, i)
 
 
 def _in_groups(
     b: Value, before: Value, after: Value, n_rows: Value, n: Value,
-    emit: Callable[[_Rows, Value], None],
+    emit: Emit, sums: int = 8,
 ) -> None:  # fmt: skip
-    """Emit all rows: as many together as have eight vectors of sums, the last ones alone."""
-    group = max(1, vectors().lanes // 2)
+    """Emit all rows: as many together as have ``sums`` vectors of sums, the last ones alone."""
+    group = max(1, vectors().lanes * sums // _SUMS)
     row_bytes = b.shl(n, const(2))
     groups = b.sdiv(n_rows, const(group))
     done = b.mul(groups, const(group))
@@ -199,6 +202,14 @@ def _in_groups(
             offset = b.mul(first, row_bytes)
             rows = _Rows(b, b.add(before, offset), b.add(after, offset), size, n)
             emit(rows, first)
+
+
+def _correct_and_update(
+    b: Value, before: Value, after: Value, n_rows: Value, n: Value, correct: Emit, update: Emit
+) -> None:
+    """Emit the products of all rows with ``p``, then all updates: none waits for its product."""
+    _in_groups(b, before, after, n_rows, n, correct)
+    _in_groups(b, before, after, n_rows, n, update, 4)  # factors and rows take registers too
 
 
 def _factors(rows: _Rows, x: Value, first: Value) -> Value:
@@ -257,11 +268,14 @@ def corrected_rows(
 ) -> None:  # fmt: skip
     """``S' = decay S + (x[i] + S . p) u``; ``decay`` is a number, or the address of a row."""
 
-    def emit(rows: _Rows, first: Value) -> None:
-        factors = b.fadd(_factors(rows, x, first), rows.dot(p))
-        _store_results(rows, y, first, rows.update(decay, q, [(factors, u)]))
+    def correct(rows: _Rows, first: Value) -> None:
+        _store_results(rows, y, first, b.fadd(_factors(rows, x, first), rows.dot(p)))
 
-    _in_groups(b, before, after, n_rows, n, emit)
+    def update(rows: _Rows, first: Value) -> None:
+        totals = rows.update(decay, q, [(_factors(rows, y, first), u)])
+        _store_results(rows, y, first, totals)
+
+    _correct_and_update(b, before, after, n_rows, n, correct, update)
 
 
 @intrinsic_from_ir(typed=_typed)
@@ -271,11 +285,14 @@ def corrected_rows_2(
 ) -> None:  # fmt: skip
     """``S' = decay S + x[i] u + (S . p) w``; ``decay`` is a number, or the address of a row."""
 
-    def emit(rows: _Rows, first: Value) -> None:
-        terms = [(_factors(rows, x, first), u), (rows.dot(p), w)]
+    def correct(rows: _Rows, first: Value) -> None:
+        _store_results(rows, y, first, rows.dot(p))
+
+    def update(rows: _Rows, first: Value) -> None:
+        terms = [(_factors(rows, x, first), u), (_factors(rows, y, first), w)]
         _store_results(rows, y, first, rows.update(decay, q, terms))
 
-    _in_groups(b, before, after, n_rows, n, emit)
+    _correct_and_update(b, before, after, n_rows, n, correct, update)
 
 
 @intrinsic_from_ir(result=_F32)
@@ -298,11 +315,10 @@ def _decayed_columns(
 
     for offset, lanes in pieces(b, n, (_COLUMNS, 8, 1)):
         value = load(b, b.add(v, offset), vec(f32, lanes), 4)
-        start = splat(f32, lanes, 0.0)
-        if bonus is not None:
-            start = b.fmul(broadcast(b, bonus, lanes), value)
         key = partial(lambda o, v, i, carried: [update(i, o, v, carried[0])], offset, value)
-        (total,) = counted_loop(b, keys, [start], key)
+        (total,) = counted_loop(b, keys, [splat(f32, lanes, 0.0)], key)
+        if bonus is not None:  # last, so that nothing waits for it
+            total = fma(b, broadcast(b, bonus, lanes), value, total)
         if scale is not None:
             total = b.fmul(total, broadcast(b, scale, lanes))
         store(b, total, b.add(y, offset), 4)

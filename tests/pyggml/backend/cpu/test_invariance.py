@@ -16,6 +16,7 @@ from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from pyggml.ops.op import OPS, Op
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -139,3 +140,34 @@ def test_in_place_is_the_same(name: str) -> None:
     x = ctx.from_numpy(ROWS)
     compute(in_place, x, ctx, 2)
     assert x.numpy().tobytes() == want.tobytes()
+
+
+RECURRENT = [op for op in OPS.values() if op.updates]
+
+
+def _run(op: Op, sources: list[Array], pieces: list[int], n_threads: int) -> tuple[bytes, bytes]:
+    """Results and states of one run, computed in pieces that follow each other."""
+    states_at, results, first = op.src.index(op.updates), b"", 0
+    for n in pieces:
+        ctx, nodes = Context(), []
+        for i, x in enumerate(sources):
+            axis = [a for a in range(x.ndim) if x.shape[a] == sum(pieces) and i != states_at]
+            nodes.append(ctx.from_numpy(x.take(range(first, first + n), axis[0]) if axis else x))
+        nodes.append(ctx.from_numpy(np.array([[0, n, -1 if first == 0 else 1]], np.int32)))
+        nodes.append(ctx.from_numpy(np.array([-1] * (n - 1) + [1], np.int32)))
+        node = op.build(ctx, *nodes)
+        results += compute(lambda ctx, x: x, node, ctx, n_threads).tobytes()
+        sources[states_at] = nodes[states_at].numpy().copy()
+        first += n
+    return results, sources[states_at].tobytes()
+
+
+@pytest.mark.parametrize("op", RECURRENT, ids=lambda op: op.name)
+def test_pieces_of_a_run_do_not_matter(op: Op) -> None:
+    cases = [case.args for case in op.cases if len(case.args) == len(op.src) and not case.perf]
+    args = max(([a for a in args if a] for args in cases), key=lambda args: args[-1].ne[0])
+    rng, T = np.random.default_rng(0), args[-1].ne[0]
+    sources = [rng.uniform(a.low, a.high, a.ne[::-1]).astype(np.float32) for a in args[:-2]]
+    want = _run(op, sources.copy(), [T], 1)
+    assert _run(op, sources.copy(), [4, 1, T - 5], 2) == want
+    assert _run(op, sources.copy(), [1] * T, 7) == want

@@ -2,7 +2,7 @@
 
 Chunks are ranges of channels, with all tokens of a run one after the other. Weights are transposed
 first, so that channels lie side by side.
-Access: a token's row is read once for each tap, from L1 but for the first time.
+Access: the rows of a token's taps, from L1 but for the newest.
 """
 
 from __future__ import annotations
@@ -20,29 +20,21 @@ from ...abi import (
     SRC4,
     data,
     f32_ptr,
+    i64_ptr,
     nb,
     ne,
 )
 from ...compile.lowering import CpuLowering, lowers
+from ...simd.causal_conv import convolve, transpose_taps
+from ...simd.recurrence import AHEAD, prefetch_ahead
 from ..span import columns
 from .runs import clear, copy, gap_free_rows, n_used, run_of, slot_after
 
 
 @inline
-def _add_tap(y, row, weight, n):
-    """y += weight * row."""
-    out, x, w = f32_ptr(y), f32_ptr(row), f32_ptr(weight)
-    for i in range(n):
-        out[i] += w[i] * x[i]
-
-
-@inline
-def _transpose_weights(node, begin, n, width, scratch):
-    """The weights of channels from ``begin`` on as [d_conv, n] in scratch."""
-    for j in range(width):
-        out = f32_ptr(scratch + 4 * n * j)
-        for i in range(n):
-            out[i] = f32_ptr(data(node, SRC1) + 4 * ((begin + i) * width + j))[0]
+def _row(before, x, row_bytes, stride, past, k):
+    """The address of row ``k`` among those of the state and then of the run."""
+    return before + row_bytes * k if k < past else x + stride * (k - past)
 
 
 @kernel
@@ -73,35 +65,32 @@ def ssm_conv_slots_f32(node, chunk, n_chunks, scratch):
     x0, y0 = data(node, SRC0) + 4 * begin, data(node, DST) + 4 * begin
     states, size = data(node, SRC2) + 4 * begin, row_bytes * past
     runs, slots, n_runs = data(node, SRC3), data(node, SRC4), ne(node, SRC3, 1)
-    _transpose_weights(node, begin, n, width, scratch)
+    rows, taps, stride = i64_ptr(scratch), scratch + 8 * width, nb(node, SRC0, 1)
+    transpose_taps(data(node, SRC1) + 4 * width * begin, n, width, taps)
     for r in range(n_runs):
         first, length, slot = run_of(runs, r, 0, 0)
         if length <= 0:
             continue
-        last = first + length - 1
+        last, x = first + length - 1, x0 + stride * first
         after = states + size * slot_after(slots, last)
         before = states + size * slot
         if slot < 0:
             before = after
             for k in range(past):
                 clear(after + row_bytes * k, 4 * n)
-        for t in range(first, last + 1):
-            y = y0 + nb(node, DST, 1) * t
-            clear(y, 4 * n)
+        for t in range(length):
+            y = y0 + nb(node, DST, 1) * (first + t)
+            if t + AHEAD < length:
+                prefetch_ahead(x + stride * t, n, stride)
+                prefetch_ahead(y, n, nb(node, DST, 1))
             for j in range(width):
-                k = t - first + j  # among the rows of the state, then of the run
-                row = before + row_bytes * k
-                if k >= past:
-                    row = x0 + nb(node, SRC0, 1) * (first + k - past)
-                _add_tap(y, row, scratch + 4 * n * j, n)
-        for t in range(first, last + 1):  # the last one may write over the state before
-            if slot_after(slots, t) >= 0:
-                target = states + size * slot_after(slots, t)
+                rows[j] = _row(before, x, row_bytes, stride, past, t + j)
+            convolve(scratch, taps, n, width, y)
+        for t in range(length):  # the last one may write over the state before
+            if slot_after(slots, first + t) >= 0:
+                target = states + size * slot_after(slots, first + t)
                 for i in range(past):
-                    k = t - first + 1 + i
-                    row = before + row_bytes * k
-                    if k >= past:
-                        row = x0 + nb(node, SRC0, 1) * (first + k - past)
+                    row = _row(before, x, row_bytes, stride, past, t + 1 + i)
                     copy(row, target + row_bytes * i, 4 * n)
     for t in range(n_used(runs, n_runs), n_tokens):
         clear(y0 + nb(node, DST, 1) * t, 4 * n)
@@ -113,7 +102,7 @@ def _lower_ssm_conv(lowering: CpuLowering, node: Tensor) -> None:
     chunks = max(1, min(channels // 32, node.nelements * width // 8192, 8 * lowering.n_threads))
     kernel = ssm_conv_f32 if node.src[2] is None else ssm_conv_slots_f32
     n = channels // chunks + 64  # at most, of a chunk
-    lowering.launch(kernel, node, chunks=chunks, scratch=4 * width * n)
+    lowering.launch(kernel, node, chunks=chunks, scratch=width * (8 + 4 * n))
 
 
 @kernel

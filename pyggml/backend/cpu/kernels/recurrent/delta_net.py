@@ -48,34 +48,47 @@ class DeltaNet(NamedTuple):
 
 
 @inline
-def _row(node, tensor, h, t):
-    """The address of a head's row of a token; heads and sequences may repeat over those of v."""
-    n_t = ne(node, SRC2, 2)
-    i3 = t // n_t
-    i2, repeats = t - i3 * n_t, ne(node, SRC2, 3) // ne(node, tensor, 3)
+def _row(node, tensor, h, i2, i3):
+    """The address of a head's row of token ``i2`` of sequence ``i3``."""
     return (
         data(node, tensor)
-        + h % ne(node, tensor, 1) * nb(node, tensor, 1)
+        + h * nb(node, tensor, 1)
         + i2 * nb(node, tensor, 2)
-        + i3 // repeats * nb(node, tensor, 3)
+        + i3 * nb(node, tensor, 3)
     )
+
+
+@inline
+def _repeated_row(node, tensor, h, i2, i3):
+    """``_row`` of q or k, whose heads and sequences repeat over those of v."""
+    if i3 > 0:
+        i3 //= ne(node, SRC2, 3) // ne(node, tensor, 3)
+    return _row(node, tensor, h % ne(node, tensor, 1), i2, i3)
 
 
 @inline
 def _update(node, t, before, after, block, scratch, gates_keys):
     S, H, T = ne(node, SRC2, 0), ne(node, SRC2, 1), ne(node, SRC2, 2) * ne(node, SRC2, 3)
     scale = params_of(node, DeltaNet).scale
+    i3 = t // ne(node, SRC2, 2)
+    i2 = t - i3 * ne(node, SRC2, 2)
     p, u, q = f32_ptr(scratch), f32_ptr(scratch + 4 * S), f32_ptr(scratch + 8 * S)
     decays = f32_ptr(scratch + 12 * S)
     row = block.begin
     while row < block.end:
         h = row // S
         end = min(block.end, S * (h + 1))
-        queries, keys = f32_ptr(_row(node, SRC0, h, t)), f32_ptr(_row(node, SRC1, h, t))
-        gates, beta = f32_ptr(_row(node, SRC3, h, t)), f32_ptr(_row(node, SRC4, h, t))[0]
-        v = _row(node, SRC2, h, t) + 4 * (row - S * h)
+        query = _repeated_row(node, SRC0, h, i2, i3)
+        key = _repeated_row(node, SRC1, h, i2, i3)
+        gate = _row(node, SRC3, h, i2, i3)
+        queries, keys, gates = f32_ptr(query), f32_ptr(key), f32_ptr(gate)
+        beta = f32_ptr(_row(node, SRC4, h, i2, i3))[0]
+        v = _row(node, SRC2, h, i2, i3) + 4 * (row - S * h)
         y = data(node, DST) + 4 * (S * H * t + row)
         if t + AHEAD < T:
+            prefetch_ahead(query, S, nb(node, SRC0, 2))
+            prefetch_ahead(key, S, nb(node, SRC1, 2))
+            prefetch_ahead(gate, ne(node, SRC3, 0), nb(node, SRC3, 2))
             prefetch_ahead(v, end - row, nb(node, SRC2, 2))
             prefetch_ahead(y, end - row, 4 * S * H)
         at = 4 * S * (row - block.begin)

@@ -20,6 +20,7 @@ from ...abi import (
     SRC6,
     data,
     first_row,
+    nb,
     ne,
     params_of,
 )
@@ -51,6 +52,10 @@ def _step(node, t, before, after, block, scratch):
     v = head_row(node, SRC1, h, t) + 4 * (block.begin - S * h)
     y = data(node, DST) + 4 * (S * H * t + block.begin)
     if t + AHEAD < ne(node, SRC0, 2):
+        prefetch_ahead(k, S, nb(node, SRC0, 2))
+        prefetch_ahead(v, n, nb(node, SRC1, 2))
+        prefetch_ahead(q, S, nb(node, SRC2, 2))
+        prefetch_ahead(g, S, nb(node, SRC3, 2))
         prefetch_ahead(y, n, 4 * S * H)
     scale = params_of(node, LinearAttn).scale
     decayed_columns(before, after, S, 4 * S, n, g, k, q, v, y, scale)

@@ -25,6 +25,7 @@ from ...abi import (
     data,
     f32_ptr,
     first_row,
+    nb,
     ne,
     params_of,
 )
@@ -54,17 +55,24 @@ from .runs import (
 def _step_6(node, t, before, after, block, scratch):
     S, H = ne(node, SRC0, 0), ne(node, SRC0, 1)
     h, n = block.begin // S, block.end - block.begin
-    k, r = head_row(node, SRC0, h, t), head_row(node, SRC2, h, t)
+    k, r, decay = (
+        head_row(node, SRC0, h, t),
+        head_row(node, SRC2, h, t),
+        head_row(node, SRC4, h, t),
+    )
     v = head_row(node, SRC1, h, t) + 4 * (block.begin - S * h)
     y = data(node, DST) + 4 * (S * H * t + block.begin)
     if t + AHEAD < ne(node, SRC0, 2):
+        prefetch_ahead(k, S, nb(node, SRC0, 2))
+        prefetch_ahead(v, n, nb(node, SRC1, 2))
+        prefetch_ahead(r, S, nb(node, SRC2, 2))
+        prefetch_ahead(decay, S, nb(node, SRC4, 2))
         prefetch_ahead(y, n, 4 * S * H)
     weights, keys = f32_ptr(data(node, SRC3) + 4 * S * h), f32_ptr(k)
     weighted = f32_ptr(scratch)
     for i in range(S):
         weighted[i] = weights[i] * keys[i]
     bonus = dot_f32(scratch, r, S)
-    decay = head_row(node, SRC4, h, t)
     decayed_columns_bonus(before, after, S, 4 * S, n, decay, k, r, v, y, bonus)
 
 
@@ -111,6 +119,12 @@ def _step_7(node, t, before, after, block, scratch):
         v = head_row(node, SRC3, h, t) + 4 * (row - S * h)
         y = data(node, DST) + 4 * (S * H * t + row)
         if t + AHEAD < T:
+            prefetch_ahead(r, S, nb(node, SRC0, 2))
+            prefetch_ahead(w, S, nb(node, SRC1, 2))
+            prefetch_ahead(k, S, nb(node, SRC2, 2))
+            prefetch_ahead(v, end - row, nb(node, SRC3, 2))
+            prefetch_ahead(a, S, nb(node, SRC4, 2))
+            prefetch_ahead(b, S, nb(node, SRC5, 2))
             prefetch_ahead(y, end - row, 4 * S * H)
         at = 4 * S * (row - block.begin)
         corrected_rows_2(before + at, after + at, end - row, S, w, a, v, k, b, r, y)

@@ -103,18 +103,24 @@ def _by_head(node, t, before, after, block, scratch):
 
 
 @inline
+def _steps(dts, x, n, out):
+    """softplus(dt), and behind it x softplus(dt)."""
+    dt, xs = f32_ptr(dts), f32_ptr(x)
+    steps, factors = f32_ptr(out), f32_ptr(out + 4 * n)
+    for i in range(n):
+        steps[i] = softplus(dt[i])
+    for i in range(n):
+        factors[i] = xs[i] * steps[i]
+
+
+@inline
 def _by_row(node, t, before, after, block, scratch):
     """A decay for each element: heads are rows."""
     n, rows = ne(node, SRC0, 0), block.end - block.begin
     per_group = ne(node, SRC0, 2) // ne(node, SRC4, 1)
     x, dts, u, q, y = _sources(node, t)
     _prefetch(node, t, block, x, dts, y)
-    steps, factors = f32_ptr(scratch), f32_ptr(scratch + 4 * rows)
-    xs, dt = f32_ptr(x + 4 * block.begin), f32_ptr(dts + 4 * block.begin)
-    for i in range(rows):
-        steps[i] = softplus(dt[i])
-    for i in range(rows):
-        factors[i] = xs[i] * steps[i]
+    _steps(dts + 4 * block.begin, x + 4 * block.begin, rows, scratch)
     decays = scratch + 8 * rows
     exp_rows(rows, n, scratch, data(node, SRC3) + 4 * n * block.begin, decays)
     row = block.begin
