@@ -46,6 +46,7 @@ from .numba_internals import (
     assembly,
     compile_cfunc,
     compile_function,
+    inlined,
     own_numbers,
     retarget,
 )
@@ -152,7 +153,6 @@ def use_isa(name: str) -> None:
     _chosen = name
 
 
-_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must propagate
 
@@ -382,9 +382,9 @@ def fast_kernel(function: Callable[..., None], name: str = "") -> CpuKernel:
 def inline(function: Callable[..., Any]) -> Any:
     """Declare a function that is compiled into the kernels that call it, never cached on its own.
 
-    Python cannot call it: it has no wrapper, which saves a quarter of the compile time.
+    Python cannot call it: it has no machine code of its own.
     """
-    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST, **_NO_WRAPPERS)(function)
+    return inlined(function, FAST)
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
@@ -392,7 +392,7 @@ def inline_strict(function: Callable[..., Any]) -> Any:
 
     Without a setting, Numba would compile it with the fast-math flags of its first caller.
     """
-    return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
+    return inlined(function, False)
 
 
 def intrinsic_from_ir(

@@ -17,19 +17,28 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numba as nb
+from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import caching, compiler, config, serialize
 from numba.core import cgutils as _cgutils
 from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCPUCodegen
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import register_pass
 from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    NativeLowering,
+    NopythonRewrites,
+    NopythonTypeInference,
+)
 from numba.core.typing import templates as _templates
+from numba.core.untyped_passes import InlineClosureLikes
 
 from .code_cache import CodeCache
 
@@ -38,6 +47,11 @@ templates: Any = _templates  # typing of attributes and operators
 _caching: Any = caching
 _config: Any = config  # its attributes are made at run time
 _functions: Any = FunctionIdentity
+_jit_library: Any = JITCodeLibrary
+_compiler: Any = compiler.CompilerBase
+_passes: Any = compiler.DefaultPassBuilder
+_inference: Any = NopythonTypeInference
+_lowering: Any = NativeLowering
 _result: Any = compiler.CompileResult
 _dumps: Any = serialize.dumps
 
@@ -100,12 +114,152 @@ def own_numbers() -> Iterator[None]:
         _functions._unique_ids = before
 
 
+# --- the pipeline ---
+#
+# Numba optimises each function twice, and generates machine code of inlined functions, which nobody
+# calls. Here an inlined function is simplified once, without vectorisation; a kernel is optimised
+# once, together with the functions that are inlined in it.
+
+
+class _KernelLibrary(_jit_library):  # type: ignore[misc]
+    """The machine code of a function, with those that are inlined in it."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+
+class _InlinedLibrary(_jit_library):  # type: ignore[misc]
+    """LLVM's IR of a function that is inlined."""
+
+    has_machine_code = False
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager(
+            loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap"
+        )
+        passes.run(self._final_module, builder)
+
+    def _finalize_final_module(self) -> None:
+        if self.has_machine_code:
+            super()._finalize_final_module()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _KernelLowering(_lowering):  # type: ignore[misc]
+    _name = "pyggml_kernel_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        _use_library(state, _KernelLibrary)
+        return bool(super().run_pass(state))
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _InlinedLowering(_lowering):  # type: ignore[misc]
+    """Lowering without machine code, except of calls of Python (``print``): they need its data."""
+
+    _name = "pyggml_inlined_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        _use_library(state, _InlinedLibrary)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        library, context, lowered = state.library, state.targetctx, state["cr"]
+        fndesc, env = lowered.fndesc, lowered.env
+        library.has_machine_code = any(
+            one.name == "numba_gil_ensure" for one in library._final_module.functions
+        )
+        if library.has_machine_code:
+            function = context.get_executable(library, fndesc, env)
+        else:
+            module, name = fndesc.lookup_module(), fndesc.qualname
+            function = _dynfunc.make_function(module, name, "", 0, env, (library,))
+        context.insert_user_function(function, fndesc, [library])
+        state["cr"] = lowered._replace(cfunc=function)
+        return True
+
+
+def _use_library(state: Any, kind: Any) -> None:
+    state.library = kind(state.targetctx.codegen(), state.func_id.func_qualname)
+    state.library.enable_object_caching()
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _TypeInference(_inference):  # type: ignore[misc]
+    _name = "pyggml_type_inference"
+
+    def run_pass(self, state: Any) -> bool:
+        with _known_operators(state.typingctx):
+            return bool(super().run_pass(state))
+
+
+_operators: dict[Any, Any] = {}  # signatures by function and types of arguments
+
+
+@contextmanager
+def _known_operators(context: Any) -> Iterator[None]:
+    """Signatures of calls with numbers are kept: for each ``x + 1`` Numba would try all ufuncs.
+
+    A new overload makes a new function type, so a kept signature is never out of date.
+    """
+    if "resolve_function_type" in vars(context):  # a caller's block
+        yield
+        return
+    resolve = context.resolve_function_type
+
+    def resolve_known(function: Any, args: Any, kws: Any) -> Any:
+        numbers = all(isinstance(one, (nb.types.Number, nb.types.Boolean)) for one in args)
+        if kws or not numbers or type(function) is not nb.types.Function:
+            return resolve(function, args, kws)
+        key = function, tuple(args)
+        signature = _operators.get(key) or resolve(function, args, kws)
+        if signature is not None:
+            _operators[key] = signature
+        return signature
+
+    context.resolve_function_type = resolve_known
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
+
+
+class _KernelCompiler(_compiler):  # type: ignore[misc]
+    """Numba's passes, without those that find nothing in our functions."""
+
+    _lowering: Any = _KernelLowering
+
+    def define_pipelines(self) -> list[Any]:
+        ours = {NopythonTypeInference: _TypeInference, NativeLowering: self._lowering}
+        left_out = {AnnotateTypes, NopythonRewrites}  # texts to print; array expressions
+        if not any(isinstance(one, CodeType) for one in self.state.func_id.code.co_consts):
+            left_out.add(InlineClosureLikes)
+        pipeline: Any = _passes.define_nopython_pipeline(self.state)
+        pipeline.passes = [
+            (ours.get(one, one), text) for one, text in pipeline.passes if one not in left_out
+        ]
+        pipeline.finalize()
+        return [pipeline]
+
+
+class _InlinedCompiler(_KernelCompiler):
+    _lowering = _InlinedLowering
+
+
 # --- compiling ---
+
+
+def inlined(function: Callable[..., Any], fastmath: set[str] | bool) -> Any:
+    """A function that is compiled into those that call it, and has no machine code of its own."""
+    options: Any = {"error_model": "numpy", "fastmath": fastmath}
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return nb.njit(nogil=True, pipeline_class=_InlinedCompiler, **options)(function)
 
 
 def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, cache: Any) -> Any:
     """A compiled or loaded ``CFunc``; ``cache_hits`` tells which."""
-    cfunc: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+    types = signature.args, signature.return_type
+    cfunc: Any = CFunc(function, types, {}, options, pipeline_class=_KernelCompiler)
     cfunc._cache = cache
     with _own_target():
         cfunc.compile()
@@ -114,7 +268,8 @@ def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, ca
 
 def compile_function(function: Callable[..., Any], signature: Any, cache: Any) -> Any:
     """A compiled or loaded nogil dispatcher of one signature."""
-    dispatcher: Any = nb.njit(nogil=True, error_model="numpy")(function)
+    options: Any = {"error_model": "numpy", "pipeline_class": _KernelCompiler}
+    dispatcher: Any = nb.njit(nogil=True, **options)(function)
     dispatcher._cache = cache
     with _own_target():
         dispatcher.compile(signature)

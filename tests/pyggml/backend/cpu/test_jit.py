@@ -325,3 +325,17 @@ def test_nan_and_inf_propagate_through_fast_math() -> None:
         x = np.ones(100, np.float32)
         x[37] = bad
         assert np.array_equal(call(x), np.float32(bad), equal_nan=True)
+
+
+def test_an_inlined_function_can_print(capfd: pytest.CaptureFixture[str]) -> None:
+    @jit.inline
+    def shown(x):  # type: ignore[no-untyped-def]
+        print("x is", x)
+        return x + 1
+
+    @jit.jitted(numba.int64(numba.int64))
+    def call(x: Any) -> Any:
+        return shown(x)
+
+    assert call(3) == 4
+    assert capfd.readouterr().out == "x is 3\n"
