@@ -326,8 +326,7 @@ class Scheduler:
             if self.prefixes.save_idle:
                 self.prefixes.save_unused(self.free(), self.context)
         n = self._restore(run, sequence) if run.saved else sequence.keep(run.reusable)
-        if run.n_cached < 0:
-            run.n_cached = n
+        run.n_cached = n if run.n_cached < 0 else run.n_cached
         if run.request.progress:
             run.emit("progress", usage=run.usage._replace(n_cached=n))
 
@@ -348,12 +347,11 @@ class Scheduler:
         """
         sequence = run.sequence
         assert sequence is not None
-        if sequence.owner is run.key and sequence.n_unshifted < sequence.n_tokens <= len(
-            run.tokens
-        ):
+        n, n_unshifted = sequence.n_tokens, sequence.n_unshifted
+        if sequence.owner is run.key and n_unshifted < n <= len(run.tokens):
             parts = dump_state(self.context, seq=sequence.seq_id)
             run.saved = b"".join(part.tobytes() for part in parts)
-            run.n_saved, run.n_unshifted = sequence.n_tokens, sequence.n_unshifted
+            run.n_saved, run.n_unshifted = n, n_unshifted
         self._unassign(run)
         self.waiting.append(run)
 
