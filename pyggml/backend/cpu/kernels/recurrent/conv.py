@@ -25,8 +25,8 @@ from ...abi import (
     ne,
 )
 from ...compile.lowering import CpuLowering, lowers
-from ...simd.causal_conv import convolve, transpose_taps
-from ...simd.recurrence import AHEAD, prefetch_ahead
+from ...simd.recurrent.causal_conv import convolve, transpose_taps
+from ...simd.recurrent.recurrence import AHEAD, prefetch_ahead
 from ..span import columns
 from .runs import clear, copy, gap_free_rows, n_used, run_of, slot_after
 

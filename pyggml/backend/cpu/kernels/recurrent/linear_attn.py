@@ -25,7 +25,7 @@ from ...abi import (
     params_of,
 )
 from ...compile.lowering import CpuLowering, lowers
-from ...simd.recurrence import AHEAD, decayed_columns, prefetch_ahead
+from ...simd.recurrent.recurrence import AHEAD, decayed_columns, prefetch_ahead
 from .runs import (
     carries,
     clear_padding,

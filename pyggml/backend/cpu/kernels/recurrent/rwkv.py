@@ -30,7 +30,7 @@ from ...abi import (
     params_of,
 )
 from ...compile.lowering import CpuLowering, lowers
-from ...simd.recurrence import (
+from ...simd.recurrent.recurrence import (
     AHEAD,
     corrected_rows_2,
     decayed_columns_bonus,

@@ -31,7 +31,7 @@ from ...abi import (
 )
 from ...compile.lowering import CpuLowering, lowers
 from ...simd.math import ONE, ZERO, exp_f32, log_f32
-from ...simd.recurrence import AHEAD, decayed_rows, exp_rows, prefetch_ahead
+from ...simd.recurrent.recurrence import AHEAD, decayed_rows, exp_rows, prefetch_ahead
 from .runs import carries, clear_padding, gap_free_rows, row_blocks, rows_block, states_of
 
 

@@ -33,10 +33,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ....compiler.jit import intrinsic_from_ir
-from .isa import fma, vectors
-from .math import exp
-from .vector import (
+from .....compiler.jit import intrinsic_from_ir
+from ..isa import fma, vectors
+from ..math import exp
+from ..vector import (
     LINE,
     broadcast,
     broadcast_f32,

@@ -12,10 +12,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ....compiler.jit import intrinsic_from_ir
-from .isa import fma, vectors
-from .transpose import words_of
-from .vector import (
+from .....compiler.jit import intrinsic_from_ir
+from ..isa import fma, vectors
+from ..transpose import words_of
+from ..vector import (
     const,
     counted_loop,
     f32,

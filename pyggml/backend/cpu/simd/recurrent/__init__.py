@@ -1,0 +1,1 @@
+"""Vector IR of recurrent ops: rows of states, convolutions over time."""
