@@ -57,14 +57,16 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
     """A checkpoint's parameters, float32, each from a generator that its name seeds.
 
     Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
-    Norms of Gemma up to 3 and of Step-3.5 add 1 to their weights.
+    Norms of Gemma up to 3, Step-3.5 and MiniMax-M3 add 1 to their weights.
 
     Args:
         kind: the model type.
         scale: of the embedding and the output matrix, which decides how far logits spread.
     """
     made = {}
-    add_one = kind.startswith(("gemma", "step3p")) and not kind.startswith(("gemma3n", "gemma4"))
+    add_one = kind.startswith(("gemma", "step3p", "minimax_m3")) and not kind.startswith(
+        ("gemma3n", "gemma4")
+    )
     for name, shape in shapes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         x = rng.uniform(-1, 1, shape)

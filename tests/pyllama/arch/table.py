@@ -42,10 +42,11 @@ Of llama.cpp's architectures these do not run here yet:
 - draft heads of other models: `dflash` `eagle3` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; of language models of image
-  models, `chameleon`;
-- other kinds of caches (compressed or looped): `clef` `deepseek4` `dots3note` `glm5-next`
-  `hrm_text` `minimax-m3`;
-- other decoders, not added yet: `graniteswitch` `k2-horizon`.
+  models, `chameleon`, whose tokens of images are among those of text;
+- other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next` `hrm_text`; with
+  compressed rows of two sizes: `dots3note`;
+- `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
+- `k2-horizon` (experts for values): neither transformers nor llama.cpp as the tests have them.
 """
 
 

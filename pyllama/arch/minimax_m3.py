@@ -1,0 +1,108 @@
+"""MiniMax-M3 (text): norms of heads, SwiGLU with limits, shared experts, attention to some blocks.
+
+Sparse attention is computed as that to all keys, for as many tokens as it attends to.
+Source: MiniMax 2026, "MiniMax-M3"; llama.cpp, ``llama_model_minimax_m3``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..activation import SWIGLU_OAI
+from ..graph.builder import GraphBuilder
+from ..graph.tensors import DEEPSEEK_EXPERTS, without
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    float32,
+    text_of_vision,
+)
+from . import llama, minimax_m2, qwen3
+
+NAME = "minimax-m3"
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "n_shared": Key("expert_shared_count"),
+    "n_ff_exp": Key("expert_feed_forward_length"),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+    "n_blocks": Key("attention.indexer.top_k"),
+    "n_block": Key("attention.indexer.block_size"),
+    "n_sparse_keys": lambda got: got["n_blocks"] * got["n_block"],
+    "n_indexer_head": Key("attention.indexer.head_count"),
+    "n_indexer_key": Key("attention.indexer.key_length"),
+}
+
+TENSORS = {
+    **without(qwen3.TENSORS, "rope_f"),
+    **DEEPSEEK_EXPERTS,
+    "blk.{i}.indexer.q_proj.weight?": ("n_embd", "n_indexer_head*n_indexer_key"),
+    "blk.{i}.indexer.k_proj.weight?": ("n_embd", "n_indexer_key"),
+    "blk.{i}.indexer.q_norm.weight?": ("n_indexer_key",),
+    "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, SWIGLU_OAI)
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    sparse, kinds = config["sparse_attention_config"], config["moe_layer_freq"]
+    check_config(
+        config, scoring_func="sigmoid", swiglu_alpha=1.702, swiglu_limit=7.0,
+        moe_layer_freq=sorted(kinds),  # dense layers come first
+    )  # fmt: skip
+    n_exp = int(config["intermediate_size"])
+    return base_keys({**config, "intermediate_size": config["dense_intermediate_size"]}) | {
+        "rope.dimension_count": int(config["rotary_dim"]),
+        "expert_feed_forward_length": n_exp,
+        "expert_shared_count": int(config["n_shared_experts"]),
+        "expert_weights_scale": float32(config["routed_scaling_factor"]),
+        "expert_weights_norm": True,
+        "expert_gating_func": GATINGS.index("sigmoid"),
+        "leading_dense_block_count": kinds.count(0),
+        "attention.indexer.head_count": int(sparse["sparse_num_index_heads"]),
+        "attention.indexer.key_length": int(sparse["sparse_index_dim"]),
+        "attention.indexer.top_k": int(sparse["sparse_topk_blocks"]),
+        "attention.indexer.block_size": int(sparse["sparse_block_size"]),
+        "attention.indexer.local_blocks": int(sparse["sparse_local_block"]),
+    }
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """Norms of checkpoints are differences from 1."""
+    return {name: x + x.dtype.type(1) if name.endswith("norm.weight") else x}
+
+
+_LAYER = "model.layers.{i}"
+CONVERT = Convert(
+    models=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+    tensors=text_of_vision(
+        {
+            **minimax_m2.CONVERT.tensors,
+            **{
+                f"{_LAYER}.block_sparse_moe.shared_experts.{part}_proj.weight":
+                f"blk.{{i}}.ffn_{part}_shexp.weight"
+                for part in ("gate", "up", "down")
+            },
+            **{
+                f"{_LAYER}.self_attn.index_{part}.weight": f"blk.{{i}}.indexer.{part}.weight"
+                for part in ("q_proj", "k_proj", "q_norm", "k_norm")
+            },
+        }
+    ),
+    other_media=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*"),
+    keys=_keys,
+    change=_change,
+)  # fmt: skip
