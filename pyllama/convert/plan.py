@@ -152,7 +152,7 @@ def check_missing(
             theirs = [
                 their_name.replace("{i}", str(i)).replace("*", end).replace("{e}", "0")
                 for their_name, ours in arch.CONVERT.tensors.items()
-                if ours in (pattern, f"{stem}.*")
+                if ours.partition("[")[0] in (pattern, f"{stem}.*")
             ]
             which = f" (from {theirs[0]!r})" if theirs else ""
             raise ModelError(f"{folder}: the tensor for {name!r}{which} is missing")
@@ -245,13 +245,14 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _find(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> tuple[str, int] | None:
-    """Return the GGUF name and the expert of a checkpoint's name; None if it is unknown."""
+    """Return the GGUF name and the part (an expert) of a checkpoint's name; None if unknown."""
     for pattern, ours in patterns:
         match = pattern.fullmatch(name)
         if match is not None:
             groups = match.groupdict()
+            ours, _, part = ours.partition("[")
             ours = ours.replace("{i}", groups.get("i", "")).replace("*", groups.get("end", ""))
-            return ours, int(groups.get("e", _NO_EXPERT))
+            return ours, int(part.rstrip("]") or groups.get("e", _NO_EXPERT))
     return None
 
 

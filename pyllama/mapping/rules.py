@@ -40,7 +40,8 @@ class Convert:
     Attributes:
         models: class names accepted in ``architectures`` of config.json.
         tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{e}`` an expert, whose
-            matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
+            matrices are stacked into one tensor, as are tensors whose GGUF name ends with their
+            number (``[0]``); ``*`` stands for ``weight`` and ``bias``.
         keys: computes metadata from config.json, without ``{arch}.``.
         change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes

@@ -20,6 +20,7 @@ from ...inputs.text import decode_text
 from ...mapping.rules import Config
 from ...tokenizer.special import find_eog
 from ..files.folder import Folder, objects, unreadable
+from .rwkv import CHAT_TEMPLATE
 from .tokens import FileVocabulary
 
 log = logging.getLogger(__name__)
@@ -57,11 +58,14 @@ def special_keys(
         yield vocabulary.roles.get(role)
 
     roles: dict[str, int] = {}
-    for role in _NAMED:
-        for i in named(role):
-            if type(i) is int and 0 <= i < len(tokens):
-                roles.setdefault(role, i)
-    _add_ends(roles, [i for i in named("eos") if type(i) is int], tokens, ids)
+    if vocabulary.model == "rwkv":  # other files have the numbers of other vocabularies
+        roles = vocabulary.roles
+    else:
+        for role in _NAMED:
+            for i in named(role):
+                if type(i) is int and 0 <= i < len(tokens):
+                    roles.setdefault(role, i)
+        _add_ends(roles, [i for i in named("eos") if type(i) is int], tokens, ids)
     keys: dict[str, Any] = {f"tokenizer.ggml.{_KEYS[role]}": i for role, i in roles.items()}
     for role in ("bos", "eos"):
         add = settings.get(f"add_{role}_token")
@@ -69,7 +73,10 @@ def special_keys(
             add = ids.get(template[role]) == roles.get(role)
         if isinstance(add, bool):
             keys[f"tokenizer.ggml.add_{role}_token"] = add
-    return keys | _chat_templates(folder, settings), set(roles.values())
+    templates = _chat_templates(folder, settings)
+    if vocabulary.model == "rwkv" and not templates:
+        templates = {"tokenizer.chat_template": CHAT_TEMPLATE}
+    return keys | templates, set(roles.values())
 
 
 def _text(token: Any) -> str | None:

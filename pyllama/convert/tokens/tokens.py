@@ -21,7 +21,7 @@ class FileVocabulary:
     """The content of a tokenizer's file.
 
     Attributes:
-        model: "llama" (SPM) or "gpt2" (byte-level BPE).
+        model: "llama" (SPM), "gpt2" (byte-level BPE) or "rwkv".
         tokens: by id; there may be gaps.
         pre: name of the pre-tokenizer (BPE).
         merges: merges "a b" in order of priority (BPE).

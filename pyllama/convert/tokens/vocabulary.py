@@ -3,9 +3,9 @@
     keys = read_vocabulary(Folder(Path("folder")), config)
     keys["tokenizer.ggml.tokens"]
 
-The vocabulary is read from the first of: tekken.json (if there is no tokenizer.json), a
-SentencePiece model, tokenizer.json, vocab.json with merges.txt. Added and special tokens are read
-from the other JSON files.
+The vocabulary is read from the first of: RWKV's text file, tekken.json (if there is no
+tokenizer.json), a SentencePiece model, tokenizer.json, vocab.json with merges.txt. Added and
+special tokens are read from the other JSON files.
 Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
 """
 
@@ -21,6 +21,8 @@ from ...mapping.rules import Config
 from ...tokenizer.special import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from ..files.folder import Folder, objects
 from .bpe import read_tokenizer_json, read_vocab_json
+from .rwkv import NAME as RWKV
+from .rwkv import read_rwkv
 from .special_tokens import special_keys
 from .spm import is_sentencepiece, read_sentencepiece
 from .tekken import NAME as TEKKEN
@@ -58,7 +60,8 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
             f"{folder.path}: the vocabulary has the token {max(vocabulary.tokens)}, but vocab_size "
             f"in config.json is {n_vocab}: they belong to different models"
         )
-    _add_tokens(folder, vocabulary, n_vocab)
+    if vocabulary.model != "rwkv":  # its tokens are all in one file
+        _add_tokens(folder, vocabulary, n_vocab)
     tokens = [
         vocabulary.tokens.get(i, FileToken(f"[PAD{i}]", UNUSED, -10000.0)) for i in range(n_vocab)
     ]
@@ -86,6 +89,8 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
 
 def _read_base(folder: Folder) -> FileVocabulary:
     """Return the vocabulary without added tokens."""
+    if folder.has(RWKV):
+        return read_rwkv(folder)
     if folder.has(TEKKEN) and not folder.has("tokenizer.json"):
         return read_tekken(folder)
     if is_sentencepiece(folder):

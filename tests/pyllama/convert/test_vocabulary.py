@@ -342,3 +342,26 @@ def test_the_pretokenizer_is_recognised(tmp_path: Path, caplog: pytest.LogCaptur
     assert not caplog.text
     keys = vocabulary_of(edited(tmp_path, pre_tokenizer=smollm | {"type": "Mine"}), {})
     assert "Mine" in caplog.text and keys[P + "pre"] in PRE_TOKENIZERS
+
+
+def test_rwkv(tmp_path: Path) -> None:
+    """Special tokens are those of the vocabulary, whatever config.json says."""
+    escaped = [b"\\'\"", b"\xe6\xbc\xa2", b"  a"]
+    tokens = [*(bytes([i]) for i in range(256)), b"\n\n", b"ab", b" b", *escaped]
+    lines = [
+        f"{i} {token!r} {len(token)}" if token != b" b" else f"{i} ' b' 2"
+        for i, token in enumerate(tokens, 1)
+    ]
+    put(tmp_path, "rwkv_vocab_v20230424.txt", "\n".join([*lines, ""]))
+    keys = vocabulary_of(tmp_path, {"vocab_size": 264, "bos_token_id": 1, "eos_token_id": 2})
+    assert [keys[f"{P}{role}_token_id"] for role in ("bos", "eos", "eot")] == [0, 0, 257]
+    assert keys[f"{P}model"] == "rwkv" and keys[f"{P}tokens"][-1] == "[PAD263]"
+    assert keys[f"{P}token_type"] == [CONTROL, *[1] * 262, UNUSED]
+    assert "Assistant:" in keys["tokenizer.chat_template"]
+    text = "ab b  a漢\\'\"é\n\n"
+    assert encode(keys, text) == [258, 259, 262, 261, 260, 196, 170, 257]
+    assert load_tokenizer(keys).decode(encode(keys, text)) == text
+    for damaged in ("2 'a' 1", "1 a 1", "1 'a' 2", "1 ['a'] 1", "1 'a' 1\n2 b'a' 1", "1"):
+        put(tmp_path, "rwkv_vocab_v20230424.txt", damaged)
+        with pytest.raises(PyllamaError, match=r"line . is .*download the file again"):
+            vocabulary_of(tmp_path, {})
