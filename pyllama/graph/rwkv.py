@@ -17,6 +17,7 @@ from pyggml.tensor import Tensor
 
 from ..hparams import Got, Key, Values
 from .builder import GraphBuilder
+from .ffn import ffn
 
 GROUP_EPS = 64e-5  # of the norm of heads
 MAX_DECAY = 0.606531  # exp(-0.5)
@@ -68,6 +69,27 @@ TIME_MIX7 = {
     **{f"blk.{{i}}.time_mix_{part}.weight": ("n_embd",) for part in ("k_k", "k_a", "r_k")},
     "blk.{i}.time_mix_output.weight": ("n_embd", "n_embd"),
 }
+RWKV6: Values = {
+    **RWKV,
+    "n_lora_mix": Key("time_mix_extra_dim"),
+    "n_lora_decay": Key("time_decay_extra_dim"),
+    "n_mixes": 5,
+    "n_mix_rows": lambda got: 5 * got["n_lora_mix"],
+}
+TIME_MIX6 = {
+    "blk.{i}.time_mix_lerp_x.weight": ("n_embd",),
+    "blk.{i}.time_mix_w1.weight": ("n_embd", "n_mix_rows"),
+    "blk.{i}.time_mix_w2.weight": ("n_lora_mix", "n_embd", "n_mixes"),
+    "blk.{i}.time_mix_lerp_fused.weight": ("n_embd", "one", "one", "n_mixes"),
+    "blk.{i}.time_mix_receptance.weight": ("n_embd", "n_embd"),
+    "blk.{i}.time_mix_key.weight": ("n_embd", "n_embd"),
+    "blk.{i}.time_mix_value.weight": ("n_embd", "n_embd"),
+    "blk.{i}.time_mix_gate.weight": ("n_embd", "n_embd"),
+    "blk.{i}.time_mix_decay_w1.weight": ("n_embd", "n_lora_decay"),
+    "blk.{i}.time_mix_decay_w2.weight": ("n_lora_decay", "n_embd"),
+    "blk.{i}.time_mix_decay.weight": ("n_embd",),
+    "blk.{i}.time_mix_output.weight": ("n_embd", "n_embd"),
+}
 NORMED = {  # of the decoder with layer norms
     "token_embd_norm.*": ("n_embd",),
     "blk.{i}.attn_norm.*": ("n_embd",),
@@ -94,20 +116,42 @@ def decoder(b: GraphBuilder, time_mix: TimeMix) -> Tensor:
         before = _token_before(b, cur, "ffn_shift", i)
         cur, before, inp = b.select_outputs(i, cur, before, inp)
         inp = ops.add(b.ctx, channel_mix(b, cur, before, i), inp).set_name(f"l_out-{i}")
+        period = b.hparams.own.get("rescale_period", 0)
+        if period and (i + 1) % period == 0:  # later layers' outputs are halved in the file
+            inp = ops.scale(b.ctx, inp, 0.5).set_name(f"l_out_rescaled-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 
+def llama_decoder(b: GraphBuilder, time_mix: TimeMix) -> Tensor:
+    """All layers and the logits of LLaMA's decoder with time mixing in place of attention."""
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    first: Tensor | None = None
+    for i in range(b.hparams.n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        cur, first = time_mix(b, cur, i, first)
+        cur, inp = b.select_outputs(i, cur, inp)
+        inp = ops.add(b.ctx, cur, inp).set_name(f"ffn_inp-{i}")
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
 def channel_mix(b: GraphBuilder, x: Tensor, before: Tensor, i: int) -> Tensor:
-    """The feed-forward part of layer ``i``: squared ReLU of a mix.
+    """The feed-forward part of layer ``i``: squared ReLU of a mix; in RWKV 6 with a gate.
 
     Shape:
         x and ``before``, the rows of the tokens before, [n_embd, T] -> the same
     """
-    ctx = b.ctx
-    (xk,) = _mixes(b, x, ops.sub(ctx, before, x), f"blk.{i}.channel_mix_lerp_k.weight")
-    k = b.linear(xk, f"blk.{i}.channel_mix_key", f"channel_mix_key-{i}")  # [n_ff, T]
+    ctx, dx, prefix = b.ctx, ops.sub(b.ctx, before, x), f"blk.{i}.channel_mix"
+    (xk,) = _mixes(b, x, dx, f"{prefix}_lerp_k.weight")
+    k = b.linear(xk, f"{prefix}_key", f"channel_mix_key-{i}")  # [n_ff, T]
     k = ops.sqr(ctx, ops.relu(ctx, k))
-    return b.linear(k, f"blk.{i}.channel_mix_value", f"ffn_out-{i}")
+    y = b.linear(k, f"{prefix}_value", f"ffn_out-{i}")
+    if f"{prefix}_receptance.weight" not in b.weights:
+        return y
+    (xr,) = _mixes(b, x, dx, f"{prefix}_lerp_r.weight")
+    r = b.linear(xr, f"{prefix}_receptance", f"channel_mix_receptance-{i}")
+    return ops.mul(ctx, ops.sigmoid(ctx, r), y)
 
 
 def time_mix7(
@@ -148,6 +192,67 @@ def time_mix7(
     if xg:
         y = ops.mul(ctx, y, _lora(b, xg[0], i, "g", "sigmoid"))
     return b.linear(y, f"blk.{i}.time_mix_output", f"time_mix_out-{i}"), first
+
+
+def time_mix6(b: GraphBuilder, x: Tensor, i: int, first: Tensor | None) -> tuple[Tensor, None]:
+    """The time mixing of layer ``i`` of RWKV 6: how far rows are mixed depends on the token.
+
+    Without ``time_mix_first`` it is gated linear attention, whose keys and values may be shared by
+    several heads.
+
+    Shape:
+        x [n_embd, T] -> [n_embd, T]
+    """
+    ctx, prefix = b.ctx, f"blk.{i}.time_mix"
+    xr, xw, xk, xv, xg = _mixes6(b, x, i)
+    r, k, v, g = (
+        b.linear(y, f"{prefix}_{part}", f"{part}-{i}")
+        for y, part in ((xr, "receptance"), (xk, "key"), (xv, "value"), (xg, "gate"))
+    )
+    w = ops.tanh(ctx, b.linear(xw, f"{prefix}_decay_w1", f"w1-{i}"))
+    w = b.linear(w, f"{prefix}_decay_w2", f"w2-{i}")
+    w = ops.exp(ctx, ops.add(ctx, w, b.weight(f"{prefix}_decay.weight")))
+    r, w, k, v = (_heads(b, y) for y in (r, ops.exp(ctx, ops.neg(ctx, w)), k, v))  # [S, H, T]
+    u = b.weights.get(f"{prefix}_first.weight")
+    if u is None:
+        k, v = (_repeated(b, y, r.ne[1]) for y in (k, v))
+        k = ops.sub(ctx, k, ops.mul(ctx, k, w))
+        scale = b.hparams.own["head_size"] ** -0.5
+        y = ops.gated_linear_attn_slots(ctx, k, v, r, w, *b.state("wkv", i), scale)
+    else:
+        y = ops.rwkv_wkv6_slots(ctx, k, v, r, u, w, *b.state("wkv", i))
+    y = norm_heads(b, y.set_name(f"wkv-{i}"), i)
+    y = ops.mul(ctx, y, ops.sigmoid(ctx, g) if u is None else ops.silu(ctx, g))
+    return b.linear(y, f"{prefix}_output", f"time_mix_out-{i}"), None
+
+
+def _mixes6(b: GraphBuilder, x: Tensor, i: int) -> list[Tensor]:
+    """The mixes for r, w, k, v and g, in this order: [n_embd, T]."""
+    ctx, prefix, (n, T) = b.ctx, f"blk.{i}.time_mix", x.ne[:2]
+    dx = ops.sub(ctx, _token_before(b, x, "att_shift", i), x)
+    (xx,) = _mixes(b, x, dx, f"{prefix}_lerp_x.weight")
+    low = ops.tanh(ctx, b.linear(xx, f"{prefix}_w1", f"mix_w1-{i}"))  # [5 rank, T]
+    w2, factors = b.weight(f"{prefix}_w2.weight"), b.weight(f"{prefix}_lerp_fused.weight")
+    rank = w2.ne[0]
+    low = ops.view_3d(ctx, low, (rank, T, 5), (low.nb[1], 4 * rank))
+    moves = ops.mul_mat(ctx, w2, low).set_name(f"mix_w2-{i}")  # [n_embd, T, 5]
+    found = []
+    for part in "rwkvg":
+        k = "wkvrg".index(part)
+        move = ops.view_2d(ctx, moves, n, T, moves.nb[1], k * moves.nb[2])
+        move = ops.add(ctx, move, ops.view_1d(ctx, factors, n, k * factors.nb[3]))
+        found.append(ops.add(ctx, ops.mul(ctx, move, dx), x))
+    return found
+
+
+def _repeated(b: GraphBuilder, x: Tensor, n_head: int) -> Tensor:
+    """Each head for all that share it: [S, n_head_kv, T] -> [S, n_head, T]."""
+    S, n_kv, T = x.ne[:3]
+    if n_kv == n_head:
+        return x
+    x = ops.reshape_4d(b.ctx, x, S, 1, n_kv, T)
+    x = ops.repeat_4d(b.ctx, x, S, n_head // n_kv, n_kv, T)
+    return ops.reshape_3d(b.ctx, x, S, n_head, T)
 
 
 def norm_heads(b: GraphBuilder, y: Tensor, i: int) -> Tensor:
