@@ -95,6 +95,8 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got |= _read_windows(file, arch, declared, n_layer)
     for name, key_name in PER_LAYER_KEYS.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
+        if name == "n_ff_arr" and got["n_expert"] and declared.get("empty_layers"):
+            default = (0,) * n_layer  # in Qwen3.5-MoE all layers have experts
         got[name] = _read_layers(file, f"{arch}.{key_name}", n_layer, default)
         some = tuple(n for n in got[name] if n or not declared.get("empty_layers"))
         _check_range(file, name, some)

@@ -1,6 +1,7 @@
 """A gate on the output of attention: a factor of each head, or of each element.
 
     cur = attention_gate(b, b.attention(q, k, v, i), x, i, "sigmoid")
+    cur = attention_of_gated_queries(b, x, i)
 
 Source: Qiu et al. 2025, "Gated Attention for Large Language Models"; llama.cpp, ``wqkv_gate``.
 """
@@ -27,3 +28,33 @@ def attention_gate(b: GraphBuilder, out: Tensor, x: Tensor, i: int, act: str) ->
         gate = ops.reshape_3d(ctx, gate, 1, n_gates, n_tokens)
     out = ops.reshape_2d(ctx, ops.mul(ctx, out, gate), n_out, n_tokens)
     return out.set_name(f"attn_gated-{i}")
+
+
+def attention_of_gated_queries(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    """The attention of layer ``i`` whose ``attn_q`` also makes the gates, after each head's query.
+
+    From its normed input to its output projection.
+    Source: llama.cpp, ``llama_model_qwen3next::build_layer_attn``.
+
+    Shape:
+        x [n_embd, T] -> the same
+    """
+    ctx, hp, n_tokens = b.ctx, b.hparams.of_layer(i), b.n_tokens
+    n, n_head = hp.head_dim, hp.n_head
+    both = b.linear(x, f"blk.{i}.attn_q", f"Qcur_full-{i}")  # [2 * head_dim * n_head, T]
+    q, gate = (
+        ops.view_3d(ctx, both, (n, n_head, n_tokens), (8 * n, both.nb[1]), 4 * n * part)
+        for part in (0, 1)
+    )
+    k, v = (
+        ops.reshape_3d(
+            ctx, b.linear(x, f"blk.{i}.attn_{part}", f"{name}-{i}"), n, hp.n_head_kv, n_tokens
+        )
+        for part, name in (("k", "Kcur"), ("v", "Vcur"))
+    )
+    q = b.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+    k = b.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+    out = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+    gate = ops.sigmoid(ctx, ops.cont(ctx, gate))
+    out = ops.mul(ctx, out, ops.reshape_2d(ctx, gate, n * n_head, n_tokens))
+    return b.linear(out.set_name(f"attn_gated-{i}"), f"blk.{i}.attn_output", f"attn_out-{i}")

@@ -320,18 +320,23 @@ class GraphBuilder:
         assert self.kv.states is not None and self.runs is not None and self.slots is not None
         return self.kv.states.tensors[name][layer], self.runs, self.slots
 
-    def causal_conv(self, x: Tensor, layer: int) -> Tensor:
+    def causal_conv(self, x: Tensor, layer: int, part: str = "") -> Tensor:
         """SiLU of the causal convolution of a layer's channels, after the tokens before.
+
+        Args:
+            part: ending of the names of its weight and state, where a layer has several.
 
         Shape:
             x [channels, T] -> the same
         """
-        weight = self.weight(f"blk.{layer}.ssm_conv1d.weight")
-        x = ops.ssm_conv_slots(self.ctx, x, weight, *self.state("conv", layer))
-        bias = self.weights.get(f"blk.{layer}.ssm_conv1d.bias")
+        weight = self.weight(f"blk.{layer}.ssm_conv1d{part}.weight")
+        if weight.ne[1] == 1:  # the input's channels, in files of Kimi-Linear
+            weight = ops.reshape_2d(self.ctx, weight, weight.ne[0], x.ne[0])
+        x = ops.ssm_conv_slots(self.ctx, x, weight, *self.state(f"conv{part}", layer))
+        bias = self.weights.get(f"blk.{layer}.ssm_conv1d{part}.bias")
         if bias is not None:
             x = ops.add(self.ctx, x.set_name(f"ssm_conv-{layer}"), bias)
-        return ops.silu(self.ctx, x).set_name(f"ssm_conv_silu-{layer}")
+        return ops.silu(self.ctx, x).set_name(f"ssm_conv{part}_silu-{layer}")
 
     def ssm_scan(self, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, layer: int) -> Tensor:
         """The scan of a layer of Mamba 1 or 2 (see ``ssm_scan_slots``).

@@ -51,12 +51,10 @@ def attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     Shape:
         x [n_embd, T] -> the same
     """
-    q, k, v = b.qkv(x, i)
-    cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-    return b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
+    return b.linear(b.self_attention(x, i), f"blk.{i}.attn_output", f"attn_out-{i}")
 
 
-def attention_or(recurrent: Mixer) -> Mixer:
+def attention_or(recurrent: Mixer, attention: Mixer = attention) -> Mixer:
     """Attention in the layers that have keys, and ``recurrent`` in the others."""
 
     def mixer(b: GraphBuilder, x: Tensor, i: int) -> Tensor:

@@ -425,9 +425,10 @@ def qkv_patterns(
 ) -> dict[str, tuple[str, ...]]:
     """``patterns`` with one matrix for queries, keys and values if that is what the file has.
 
+    Where they have one already, it is that of other layers than of attention.
     Source: llama.cpp, ``create_tensor_qkv``.
     """
-    if "blk.0.attn_qkv.weight" not in names:
+    if "blk.0.attn_qkv.weight" not in names or "blk.{i}.attn_qkv.weight" in patterns:
         return dict(patterns)
     found: dict[str, tuple[str, ...]] = {}
     for pattern, sizes in patterns.items():

@@ -57,16 +57,15 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
     """A checkpoint's parameters, float32, each from a generator that its name seeds.
 
     Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
-    Norms of Gemma up to 3, Step-3.5 and MiniMax-M3 add 1 to their weights.
+    Norms of Gemma up to 3, Step-3.5, MiniMax-M3 and Qwen from Qwen3-Next on add 1 to their weights.
 
     Args:
         kind: the model type.
         scale: of the embedding and the output matrix, which decides how far logits spread.
     """
     made = {}
-    add_one = kind.startswith(("gemma", "step3p", "minimax_m3")) and not kind.startswith(
-        ("gemma3n", "gemma4")
-    )
+    adding = ("gemma", "step3p", "minimax_m3", "qwen3_next", "qwen3_5")
+    add_one = kind.startswith(adding) and not kind.startswith(("gemma3n", "gemma4"))
     for name, shape in shapes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         x = rng.uniform(-1, 1, shape)
@@ -75,7 +74,8 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
         elif name.endswith(("dt_bias", "dt_proj.bias")):
             x = x - 3  # time steps of 0.02 to 0.13, as in trained models
         else:
-            x = x / 2 + (0 if name.endswith("bias") or add_one else 1)
+            adds_one = add_one and not name.endswith("linear_attn.norm.weight")
+            x = x / 2 + (0 if name.endswith("bias") or adds_one else 1)
         made[name] = x.astype(np.float32)
     return made
 

@@ -28,6 +28,7 @@ if __name__ == "__main__":
     folder, out = map(Path, sys.argv[1:])
     config = ModelBase.load_hparams(folder, False)
     kind = get_model_class(get_model_architecture(config, ModelType.TEXT))
+    kind.no_mtp = True  # layers that draft tokens are left out
     inner = [x for x in vars(kind).values() if isinstance(x, type)]  # Mistral 3 has two of them
     for part in {part for one in (kind, *inner) for part in one.__mro__}:
         if "set_vocab" in vars(part):

@@ -82,6 +82,12 @@ def save_config(config: dict[str, Any], folder: Path) -> Shapes:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     if kind == "qwen3_vl_moe":  # the published ones are transposed; transformers reads both
         shapes = {k: (x[0], x[2], x[1]) if ".experts." in k else x for k, x in shapes.items()}
+    if kind == "kimi_linear":  # the published ones call the first layers' part ``mlp``
+        dense = ("e.gate_proj.", "e.up_proj.", "e.down_proj.")
+        shapes = {
+            k.replace("block_sparse_moe", "mlp") if any(part in k for part in dense) else k: x
+            for k, x in shapes.items()
+        }
     return shapes
 
 

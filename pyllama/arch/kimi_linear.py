@@ -1,0 +1,143 @@
+"""Kimi-Linear: Kimi's delta attention in most layers, latent attention without positions in others.
+
+Source: Kimi Team 2025, "Kimi Linear"; llama.cpp, ``llama_model_kimi_linear``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..graph import hybrid, mla
+from ..graph.builder import GraphBuilder
+from ..graph.delta_net import KIMI_DELTA, KIMI_DELTA_TENSORS, kimi_delta, kimi_states_of
+from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, only_in
+from ..hparams import GATINGS, Got, Key, Values
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, float32
+from . import deepseek2
+
+NAME = "kimi-linear"
+
+
+def _by_kind(latent: str) -> Any:
+    """Columns of a matrix that layers of both kinds have, of latent attention ``latent`` a head."""
+    return lambda got: tuple(
+        got["n_kda_all"] if recurs else got["n_head_arr"][0] * got[latent]
+        for recurs in got["recurs"]
+    )
+
+
+def _columns_of_values(got: Got) -> tuple[int, ...]:
+    """Files of absorbed latent attention may have other ones, which nothing uses."""
+    n = got["n_lora_kv"] if got["n_key_mla"] else got["head_dim_v_arr"][0]
+    return (n,) * int(got["n_layer"])
+
+
+HPARAMS: Values = {
+    "head_dim_v_arr": _columns_of_values,
+    **mla.HPARAMS,
+    **KIMI_DELTA,
+    **hybrid.KINDS,
+    "nope_layers": lambda got: (True,) * got["n_layer"],
+    "states": hybrid.states_where_recurrent(kimi_states_of),
+    "n_q": _by_kind("n_key_direct"),
+    "n_out": _by_kind("n_value"),
+    "n_ff_exp": Key("expert_feed_forward_length"),
+    "n_shared": Key("expert_shared_count", 0),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    **only_in("attends", mla.TENSORS),
+    **only_in("recurs", KIMI_DELTA_TENSORS),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_q"),
+    "blk.{i}.attn_output.weight": ("n_out", "n_embd"),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    **GATED_FFN,
+    **DEEPSEEK_EXPERTS,
+    **OUTPUT,
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return hybrid.decoder(b, hybrid.attention_or(kimi_delta, _latent))
+
+
+def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    out = mla.latent_attention(b, x, i)
+    return b.linear(out, f"blk.{i}.attn_output", f"attn_out-{i}")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    linear, n_lora = config["linear_attn_config"], int(config["kv_lora_rank"])
+    check_config(config, moe_layer_freq=1, moe_renormalize=True, num_expert_group=1)
+    check_config(linear, num_heads=config["num_attention_heads"])
+    n_rot, n_layer = int(config["qk_rope_head_dim"]), int(config["num_hidden_layers"])
+    attends = [i + 1 in linear["full_attn_layers"] for i in range(n_layer)]
+    gating = config.get("moe_router_activation_func") or "sigmoid"
+    keys = base_keys(config)
+    if config.get("q_lora_rank") is not None:
+        keys["attention.q_lora_rank"] = int(config["q_lora_rank"])
+    if config.get("topk_group"):
+        keys["expert_group_used_count"] = int(config["topk_group"])
+    return keys | {
+        "context_length": int(config.get("model_max_length") or keys["context_length"]),
+        "attention.head_count_kv": [int(x) for x in attends],
+        "attention.kv_lora_rank": n_lora,
+        "attention.key_length": n_lora + n_rot,
+        "attention.value_length": n_lora,
+        "attention.key_length_mla": int(config["qk_nope_head_dim"]) + n_rot,
+        "attention.value_length_mla": int(config["v_head_dim"]),
+        "rope.dimension_count": n_rot,
+        "ssm.conv_kernel": int(linear["short_conv_kernel_size"]),
+        "kda.head_dim": int(linear["head_dim"]),
+        "expert_used_count": int(config["num_experts_per_token"]),
+        "expert_shared_count": int(config["num_shared_experts"]),
+        "leading_dense_block_count": int(config["first_k_dense_replace"]),
+        "expert_gating_func": GATINGS.index(gating),
+        "expert_weights_scale": float32(config["routed_scaling_factor"]),
+    }
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """``A`` from its logarithm; convolutions in four dimensions, as llama.cpp's files have them."""
+    if name.endswith("ssm_a"):
+        return {name: -np.exp(x)}
+    if "ssm_conv1d" in name:
+        return {name: x.reshape(1, x.shape[0], 1, x.shape[-1])}
+    return deepseek2.change_latent(name, x, config)
+
+
+_ATTENTION, _MOE = "model.layers.{i}.self_attn", "model.layers.{i}.block_sparse_moe"
+CONVERT = Convert(
+    models=("KimiLinearForCausalLM", "KimiLinearModel"),
+    tensors={
+        **deepseek2.DENSE,
+        **{f"{_ATTENTION}.{p}_proj.weight": f"blk.{{i}}.attn_{p}.weight" for p in "kv"},
+        **{f"{_ATTENTION}.{p}_conv1d.weight": f"blk.{{i}}.ssm_conv1d_{p}.weight" for p in "qkv"},
+        **{
+            f"{_ATTENTION}.{p}_proj.weight": f"blk.{{i}}.ssm_{p}.weight"
+            for p in ("f_a", "f_b", "g_a", "g_b")
+        },
+        f"{_ATTENTION}.b_proj.weight": "blk.{i}.ssm_beta.weight",
+        f"{_ATTENTION}.A_log": "blk.{i}.ssm_a",
+        f"{_ATTENTION}.dt_bias": "blk.{i}.ssm_dt.bias",
+        f"{_ATTENTION}.o_norm.weight": "blk.{i}.ssm_norm.weight",
+        f"{_MOE}.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        f"{_MOE}.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+        f"{_MOE}.experts.{{e}}.w1.weight": "blk.{i}.ffn_gate_exps.weight",
+        f"{_MOE}.experts.{{e}}.w2.weight": "blk.{i}.ffn_down_exps.weight",
+        f"{_MOE}.experts.{{e}}.w3.weight": "blk.{i}.ffn_up_exps.weight",
+        **{
+            f"{_MOE}.shared_experts.{p}_proj.weight": f"blk.{{i}}.ffn_{p}_shexp.weight"
+            for p in ("gate", "up", "down")
+        },
+    },
+    keys=_keys,
+    change=_change,
+)
