@@ -74,7 +74,7 @@ PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
 PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
-BY_ROUTER = -1  # default of ``n_dense_lead`` where files have no key: up to the first router
+BY_ROUTER = "router"  # value of ``expert_layers``: the layers whose router the file has
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -147,6 +147,7 @@ class HParams:
     ffn_beside_experts: bool = False  # layers with experts have n_ff dense neurons too, else none
     n_dense_lead: int = 0  # the first layers without experts
     moe_period: int = 1  # after these, the last of every moe_period layers has experts
+    expert_layers: tuple[bool, ...] = ()  # the layers with experts, in place of these two
     n_expert_groups: int = 0  # only the experts of the best n_group_used groups are chosen from
     n_group_used: int = 0
     expert_gating: int = 1  # index of GATINGS: how the router's logits become weights
@@ -190,6 +191,8 @@ class HParams:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward part of a layer is a mixture of experts."""
+        if self.expert_layers:
+            return bool(self.n_expert) and self.expert_layers[layer]
         period = self.moe_period or 1
         return bool(self.n_expert) and layer >= self.n_dense_lead and (layer + 1) % period == 0
 

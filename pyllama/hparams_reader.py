@@ -90,8 +90,9 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got["learned_positions"] = "position_embd.weight" in file.tensors
     n_layer = got["n_layer"] = _n_layer(file, arch)
     _check_range(file, "n_layer", n_layer)  # the length of arrays
-    if got["n_dense_lead"] == BY_ROUTER:
-        got["n_dense_lead"] = _first_router(file, n_layer)
+    if got.get("expert_layers") == BY_ROUTER:
+        routers = (f"blk.{i}.ffn_gate_inp.weight" for i in range(n_layer))
+        got["expert_layers"] = tuple(router in file.tensors for router in routers)
     got |= _read_windows(file, arch, declared, n_layer)
     for name, key_name in PER_LAYER_KEYS.items():
         default = got["n_head_arr"] if name == "n_head_kv_arr" else None
@@ -174,12 +175,6 @@ def _n_layer(file: GGUFFile, arch: str) -> int:
     """The number of layers without those that only draft tokens (multi-token prediction)."""
     nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
     return file.get_int(f"{arch}.block_count") - nextn
-
-
-def _first_router(file: GGUFFile, n_layer: int) -> int:
-    """The first layer with experts; the number of layers if none has."""
-    routers = (i for i in range(n_layer) if f"blk.{i}.ffn_gate_inp.weight" in file.tensors)
-    return next(routers, n_layer)
 
 
 def _by_layer(

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Tensors
+from ..mapping.rules import Config
 from . import granite, llama
 
 HPARAMS: Values = {
@@ -32,17 +30,15 @@ def _keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-def _change(name: str, x: Array, config: Config) -> Tensors:
-    if "gate_up" not in name:
-        return llama.CONVERT.change(name, x, config)
-    gate, up = np.split(x, 2, axis=-2)
-    return {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
-
-
 _EXPERTS = "model.layers.{i}.block_sparse_moe"
 CONVERT = replace(
     granite.CONVERT,
-    models=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    models=(
+        "GraniteMoeForCausalLM",
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+    ),
+    accepts=lambda config: not granite.is_hybrid(config),
     tensors={
         **llama.CONVERT.tensors,
         f"{_EXPERTS}.router.layer.weight": "blk.{i}.ffn_gate_inp.weight",
@@ -52,5 +48,4 @@ CONVERT = replace(
         "model.layers.{i}.shared_mlp.output_linear.weight": "blk.{i}.ffn_down_shexp.weight",
     },
     keys=_keys,
-    change=_change,
 )

@@ -15,7 +15,7 @@ from . import exaone_moe, qwen2moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_dense_lead": Key("leading_dense_block_count", BY_ROUTER),
+    "expert_layers": BY_ROUTER,  # llama.cpp's files have no key
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
     "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
     "expert_weights_norm": Key("expert_weights_norm", False),

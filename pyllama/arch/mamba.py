@@ -5,7 +5,7 @@ Source: Gu and Dao 2023, "Mamba"; Zuo et al. 2024, "Falcon Mamba"; llama.cpp, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -95,15 +95,22 @@ LAYER_NAMES = {
     "backbone.layers.{i}.mixer.D": "blk.{i}.ssm_d",
     "backbone.layers.{i}.mixer.out_proj.*": "blk.{i}.ssm_out.*",
 }
+TENSOR_NAMES = {
+    **LAYER_NAMES,
+    "backbone.layers.{i}.mixer.x_proj.weight": "blk.{i}.ssm_x.weight",
+    "backbone.layers.{i}.mixer.dt_proj.*": "blk.{i}.ssm_dt.*",
+}
+
+
+def names_in(module: str, names: Mapping[str, str]) -> dict[str, str]:
+    """``TENSOR_NAMES`` of Mamba 1 or 2 in checkpoints that have it in ``module`` of a layer."""
+    theirs = "backbone.layers.{i}.mixer"
+    return {k.replace(theirs, module): x for k, x in names.items() if theirs in k}
+
 
 CONVERT = Convert(
     models=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
-    tensors={
-        **OUTER_NAMES,
-        **LAYER_NAMES,
-        "backbone.layers.{i}.mixer.x_proj.weight": "blk.{i}.ssm_x.weight",
-        "backbone.layers.{i}.mixer.dt_proj.*": "blk.{i}.ssm_dt.*",
-    },
+    tensors={**OUTER_NAMES, **TENSOR_NAMES},
     keys=_keys,
     change=change,
 )

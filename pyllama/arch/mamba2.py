@@ -56,6 +56,7 @@ TENSOR_NAMES = {
     "backbone.layers.{i}.mixer.norm.weight": "blk.{i}.ssm_norm.weight",
 }
 
+
 CONVERT = Convert(
     models=("Mamba2ForCausalLM",),
     tensors={**mamba.OUTER_NAMES, **TENSOR_NAMES},

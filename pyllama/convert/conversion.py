@@ -127,7 +127,8 @@ def convert(
         "general.quantization_version": 2,
         **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }
-    with _trial(folder, _Content(metadata)) as file:
+    types = [tensor_type(one, matrices) for one in planned]
+    with _trial(folder, _Content(metadata, planned, types)) as file:
         n_vocab = load_tokenizer(file.metadata, file.path).n_vocab
         hparams = read_hparams(file, n_vocab, arch.HPARAMS)
     form = _form(source, planned, hparams, arch, keys, options)
@@ -137,6 +138,9 @@ def convert(
     else:
         path = path.with_name(fill_file_name(path.name, outtype))
     types = [tensor_type(one, matrices) for one in form.planned]
+    for one, type in zip(form.planned, types, strict=True):
+        stored = "/".join(sorted(one.dtypes))
+        log.info("%s %s: %s -> %s", one.name, list(one.shape[::-1]), stored, type.name)
     content = _Content(metadata | form.keys, form.planned, types, form.magic)
     with _trial(folder, content) as file:
         if planned:
@@ -196,7 +200,6 @@ def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
     entries = []
     for one, type in zip(content.planned, content.types, strict=True):
         ne = one.shape[::-1] or (1,)
-        log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
         entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
     try:
         encoded = {key: encode_value(key, value) for key, value in content.metadata.items()}

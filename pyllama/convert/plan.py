@@ -79,8 +79,11 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
     found: dict[str, Arch] = {}
     for name in arch_names():
         arch = get_arch(name)
-        if models.intersection(arch.CONVERT.models):
-            found[name] = arch
+        if not models.intersection(arch.CONVERT.models):
+            continue
+        with config_errors(folder, arch):
+            if arch.CONVERT.accepts(config):
+                found[name] = arch
     if found:
         name = str(config.get("model_type"))
         return (name, found[name]) if name in found else next(iter(found.items()))

@@ -42,6 +42,8 @@ class Convert:
         tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{e}`` an expert, whose
             matrices are stacked into one tensor, as are tensors whose GGUF name ends with their
             number (``[0]``); ``*`` stands for ``weight`` and ``bias``.
+        accepts: whether the architecture takes a checkpoint of these classes, for classes that
+            several architectures share.
         keys: computes metadata from config.json, without ``{arch}.``.
         change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
@@ -60,6 +62,7 @@ class Convert:
     models: tuple[str, ...]
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
+    accepts: Callable[[Config], bool] = lambda config: True
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
     defaults: Mapping[str, Any] = field(default_factory=dict)

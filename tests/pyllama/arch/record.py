@@ -124,7 +124,7 @@ def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     text = config.get("text_config", config)
     names = ("num_experts_per_tok", "top_k_experts", "moe_top_k")
     used = next((text[name] for name in names if name in text), None)
-    if used is None:
+    if not used or text.get("num_experts") == 1:
         return float("inf")
     seen: list[Any] = []  # what each router chooses by
 
