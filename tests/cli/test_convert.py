@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 def test_convert_to_a_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / "x.gguf"
     args = ("--outfile", path, "--outtype", "q8_0", "--model-name", "Mine", "--verbose")
-    assert run(folder, *args) == (0, f"{path}\n", "")
+    code, out, err = run(folder, *args)
+    assert (code, out) == (0, f"{path}\n") and err in ("", "converting\n")  # where it takes long
     assert "blk.0.attn_q.weight [64, 64]: F32 -> Q8_0" in caplog.text
     with GGUFFile(path) as file:
         assert file.get_str("general.name") == "Mine" and file.get_int("general.file_type") == 7

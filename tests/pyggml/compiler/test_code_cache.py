@@ -382,7 +382,8 @@ def test_a_given_folder_stays_the_users(tmp_path: Path, monkeypatch: pytest.Monk
 PROGRAM = """
 import sys
 from pyggml.compiler import jit
-from pyggml.backend.cpu.kernels.elementwise.unary import scale_f32
+from pyggml.backend.cpu.kernels.elementwise.unary import element_kernel
+scale_f32 = element_kernel("scale", 0)
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address

@@ -43,7 +43,12 @@ def edit(copy: Path) -> Edit:
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
-        ("backend/cpu/kernels/elementwise/unary.py", ", s, b)", ", b, s)", (True, False)),
+        (
+            "backend/cpu/kernels/elementwise/unary.py",
+            ", a, b, c, d))",
+            ", b, a, c, d))",
+            (True, False),
+        ),
         ("backend/cpu/kernels/elementwise/binary.py", "", "\nx = 1\n", (False, True)),
         ("backend/cpu/kernels/span.py", "", "\nx = 1\n", (True, True)),  # inlined by both
         ("backend/cpu/simd/x86.py", "", "\nx = 1\n", (True, True)),
@@ -115,8 +120,9 @@ def test_all_imports_are_found() -> None:
 
 COMPILE = f"""
 from pyggml.compiler import jit
-from {SCALE} import scale_f32
+from {SCALE} import element_kernel
 from {BINARY} import binary_kernel
+scale_f32 = element_kernel("scale", 0)
 compiled = []
 jit.on_compile = compiled.append
 assert all(kernel.address for kernel in (scale_f32, binary_kernel("add", 0, 0, 0)))
@@ -141,7 +147,7 @@ def test_functions_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
 
     assert len(compiled()) == 2 and compiled() == []
     original = (copy / "backend/cpu/kernels/elementwise/unary.py").read_bytes()
-    edit("backend/cpu/kernels/elementwise/unary.py", ", s, b)", ", b, s)")
+    edit("backend/cpu/kernels/elementwise/unary.py", ", a, b, c, d))", ", b, a, c, d))")
     assert compiled() == ["scale_f32"]
     (copy / "backend/cpu/kernels/elementwise/unary.py").write_bytes(original)
     assert compiled() == []  # still in the cache
