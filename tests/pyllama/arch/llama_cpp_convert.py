@@ -33,6 +33,8 @@ if __name__ == "__main__":
     for part in {part for one in (kind, *inner) for part in one.__mro__}:
         if "set_vocab" in vars(part):
             part.set_vocab = _set_vocab
+        if "_get_suppress_tokens" in vars(part):  # MiniMax-01's reads the tokenizer
+            part._get_suppress_tokens = lambda self: []
     vocabulary = folder / "tokenizer.json"
     if missing := not vocabulary.exists():  # Gemma's converters count its tokens
         tokens = {f"w{i:03}": i for i in range(N_VOCAB)}
