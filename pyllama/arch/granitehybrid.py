@@ -83,7 +83,7 @@ def ssm_keys(config: Config) -> dict[str, Any]:
 
 def _keys(config: Config) -> dict[str, Any]:
     bamba, n_head_kv = _is_bamba(config), kv_heads(config)
-    keys = (llama if bamba else granitemoe).CONVERT.keys(config)
+    keys: dict[str, Any] = (llama if bamba else granitemoe).CONVERT.keys(config)
     rotates = bamba or config.get("position_embedding_type") == "rope"
     if not rotates:
         keys["context_length"] = 1 << 20  # as in llama.cpp: there is no limit

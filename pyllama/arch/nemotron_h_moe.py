@@ -1,0 +1,106 @@
+"""Nemotron-H with experts: Nemotron 3, whose MLP layers are mixtures of experts and shared ones.
+
+Layers that predict more tokens are left out.
+Source: NVIDIA 2025, "Nemotron 3"; llama.cpp, ``llama_model_nemotron_h_moe``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ..errors import ModelError
+from ..graph.builder import GraphBuilder
+from ..graph.experts import experts, shared_experts
+from ..graph.tensors import OUTPUT, tensors
+from ..hparams import GATINGS, Key, Values
+from ..mapping.rules import Config
+from . import nemotron_h
+
+HPARAMS: Values = {
+    **nemotron_h.HPARAMS,
+    "expert_layers": lambda got: tuple(n > 0 for n in got["n_ff_arr"]),
+    "expert_gating": GATINGS.index("sigmoid"),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+    "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
+    "n_latent": Key("moe_latent_size", 0),
+    "n_expert_in": lambda got: got["n_latent"] or got["n_embd"],
+    "n_latent_arr": lambda got: tuple(
+        got["n_latent"] * experts for experts in got["expert_layers"]
+    ),
+}
+
+TENSORS = tensors(
+    {
+        **nemotron_h.MIXERS,
+        "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
+        "blk.{i}.exp_probs_b.bias?": ("n_expert",),
+        "blk.{i}.ffn_latent_down.*?": ("n_embd", "n_latent_arr"),
+        "blk.{i}.ffn_up_exps.weight": ("n_expert_in", "n_ff_exp", "n_expert"),
+        "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_expert_in", "n_expert"),
+        "blk.{i}.ffn_latent_up.*?": ("n_latent_arr", "n_embd"),
+        "blk.{i}.ffn_up_shexp.*?": ("n_embd", "n_ff_shexp"),
+        "blk.{i}.ffn_down_shexp.*?": ("n_ff_shexp", "n_embd"),
+        **OUTPUT,
+    }
+)
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return nemotron_h.decoder(b, _experts)
+
+
+def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    """Routed experts, in some models of a projection of ``x``, and shared ones of ``x`` itself."""
+    inner, latent = x, b.hparams.own["n_latent"]
+    if latent:
+        inner = b.linear(x, f"blk.{i}.ffn_latent_down", f"ffn_latent_down-{i}")
+    y = experts(b, inner, i, "relu_sqr", router_in=x)
+    if latent:
+        y = b.linear(y, f"blk.{i}.ffn_latent_up", f"ffn_latent_up-{i}")
+    return ops.add(b.ctx, y, shared_experts(b, x, i, "relu_sqr")).set_name(f"ffn_out-{i}")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    if "-" in nemotron_h.kinds(config):
+        raise ModelError("config.json: layers with and without experts; this is not supported")
+    n_ff = int(config["moe_intermediate_size"])
+    keys = nemotron_h.keys({"intermediate_size": 0, **config}) | {
+        "feed_forward_length": nemotron_h.by_layer(config, "E", n_ff),
+        "expert_shared_feed_forward_length": int(config["moe_shared_expert_intermediate_size"]),
+        "expert_shared_count": int(config.get("n_shared_experts") or 1),
+        "expert_weights_norm": bool(config.get("norm_topk_prob", True)),
+        "expert_weights_scale": float(config.get("routed_scaling_factor") or 1.0),
+        "expert_group_count": int(config.get("n_group") or 1),
+        "expert_group_used_count": int(config.get("topk_group") or 1),
+    }
+    return keys | ({"moe_latent_size": n} if (n := config.get("moe_latent_size")) else {})
+
+
+_MIXER = "backbone.layers.{i}.mixer"
+_NAMES = {
+    f"{_MIXER}.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+    f"{_MIXER}.gate.e_score_correction.bias": "blk.{i}.exp_probs_b.bias",
+    f"{_MIXER}.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    f"{_MIXER}.experts.{{e}}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+    f"{_MIXER}.experts.{{e}}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+    f"{_MIXER}.shared_experts.up_proj.*": "blk.{i}.ffn_up_shexp.*",
+    f"{_MIXER}.shared_experts.down_proj.*": "blk.{i}.ffn_down_shexp.*",
+    f"{_MIXER}.fc1_latent_proj.*": "blk.{i}.ffn_latent_down.*",
+    f"{_MIXER}.fc2_latent_proj.*": "blk.{i}.ffn_latent_up.*",
+}
+
+CONVERT = replace(
+    nemotron_h.CONVERT,
+    tensors={
+        **nemotron_h.CONVERT.tensors,
+        **_NAMES,
+        **{k.replace("backbone.", "model."): x for k, x in _NAMES.items()},
+    },
+    accepts=lambda config: "E" in nemotron_h.kinds(config),
+    keys=_keys,
+)
