@@ -19,7 +19,7 @@ from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
 from pyllama.tokenizer.special import CONTROL
 
-from ..arch.checkpoints import write_checkpoint
+from ..arch.checkpoints import long_but, write_checkpoint
 from .test_drafts import oracle, plain, run
 
 TOKENS = np.random.default_rng(4).integers(20, 500, 300).tolist()
@@ -27,7 +27,9 @@ GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
 BEGIN = 300  # a control token in these tests
 
 
-@pytest.fixture(scope="module", params=["mamba2"])
+@pytest.fixture(
+    scope="module", params=long_but(("mamba2", "lfm2", "qwen35", "rwkv7"), ("mamba2", "lfm2"))
+)
 def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("m")
     path = convert(write_checkpoint(folder / "x", request.param), folder / "x.gguf", "f32")
