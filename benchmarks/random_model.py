@@ -38,6 +38,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the variant, and config.jso
         {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 48,
          "time_step_rank": 64},
     ),
+    "lfm2-350m": (
+        "lfm2",
+        {"hidden_size": 1024, "intermediate_size": 4608, "num_hidden_layers": 16,
+         "num_attention_heads": 16, "num_key_value_heads": 8,
+         "layer_types": ["conv", "conv", "full_attention"] * 5 + ["conv"]},
+    ),
+    "qwen35-0.8b": (
+        "qwen35_text",
+        {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+         "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+         "linear_value_head_dim": 128,
+         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6},
+    ),
+    "granitehybrid-1b": (
+        "granitehybrid_dense",
+        {"hidden_size": 1536, "shared_intermediate_size": 4096, "num_hidden_layers": 40,
+         "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48,
+         "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
+         "layer_types": (["mamba"] * 9 + ["attention"]) * 4},
+    ),
 }  # fmt: skip
 _ROWS = 64  # random rows of a matrix
 
