@@ -122,7 +122,7 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
 def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     """The smallest margin between the last used expert of a token and the next one."""
     text = config.get("text_config", config)
-    names = ("num_experts_per_tok", "top_k_experts", "moe_top_k")
+    names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k")
     used = next((text[name] for name in names if name in text), None)
     if not used or text.get("num_experts") == 1:
         return float("inf")

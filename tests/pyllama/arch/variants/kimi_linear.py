@@ -43,8 +43,22 @@ _BASE = {
         "short_conv_kernel_size": 4,
     },
 }
-VARIANTS = {"kimi-linear": _BASE}
+VARIANTS = {
+    "kimi-linear": _BASE,
+    "kimi-linear_compressed_queries": {
+        **_BASE,
+        "q_lora_rank": 24,
+        "num_shared_experts": 2,
+        "linear_attn_config": {
+            "full_attn_layers": [1, 3],
+            "kda_layers": [2],
+            "head_dim": 64,
+            "num_heads": 4,
+            "short_conv_kernel_size": 3,
+        },
+    },
+}
 
-LLAMA_CPP = ("kimi-linear",)
+LLAMA_CPP = ("kimi-linear",)  # llama.cpp loads the others and fails
 # the converter's is ``head_dim`` of config.json, which nothing uses
-DIFFERENT = {"kimi-linear": ("attention.value_length",)}
+DIFFERENT = dict.fromkeys(VARIANTS, ("attention.value_length",))

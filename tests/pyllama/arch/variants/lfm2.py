@@ -32,6 +32,21 @@ VARIANTS = {
         "block_auto_adjust_ff_dim": True,
         "tie_word_embeddings": False,
     },
+    "lfm2_vl": {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "model_type": "lfm2_vl",
+        "text_config": {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", **_TEXT},
+        "vision_config": {
+            "model_type": "siglip2_vision_model",
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_patches": 16,
+            "patch_size": 4,
+        },
+        "projector_hidden_size": 32,
+    },
 }
 
-LLAMA_CPP = ("lfm2", "lfm2_adjusted")
+LLAMA_CPP = ("lfm2", "lfm2_adjusted", "lfm2_vl")
