@@ -148,14 +148,22 @@ def kimi_delta(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         rows = b.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
         return ops.reshape_3d(ctx, b.causal_conv(rows, i, f"_{part}"), n, n_head, T)
 
-    def low_rank(part: str) -> Tensor:  # [n n_head, T]
+    def low_rank(part: str) -> Tensor:  # [n n_head, T]; one matrix in Ling 3
         row = b.linear(x, f"blk.{i}.ssm_{part}_a", f"{part}_a-{i}")  # [n, T]
+        if f"blk.{i}.ssm_{part}_b.weight" not in b.weights:
+            return row
         return b.linear(row, f"blk.{i}.ssm_{part}_b", f"{part}_b-{i}")
 
     q, k, v = (heads(part) for part in "qkv")
-    decay = ops.softplus(ctx, ops.add(ctx, low_rank("f"), b.weight(f"blk.{i}.ssm_dt.bias")))
-    decay = ops.reshape_3d(ctx, decay, n, n_head, T)
-    decay = ops.mul(ctx, decay, b.weight(f"blk.{i}.ssm_a")).set_name(f"kda_g1-{i}")
+    decay = ops.add(ctx, low_rank("f"), b.weight(f"blk.{i}.ssm_dt.bias"))
+    a, lowest = b.weight(f"blk.{i}.ssm_a"), hp.own.get("lowest_decay", 0.0)
+    if lowest:  # the logarithm of the decay is from there to 0
+        decay = ops.mul(ctx, ops.reshape_3d(ctx, decay, n, n_head, T), a)
+        decay = ops.scale(ctx, ops.sigmoid(ctx, decay), lowest)
+    else:
+        decay = ops.reshape_3d(ctx, ops.softplus(ctx, decay), n, n_head, T)
+        decay = ops.mul(ctx, decay, a)
+    decay.set_name(f"kda_g1-{i}")
     beta = ops.sigmoid(ctx, b.linear(x, f"blk.{i}.ssm_beta", f"kda_beta-{i}"))
     beta = ops.reshape_3d(ctx, beta, 1, n_head, T)
     q, k = _unit(b, q), _unit(b, k)
