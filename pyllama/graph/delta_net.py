@@ -105,7 +105,7 @@ def delta_net(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     )
     q, k = _unit(b, q), _unit(b, k)
     if f"blk.{i}.ssm_ba.weight" in b.weights:
-        q, k = (_repeat_each(b, part, n_head // n_group) for part in (q, k))
+        q, k = (repeat_each(b, part, n_head // n_group) for part in (q, k))
     decay, beta = (ops.reshape_3d(ctx, part, 1, n_head, T) for part in (decay, beta))
     y = ops.gated_delta_net_slots(ctx, q, k, v, decay, beta, *b.state("delta", i))
     y = b.rms_norm(y.set_name(f"linear_attn-{i}"), f"blk.{i}.ssm_norm", f"ssm_norm-{i}")
@@ -184,7 +184,7 @@ def _unit(b: GraphBuilder, x: Tensor) -> Tensor:
     return ops.scale(b.ctx, ops.rms_norm(b.ctx, x, _UNIT_EPS / n), 1 / math.sqrt(n))
 
 
-def _repeat_each(b: GraphBuilder, x: Tensor, times: int) -> Tensor:
+def repeat_each(b: GraphBuilder, x: Tensor, times: int) -> Tensor:
     """Each head several times: [n, n_head, T] -> [n, times n_head, T]."""
     if times == 1:
         return x

@@ -17,6 +17,7 @@ from pyggml.tensor import Tensor
 
 from ..hparams import Got, Key, Values
 from .builder import GraphBuilder
+from .delta_net import repeat_each
 from .ffn import ffn
 
 GROUP_EPS = 64e-5  # of the norm of heads
@@ -215,7 +216,7 @@ def time_mix6(b: GraphBuilder, x: Tensor, i: int, first: Tensor | None) -> tuple
     r, w, k, v = (_heads(b, y) for y in (r, ops.exp(ctx, ops.neg(ctx, w)), k, v))  # [S, H, T]
     u = b.weights.get(f"{prefix}_first.weight")
     if u is None:
-        k, v = (_repeated(b, y, r.ne[1]) for y in (k, v))
+        k, v = (repeat_each(b, y, r.ne[1] // y.ne[1]) for y in (k, v))
         k = ops.sub(ctx, k, ops.mul(ctx, k, w))
         scale = b.hparams.own["head_size"] ** -0.5
         y = ops.gated_linear_attn_slots(ctx, k, v, r, w, *b.state("wkv", i), scale)
@@ -243,16 +244,6 @@ def _mixes6(b: GraphBuilder, x: Tensor, i: int) -> list[Tensor]:
         move = ops.add(ctx, move, ops.view_1d(ctx, factors, n, k * factors.nb[3]))
         found.append(ops.add(ctx, ops.mul(ctx, move, dx), x))
     return found
-
-
-def _repeated(b: GraphBuilder, x: Tensor, n_head: int) -> Tensor:
-    """Each head for all that share it: [S, n_head_kv, T] -> [S, n_head, T]."""
-    S, n_kv, T = x.ne[:3]
-    if n_kv == n_head:
-        return x
-    x = ops.reshape_4d(b.ctx, x, S, 1, n_kv, T)
-    x = ops.repeat_4d(b.ctx, x, S, n_head // n_kv, n_kv, T)
-    return ops.reshape_3d(b.ctx, x, S, n_head, T)
 
 
 def norm_heads(b: GraphBuilder, y: Tensor, i: int) -> Tensor:
