@@ -109,9 +109,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # flags of a single tool
     "pyllama-server does not have this": (
-        "--server-base", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
-        "--checkpoint-min-step", "--kv-unified-per-slot", "--ui-config", "--webui-config",
-        "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
+        "--server-base", "--swa-checkpoints", "--kv-unified-per-slot", "--ui-config",
+        "--webui-config", "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
         "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent",
     ),
     "only perplexity and --kl-divergence are computed": (
