@@ -62,7 +62,6 @@ class Convert:
     models: tuple[str, ...]
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
-    accepts: Callable[[Config], bool] = lambda config: True
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +71,7 @@ class Convert:
     prefix: str = ""
     add_bos: bool | None = None
     relu: bool = False
+    accepts: Callable[[Config], bool] = lambda config: True
 
 
 # GGUF key -> names of the same value in config.json
