@@ -110,8 +110,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     # flags of a single tool
     "pyllama-server does not have this": (
         "--server-base", "--swa-checkpoints", "--kv-unified-per-slot", "--ui-config",
-        "--webui-config", "--ui-config-file", "--webui-config-file", "--tools-runtime", "--mcp-servers-config",
-        "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent",
+        "--webui-config", "--ui-config-file", "--webui-config-file", "--tools-runtime",
+        "--mcp-servers-config", "--mcp-servers-json", "-ag", "--agent", "-no-ag", "--no-agent",
     ),
     "only perplexity and --kl-divergence are computed": (
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
