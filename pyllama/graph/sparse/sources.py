@@ -120,7 +120,9 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
         )
     n_ff = hparams.n_ff_arr[i]
     up, down = (file.tensors.get(f"blk.{i}.ffn_{part}.weight") for part in ("up", "down"))
-    if not n_ff or (up is not None and down is not None and up.ne[1] != down.ne[0]):
+    fused = up is not None and down is not None and up.ne[1] != down.ne[0]
+    named_so = any(name.endswith(".ffn_up.weight") for name in file.tensors)  # not so in RWKV
+    if not n_ff or fused or not named_so:
         raise ModelError(
             f"{file.path}: sparse inference does not support layers without a feed-forward part, "
             "or with gate and up in one matrix; use `sparse='off'`"
