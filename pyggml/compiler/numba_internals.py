@@ -122,7 +122,7 @@ def own_numbers() -> Iterator[None]:
 
 
 class _KernelLibrary(_jit_library):  # type: ignore[misc]
-    """The machine code of a function, with those that are inlined in it."""
+    """The machine code of a function and of the functions inlined in it."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -225,7 +225,7 @@ def _known_operators(context: Any) -> Iterator[None]:
 
 
 class _KernelCompiler(_compiler):  # type: ignore[misc]
-    """Numba's passes, without those that find nothing in our functions."""
+    """Numba's passes, without those that change nothing in our functions."""
 
     _lowering: Any = _KernelLowering
 
@@ -250,7 +250,7 @@ class _InlinedCompiler(_KernelCompiler):
 
 
 def inlined(function: Callable[..., Any], fastmath: set[str] | bool) -> Any:
-    """A function that is compiled into those that call it, and has no machine code of its own."""
+    """A function that is only inlined into its callers: it gets no machine code."""
     options: Any = {"error_model": "numpy", "fastmath": fastmath}
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return nb.njit(nogil=True, pipeline_class=_InlinedCompiler, **options)(function)

@@ -1,4 +1,4 @@
-"""Gated delta nets: layers whose state corrects what it holds for a key, and no attention.
+"""Gated delta nets: layers of linear attention with the delta rule.
 
     cur = delta_net(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
     cur = kimi_delta(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
@@ -115,7 +115,7 @@ def delta_net(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 
 
 def _beta_and_alpha(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
-    """What a token's correction is multiplied by, and what the decay follows from.
+    """beta, a factor of the delta rule, and the input of the decay, of each token.
 
     Shape:
         x [n_embd, T] -> [n_head, T] each

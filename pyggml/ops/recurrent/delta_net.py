@@ -1,4 +1,4 @@
-"""GATED_DELTA_NET: linear attention whose state corrects what it holds for a key.
+"""GATED_DELTA_NET: linear attention with the delta rule and a decay of the state.
 
     y = gated_delta_net_slots(ctx, q, k, v, g, beta, states, runs, slots)
 

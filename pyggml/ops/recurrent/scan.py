@@ -164,7 +164,7 @@ def ssm_scan(
     ctx: Context, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor,
     K: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The scan of sequences of equal length: all results, and behind them the new states.
+    """The scan of sequences of equal length: the results of all tokens, then the new states.
 
     Args:
         dt: before softplus.

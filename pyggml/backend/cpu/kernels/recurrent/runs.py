@@ -53,7 +53,7 @@ def states_of(node, states, ids, slots, tokens, n_seqs, size, kept, K):
     """The States of a node.
 
     Args:
-        states, ids, slots: the places of the sources, ``ids`` of that which is ``runs`` too.
+        states, ids, slots: the sources (SRC0, ...); ``ids`` is ``runs`` if there are slots.
         tokens: of all sequences.
         kept: of ggml's form, address of the states after.
     """

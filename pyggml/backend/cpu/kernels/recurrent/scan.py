@@ -104,7 +104,7 @@ def _by_head(node, t, before, after, block, scratch):
 
 @inline
 def _steps(dts, x, n, out):
-    """softplus(dt), and behind it x softplus(dt)."""
+    """Write n values of softplus(dt), then of x * softplus(dt), to ``out``."""
     dt, xs = f32_ptr(dts), f32_ptr(x)
     steps, factors = f32_ptr(out), f32_ptr(out + 4 * n)
     for i in range(n):

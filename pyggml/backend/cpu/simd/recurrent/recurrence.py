@@ -1,4 +1,4 @@
-"""A recurrent state from one token to the next, and what a query reads from it.
+"""Updates of rows of a recurrent state by a token, and their products with its query.
 
     decayed_rows(before, after, rows, n, decay, x, u, q, y)
     exp_rows(rows, n, x, rates, y)                 # y = exp(x[i] rates)
