@@ -438,16 +438,20 @@ def intrinsic_from_ir(
 
 
 class JittedFunction(Code):
-    """A nogil function with one signature that compiles (or loads) at its first call."""
+    """A function with one signature that compiles (or loads) at its first call.
 
-    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+    Args:
+        nogil: whether calls release the GIL.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
         self.function = self.py_func = function
         self.name = function.__name__.lstrip("_")
-        self._signature = signature
+        self._signature, self._nogil = signature, nogil
         _functions.add(self)
 
     def _compile(self, cache: Any) -> Any:
-        return compile_function(self.function, self._signature, cache)
+        return compile_function(self.function, self._signature, cache, self._nogil)
 
     def __call__(self, *args: Any) -> Any:
         return self.machine_code(*args)
@@ -463,6 +467,11 @@ def functions_of(package: str) -> list[JittedFunction]:
     return sorted(functions, key=lambda one: (one.function.__module__, one.name))
 
 
-def jitted(signature: Any) -> Callable[[Callable[..., Any]], JittedFunction]:
-    """Declare a nogil function that Python calls; cached like a kernel."""
-    return lambda function: JittedFunction(function, signature)
+def jitted(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], JittedFunction]:
+    """Declare a function that Python calls; cached like a kernel.
+
+    Args:
+        nogil: whether calls release the GIL. A call of less than a millisecond should not: beside
+            busy threads of Python, getting it back takes longer.
+    """
+    return lambda function: JittedFunction(function, signature, nogil)

@@ -266,10 +266,10 @@ def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, ca
     return cfunc
 
 
-def compile_function(function: Callable[..., Any], signature: Any, cache: Any) -> Any:
-    """A compiled or loaded nogil dispatcher of one signature."""
+def compile_function(function: Callable[..., Any], signature: Any, cache: Any, nogil: bool) -> Any:
+    """A compiled or loaded dispatcher of one signature."""
     options: Any = {"error_model": "numpy", "pipeline_class": _KernelCompiler}
-    dispatcher: Any = nb.njit(nogil=True, **options)(function)
+    dispatcher: Any = nb.njit(nogil=nogil, **options)(function)
     dispatcher._cache = cache
     with _own_target():
         dispatcher.compile(signature)

@@ -175,6 +175,8 @@ class Policy:
     Args:
         max_prompt_tokens: maximum prompt tokens per step while other texts generate, which bounds
             their latency; without others a step takes a whole batch.
+        max_admitted: maximum number of texts that begin in one step while others generate: each
+            may restore a kept prompt, which takes milliseconds.
         max_waiting: maximum number of waiting requests; None for no limit.
         n_reserve: cells reserved for future tokens of each running text; a text is admitted
             beside others only if they are free.
@@ -183,6 +185,7 @@ class Policy:
     """
 
     max_prompt_tokens: int = 512
+    max_admitted: int = 4
     max_waiting: int | None = None
     n_reserve: int = 64
     min_shared: int = 32

@@ -53,8 +53,7 @@ class Scheduler:
         self.context, self.policy, self.sequences = context, policy, sequences
         self.speculation, self.prefixes = speculation, prefixes
         self.runs: dict[int, list[TextRun]] = {}
-        self.waiting: list[TextRun] = []
-        self.running: list[TextRun] = []
+        self.waiting, self.running = list[TextRun](), list[TextRun]()
         self.n_steps = 0
         self._any_deadline = False
 
@@ -162,8 +161,7 @@ class Scheduler:
         active = [run for run in self.running if not run.paused]
         if drafts is not None:
             return [self._row(*pair) for pair in zip(active, drafts, strict=True)]
-        ones: list[TextRun] = []
-        longer: list[TextRun] = []
+        ones, longer = list[TextRun](), list[TextRun]()
         for run in active:
             n = self._n_to_compute(run)
             if n:
@@ -219,6 +217,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting texts while there are sequences and cells for them."""
         self.waiting.sort(key=lambda run: run.rank)
+        generates = any(run.n_generated for run in self.running)
+        most = len(self.running) + (self.policy.max_admitted if generates else len(self.waiting))
         for run in list(self.waiting):
             if run.paused:
                 continue
@@ -232,7 +232,7 @@ class Scheduler:
             if all(sequence.leased for sequence in self.sequences):
                 self.fail(run, BatchError("all sequences of the context are leased"))
                 continue
-            if not self.free() and not self._preemptible(run):
+            if len(self.running) >= most or not (self.free() or self._preemptible(run)):
                 return
             if run.seq_id is not None:
                 asked = next((s for s in self.free() if s.seq_id == run.seq_id), None)

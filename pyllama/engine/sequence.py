@@ -175,5 +175,14 @@ def n_common(a: Sequence[int] | Ids, b: Sequence[int] | Ids) -> int:
     n = min(len(a), len(b))
     if not n or a[0] != b[0]:  # most prefixes of others
         return 0
-    differ = np.flatnonzero(np.asarray(a[:n], np.int64) != np.asarray(b[:n], np.int64))
-    return int(differ[0]) if differ.size else n
+    # as bytes: to compare arrays releases the GIL
+    bytes_a, bytes_b = (np.asarray(one[:n], np.intc).tobytes() for one in (a, b))
+    size, low, high = len(bytes_a) // n, 1, n + 1  # they differ before ``high``, if at all
+    while high - low > 1:
+        middle = (low + high) // 2
+        part = slice(low * size, middle * size)
+        if bytes_a[part] == bytes_b[part]:
+            low = middle
+        else:
+            high = middle
+    return low

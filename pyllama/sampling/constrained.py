@@ -229,7 +229,7 @@ def constrain(logits: Floats, bits: NDArray[np.uint32], restricted: Floats) -> i
     return argmax
 
 
-@jitted(types.int64(*[types.int64] * 5))
+@jitted(types.int64(*[types.int64] * 5), nogil=False)
 def _constrain(logits: Any, n: Any, bits: Any, n_words: Any, restricted: Any) -> Any:
     logits, bits, restricted = i32_ptr(logits), i32_ptr(bits), i32_ptr(restricted)
     top, top_word, n_whole = np.int32(INF_RANK), -1, n // 32

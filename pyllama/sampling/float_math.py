@@ -188,23 +188,23 @@ def sum_of(values: Floats) -> np.float32:
     return np.float32(_sum_of(values.ctypes.data, values.size))
 
 
-@jitted(types.void(types.int64, types.int64, types.float32, types.int64))
+@jitted(types.void(types.int64, types.int64, types.float32, types.int64), nogil=False)
 def _exp_differences(logits: Any, n: Any, top: Any, result: Any) -> None:
     for i in range(n):
         store_f32(result, i, exp32(load_f32(logits, i) - top))
 
 
-@jitted(types.void(*[types.int64] * 3))
+@jitted(types.void(*[types.int64] * 3), nogil=False)
 def _log_of(values: Any, n: Any, result: Any) -> None:
     log_all(values, n, result)
 
 
-@jitted(types.float32(types.int64, types.int64))
+@jitted(types.float32(types.int64, types.int64), nogil=False)
 def _sum_of(values: Any, n: Any) -> Any:
     return sum32(f32_ptr(values), n)
 
 
-@jitted(types.float32(*[types.int64] * 3))
+@jitted(types.float32(*[types.int64] * 3), nogil=False)
 def _entropy_of(probs: Any, n: Any, logs: Any) -> Any:
     log_all(probs, n, logs)
     probs, logs, entropy = f32_ptr(probs), f32_ptr(logs), np.float32(0)

@@ -235,7 +235,7 @@ def _keep(
     return np.int64(n)
 
 
-@jitted(types.int64(*[types.int64] * 7, types.float64))
+@jitted(types.int64(*[types.int64] * 7, types.float64), nogil=False)
 def _sample(
     logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any,
     uniform: Any,
@@ -248,7 +248,7 @@ def _sample(
     return keys[draw(kept, n, _largest(kept, n), uniform)] & POSITION
 
 
-@jitted(types.int64(*[types.int64] * 7))
+@jitted(types.int64(*[types.int64] * 7), nogil=False)
 def _likeliest(
     logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any
 ) -> Any:
@@ -266,7 +266,7 @@ def _likeliest(
     return (share << 32) + (keys[best] & POSITION)
 
 
-@jitted(types.int64(*[types.int64] * 8))
+@jitted(types.int64(*[types.int64] * 8), nogil=False)
 def _weights(
     logits: Any, n_vocab: Any, k: Any, n_columns: Any, work: Any, chosen: Any, n_steps: Any,
     found: Any,

@@ -30,7 +30,7 @@ Words = NDArray[np.uint32]
 Mark = tuple[Words, int]  # state, words read of it
 
 
-@jitted(types.void(types.int64, types.int64))
+@jitted(types.void(types.int64, types.int64), nogil=False)
 def _seed(state: Any, seed: Any) -> None:
     """Write the state before the first words: Knuth's line of the seed."""
     state = u32_ptr(state)
@@ -42,7 +42,7 @@ def _seed(state: Any, seed: Any) -> None:
         )
 
 
-@jitted(types.void(types.int64, types.int64))
+@jitted(types.void(types.int64, types.int64), nogil=False)
 def _follow(state: Any, new: Any) -> None:
     """Write the state after another one, from which the next words are read."""
     state, new = u32_ptr(state), u32_ptr(new)

@@ -169,7 +169,7 @@ def sort_keys(keys: Any, n: Any) -> Any:
         gap //= 2
 
 
-@jitted(types.void(*[types.int64] * 5))
+@jitted(types.void(*[types.int64] * 5), nogil=False)
 def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None:
     keys, logits = i64_ptr(keys), f32_ptr(logits)
     positions, values = i32_ptr(positions), f32_ptr(values)
@@ -178,6 +178,6 @@ def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None
         positions[i], values[i] = position, logits[position]
 
 
-@jitted(types.int64(*[types.int64] * 5))
+@jitted(types.int64(*[types.int64] * 5), nogil=False)
 def _gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     return gather(logits, n, k, n_columns, keys)

@@ -48,7 +48,7 @@ def draw(logits: Any, n: Any, top: Any, uniform: Any) -> Any:
     return i
 
 
-@jitted(types.int64(types.int64, types.int64, types.float64))
+@jitted(types.int64(types.int64, types.int64, types.float64), nogil=False)
 def _position(weights: Any, n: Any, uniform: Any) -> Any:
     """The first position at which the running sum of n weights reaches its part of the total."""
     weights, total, running = f32_ptr(weights), 0.0, 0.0

@@ -208,7 +208,7 @@ class Dry(Sampler):
             self._broken.pop()
 
 
-@jitted(types.void(*[types.int64] * 4))
+@jitted(types.void(*[types.int64] * 4), nogil=False)
 def _repeat_lengths(tokens: Any, n: Any, limit: Any, lengths: Any) -> None:
     """For each position, how many tokens from there equal those from the beginning, up to a limit.
 
@@ -227,7 +227,7 @@ def _repeat_lengths(tokens: Any, n: Any, limit: Any, lengths: Any) -> None:
         lengths[i] = min(lengths[i], limit)
 
 
-@jitted(types.int64(*[types.int64] * 6))
+@jitted(types.int64(*[types.int64] * 6), nogil=False)
 def _longest_repeats(tokens: Any, lengths: Any, n: Any, allowed: Any, most: Any, found: Any) -> Any:
     """Write the tokens before positions with at least the allowed length, and each one's longest.
 

@@ -64,6 +64,6 @@ class TopNSigma(Sampler):
             _apply(candidates.writable().ctypes.data, len(candidates), self._n)
 
 
-@jitted(types.void(types.int64, types.int64, types.float64))
+@jitted(types.void(types.int64, types.int64, types.float64), nogil=False)
 def _apply(logits: Any, n: Any, n_sigma: Any) -> None:
     top_n_sigma(f32_ptr(logits), n, n_sigma)

@@ -105,7 +105,7 @@ def typical(
     return n
 
 
-@jitted(types.int64(types.int64, types.int64, types.float64, *[types.int64] * 4))
+@jitted(types.int64(types.int64, types.int64, types.float64, *[types.int64] * 4), nogil=False)
 def _nearest(
     probs: Any, n: Any, p: Any, min_keep: Any, distances: Any, order: Any, stack: Any
 ) -> Any:

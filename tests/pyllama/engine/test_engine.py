@@ -215,6 +215,20 @@ def test_prompts_are_read_in_chunks_beside_running_texts(make: Make) -> None:
     assert progress == list(range(0, 64, 8))
 
 
+def test_few_texts_begin_in_a_step_beside_running_ones(make: Make) -> None:
+    engine = Engine(make(n_ctx=512, n_seq_max=8), policy=Policy(max_admitted=2))
+    first = engine.submit(Request(TOKENS[:4], GREEDY, max_tokens=5, text=False))
+    engine.step()
+    others = [
+        engine.submit(Request(TOKENS[i : i + 4], GREEDY, max_tokens=1, text=False))
+        for i in range(5, 10)
+    ]
+    steps = [engine.step() for _ in range(4)]
+    assert all(len(of(events, first)) >= 1 for events in steps)
+    begun = [sum(bool(made(of(events, one))) for one in others) for events in steps]
+    assert begun == [2, 2, 1, 0]
+
+
 def test_several_texts_of_one_request(make: Make) -> None:
     engine = Engine(make(n_ctx=256, n_seq_max=3))
     params = SamplingParams(seed=5, temp=1.5, n=3)
