@@ -49,7 +49,7 @@ class Memory:
         n_ubatch: maximum tokens placed at once.
         swa_full: give caches of sliding windows ``n_ctx`` cells too.
         unified: whether sequences share the cells; otherwise each has an equal part.
-        n_checkpoints: older states of a sequence, see `StateCache`.
+        n_checkpoints, checkpoint_every: older states of a sequence, see `StateCache`.
         layer_buft: see ``KVCache``.
 
     Attributes:
@@ -76,13 +76,16 @@ class Memory:
         swa_full: bool = False,
         unified: bool = True,
         n_checkpoints: int = 0,
+        checkpoint_every: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
         self.states: StateCache | None = None
         if hparams.states:
-            self.states = StateCache(hparams, n_seq_max, n_checkpoints * n_seq_max)
+            self.states = StateCache(
+                hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every
+            )
         self.can_shift = not (hparams.learned_positions or hparams.swa_chunked or hparams.states)
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}

@@ -59,6 +59,7 @@ class StateCache:
         n_seq_max: number of sequences.
         n_checkpoints: the most older states of all sequences together; fewer where they would
             take a quarter of the free memory.
+        every: a state becomes a checkpoint at each multiple of this position; 0: at none.
 
     Attributes:
         tensors: by name and layer, F32 [..., n_slots], with the sizes of ``HParams.states``.
@@ -70,10 +71,13 @@ class StateCache:
         AllocError: these do not fit into this machine's memory.
     """
 
-    def __init__(self, hparams: HParams, n_seq_max: int, n_checkpoints: int) -> None:
+    def __init__(
+        self, hparams: HParams, n_seq_max: int, n_checkpoints: int, every: int = 0
+    ) -> None:
         size, have = slot_bytes(hparams), available_memory()
         self.size_bytes = size * n_seq_max
         self.n_seq_max, self.n_checkpoints, self.n_drafted = n_seq_max, n_checkpoints, _DRAFT_SLOTS
+        self._every = every
         if have is not None:
             _check_memory(self.size_bytes, n_seq_max, have)
             n_spare = have // (4 * size)
@@ -135,7 +139,7 @@ class StateCache:
             runs.append((start, end - start, before))
             for t in range(start, end):
                 is_last, position = t == end - 1, positions[t] + 1
-                is_kept = t in kept and self.n_checkpoints > 0
+                is_kept = (t in kept or self._is_regular(position)) and self.n_checkpoints > 0
                 if is_last:
                     slots[t] = self._advance(group, position, before)
                 elif is_kept or t in drafted:
@@ -150,11 +154,17 @@ class StateCache:
     def append(self, seq: int) -> tuple[int, int]:
         """The slots before and after the next token of a sequence; see `place`."""
         newest = self._newest[seq]
-        if newest is not None and self._n_refs[newest.slot] == 1 and not self._drafted[seq]:
+        if (
+            newest is not None and self._n_refs[newest.slot] == 1
+            and not self._drafted[seq] and not self._is_regular(newest.position + 1)
+        ):  # fmt: skip
             newest.position += 1
             return newest.slot, newest.slot
         runs, slots = self.place([seq], [self.position(seq)])
         return int(runs[0, 2]), int(slots[0])
+
+    def _is_regular(self, position: int) -> bool:
+        return self._every > 0 and position % self._every == 0
 
     def _shared(self, group: tuple[int, ...]) -> int:
         """The newest slot of all these sequences, -1 for none; forgets drafted states."""

@@ -4,8 +4,8 @@
 
 A recurrent state cannot forget tokens, so a text that differs from the one before it can only go on
 from a state that was kept: one at each beginning of a message, since people change a message and
-not the middle of one, one before the last token of a prompt, whose logits another text may need,
-and one every so many tokens.
+not the middle of one, and one before the last token of a prompt, whose logits another text may
+need. Beside these, `StateCache` keeps one every so many tokens.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ def prompt_checkpoints(context: Context, tokens: Sequence[int]) -> list[int]:
     """The checkpoints of a prompt by a context's parameters; none without recurrent layers."""
     if context.kv.states is None:
         return []
-    params, vocab = context.params, context.model.tokenizer.vocab
-    return checkpoint_positions(tokens, vocab, params.n_checkpoints, params.checkpoint_every)
+    return checkpoint_positions(tokens, context.model.tokenizer.vocab, context.params.n_checkpoints)
 
 
-def checkpoint_positions(tokens: Sequence[int], vocab: Vocab, n_max: int, every: int) -> list[int]:
+def checkpoint_positions(tokens: Sequence[int], vocab: Vocab, n_max: int) -> list[int]:
     """The numbers of leading tokens of a prompt after which the state is kept, ascending.
 
     A message begins at a control token after a text, or after a token that ends a text.
 
     Args:
         n_max: the most positions; those of the last messages count.
-        every: tokens between others; 0: no others.
     """
     types, n = vocab.types, len(tokens)
     begins = [
@@ -44,8 +42,7 @@ def checkpoint_positions(tokens: Sequence[int], vocab: Vocab, n_max: int, every:
         if _is(types, tokens[i]) and tokens[i] not in vocab.eog
         and (not _is(types, tokens[i - 1]) or tokens[i - 1] in vocab.eog)
     ]  # fmt: skip
-    regular = range(every, n, every) if every else ()
-    found = sorted({*regular, *begins[-max(n_max - 1, 0) :], n - 1} - {0})
+    found = sorted({*begins[-max(n_max - 1, 0) :], n - 1} - {0})
     return found[-n_max:] if n_max else []
 
 

@@ -81,7 +81,8 @@ class ContextParams(ContextSizes):
         return Memory(
             hparams, self.n_ctx, self.n_seq_max, self.type_k, self.type_v,
             n_ubatch=self.n_ubatch, swa_full=self.swa_full, unified=self.unified,
-            n_checkpoints=self.n_checkpoints, layer_buft=layer_buft,
+            n_checkpoints=self.n_checkpoints, checkpoint_every=self.checkpoint_every,
+            layer_buft=layer_buft,
         )  # fmt: skip
 
 

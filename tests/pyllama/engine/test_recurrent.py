@@ -124,14 +124,21 @@ def test_what_a_state_cannot_forget_is_refused(model: Model) -> None:
     assert ctx.kv.seq_pos_max(0) == -1
 
 
+def test_states_are_kept_every_so_many_tokens(model: Model) -> None:
+    engine = Engine(context(model, checkpoint_every=8))
+    reply, _ = answer(engine, TOKENS[:21], 30)
+    for n in (46, 30):  # within the reply
+        assert answer(engine, [*(TOKENS[:21] + reply)[:n], 5, 6])[1] == n - n % 8
+    assert answer(Engine(context(model)), TOKENS[:21], 30)[0] == reply
+
+
 def test_where_messages_begin(model: Model) -> None:
     vocab = model.tokenizer.vocab
     (end, *_) = vocab.eog
     tokens = [BEGIN, 5, 6, end, BEGIN, BEGIN, 7, 8, BEGIN, 9, end, 10, 11]
-    assert checkpoint_positions(tokens, vocab, 9, 0) == [4, 8, 12]
-    assert checkpoint_positions(tokens, vocab, 9, 5) == [4, 5, 8, 10, 12]
-    assert checkpoint_positions(tokens, vocab, 2, 0) == [8, 12]
-    assert checkpoint_positions(tokens, vocab, 0, 5) == []
+    assert checkpoint_positions(tokens, vocab, 9) == [4, 8, 12]
+    assert checkpoint_positions(tokens, vocab, 2) == [8, 12]
+    assert checkpoint_positions(tokens, vocab, 0) == []
 
 
 def test_a_saved_state_has_its_checkpoints(model: Model, tmp_path: Path) -> None:
