@@ -15,6 +15,7 @@ An error has line and column. Time and memory are linear in the text, whose leng
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator
 from typing import NamedTuple, NoReturn
 
 from ..errors import GrammarError
@@ -109,6 +110,40 @@ def parse(text: str) -> dict[str, Rule]:
     if len(text) > MAX_CHARS:
         raise GrammarError(f"the grammar has {len(text)} characters, at most {MAX_CHARS} are read")
     return _Parser(text).rules()
+
+
+def parse_body(text: str) -> Expression:
+    """What a rule has after its ``::=``; the rules it refers to need not exist."""
+    return _Parser(text).choice()
+
+
+def references(body: Expression) -> Iterator[str]:
+    """The names of the rules that an expression refers to."""
+    if isinstance(body, Reference):
+        yield body.name
+    for part in _parts(body):
+        yield from references(part)
+
+
+def ends(body: Expression, endless: Container[str]) -> bool:
+    """Whether an expression has a finite text without using the endless rules."""
+    match body:
+        case Reference(name):
+            return name not in endless
+        case Repeat(item, least):
+            return least == 0 or ends(item, endless)
+        case Alternatives(options):
+            return any(ends(one, endless) for one in options)
+    return all(ends(one, endless) for one in _parts(body))
+
+
+def _parts(body: Expression) -> tuple[Expression, ...]:
+    match body:
+        case Sequence(parts) | Alternatives(parts):
+            return parts
+        case Repeat(item):
+            return (item,)
+    return ()
 
 
 def place(text: str, at: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from pyllama.errors import GrammarError
 from pyllama.grammar.code_points import MAX_CODE, SURROGATES, Range, Ranges, complement, subtract
+from pyllama.grammar.gbnf import Expression, ends, parse_body, references
 
 MAX_TEXT = 1 << 20  # characters of a grammar
 MAX_REPETITION = 2000  # of one item; llama.cpp's parser of GBNF refuses or ignores larger numbers
@@ -75,6 +76,7 @@ class GrammarRules:
         self.texts: dict[str, str | None] = {}  # None: its text is not known yet
         self._n_chars = 0
         self._numbers: dict[str, int] = {}  # where to begin to look for a number of a name
+        self._ending: set[str] = set()  # rules with a finite text, if those without text have one
 
     def add(self, name: str, text: str) -> str:
         """Add a rule, and return its name."""
@@ -137,6 +139,26 @@ class GrammarRules:
         """Define the text of a name that was held."""
         self._store(name, text)
 
+    def ends(self, name: str) -> bool:
+        """Whether a rule has a finite text, if those that are not filled yet have one."""
+        bodies: dict[str, Expression] = {}
+        names = [name]
+        while names:
+            one = names.pop()
+            text = self.texts[one]
+            if text is not None and one not in bodies and one not in self._ending:
+                bodies[one] = parse_body(text)
+                names += references(bodies[one])
+        endless = dict.fromkeys(reversed(bodies))  # a rule after those that it needs, mostly
+        n_before = 0
+        while n_before != len(endless):
+            n_before = len(endless)
+            for one in list(endless):
+                if ends(bodies[one], endless):
+                    del endless[one]
+                    self._ending.add(one)
+        return name not in endless
+
     def _store(self, name: str, text: str) -> None:
         self.texts[name] = text
         self._n_chars += len(name) + len(text) + 6
@@ -158,6 +180,7 @@ class GrammarRules:
         """Remove the rules that were added after the first ``n_rules``."""
         while len(self.texts) > n_rules:
             name, text = self.texts.popitem()
+            self._ending.discard(name)
             self._n_chars -= len(name) + len(text or "") + 6 if text is not None else 0
 
     def text(self) -> str:

@@ -296,6 +296,8 @@ class _Converter:
             del self.active[key]
         if visit.held:
             self.rules.fill(visit.held, text)
+            if not self.rules.ends(visit.held):
+                parts[0].nothing("the schema requires itself without end")
             found = visit.held
         else:
             found = text if is_name else self.rules.add(rule_name, text)
@@ -650,18 +652,21 @@ class _Converter:
         if shape.max_items is not None:
             high = shape.max_items if high is None else min(high, shape.max_items)
         names: list[str] = []
+        n_whole = n_prefix  # the first items, which are there if low is None
         for index in range(n_prefix if high is None else min(n_prefix, high)):
             parts = shape.item(index)
             item_name = f"{prefix_name}tuple-{index}"
-            if low is not None and index >= low:
+            if index >= (n_whole if low is None else low):
                 item = self.visit_if_any(parts, item_name)
             else:
                 item = self.required_item(parts, item_name, low)
+                if item is None:  # a whole prefix would hold the schema itself without end
+                    item, n_whole = self.visit_if_any(parts, item_name), index
             if item is None:
                 high = index
                 break
             names.append(item)
-        least = low if low is not None else n_prefix if high is None else min(n_prefix, high)
+        least = low if low is not None else n_whole if high is None else min(n_whole, high)
         rest = ""
         if not is_closed and (high is None or high >= n_prefix):
             parts = shape.item(n_prefix)

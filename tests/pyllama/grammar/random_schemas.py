@@ -25,6 +25,8 @@ PATTERNS = [
     r"\S$",
 ]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "email", "unknown", "duration"]
+# Without @: jsonschema takes any text with one for an email address.
+_CHARACTERS = string.printable.replace("@", "") + "é€😀"
 VALUES = [None, True, False, 0, 1, 1.0, -2.5, "a", "ab", "", 'q"\\', "\n\x01é", [], [1], {}]
 
 
@@ -225,8 +227,10 @@ class RandomDocument:
 
     def draw(self, schema: Any, depth: int = 6) -> Any:
         rng = self.rng
-        if isinstance(schema, bool) or depth < 0:
+        if isinstance(schema, bool):
             return rng.choice(VALUES)
+        if depth < 0:  # no array: one of a prefix would have to be whole
+            return rng.choice([value for value in VALUES if not isinstance(value, list)])
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2].replace("~1", "/").replace("~0", "~")
             return self.draw(self.root["$defs"][name], depth - 1)
@@ -252,7 +256,7 @@ class RandomDocument:
         samples = ["abc", "x-9", "123-45", "foobaz", "baz", "d e", '"', '"\\', "2024-02-29", "b"]
         samples += ["2023-12-31T10:00:00Z", "10:00:00Z", "1.2.3.4", "a@b.c", "P1D", "éé", "\x01"]
         n = self.rng.randint(schema.get("minLength", 0), schema.get("maxLength", 8))
-        random_text = "".join(self.rng.choice(string.printable + "é€😀") for _ in range(n))
+        random_text = "".join(self.rng.choice(_CHARACTERS) for _ in range(n))
         return self.rng.choice([*samples, *[random_text] * 12])
 
     def draw_integer(self, schema: Any, depth: int) -> Any:

@@ -122,6 +122,10 @@ def test_there_are_many_usual_schemas() -> None:
 @example(seed=302)  # minProperties and maxProperties of an object that requires nothing
 @example(seed=1467)  # a pattern ^a|b$
 @example(seed=1952)  # anyOf in a definition
+@example(seed=3143)  # each alternative of a definition requires the definition itself
+@example(seed=4134)  # minProperties, and the only property is the object itself
+@example(seed=4790)  # a prefix of which the array itself is a part
+@example(seed=7247)  # an email address after a text
 @given(seed=st.integers(0, 10**6))
 def test_random_schemas(seed: int) -> None:
     schema = RandomSchema(seed).draw()
