@@ -125,7 +125,7 @@ class CacheSequence:
         """
         self.clear()
         self.context.kv.seq_cp(source.seq_id, self.seq_id, 0, n)
-        self.adopt(source.ids[:n])
+        self.adopt(source.ids[: self.context.kv.rewind(self.seq_id, n)])  # evicted entries return
         self.n_unshifted = sys.maxsize if n <= source.n_unshifted else source.n_unshifted
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0, n_discard: int = 0) -> int:

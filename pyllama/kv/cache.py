@@ -25,9 +25,10 @@ from pyggml.errors import AllocError
 from pyggml.host import advise_hugepages, available_memory
 from pyggml.tensor import Buffer, BufferType, Tensor
 
-from ..errors import BatchError
+from ..errors import BatchError, ContextFull
 from ..hparams import HParams
 from .cells import CellLists
+from .evicted import EvictedChunk, EvictedEntries
 from .table import CHUNK, MAX_BRANCHES, Ints
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,6 +46,7 @@ class KVCache(CellLists):
         window: positions that a token attends to, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part.
         n_ubatch: maximum tokens placed at once.
+        n_checkpoints: the most positions of a sequence that a window can go back to.
         layer_buft: the buffer type of a layer's keys and values.
 
     Attributes:
@@ -56,6 +58,7 @@ class KVCache(CellLists):
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
             in host memory.
         branches: I32 [2, n, MAX_BRANCHES], (cell, position) of branches of trees, in host memory.
+        kept: checkpoints of a window, and evicted entries that they need.
 
     Raises:
         AllocError: the cache does not fit into this machine's memory.
@@ -74,6 +77,7 @@ class KVCache(CellLists):
         window: int = 0,
         unified: bool = True,
         n_ubatch: int = 512,
+        n_checkpoints: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.layers = cached_layers(hparams) if layers is None else tuple(layers)
@@ -129,6 +133,7 @@ class KVCache(CellLists):
             *arrays, window=window, chunked=hparams.swa_chunked, unified=unified,
             mirrored=bool(self._tables),
         )  # fmt: skip
+        self.kept = EvictedEntries(n_seq_max, n_checkpoints if window else 0, self.window_start)
 
     def _new_tables(
         self, buft: BufferType, sizes: dict[str, tuple[int, int, int]], window: int
@@ -182,6 +187,30 @@ class KVCache(CellLists):
                 data = np.ascontiguousarray(values[head, first : first + n]).reshape(-1)
                 offset = head * tensor.nb[2] + start * tensor.nb[1]
                 buffer.set_tensor(tensor, data, offset)
+
+    def _before_eviction(self, seq: int, n: int) -> None:
+        entries = self.entries(seq)[:n]
+        for start in range(0, n, CHUNK):
+            cells, positions = entries[start : start + CHUNK].T.copy()
+            if not self.pending.any and self.kept.needs(seq, positions):
+                rows = [self.read_cells(tensor, cells) for tensor in self.stored]
+                self.kept.add(seq, EvictedChunk(positions, rows))
+
+    def go_back(self, seq: int, checkpoint: int) -> None:
+        """Remove a sequence from a checkpoint on, and return the evicted entries in its window.
+
+        Raises:
+            ContextFull: too few cells are free; the sequence is removed.
+        """
+        chunks = self.kept.take(seq, checkpoint)
+        self.seq_rm(seq, checkpoint)
+        try:
+            cells = self.prepend(seq, np.concatenate([one.positions for one in chunks]))
+        except ContextFull:
+            self.seq_rm(seq)
+            raise
+        for i, tensor in enumerate(self.stored):
+            self.write_cells(tensor, cells, np.concatenate([one.rows[i] for one in chunks], 1))
 
     def copy_cells(self, runs: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Copy keys and values in host memory; returns those on devices, which are left.

@@ -325,6 +325,25 @@ class CellLists(CellTable):
         rows[:, 2] = [p + 1 for p in places] if causal else [self._lengths[s] for s in first]
         return rows
 
+    def prepend(self, seq: int, positions: Ints) -> Ints:
+        """Assign cells to evicted entries, which return to the beginning of a sequence's list.
+
+        Raises:
+            ContextFull: too few free cells; nothing has changed but evictions.
+        """
+        n, length, stream = len(positions), self._lengths[seq], self._stream(seq)
+        if self.unified:
+            self._make_room(n, self._ends())
+        free = np.flatnonzero(self._n_refs[stream] == 0)[:n] + stream.start
+        self._check_free(n, len(free), stream.stop - stream.start)
+        cells: Ints = free.astype(np.int32)
+        self._lists[seq, n : n + length] = self._lists[seq, :length].copy()
+        self._lists[seq, :n, 0], self._lists[seq, :n, 1] = cells, positions
+        self._lengths[seq], self._evicted[seq] = n + length, int(positions[0]) - 1
+        self._note_change(seq, 0)
+        self._add_refs(cells)
+        return cells
+
     # -- operations on sequences -----------------------------------------------------------------
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:

@@ -14,7 +14,7 @@ Source: llama.cpp, ``llama_memory``, ``llama_kv_cache_iswa`` and ``llama_memory_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from pyggml.buffer import HOST
@@ -22,11 +22,11 @@ from pyggml.dtype import GGMLType
 from pyggml.rounding import round_up
 from pyggml.tensor import BufferType
 
-from ..errors import BatchError, PyllamaError
+from ..errors import BatchError, ContextFull, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache, cached_layers
 from .states import StateCache
-from .table import CHUNK, Ints, Seqs
+from .table import CHUNK, Ints, Seqs, seq_tuple
 
 
 class Placed(NamedTuple):
@@ -49,7 +49,9 @@ class Memory:
         n_ubatch: maximum tokens placed at once.
         swa_full: give caches of sliding windows ``n_ctx`` cells too.
         unified: whether sequences share the cells; otherwise each has an equal part.
-        n_checkpoints, checkpoint_every: older states of a sequence, see `StateCache`.
+        n_checkpoints: the most positions of a sequence to which it can go back although a window
+            has evicted entries, or a state cannot forget tokens.
+        checkpoint_every: besides those that are asked for, multiples of this one; 0: none.
         layer_buft: see ``KVCache``.
 
     Attributes:
@@ -59,6 +61,7 @@ class Memory:
         can_shift: whether positions can change. Learned positions are part of keys and values,
             chunks of attention are by position, so evicted cells may be in them again, and
             a state cannot forget a token.
+        has_checkpoints: whether a sequence can only go back to checkpoints, at least after a while.
 
     Raises:
         AllocError: the caches do not fit into this machine's memory.
@@ -101,9 +104,12 @@ class Memory:
                 KVCache(
                     hparams, n_cells, n_seq_max, type_k, type_v,
                     layers=by_window[window], window=window, unified=unified, n_ubatch=n_ubatch,
-                    layer_buft=layer_buft,
+                    n_checkpoints=n_checkpoints, layer_buft=layer_buft,
                 )
             )  # fmt: skip
+        self._windows = [cache for cache in self.caches if cache.window and cache.n_cells < n_ctx]
+        self._every = checkpoint_every
+        self.has_checkpoints = bool(self.states or self._windows)
         by_layer = {i: cache for cache in self.caches for i in cache.layers}
         owners = {i: hparams.cache_layer(i) for i in range(hparams.n_layer)}
         self._of_layer = {i: by_layer[owner] for i, owner in owners.items() if owner in by_layer}
@@ -148,6 +154,20 @@ class Memory:
             else:
                 cache.check_room(seqs, positions)
 
+    def mark(self, seqs: Seqs, positions: Sequence[int], kept: Collection[int]) -> None:
+        """Let sequences go back to the positions after some tokens that are going to be placed.
+
+        Args:
+            kept: indices of the tokens.
+        """
+        if not self._windows:
+            return
+        for i, (group, position) in enumerate(zip(seqs, positions, strict=True)):
+            if i in kept or (self._every and (position + 1) % self._every == 0):
+                for seq in seq_tuple(group):
+                    for cache in self._windows:
+                        cache.kept.mark(seq, position + 1)
+
     def place_tree(
         self, seqs: Sequence[int], positions: Sequence[int], parents: Sequence[int]
     ) -> list[tuple[list[int], Ints]]:
@@ -181,16 +201,29 @@ class Memory:
     def resume(self, seq: int, position: int) -> int:
         """The largest position up to ``position`` at which a sequence can continue.
 
-        0 if entries in the window of a token there were evicted; of models with recurrent layers,
-        the newest position that has a state.
+        If entries in the window of a token there were evicted, the newest checkpoint; of models
+        with recurrent layers, the newest position that has a state.
         """
-        if self.states is not None:
-            position = self.states.resume(seq, position)
-        return position if all(cache.sees(seq, position) for cache in self.caches) else 0
+        while True:
+            found = position
+            if self.states is not None:
+                found = self.states.resume(seq, found)
+            for cache in self.caches:
+                if not cache.sees(seq, found):
+                    found = cache.kept.newest(seq, found, cache.evicted(seq))
+            if found == position:
+                return found
+            position = found
 
     def rewind(self, seq: int, position: int) -> int:
         """Remove a sequence from `resume` of a position on, to continue it there; returns that."""
         position = self.resume(seq, position)
+        blind = [cache for cache in self.caches if position and not cache.sees(seq, position)]
+        try:
+            for cache in blind:
+                cache.go_back(seq, position)
+        except ContextFull:
+            position = 0
         self.seq_rm(seq, position)
         return position
 
@@ -200,12 +233,15 @@ class Memory:
             self.states.lose(seq, position)
             position = min(position, self.states.position(seq))
         for cache in self.caches:
+            cache.kept.truncate(seq, position)
             cache.seq_rm(seq, position)
 
     def clear(self) -> None:
         """Remove everything."""
         for cache in self.caches:
             cache.clear()
+            for seq in range(self.n_seq_max):
+                cache.kept.truncate(seq, 0)
         if self.states is not None:
             self.states.clear()
 
@@ -221,6 +257,8 @@ class Memory:
             for s in range(self.n_seq_max) if seq < 0 else (seq,):
                 self.states.truncate(s, p0 if p0 > self.seq_pos_min(s) else 0)
         for cache in self.caches:
+            for s in range(self.n_seq_max) if seq < 0 else (seq,):
+                cache.kept.truncate(s, p0 if p1 < 0 or p1 > cache.seq_pos_max(s) else 0)
             cache.seq_rm(seq, p0, p1)
 
     def _check_removal(self, seq: int, p0: int, p1: int) -> None:
@@ -265,6 +303,9 @@ class Memory:
                 )
             self.seq_rm(target)
         self._on_all(lambda cache: cache.seq_cp(source, target, p0, p1))
+        if source != target:
+            for cache in self._windows:
+                cache.kept.copy(source, target, end if p1 < 0 else min(p1, end))
         if self.states is not None and source != target:
             self.states.copy(source, target, end)
 
@@ -285,12 +326,16 @@ class Memory:
         """
         self.check_shift()
         self.drop_tree(seq)
+        for cache in self._windows:
+            cache.kept.truncate(seq, 0)
         self._on_all(lambda cache: cache.seq_add(seq, p0, p1, delta))
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide positions by ``d``. Raises: see ``seq_add``."""
         self.check_shift()
         self.drop_tree(seq)
+        for cache in self._windows:
+            cache.kept.truncate(seq, 0)
         self._on_all(lambda cache: cache.seq_div(seq, p0, p1, d))
 
     def check_shift(self) -> None:

@@ -275,8 +275,12 @@ class CellTable:
                 return
             n_evicted = self.n_outside_window(self.entries(s), start)
             if n_evicted:
+                self._before_eviction(s, n_evicted)
                 self._evicted[s] = int(self._lists[s, n_evicted - 1, 1])
                 self._remove(s, 0, n_evicted)
+
+    def _before_eviction(self, seq: int, n: int) -> None:
+        """Called before the first ``n`` entries of a sequence are evicted."""
 
     def _remove(self, seq: int, first: int, last: int) -> None:
         """Remove the entries [first, last) of a list; frees cells without references."""

@@ -118,8 +118,8 @@ class Llama:
         chat_format: name of a chat format of llama.cpp or llama-cpp-python, or of a registered
             handler (see `pyllama.llama.chat_handlers`); None for the model's own template.
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
-        ctx_checkpoints, checkpoint_every_n_tokens: how many older recurrent states are kept, and
-            how often, of models with recurrent layers.
+        ctx_checkpoints, checkpoint_every_n_tokens: how many checkpoints a text has, and how often,
+            of models with recurrent layers or sliding windows.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         draft_model: proposes tokens, which saves time and changes no text: a function of token ids
             such as `LlamaPromptLookupDecoding`, a GGUF file, a `Model`, a `Drafter`, a

@@ -109,11 +109,12 @@ class ContextSizes:
     swa_full: bool = row(False, "Use a full-size KV cache for sliding-window attention layers.",
         Flags("--swa-full"), arguments=("swa_full",))
     n_checkpoints: int = row(32,
-        "Maximum number of older recurrent states of a sequence, to which its text can go back. "
-        "Models without recurrent layers have none.",
+        "Maximum number of checkpoints of a sequence, to which its text can go back although a "
+        "recurrent state cannot forget tokens, or a sliding window has evicted entries. Other "
+        "models have none.",
         Flags("-ctxcp", "--ctx-checkpoints", low=0, high=1 << 16), arguments=("ctx_checkpoints",))
     checkpoint_every: int = row(8192,
-        "Keep a recurrent state every so many tokens, besides those at ends of messages. "
+        "Make a checkpoint every so many tokens, besides those at ends of messages. "
         "0: only these.",
         Flags("-cms", "--checkpoint-every-n-tokens", "--checkpoint-min-step", low=0),
         arguments=("checkpoint_every_n_tokens",))

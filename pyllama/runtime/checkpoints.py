@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def prompt_checkpoints(context: Context, tokens: Sequence[int]) -> list[int]:
-    """The checkpoints of a prompt by a context's parameters; none without recurrent layers."""
-    if context.kv.states is None:
+    """The checkpoints of a prompt by a context's parameters; none where they are not needed."""
+    if not context.kv.has_checkpoints:
         return []
     return checkpoint_positions(tokens, context.model.tokenizer.vocab, context.params.n_checkpoints)
 

@@ -195,6 +195,7 @@ class Context:
             pipelined = self._can_pipeline()
             self._stop, self._running = False, True
             kept = set(batch.checkpoints), set(batch.drafted)
+            self.kv.mark(seqs, positions, kept[0])
             try:
                 for start, stop in self._ubatches(seqs):
                     if self._stop:  # abort() between two ubatches, where no schedule runs

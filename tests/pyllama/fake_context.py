@@ -75,7 +75,7 @@ class FakeModel:
 
 
 class FakeKV:
-    unified, n_cells, states = True, 1 << 30, None
+    unified, n_cells, states, has_checkpoints = True, 1 << 30, None, False
 
     def __init__(self, n_seq_max: int = 1) -> None:
         self.n_seq_max = n_seq_max
