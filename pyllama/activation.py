@@ -17,6 +17,7 @@ from pyggml.tensor import Tensor
 GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 RELU_SQR = "relu_sqr"
 ACTS = (*GLU_OF, RELU_SQR)
+HEAD_ACTS = ("tanh", "relu", "gelu_erf")  # of classifiers' dense layers
 RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
 SWIGLU_OAI = "swiglu_oai"  # of gpt-oss: only with a gate
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0

@@ -66,7 +66,8 @@ def embed_many(engine: Engine, texts: Sequence[Sequence[int]], pooling: str) -> 
             engine.check(Request(tokens, pooling=pooling))
         except ValueError as error:
             raise type(error)(f"text {i}: {error}") from None
-    n_queued = 2 * engine.context.kv.n_seq_max
+    context = engine.context
+    n_queued = 2 * context.kv.n_seq_max if context.hparams.causal else context.n_ubatch
     try:
         submit(n_queued)
         while open_numbers:

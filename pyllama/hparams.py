@@ -118,6 +118,7 @@ class HParams:
     swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
     swa_layers: tuple[bool, ...] = ()  # the layers with a window, in place of swa_period
     swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
+    swa_symmetric: bool = False  # a window is n_swa / 2 positions before and after the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
     n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
     states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
@@ -125,8 +126,10 @@ class HParams:
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
+    encoder: bool = False  # computes embeddings and scores only: there is no output matrix
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     n_cls_out: int = 1  # outputs of the classification head, if the model has one
+    head_act: str = "tanh"  # after the dense layer of the classification head
     softmax_scores: bool = False  # the scores of the classification head are probabilities
     max_alibi_bias: float = 0.0
     alibi_scaled: bool = False  # the ALiBi bias is multiplied by the scale of scores

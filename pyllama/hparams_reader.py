@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.gguf import GGUFFile
 
-from .activation import ACTS
+from .activation import ACTS, HEAD_ACTS
 from .errors import ModelError
 from .hparams import (
     BY_ROUTER,
@@ -147,7 +147,7 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
         for x in values:
             _check(file, low <= x <= high, f"{key.name} = {x}", f"{low} to {high}")
         return values
-    value = getters[kind](f"{arch}.{key.name}", *default)
+    value = getters[kind](f"{arch}.{key.name}" if key.prefixed else key.name, *default)
     if name not in _TYPES and kind in ("int", "float"):
         low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
         _check(file, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
@@ -264,6 +264,7 @@ def _check_choices(file: GGUFFile, hp: HParams) -> None:
     for what, value, choices in (
         ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
         ("hidden_act", hp.hidden_act, ("", *ACTS)),
+        ("classifier.activation", hp.head_act, HEAD_ACTS),
     ):
         _check(file, value in choices, f"{what} {value!r}", f"one of {choices}")
     problem = yarn_problem(hp)

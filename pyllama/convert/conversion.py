@@ -127,6 +127,8 @@ def convert(
         "general.quantization_version": 2,
         **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }
+    if "n_token_types" in arch.HPARAMS:
+        metadata["tokenizer.ggml.token_type_count"] = int(config.get("type_vocab_size", 1))
     types = [tensor_type(one, matrices) for one in planned]
     with _trial(folder, _Content(metadata, planned, types)) as file:
         n_vocab = load_tokenizer(file.metadata, file.path).n_vocab

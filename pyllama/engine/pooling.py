@@ -34,10 +34,11 @@ class PooledRows:
 
     def __init__(self, pooling: str, n_tokens: int, causal: bool) -> None:
         self.pooling, self._n_tokens, self._causal = pooling, n_tokens, causal
+        self._takes_all = pooling in ("none", "mean")
         self._kept: list[Floats] = []  # the result's rows
         self._sum: npt.NDArray[np.float64] | None = None
-        is_last = pooling == "last" or (pooling == "rank" and causal)
-        self._at = n_tokens - 1 if is_last else 0  # token of the only row, with a single one
+        self._is_last = pooling == "last" or (pooling == "rank" and causal)
+        self._at = n_tokens - 1 if self._is_last else 0  # token of the only row, with a single one
         self._n_done = self._at  # leading tokens whose rows were taken, or are not needed
 
     @property
@@ -45,9 +46,14 @@ class PooledRows:
         """Number of leading tokens that need not be evaluated if the cache has them."""
         return self._n_done if self._causal else 0
 
+    @property
+    def rows(self) -> str:
+        """The tokens of a whole text whose rows are needed, for ``Context.encode``."""
+        return "all" if self._takes_all else "last" if self._is_last else "first"
+
     def wanted(self, first: int, n: int) -> str | Sequence[bool]:
         """The tokens ``first`` to ``first + n`` whose rows are needed, for ``Batch``."""
-        if self.pooling in ("none", "mean"):
+        if self._takes_all:
             return "all"
         if self._kept or not first <= self._at < first + n:
             return "none"
@@ -58,7 +64,7 @@ class PooledRows:
 
         Those of tokens evaluated before are ignored.
         """
-        if self.pooling not in ("none", "mean"):
+        if not self._takes_all:
             if len(rows):
                 self._kept, self._n_done = [rows[0].copy()], self._n_tokens
             return
@@ -67,16 +73,20 @@ class PooledRows:
         if self.pooling == "none":
             self._kept.append(new.copy())
             return
-        total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
-        for row in new:  # one by one: the order of additions does not depend on how texts are cut
-            total += row
-        self._sum = total
+        total = np.zeros((1, rows.shape[1])) if self._sum is None else self._sum
+        # row by row: the order of additions does not depend on how texts are cut
+        self._sum = np.concatenate((total, new)).sum(axis=0, keepdims=True)
+
+    def add_text(self, rows: Floats) -> None:
+        """Take the rows of all tokens of the text, or the only one that is needed."""
+        only = not self._takes_all and len(rows) > 1
+        self.add(0, rows[self._at : self._at + 1] if only else rows)
 
     def result(self) -> Floats:
         """The pooled rows: float32[n_embd], [n_tokens, n_embd] or, of scores, [n_cls_out]."""
         if self.pooling == "none":
             return np.concatenate(self._kept)
         if self._sum is not None:
-            mean: Floats = (self._sum / self._n_tokens).astype(np.float32)
+            mean: Floats = (self._sum[0] / self._n_tokens).astype(np.float32)
             return mean
         return self._kept[0]

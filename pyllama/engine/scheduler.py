@@ -147,7 +147,7 @@ class Scheduler:
                 if run.deadline is not None and now > run.deadline:
                     self.end(run, End("deadline"))
             self._any_deadline = any(run.deadline is not None for run in timed)
-        if self.waiting:
+        if self.waiting and self.context.hparams.causal:
             self._admit()
 
     def plan(self, drafts: Sequence[Draft | None] | None = None) -> list[Row]:
@@ -166,18 +166,15 @@ class Scheduler:
             n = self._n_to_compute(run)
             if n:
                 (ones if n == 1 else longer).append(run)
-        whole = not self.context.hparams.causal  # texts cannot be cut
-        n_batch = self.context.n_ubatch if whole else self.context.n_batch
+        n_batch = self.context.n_batch
         if len(ones) > n_batch:
             ones = sorted(ones, key=lambda run: run.last_step)[:n_batch]
         room = n_batch - len(ones)
-        if ones and not whole:
+        if ones:
             room = min(room, self.policy.max_prompt_tokens)
         rows = [self._row(run) for run in ones if run.sequence is not None]
         for run in sorted(longer, key=lambda run: run.rank):
             if room and run.sequence is not None:
-                if whole and len(run.tokens) > room:
-                    break  # keep the order
                 rows.append(self._row(run, room=room))
                 room -= len(rows[-1].tokens)
         return rows

@@ -54,6 +54,10 @@ class Stepper:
         scheduler = self._scheduler
         self._begin()
         scheduler.begin_step()
+        if not self._context.hparams.causal:
+            self._step_texts()
+            self._was_interrupted = False
+            return
         drafts = None if scheduler.speculation is None else self._drafts(scheduler.speculation)
         if drafts is not None or not self._step_alone():
             self._step_rows(drafts)
@@ -143,6 +147,43 @@ class Stepper:
                 )
             else:
                 scheduler.speculation.count_prompt(n_rows, decode_s - build_s)
+
+    def _step_texts(self) -> None:
+        """The step without causality: whole texts, as many as fit, which need no sequences."""
+        runs = self._texts_that_fit()
+        if not runs:
+            return
+        context, start = self._context, time.perf_counter()
+        n_reused, which = context.n_reused, {run.pooled.rows for run in runs if run.pooled}
+        rows = which.pop() if len(which) == 1 else "all"
+        context.encode([run.tokens for run in runs], rows)
+        first = n_tokens = 0
+        for run in runs:
+            assert run.pooled is not None
+            n = len(run.tokens)
+            found = context.scores if run.pooled.pooling == "rank" else context.embeddings
+            try:
+                run.pooled.add_text(found[first : first + (n if rows == "all" else 1)])
+                run.emit("embedding", embedding=run.pooled.result(), usage=run.usage)
+                self._scheduler.end(run, End("length"))
+            except Exception as error:
+                self._scheduler.fail(run, error)
+            first, n_tokens = first + (n if rows == "all" else 1), n_tokens + n
+        seconds, n_reused = time.perf_counter() - start, context.n_reused - n_reused
+        self.timings.count_decode(n_tokens, seconds, n_reused)
+
+    def _texts_that_fit(self) -> list[TextRun]:
+        """Waiting texts for one ubatch: the first, and those after it for which there is room."""
+        waiting, room = self._scheduler.waiting, self._context.n_ubatch
+        waiting.sort(key=lambda run: run.rank)
+        fitting = list[TextRun]()
+        for run in waiting:
+            if not run.paused and len(run.tokens) <= room:
+                fitting.append(run)
+                room -= len(run.tokens)
+                if not room:
+                    break
+        return fitting
 
     # --- decoding -------------------------------------------------------------------------------
 

@@ -58,6 +58,9 @@ class GraphBuilder:
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
+        ranges: without causality, for each attention window I32 [4, T], the tokens of the ubatch
+            that each token attends to (see ``flash_attn_ranges``).
+        token_types: I32 [T], of the tokens; None until a graph asks for it.
         runs, slots: I32 [3, n_runs] and [T], which tokens and recurrent states belong together
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
@@ -90,6 +93,13 @@ class GraphBuilder:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
+        self.ranges: dict[int, Tensor] = {}
+        self._keys: dict[int, tuple[Tensor, Tensor]] = {}  # and values, by layer, without a cache
+        if not hparams.causal:
+            for window in sorted({hparams.window(i) for i in range(hparams.n_layer)}):
+                name = f"attn_inp_ranges{'_swa' if window else ''}"
+                self.ranges[window] = self._input(GGMLType.I32, name, 4, n_tokens)
+        self.token_types: Tensor | None = None
         self.runs: Tensor | None = None
         self.slots: Tensor | None = None
         if kv.states is not None:
@@ -111,6 +121,25 @@ class GraphBuilder:
 
     def _scale(self, x: Tensor, factor: float, name: str) -> Tensor:
         return x if factor == 1 else ops.scale(self.ctx, x, factor).set_name(name)
+
+    def add_token_types(self, x: Tensor) -> Tensor:
+        """``x`` plus the embeddings of token types, if the model has them.
+
+        They are those of the first type, but of classifiers, which tell the second text of a pair.
+
+        Shape:
+            x [n_embd, T] -> the same
+        """
+        table = self.weights.get("token_types.weight")  # [n_embd, n_token_types]
+        if table is None:
+            return x
+        if HEAD in self.weights and table.ne[1] > 1:
+            self.token_types = self._input(GGMLType.I32, "inp_token_types", self.n_tokens)
+            row = ops.get_rows(self.ctx, table, self.token_types)
+        else:
+            row = ops.view_1d(self.ctx, table, table.ne[0])
+            row = row if row.type is GGMLType.F32 else ops.cast(self.ctx, row, GGMLType.F32)
+        return ops.add(self.ctx, x, row).set_name("inp_types")
 
     def add_positions(self, x: Tensor) -> Tensor:
         """``x`` plus the learned position embeddings: [n_embd, T]."""
@@ -266,7 +295,8 @@ class GraphBuilder:
     def attention(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int) -> Tensor:
         """Store keys and values in the layer's cache, then attend to the cache.
 
-        The input ``rows`` selects the keys of each token by sequence, position and window. ALiBi
+        The input ``rows`` selects the keys of each token by sequence, position and window. Without
+        causality there is no cache: a token attends to tokens of the ubatch by ``ranges``. ALiBi
         and the soft cap of scores are hyperparameters; ``attn_sinks`` [n_head], if the layer has
         it, are the logits of a key without a value.
 
@@ -278,6 +308,8 @@ class GraphBuilder:
             q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
             [n_embd_out, T]
         """
+        if not self.hparams.causal:
+            return self._attention_in_texts(q, k, v, layer)
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
         owner = self.hparams.cache_layer(layer)
@@ -305,6 +337,33 @@ class GraphBuilder:
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim_v, n_head, T]
         out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")
+        return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")
+
+    def _attention_in_texts(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int
+    ) -> Tensor:
+        """`attention` to the keys and values of the ubatch."""
+        ctx, hp = self.ctx, self.hparams.of_layer(layer)
+        if k is not None:
+            k = ops.permute(ctx, k, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
+            v = None if v is None else ops.permute(ctx, v, 0, 2, 1, 3)
+            if v is None:  # its first columns
+                v = ops.view_3d(ctx, k, (hp.head_dim_v, *k.ne[1:3]), k.nb[1:3], 0)
+            self._keys[layer] = k, v
+        k, v = self._keys[self.hparams.cache_layer(layer)]
+        scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
+        out = ops.flash_attn_ranges(
+            ctx,
+            ops.permute(ctx, q, 0, 2, 1, 3),
+            k,
+            v,
+            self.ranges[self.hparams.window(layer)],
+            scale,
+            hp.max_alibi_bias,
+            hp.attn_logit_softcap,
+            sinks=self.weights.get(f"blk.{layer}.attn_sinks.weight"),
+            bias_scale=scale if hp.alibi_scaled else 1.0,
+        ).set_name(f"kqv-{layer}")  # [head_dim_v, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")
 
     def _hadamard(self, x: Tensor, n: int) -> Tensor:
@@ -431,13 +490,15 @@ class GraphBuilder:
         Source: llama.cpp, ``llm_graph_context::build_pooling``.
         """
         if "cls.weight" in self.weights:
-            x = ops.unary(self.ctx, self.linear(x, "cls", "cls"), "tanh").set_name("cls_tanh")
+            act = self.hparams.head_act
+            x = ops.unary(self.ctx, self.linear(x, "cls", "cls"), act).set_name(f"cls_{act}")
         x = self.linear(x, "cls.output", "cls_output")
         return ops.soft_max(self.ctx, x) if self.hparams.softmax_scores else x
 
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
-        for unused in (self.positions, *self.kv_index, *self.rows):  # without rope or attention
+        inputs = (self.positions, *self.kv_index, *self.rows, *self.ranges.values())
+        for unused in inputs:  # without rope or attention
             self.graph.build_forward_expand(unused)
         self.graph.build_forward_expand(result.set_output())
         if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:

@@ -309,9 +309,7 @@ class CellLists(CellTable):
                 free[seq] = iter(found.tolist())
         return [next(free[seq]) for seq in seqs]
 
-    def rows(
-        self, seqs: Seqs, positions: Sequence[int], places: Sequence[int], causal: bool = True
-    ) -> Ints:
+    def rows(self, seqs: Seqs, positions: Sequence[int], places: Sequence[int]) -> Ints:
         """The rows of ``flash_attn_cells`` with branches for tokens just placed, int32[n, 6].
 
         Sequence, first and end index in its list, and position of each token; no branch.
@@ -322,7 +320,7 @@ class CellLists(CellTable):
         if self.window:
             starts = zip(first, positions, strict=True)
             rows[:, 1] = [self.index(s, self.window_start(position)) for s, position in starts]
-        rows[:, 2] = [p + 1 for p in places] if causal else [self._lengths[s] for s in first]
+        rows[:, 2] = [p + 1 for p in places]
         return rows
 
     def prepend(self, seq: int, positions: Ints) -> Ints:

@@ -7,8 +7,8 @@
 Most models have one cache. Sliding-window layers have a second one, little larger than the window
 (with ``swa_full``: as large as the first). Recurrent layers have states, of which a sequence keeps
 its newest and a few older ones: it can only go back to these. A model without keys and values has a
-cache too, of positions alone. Operations on sequences are those of ``KVCache``, on all caches and
-the states or on none.
+cache too, of positions alone. Without causality nothing is kept, and there is no cache. Operations
+on sequences are those of ``KVCache``, on all caches and the states or on none.
 Source: llama.cpp, ``llama_memory``, ``llama_kv_cache_iswa`` and ``llama_memory_hybrid``.
 """
 
@@ -35,10 +35,14 @@ class Placed(NamedTuple):
     Attributes:
         caches: for each cache the cells and rows of the tokens, see ``CellLists.place_tree``.
         states: runs and slots, see ``StateCache.place``; None without recurrent layers.
+        ranges: for each window the rows of the tokens, see ``text_rows``; empty with caches.
+        types: of the tokens, see ``text_segments``; empty where all are 0.
     """
 
     caches: list[tuple[list[int], Ints]]
     states: tuple[Ints, Ints] | None = None
+    ranges: Sequence[Ints] = ()
+    types: Ints | tuple[()] = ()
 
 
 class Memory:
@@ -57,7 +61,8 @@ class Memory:
     Attributes:
         states: of recurrent layers; None if the model has none.
         types: of keys and values, such as ``F16/F16``.
-        caches: by ascending window; the first one decides whether the context is full.
+        caches: by ascending window; the first one decides whether the context is full. None without
+            causality.
         can_shift: whether positions can change. Learned positions are part of keys and values,
             chunks of attention are by position, so evicted cells may be in them again, and
             a state cannot forget a token.
@@ -94,7 +99,7 @@ class Memory:
         by_window: dict[int, list[int]] = {}
         for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
-        by_window = by_window or {0: []}
+        by_window = by_window or {0: []} if hparams.causal else {}
         self.caches = []
         for window in sorted(by_window):
             n_cells = n_ctx
@@ -123,7 +128,7 @@ class Memory:
     @property
     def n_used(self) -> int:
         """Cells that belong to a sequence."""
-        return self.caches[0].n_used
+        return self.caches[0].n_used if self.caches else 0
 
     def of_layer(self, layer: int) -> KVCache:
         """The cache that a layer attends to."""
@@ -131,15 +136,15 @@ class Memory:
 
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
-        return self.caches[0].length(seq)
+        return self.caches[0].length(seq) if self.caches else 0
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 where it is empty."""
-        return self.caches[0].seq_pos_max(seq)
+        return self.caches[0].seq_pos_max(seq) if self.caches else -1
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position that all layers still have, -1 where the sequence is empty."""
-        return max(cache.seq_pos_min(seq) for cache in self.caches)
+        return max((cache.seq_pos_min(seq) for cache in self.caches), default=-1)
 
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Whether all these tokens can be placed, ``n_ubatch`` at a time.

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,7 @@ from ..errors import BatchError, ContextFull, ModelError
 from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
 from ..kv.memory import Placed
+from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.table import Ints, Seqs, seq_tuple
 from .batch import Batch
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
@@ -106,12 +108,14 @@ class Context:
         self.build_s = 0.0
         self._token_graph: DecodeGraph | None = None  # for decode_token
         self._watched = False
+        self._separator = model.tokenizer.vocab.roles.get("sep", -1)
         self._no_outputs = Outputs(np.empty((0, model.hparams.n_vocab), np.float32))
         self._outputs = self._no_outputs
         self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
         self._reserve()
-        self._graph(_ONE)
+        if self.hparams.causal:
+            self._graph(_ONE)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -171,6 +175,9 @@ class Context:
     def decode(self, batch: Batch) -> None:
         """Evaluate a batch, and store its keys and values in the cache.
 
+        Without causality nothing is stored: the tokens of a sequence follow each other in the
+        batch, and are a whole text.
+
         Raises:
             BatchError: too many tokens, or illegal ids, positions, sequences or parents.
             ContextFull: not enough free cells; nothing has changed.
@@ -182,6 +189,10 @@ class Context:
         with self._lock.mutex:
             for file in self._files:
                 file.check()
+            if not self.hparams.causal:
+                texts = _texts_of(batch)
+                ids = (np.array(x, np.intp) for x in (batch.outputs(), batch.embedded()))
+                return self._run_texts(*texts, *ids)
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, embedded_ids, n = batch.outputs(), batch.embedded(), len(tokens)
             parts, finished = [], 0
@@ -228,6 +239,92 @@ class Context:
             finally:
                 self._running = False
             self._outputs = Outputs.concatenated(parts) if len(parts) > 1 else parts[0]
+
+    def encode(self, texts: Sequence[Sequence[int]], embeddings: str = "all") -> None:
+        """Compute the embeddings of whole texts, without causality.
+
+        Args:
+            texts: the tokens of each; any number of texts.
+            embeddings: those of which tokens: ``"all"``, or the ``"first"`` or ``"last"`` of each
+                text.
+
+        Raises:
+            BatchError: attention is causal, a text is empty or longer than a ubatch, or a token id
+                is illegal.
+            GGUFError, Aborted, ComputeError: as `decode`.
+        """
+        if self.hparams.causal:
+            raise BatchError("encode: attention is causal; use decode, or `causal=False`")
+        lengths = np.fromiter(map(len, texts), np.intp, len(texts))
+        with self._lock.mutex:
+            for file in self._files:
+                file.check()
+            tokens = np.fromiter(chain.from_iterable(texts), np.int64, int(lengths.sum()))
+            ends = np.cumsum(lengths)
+            ids = {"all": np.arange(len(tokens)), "first": ends - lengths, "last": ends - 1}
+            self._run_texts(tokens, lengths, np.empty(0, np.intp), ids[embeddings])
+
+    def _run_texts(self, tokens: Ids, lengths: Ids, output_ids: Ids, embedded_ids: Ids) -> None:
+        """Evaluate texts that follow each other, in ubatches of whole texts.
+
+        Args:
+            tokens, lengths: of all texts together, and of each.
+            output_ids, embedded_ids: ascending indices of tokens with logits and with embeddings.
+        """
+        self._check_texts(tokens, lengths)
+        if self.hparams.encoder and len(output_ids):
+            raise BatchError(
+                f"{self.hparams.arch} is an encoder without logits; use `logits='none'` and "
+                "`embeddings`"
+            )
+        ends, parts = np.cumsum(lengths), list[Outputs]()
+        self._stop, self._running = False, True
+        try:
+            first = start = 0  # text and token
+            while start < len(tokens):
+                if self._stop:
+                    raise Aborted("the decode was aborted")
+                last = int(np.searchsorted(ends, start + self.n_ubatch, "right"))
+                stop, part = int(ends[last - 1]), lengths[first:last]
+                outputs, embedded = (
+                    ids[slice(*np.searchsorted(ids, (start, stop)))] - start
+                    for ids in (output_ids, embedded_ids)
+                )
+                if len(outputs) or len(embedded):
+                    graph = self._graph_for(stop - start, len(outputs), len(embedded))
+                    rows = [text_rows(part, w, self.hparams) for w in graph.builder.ranges]
+                    types: Any = ()
+                    if graph.builder.token_types is not None:
+                        types = text_segments(tokens[start:stop], part, self._separator)
+                    placed = Placed([], None, rows, types)
+                    made = graph.run(
+                        tokens[start:stop], text_positions(part), placed, outputs, embedded
+                    )
+                    parts.append(made if stop == len(tokens) else made.copy())
+                first, start = last, stop
+        except BaseException:
+            self._outputs = self._no_outputs
+            self.sched.drain()
+            raise
+        finally:
+            self._running = False
+        self._outputs = Outputs.concatenated(parts) if len(parts) != 1 else parts[0]
+
+    def _check_texts(self, tokens: Ids, lengths: Ids) -> None:
+        """Raise BatchError unless these texts can be evaluated."""
+        n_vocab = self.hparams.n_vocab
+        longest = min(self.n_ubatch, self._last_position + 1)
+        for n in (int(lengths.min(initial=1)), int(lengths.max(initial=1))):
+            if not 1 <= n <= longest:
+                raise BatchError(
+                    f"a text of {n} tokens, which attend to later ones: want 1 to n_ubatch = "
+                    f"{longest}"
+                )
+        if not len(tokens):
+            raise BatchError("a batch of 0 tokens: want at least 1")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= n_vocab:
+            bad = next(t for t in tokens.tolist() if not 0 <= t < n_vocab)
+            raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
 
     def decode_token(self, token: int, seq: int = 0) -> None:
         """``decode(Batch([token], seq_id=seq))``, with the least Python.
@@ -359,14 +456,15 @@ class Context:
 
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
         """A new graph of ``n_tokens`` tokens, without memory (for export and tests)."""
+        if self.hparams.encoder:
+            return self._build(GraphSize(n_tokens, 0, n_outputs))
         return self._build(GraphSize(n_tokens, n_outputs))
 
     def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int], list[int] | None]:
         n_vocab = self.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
         parents = None if batch.parent is None else [int(i) for i in batch.parent]
-        whole = parents is not None or not self.hparams.causal  # in one graph
-        name = "n_ubatch" if whole else "n_batch"
+        name = "n_batch" if parents is None else "n_ubatch"  # a tree is in one graph
         max_tokens = getattr(self, name)
         if not 1 <= len(tokens) <= max_tokens:
             raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {max_tokens}")
@@ -376,8 +474,6 @@ class Context:
         ends = {s: self._end(s) for seq in set(seqs) for s in seq_tuple(seq)}
         if parents is not None:
             positions = _tree_positions(seqs, parents, ends)
-            if not self.hparams.causal:
-                raise BatchError("this model attends to later tokens: a batch cannot be a tree")
             if self.kv.states is not None:
                 raise BatchError("this model has recurrent layers: a batch cannot be a tree")
         elif len(ends) == 1 and batch.pos is None:
@@ -440,7 +536,7 @@ class Context:
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)
-        return cells, cache.rows(seqs, positions, places, self.hparams.causal)
+        return cells, cache.rows(seqs, positions, places)
 
     def _build(self, size: GraphSize) -> GraphBuilder:
         b = GraphBuilder(self.hparams, self._weights, self.kv, *size)
@@ -516,6 +612,26 @@ class Context:
 
 def _no_pins(graph: CGraph) -> Mapping[Tensor, Backend]:
     return {}
+
+
+def _texts_of(batch: Batch) -> tuple[Ids, Ids]:
+    """The tokens of a batch of whole texts, and the length of each text.
+
+    Raises:
+        BatchError: the tokens of a sequence do not follow each other, or it is a tree.
+    """
+    if batch.parent is not None:
+        raise BatchError("this model attends to later tokens: a batch cannot be a tree")
+    tokens, seqs = np.array(batch.tokens, np.int64), batch.seqs()
+    starts = [i for i, seq in enumerate(seqs) if i == 0 or seq != seqs[i - 1]]
+    if len({seqs[i] for i in starts}) < len(starts):
+        raise BatchError(
+            "this model attends to later tokens: those of a sequence must follow each other"
+        )
+    lengths = np.diff([*starts, len(tokens)])
+    if batch.pos is not None and list(batch.pos) != text_positions(lengths).tolist():
+        raise BatchError("this model attends to later tokens: positions of a text begin with 0")
+    return tokens, lengths
 
 
 def _n_in_runs(seqs: Seqs) -> int:

@@ -22,6 +22,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
 from ..kv.memory import Placed
+from ..kv.ranges import Ids
 from ..kv.table import Ints
 
 Floats = npt.NDArray[np.float32]
@@ -90,6 +91,9 @@ class DecodeGraph:
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
+        ranges = builder.ranges.values()
+        self._types = None if builder.token_types is None else as_array(builder.token_types)
+        self.ranges = [t.numpy(squeeze=False)[0, 0] for t in ranges]  # [T, 4] of each window
         self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
         if builder.runs is not None and builder.slots is not None:
             self._states = builder.runs.numpy(squeeze=False)[0, 0], as_array(builder.slots)
@@ -99,18 +103,19 @@ class DecodeGraph:
         if all(t is None or _on_host(t) for t in results):
             self._outputs = self._results(lambda t: t.numpy(squeeze=False)[0, 0])
         first = (
-            self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
+            self.tokens, self.positions, self.out_ids, *self.kv_index[:1],
+            *(rows.reshape(-1) for rows in self.rows[:1]),
         )  # fmt: skip
         # memoryviews: assigning one item costs less than with NumPy
         self._first = tuple(a.data for a in first)
 
     def run(
         self,
-        tokens: list[int],
-        positions: list[int],
+        tokens: Sequence[int] | Ids,
+        positions: Sequence[int] | Ids,
         placed: Placed,
-        outputs: list[int],
-        embedded: Sequence[int] = (),
+        outputs: Sequence[int] | Ids,
+        embedded: Sequence[int] | Ids = (),
     ) -> Outputs:
         """Evaluate a ubatch; the rest up to the graph's size is padding.
 
@@ -128,7 +133,7 @@ class DecodeGraph:
         self._write(tokens, positions, placed, outputs, embedded)
         return self._evaluate(len(outputs), len(embedded))
 
-    def enqueue(self, tokens: list[int], positions: list[int], placed: Placed) -> None:
+    def enqueue(self, tokens: Sequence[int], positions: Sequence[int], placed: Placed) -> None:
         """`run` without outputs, which may return before devices have computed the ubatch.
 
         Raises:
@@ -139,11 +144,11 @@ class DecodeGraph:
 
     def _write(
         self,
-        tokens: list[int],
-        positions: list[int],
+        tokens: Sequence[int] | Ids,
+        positions: Sequence[int] | Ids,
         placed: Placed,
-        outputs: list[int],
-        embedded: Sequence[int] = (),
+        outputs: Sequence[int] | Ids,
+        embedded: Sequence[int] | Ids = (),
     ) -> None:
         """Write the inputs of a ubatch, as soon as queued ones are not read any more."""
         self.schedule.wait_inputs()
@@ -157,6 +162,10 @@ class DecodeGraph:
         ):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
+        for whole, part in zip(self.ranges, placed.ranges, strict=True):
+            whole[:n], whole[n:] = part, 0
+        if self._types is not None:
+            self._types[:n], self._types[n:] = placed.types, 0
         if self._states is not None and placed.states is not None:
             for whole, part in zip(self._states, placed.states, strict=True):
                 whole[: len(part)], whole[len(part) :] = part, (0 if whole.ndim > 1 else -1)
@@ -239,4 +248,4 @@ def largest_graph(hparams: HParams, n_ubatch: int) -> GraphSize:
     A context whose tokens attend to later ones computes embeddings, of large ubatches.
     """
     n = bucket(n_ubatch)
-    return GraphSize(n, n) if hparams.causal else GraphSize(n, 1, n)
+    return GraphSize(n, n) if hparams.causal else GraphSize(n, int(not hparams.encoder), n)

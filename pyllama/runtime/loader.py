@@ -177,8 +177,8 @@ def header_graph(
 
     Of a model with a classification head also with its scores.
     """
-    memory = Memory(hparams, _CELLS)
-    builder = GraphBuilder(hparams, weights, memory, n_tokens, 1, n_embeddings=int(HEAD in weights))
+    sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
+    builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, *sizes)
     builder.finish(arch.build_graph(builder))
     return builder.graph
 

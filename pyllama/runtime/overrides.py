@@ -63,6 +63,10 @@ class Overrides(OverrideParams):
             changed = dataclasses.replace(changed, rope_freq_scale=1.0)
         if changed.rope_scaling == "longrope":
             changed = dataclasses.replace(changed, rope_long=n_ctx > changed.n_ctx_orig)
+        if changed.encoder and changed.causal:
+            raise BatchError(f"{changed.arch} is an encoder: its attention cannot be causal")
+        if changed.states and not changed.causal:
+            raise BatchError("this model has recurrent layers: attention must be causal")
         problem = yarn_problem(changed)
         if problem:
             raise BatchError(f"{problem}: this rope cannot be computed; leave one out")

@@ -12,7 +12,7 @@ import unicodedata
 
 from ..errors import TokenizerError
 from .boundaries import SPACE
-from .characters import LOWER, WHITE, CharacterMap
+from .characters import WHITE, CharacterMap
 from .match import KeyMatcher
 from .vocab import Vocab
 from .words import WordEncoder
@@ -29,11 +29,14 @@ _IDEOGRAPHS = (
     (0x2F800, 0x2FA1F),
 )
 
+_MAX_CHARS = 100  # longer words are unknown
+
 
 class WordPiece(WordEncoder):
     """Encoder of a "bert" vocabulary.
 
-    Source: llama.cpp, ``llm_tokenizer_wpm_session``.
+    Source: the ``tokenizers`` library, ``BertNormalizer`` and ``WordPiece``; llama.cpp,
+    ``llm_tokenizer_wpm_session``, which takes longer words, and the first part of a syllable only.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -52,7 +55,8 @@ class WordPiece(WordEncoder):
         ids: list[int] = []
         end = 0
         while end < len(piece):
-            found = self._matcher.longest(piece, end)
+            fits = len(piece) <= len(SPACE) + _MAX_CHARS
+            found = self._matcher.longest(piece, end) if fits else None
             if found is None:
                 if self._unk is None:
                     raise TokenizerError(
@@ -65,18 +69,22 @@ class WordPiece(WordEncoder):
         return ids
 
     def _clean_character(self, char: str) -> str:
-        if self._strip_accents:
-            char = unicodedata.normalize("NFD", char)[0]
+        if char in "\0\v\f\x85\ufffd":
+            return ""
         if char in WHITE:
             return " "
-        category = unicodedata.category(char)
-        if char in "\0\ufffd" or category in ("Cc", "Cf", "Co", "Cs"):
+        if unicodedata.category(char) in ("Cc", "Cf", "Co", "Cs"):
             return ""
-        if self._strip_accents and category[0] == "M":
-            return ""
-        alone = category[0] == "P" or (category[0] == "S" and char.isascii())
+        code, text = ord(char), char
+        if self._strip_accents:
+            parts = unicodedata.normalize("NFD", char)  # several of a Hangul syllable
+            text = "".join(part for part in parts if unicodedata.category(part) != "Mn")
         if self._lowercase:
-            char = LOWER[ord(char)]
-        code = ord(char)
-        alone = alone or any(first <= code <= last for first, last in _IDEOGRAPHS)
-        return f" {char} " if alone else char
+            text = text.lower()
+        text = "".join(f" {part} " if _is_punctuation(part) else part for part in text)
+        return f" {text} " if any(first <= code <= last for first, last in _IDEOGRAPHS) else text
+
+
+def _is_punctuation(char: str) -> bool:
+    category = unicodedata.category(char)
+    return category[0] == "P" or (category[0] == "S" and char.isascii())

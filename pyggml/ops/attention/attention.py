@@ -1,7 +1,8 @@
-"""Attention in one op: FLASH_ATTN_EXT, with a dense mask or with lists of cells.
+"""Attention in one op: FLASH_ATTN_EXT, with a dense mask, lists of cells or ranges of keys.
 
     kqv = flash_attn_ext(ctx, q, k, v, mask, scale)                      # dense, as in ggml
     kqv = flash_attn_cells(ctx, q, k, v, cells, rows, scale)             # indexed (ours)
+    kqv = flash_attn_ranges(ctx, q, k, v, rows, scale)                   # without a cache (ours)
 
 *Dense* mode is ggml's: every query is multiplied by all ``n_kv`` keys, and a mask of 0 and -inf (or
 ALiBi distances) is added to the scores.
@@ -19,6 +20,11 @@ pos, cut, branch), and branch 0 is a token as above. Branch b > 0 continues list
 first ``cut`` entries, a multiple of 256, by list b - 1 of ``branches``: entry i >= cut is
 ``branches[b - 1][i - cut]``. So the branches of a tree share what is before the cut. No token's end
 exceeds n_list.
+
+*Ranges* are for many texts without a cache, one after the other: there are no lists, and ``rows``
+I32 [4, n_tokens] is (first, begin, end, pos), where ``first`` is the key of the text's first token.
+A token attends to the keys ``first + i`` for ``begin <= i < end``, which have the positions i. So a
+text's results do not depend on its place among others.
 
 Backends check this, and that entries are cells: of each sequence those from the least begin to the
 greatest end of its tokens, of each branch those up to the greatest end. A token with ``begin >=
@@ -55,7 +61,7 @@ from ..op import (
 )
 from ..rows.softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
 
-__all__ = ["flash_attn_cells", "flash_attn_ext"]
+__all__ = ["flash_attn_cells", "flash_attn_ext", "flash_attn_ranges"]
 
 _OP = "FLASH_ATTN_EXT"
 BF16, Q8_0, Q4_0, Q5_1 = (GGMLType[name] for name in ("BF16", "Q8_0", "Q4_0", "Q5_1"))
@@ -97,17 +103,16 @@ def _infer(
     if sinks is not None:
         check_sinks(_OP, sinks, q.ne[2])
     if not (cells is rows is branches is None):
-        _check_cells(q, k, mask, cells, rows, branches)
+        _check_rows(q, k, mask, cells, rows, branches)
     require(
-        params["max_bias"] == 0
-        or (params["max_bias"] > 0 and not (mask is None and cells is None)),
+        params["max_bias"] == 0 or (params["max_bias"] > 0 and not (mask is None and rows is None)),
         _OP,
-        f"max_bias is {params['max_bias']}, want 0, or more than 0 with a mask or cells",
+        f"max_bias is {params['max_bias']}, want 0, or more than 0 with a mask or rows",
     )
     return Out(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
 
 
-def _check_cells(
+def _check_rows(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None,
@@ -115,12 +120,13 @@ def _check_cells(
     rows: Tensor | None,
     branches: Tensor | None,
 ) -> None:
+    listed = cells is not None or branches is None
     require(
-        cells is not None and rows is not None and mask is None,
+        rows is not None and listed and mask is None,
         _OP,
-        "cells and rows come together and without a mask",
+        "cells and rows come together, or rows alone; branches need both, and none has a mask",
     )
-    assert cells is not None and rows is not None
+    assert rows is not None
     require_type(_OP, "rows", rows, (I32,))
     for name, lists in (("cells", cells), ("branches", branches)):
         if lists is not None:
@@ -136,7 +142,7 @@ def _check_cells(
         _OP,
         f"rows {rows.ne} must be [{n}, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
     )
-    require(q.ne[3] == k.ne[3] == 1, _OP, f"cells need ne[3] == 1, got q {q.ne}, k {k.ne}")
+    require(q.ne[3] == k.ne[3] == 1, _OP, f"rows need ne[3] == 1, got q {q.ne}, k {k.ne}")
 
 
 def _scores(q: Array, k: Array, scale: float, logit_softcap: float) -> Array:
@@ -162,25 +168,41 @@ def _flash_attn(
     batch, heads = q.shape[0] // k.shape[0], q.shape[1] // k.shape[1]
     k, v = (x.repeat(batch, axis=0).repeat(heads, axis=1) for x in (k, v))
     slopes = alibi_slopes(q.shape[1], max_bias) * bias_scale
-    if cells is None or rows is None:
+    if rows is None:
         p = softmax(masked(_scores(q, k, scale, logit_softcap), mask, slopes), sinks)
         attended: Array = np.matmul(p, v)
         return attended.swapaxes(1, 2)  # [S, T, nh, hdv]
-    _check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
+    if cells is None:
+        _check_ranges(k.shape[2], rows[0, 0])
+    else:
+        _check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
     out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
     for t, (seq, begin, end, pos, *cut_branch) in enumerate(rows[0, 0]):
         if begin >= end:
             continue
-        entries = cells[0, seq]
-        if branches is not None and cut_branch[1]:
-            cut, branch = cut_branch
-            entries = np.concatenate([entries[:cut], branches[0, branch - 1]])
-        cell, key_pos = entries[begin:end].T
+        if cells is None:
+            key_pos = np.arange(begin, end)
+            cell = seq + key_pos
+        else:
+            entries = cells[0, seq]
+            if branches is not None and cut_branch[1]:
+                cut, branch = cut_branch
+                entries = np.concatenate([entries[:cut], branches[0, branch - 1]])
+            cell, key_pos = entries[begin:end].T
         scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
         if max_bias:
             scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
         out[:, t] = np.matmul(softmax(scores, sinks), v[:, :, cell])[:, :, 0]
     return out
+
+
+def _check_ranges(n_keys: int, rows: Array) -> None:
+    """Raise IndexError for a range outside of the keys."""
+    for t, (first, begin, end, _) in enumerate(rows):
+        if begin < end and (first < 0 or begin < 0 or first + end > n_keys):
+            raise IndexError(
+                f"token {t}: keys {begin}..{end - 1} after key {first}; there are {n_keys}"
+            )
 
 
 def _check_lists(n_cells: int, cells: Array, rows: Array, branches: Array | None) -> None:
@@ -300,6 +322,27 @@ def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> 
     return case(q, k, k, None, None, *tables, scale=hd**-0.5, **kw)
 
 
+def _texts(hd: int, lengths: tuple[int, ...], nh: int, nkv: int, **kw: Any) -> Case:
+    """Texts of these lengths, one after the other, and two tokens of padding.
+
+    Keys and values are columns of one tensor, as of a fused matrix.
+    """
+    window, n = kw.pop("window", 1 << 30), sum(lengths) + 2
+    perf, hdv = kw.pop("perf", False), kw.pop("hdv", hd)
+    table = np.zeros((n, 4))
+    starts = np.cumsum((0, *lengths))
+    for first, length in zip(starts, lengths, strict=False):
+        i = np.arange(length)
+        begin, end = np.maximum(i - window // 2, 0), np.minimum(i + window // 2 + 1, length)
+        table[first : first + length] = np.stack([0 * i + first, begin, end, i], -1)
+    rows = Arg((4, n), I32, values=lambda rng: table)
+    q, k, v = (
+        arg(d, heads, n, permute=(0, 2, 1, 3)) for d, heads in ((hd, nh), (hd, nkv), (hdv, nkv))
+    )
+    sources = (q, k, v, None, kw.pop("sinks", None), None, rows)
+    return case(*sources, scale=hd**-0.5, perf=perf, **kw)
+
+
 _ALIBI = arg(33, 5, low=-8, high=0)
 
 
@@ -378,6 +421,16 @@ def _cases() -> list[Case]:
             for T, prefix in ((5, 100), (8, 300), (17, 254), (40, 512))
         ),
         _tree(64, 9, 12, 3, (260, 400), max_bias=8.0, window=30),
+        *(
+            _texts(hd, lengths, nh, nkv)
+            for hd, nh, nkv in ((32, 12, 12), (64, 4, 2), (20, 3, 3))
+            for lengths in ((1,), (7, 1, 12), (70, 200, 33), (300, 5, 520))
+        ),
+        _texts(64, (70, 300, 40), 12, 12, window=64),
+        _texts(64, (70, 9, 300), 12, 3, max_bias=8.0, window=30),
+        _texts(32, (70, 9, 300), 12, 3, max_bias=8.0, hdv=48),
+        _texts(64, (3, 40, 9), 4, 4, logit_softcap=2.0, sinks=arg(4)),
+        *(_texts(32, (n,) * (512 // n), 12, 12, perf=True) for n in (32, 64, 256)),
         _tree(33, 9, 4, 2, (300, 400), type=F32),
         _tree(64, 16, 9, 3, (2000, 2048), perf=True),
         _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
@@ -398,7 +451,7 @@ FLASH_ATTN_EXT = define_op(
     cases=_cases,
     max_nmse=lambda node: 1e-5 if node.src[1].type == GGMLType.F16 else 1e-6,
     cost=_cost,
-    doc="`softmax(scale * q k + mask) v` for each head, with a mask or with lists of cells.",
+    doc="`softmax(scale * q k + mask) v` for each head, with a mask, lists of cells or ranges.",
 )
 
 
@@ -460,6 +513,31 @@ def flash_attn_cells(
     """
     return FLASH_ATTN_EXT.build(
         ctx, q, k, v, None, sinks, cells, rows, branches,
+        **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
+    )  # fmt: skip
+
+
+def flash_attn_ranges(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+    bias_scale: float = 1.0,
+) -> Tensor:
+    """Attention of each token to a range of keys (see the module), as ``flash_attn_cells``.
+
+    Shape:
+        q F32 [hd, T, nh], k [hd, n_kv, nkv] and v [hdv, n_kv, nkv] of ``KV_TYPES``, rows I32 [4, T]
+        -> F32 [hdv, nh, T]
+    """
+    return FLASH_ATTN_EXT.build(
+        ctx, q, k, v, None, sinks, None, rows, None,
         **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
     )  # fmt: skip
 

@@ -54,7 +54,8 @@ def read_tokenizer_json(folder: Folder) -> FileVocabulary:
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
         raise TokenizerError(
-            f"{path}: the tokenizer's type is {shown(kind)}; supported are BPE and SentencePiece"
+            f"{path}: the tokenizer's type is {shown(kind)}; supported are BPE, SentencePiece, "
+            "Unigram and WordPiece"
         )
     tokens = _tokens(path, model.get("vocab"))
     pairs = model.get("merges")
@@ -114,19 +115,22 @@ def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from objects(part.get(f"{key.replace('_', '')}s"))
 
 
-def _tokens(path: Path, vocab: Any) -> dict[int, FileToken]:
+def read_ids(path: Path, vocab: Any) -> dict[str, int]:
+    """Return the ids of texts in a file, once they are checked. Raises: TokenizerError."""
     if not isinstance(vocab, dict) or not vocab:
         raise TokenizerError(f"{path}: it has no vocabulary: download the file again")
-    tokens: dict[int, FileToken] = {}
+    texts: dict[int, str] = {}
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
             raise TokenizerError(f"{path}: token {shown(text)} has the id {shown(i)}")
-        if i in tokens:
-            raise TokenizerError(
-                f"{path}: {shown(tokens[i].text)} and {shown(text)} have the id {i}"
-            )
-        tokens[i] = FileToken(text, NORMAL)
-    return tokens
+        if i in texts:
+            raise TokenizerError(f"{path}: {shown(texts[i])} and {shown(text)} have the id {i}")
+        texts[i] = text
+    return vocab
+
+
+def _tokens(path: Path, vocab: Any) -> dict[int, FileToken]:
+    return {i: FileToken(text, NORMAL) for text, i in read_ids(path, vocab).items()}
 
 
 def _merge(path: Path, pair: Any) -> str:

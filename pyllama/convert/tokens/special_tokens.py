@@ -73,6 +73,8 @@ def special_keys(
             add = ids.get(template[role]) == roles.get(role)
         if isinstance(add, bool):
             keys[f"tokenizer.ggml.add_{role}_token"] = add
+    if "between" in template:
+        keys["tokenizer.ggml.add_sep_token"] = template["between"] == "2"
     templates = _chat_templates(folder, settings)
     if vocabulary.model == "rwkv" and not templates:
         templates = {"tokenizer.chat_template": CHAT_TEMPLATE}
@@ -86,11 +88,23 @@ def _text(token: Any) -> str | None:
 
 
 def _template(folder: Folder) -> dict[str, str]:
-    """Return the special tokens that tokenizer.json adds to a text, by role (bos, eos)."""
+    """Return the special tokens that tokenizer.json adds to a text, by role (bos, eos).
+
+    ``between`` is the number of tokens between the texts of a pair.
+    """
     found: dict[str, str] = {}
     for processor in objects(folder.json("tokenizer.json").get("post_processor")):
         for part in [processor, *objects(processor.get("processors"))]:
-            single = objects(part.get("single"))
+            if part.get("type") in ("BertProcessing", "RobertaProcessing"):
+                for role, name in (("bos", "cls"), ("eos", "sep")):
+                    match part.get(name):
+                        case [str(text), int()]:
+                            found[role] = text
+                found["between"] = "2" if part["type"] == "RobertaProcessing" else "1"
+            single, pair = objects(part.get("single")), objects(part.get("pair"))
+            at = [i for i, piece in enumerate(pair) if "Sequence" in piece]
+            if len(at) == 2 and at[1] - at[0] > 1:
+                found["between"] = str(at[1] - at[0] - 1)
             if part.get("type") != "TemplateProcessing" or len(single) < 2:
                 continue
             for role, piece in (("bos", single[0]), ("eos", single[-1])):

@@ -4,8 +4,8 @@
     keys["tokenizer.ggml.tokens"]
 
 The vocabulary is read from the first of: RWKV's text file, tekken.json (if there is no
-tokenizer.json), a SentencePiece model, tokenizer.json, vocab.json with merges.txt. Added and
-special tokens are read from the other JSON files.
+tokenizer.json), a SentencePiece model, tokenizer.json, WordPiece's vocab.txt, vocab.json with
+merges.txt. Added and special tokens are read from the other JSON files.
 Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
 """
 
@@ -28,13 +28,15 @@ from .spm import is_sentencepiece, read_sentencepiece
 from .tekken import NAME as TEKKEN
 from .tekken import read_tekken
 from .tokens import MAX_TOKENS, FileToken, FileVocabulary
+from .unigram import read_unigram
+from .wordpiece import read_wordpiece
 
 log = logging.getLogger(__name__)
 
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-# vocabularies of other forms: SentencePiece's other names, WordPiece, tiktoken
+# vocabularies of other forms: SentencePiece's other names, tiktoken
 _OTHERS = (
-    "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tokenizer.model",
+    "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     "tiktoken.model", "qwen.tiktoken",
 )  # fmt: skip
 _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
@@ -74,13 +76,14 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
     if vocabulary.pre is not None:
         keys["pre"] = vocabulary.pre
     keys["tokens"] = [token.text for token in tokens]
-    if vocabulary.model == "llama":
+    if vocabulary.model in ("llama", "t5"):
         keys["scores"] = [float(token.score) for token in tokens]
     keys["token_type"] = [token.type for token in tokens]
     if vocabulary.merges:
         keys["merges"] = vocabulary.merges
     if vocabulary.add_space_prefix is not None:
         keys["add_space_prefix"] = vocabulary.add_space_prefix
+    keys |= vocabulary.more
     add_bos = vocabulary.add_bos if add_bos is None else add_bos
     if add_bos is not None:
         keys["add_bos_token"] = add_bos
@@ -95,6 +98,12 @@ def _read_base(folder: Folder) -> FileVocabulary:
         return read_tekken(folder)
     if is_sentencepiece(folder):
         return read_sentencepiece(folder)
+    model = folder.json("tokenizer.json").get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind == "WordPiece" or (kind is None and folder.has("vocab.txt")):
+        return read_wordpiece(folder)
+    if kind == "Unigram":
+        return read_unigram(folder)
     if folder.has("tokenizer.json"):
         return read_tokenizer_json(folder)
     if folder.has("vocab.json") and folder.has("merges.txt"):
@@ -103,7 +112,7 @@ def _read_base(folder: Folder) -> FileVocabulary:
     own = f"; {', '.join(others)} has another form, which cannot be converted" if others else ""
     raise TokenizerError(
         f"{folder.path}: there is no vocabulary: no tokenizer.model (SentencePiece), "
-        f"tokenizer.json, or vocab.json with merges.txt{own}"
+        f"tokenizer.json, vocab.txt (WordPiece), or vocab.json with merges.txt{own}"
     )
 
 

@@ -11,6 +11,7 @@ import sys
 
 from pyllama.arch import Arch, arch_names, get_arch
 
+from ..encoders import variants as encoders
 from .variants import LLAMA_CPP, SHAPES, VARIANTS
 
 _HEAD = """\
@@ -25,7 +26,9 @@ tensors that llama.cpp's converter writes; the same bits for any threads, batche
 weights; F16 and Q8_0 within 2 % of squared error. `*`: llama.cpp runs our file of it and chooses
 the same tokens. `†`: transformers lacks the model, so llama.cpp is the reference, with the file
 that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
-0.002. [Adding one](add-a-model.md) is one file.
+0.002. Encoders are compared with transformers from text on: hidden states and scores within 0.0001,
+pooled vectors with a cosine over 0.999999; `*`: llama.cpp gives the same vectors.
+[Adding one](add-a-model.md) is one file.
 """
 _LEFT_OUT = """\
 ## Left out
@@ -33,7 +36,7 @@ _LEFT_OUT = """\
 Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `kimi-k3` `plamo2` `qwen4exp`: not added yet;
-- encoders, and models with an encoder: `bert` `eurobert` `gemma-embedding` `gemma-embedding2`
+- encoders, and models with an encoder: `eurobert` `gemma-embedding` `gemma-embedding2`
   `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
   `nomic-bert-moe` `t5` `t5encoder`;
 - draft heads of other models: `dflash` `eagle3` `gemma4-assistant`;
@@ -60,7 +63,8 @@ def _positions(arch: Arch) -> str:
 
 
 def _proof(variant: str) -> str:
-    return "†" if variant in SHAPES else "*" if variant in LLAMA_CPP else ""
+    same = variant in LLAMA_CPP or variant in encoders.LLAMA_CPP
+    return "†" if variant in SHAPES else "*" if same else ""
 
 
 def _row(name: str) -> str:
@@ -72,7 +76,9 @@ def _row(name: str) -> str:
         f"{head}: {what}",
         " ".join(f"`{model}`" for model in arch.CONVERT.models),
         _positions(arch),
-        " ".join(f"`{v}`{_proof(v)}" for v in sorted(VARIANTS[name])),
+        " ".join(
+            f"`{v}`{_proof(v)}" for v in sorted(VARIANTS.get(name) or encoders.VARIANTS[name])
+        ),
     ]
     return "| " + " | ".join(cells) + " |"
 

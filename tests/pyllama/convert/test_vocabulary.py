@@ -247,9 +247,15 @@ BAD_JSON = {
     "no object": ([], "JSON list, expected an object"),
     "no model": ({}, "the tokenizer's type is None"),
     "another model": (
-        {"model": {"type": "Unigram"}},
-        "type is 'Unigram'; supported are BPE and SentencePiece",
+        {"model": {"type": "WordLevel"}},
+        "type is 'WordLevel'; supported are BPE, SentencePiece, Unigram and WordPiece",
     ),
+    "no pieces": ({"model": {"type": "Unigram"}}, "it has no vocabulary"),
+    "a piece without a score": (
+        {"model": {"type": "Unigram", "vocab": [["a"]]}},
+        "token 0 is \\['a'\\], not a text and a score",
+    ),
+    "no words": ({"model": {"type": "WordPiece"}}, "it has no vocabulary"),
     "no vocabulary": ({"model": {"vocab": []}}, "it has no vocabulary"),
     "an id of text": ({"model": {"vocab": {"a": "b"}}}, "token 'a' has the id 'b'"),
     "a huge id": ({"model": {"vocab": {"a": 2**40}}}, "has the id 1099511627776"),

@@ -165,6 +165,38 @@ def test_branches_have_the_bits_of_whole_lists(
             assert got.tobytes() == alone[part].tobytes(), (limit, first)
 
 
+@pytest.mark.parametrize("hd", [32, 64, 20])
+@pytest.mark.parametrize(("max_bias", "window"), [(0.0, 1 << 20), (8.0, 1 << 20), (0.0, 80)])
+def test_texts_have_the_bits_of_each_alone(
+    hd: int, max_bias: float, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts without a cache, whatever is before and after them."""
+
+    def attend_to(texts: list[Array], n_threads: int) -> list[Array]:
+        lengths = [x.shape[2] for x in texts]
+        rows = []
+        for first, n in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True):
+            i = np.arange(n)
+            ends = np.maximum(0, i - window // 2), np.minimum(n, i + window // 2 + 1)
+            rows.append(np.stack([0 * i + first, *ends, i], -1))
+        ctx = Context()
+        qkv = np.concatenate(texts, axis=2)  # [3, heads, T, hd]
+        *sources, to = (ctx.from_numpy(x) for x in (*qkv, np.concatenate(rows).astype(np.int32)))
+        node = ops.flash_attn_ranges(ctx, *sources, to, 0.2, max_bias)
+        made = computed(node, n_threads).reshape(sum(lengths), -1)
+        return np.split(made, np.cumsum(lengths)[:-1])
+
+    rng = np.random.default_rng(hd)
+    texts = [rng.standard_normal((3, 4, n, hd)).astype(np.float32) for n in (3, 300, 1, 33, 520, 9)]
+    alone = [attend_to([x], 1)[0] for x in texts]
+    for limit in (DIRECT, PACKED, 9):
+        monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
+        for order, n_threads in (([0, 1, 2, 3, 4, 5], 1), ([5, 4, 3, 2, 1, 0], 2), ([2, 3, 0], 3)):
+            got = attend_to([texts[i] for i in order], n_threads)
+            for i, x in zip(order, got, strict=True):
+                assert x.tobytes() == alone[i].tobytes(), (i, limit, n_threads)
+
+
 @pytest.mark.parametrize("kind", some(KINDS, 4), ids=lambda k: k.name)
 @pytest.mark.parametrize("limit", [DIRECT, PACKED], ids=["direct", "packed"])
 def test_quantized_cache_equals_its_values_in_f32(

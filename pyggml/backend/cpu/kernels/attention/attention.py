@@ -10,7 +10,8 @@ values[hdv]), float32 like the row's state, and chunks are always merged in orde
 depend on its keys alone, on none of these choices.
 
 ``check_lists`` runs before the first node that reads a set of lists, and ends the graph if an entry
-is no cell or a token's keys lie outside of its lists. All later reads rely on that.
+is no cell or a token's keys lie outside of its lists; ``check_ranges`` does the same for ranges of
+keys without lists. All later reads rely on that.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Attention(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The value of ``check_lists``."""
+    """The value of ``check_lists`` and ``check_ranges``."""
 
     n_cells: int
 
@@ -153,6 +154,19 @@ def check_lists(node, chunk, n_chunks, scratch):
         set_error(node, BAD_INDEX)
 
 
+@kernel
+def check_ranges(node, chunk, n_chunks, scratch):
+    """The rows of all tokens, once. Source: rows."""
+    n_keys, bad = params_of(node, Lists).n_cells, 0
+    for t in range(ne(node, SRC0, 1)):
+        row = i32_ptr(data(node, SRC0) + t * nb(node, SRC0, 1))
+        first, begin, end = row[0], row[1], row[2]
+        if begin < end and (first < 0 or begin < 0 or end > n_keys or first > n_keys - end):
+            bad += 1
+    if bad != 0:
+        set_error(node, BAD_INDEX)
+
+
 @inline
 def list_begin(node, t):
     """The first key that token ``t`` attends to, as a place in its sequence's list; 0 for none."""
@@ -173,9 +187,15 @@ def list_end(node, t):
 
 @inline
 def sequence_of(node, t):
-    """The sequence of token ``t``."""
+    """The sequence of token ``t``; of ranges the first key of its text."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
+
+
+@inline
+def first_key(node, t):
+    """The row of keys and values that is place 0 of token ``t``'s keys; 0 with lists."""
+    return sequence_of(node, t) if data(node, SRC5) == 0 else 0
 
 
 @inline
@@ -272,9 +292,13 @@ def bias(node, s, t, head, entries, stream, first, n):
         slope *= p.bias_scale
         if data(node, SRC6) != 0:
             position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
-            pairs = i32_ptr(entries)
-            for j in range(n):
-                x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
+            if entries == 0:
+                for j in range(n):
+                    x[j] -= slope * np.float32(abs(position - (first + j)))
+            else:
+                pairs = i32_ptr(entries)
+                for j in range(n):
+                    x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
     if data(node, SRC3) != 0:
         mask = data(node, SRC3) + t * nb(node, SRC3, 1)
         mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
@@ -388,12 +412,12 @@ def flash_attn(node, chunk, n_chunks, scratch):
     kv_head, rest = rest % n_kv_head, rest // n_kv_head
     stream = rest // blocks
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
-    k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
+    first_k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
     next_head = kv_head + (chunk + 1) // splits - chunk // splits
-    next_k = k  # keys of the head that this thread most likely takes next
+    next_k = first_k  # keys of the head that this thread most likely takes next
     if next_head < n_kv_head:
         next_k += (next_head - kv_head) * nb(node, SRC1, 2)
-    v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
+    first_v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
     later = cells + CELLS_BYTES  # cells of the next chunk of keys
@@ -409,6 +433,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
     stop = min(n_tokens, t + block)
     while t < stop:
         sequence = sequence_of(node, t)
+        k, v = first_k + first_key(node, t) * nb_k, first_v + first_key(node, t) * nb_v
         lo, hi, after = list_begin(node, t), list_end(node, t), t + 1
         shared = branch_cut(node, t) if branch_of(node, t) != 0 else NO_CUT
         while after < stop and sequence_of(node, after) == sequence:
@@ -472,6 +497,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 low = list_begin(node, group_end)
                 begin, end = low // CHUNK * CHUNK, list_end(node, group_end)
                 find_cells(list_entries(node, group_end, begin), begin, low, end, later)
+                keys_after = first_k + first_key(node, group_end) * nb_k
             else:
                 next_cells, keys_after = cells, next_k
             if n_keys > 0 and not direct:
@@ -571,7 +597,7 @@ def _supports(node: Tensor) -> bool:
 
 
 def _checked(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
-    """What tells that the lists were checked for a cache of this size: nothing is in it."""
+    """What tells that the rows were checked for so many keys: nothing is in it."""
     n_cells = node.src[1].ne[1]
     key = ("lists", *lists, n_cells)
     known = lowering.known(key, *lists)
@@ -579,7 +605,10 @@ def _checked(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> Work
         return known
     made = lowering.take(1)
     made.keep()
-    cells, _, branches = lists
+    cells, rows, branches = lists
+    if cells is None:
+        lowering.launch(check_ranges, node, Lists(n_cells), 1, src=(rows,), writes=made)
+        return lowering.remember(key, made)
     n_lists = cells.ne[2] + (0 if branches is None else branches.ne[2])
     lowering.launch(check_lists, node, Lists(n_cells), n_lists, src=lists, writes=made)
     return lowering.remember(key, made)
@@ -612,7 +641,7 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         # so that threads get equally many
         even = lowering.n_threads // gcd(lowering.n_threads, n_tasks)
         splits = min(round_up(ceil_div(_SPLITS * lowering.n_threads, n_tasks), even), n_chunks)
-    checked = [] if cells is None else [_checked(lowering, node, cells, rows, branches)]
+    checked = [] if rows is None else [_checked(lowering, node, cells, rows, branches)]
     parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()

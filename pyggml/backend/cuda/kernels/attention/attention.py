@@ -322,9 +322,10 @@ def attention_merge(
 
 
 def _supports(node: Tensor) -> bool:
-    q, k, v, mask = node.src[:4]
+    q, k, v, mask, _, cells, rows = (*node.src, *(None,) * 7)[:7]
     return (
-        max(q.ne[0], v.ne[0]) <= MAX_DIM
+        (rows is None or cells is not None)  # no ranges of keys
+        and max(q.ne[0], v.ne[0]) <= MAX_DIM
         and decodable(k.type)
         and decodable(v.type)
         and all(t.is_contiguous_rows() for t in (q, k, v))

@@ -1,0 +1,52 @@
+"""Tiny checkpoints of encoders, recreated from recorded files.
+
+    folder = write_checkpoint(tmp_path / name, name)
+
+tests/data/encoders/<variant>.npz has the names and shapes of the parameters, which follow from
+their names, and what transformers computed with them; ``record.py`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arch.checkpoints import DATA, Shapes, shapes_of, weights, write_safetensors
+from .variants import ENCODERS, FILES
+
+_TOKENIZERS = {"distilbert": "bert"}  # of model types that have another one's; else their own
+
+
+def recorded(name: str) -> dict[str, np.ndarray]:
+    """The file of a variant that ``record.py`` wrote."""
+    with np.load(DATA / "encoders" / f"{name}.npz") as file:
+        return dict(file)
+
+
+def parts(record: Mapping[str, np.ndarray], what: str) -> list[np.ndarray]:
+    """``tokens`` or ``hidden`` of each text of a record."""
+    return np.split(record[what], np.cumsum(record["lengths"])[:-1])
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    """The folder of a variant: config.json, weights, a tokenizer of 512 tokens, and modules."""
+    return write_files(folder, name, shapes_of(recorded(name)))
+
+
+def write_files(folder: Path, name: str, shapes: Shapes) -> Path:
+    """The folder of a variant with weights of these shapes."""
+    config = dict(ENCODERS[name])
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Any] = {"config.json": config, **FILES.get(name, {})}
+    for file, content in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(content))
+    kind = config["model_type"]
+    write_safetensors(folder / "model.safetensors", weights(kind, shapes, 1.0))
+    shutil.copytree(DATA / "tokenizer" / _TOKENIZERS.get(kind, kind), folder, dirs_exist_ok=True)
+    return folder

@@ -1,0 +1,121 @@
+"""Make the small tokenizers of the tests' encoders, in tests/data/tokenizer/.
+
+    python -m tests.pyllama.encoders.make_tokenizers
+
+Needs tokenizers and sentencepiece. They are trained on the pages of docs/ and the tests' texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ..arch.checkpoints import DATA, N_VOCAB
+from .texts import TEXTS
+
+FOLDER = DATA / "tokenizer"
+LINES = [
+    line
+    for path in sorted((DATA.parents[1] / "docs").glob("*.md"))
+    for line in path.read_text(encoding="utf-8").splitlines()
+]
+
+
+def _save(name: str, text: str, settings: dict[str, object]) -> None:
+    folder = FOLDER / name
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def wordpiece() -> None:
+    """BERT's: lower case, no accents."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=N_VOCAB, special_tokens=special, limit_alphabet=200, show_progress=False
+    )
+    made.train_from_iterator([*LINES, *TEXTS * 9], trainer)
+    made.decoder = decoders.WordPiece()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    names = ("pad", "unk", "cls", "sep", "mask")
+    settings = {f"{role}_token": text for role, text in zip(names, special, strict=True)}
+    _save("bert", made.to_str(), {**settings, "tokenizer_class": "BertTokenizer"})
+
+
+def byte_level() -> None:
+    """RoBERTa's: GPT-2's words."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=N_VOCAB, special_tokens=special, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    made.train_from_iterator([*LINES, *TEXTS * 9], trainer)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+    )
+    settings = {
+        f"{role}_token": text
+        for role, text in zip(("bos", "pad", "eos", "unk", "mask"), special, strict=True)
+    }
+    settings |= {"cls_token": "<s>", "sep_token": "</s>"}
+    _save("roberta", made.to_str(), {**settings, "tokenizer_class": "RobertaTokenizer"})
+
+
+def unigram() -> None:
+    """XLM-RoBERTa's: SentencePiece with rules of normalization, after its four special tokens."""
+    rules = Path("/tmp/rules.tsv")
+    rules.write_text("FB01\t66 69\nBD\t31 2044 32\n2460\t31\n9\t20\nA\t20\n3000\t20\n")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*LINES, *TEXTS * 9]), model_writer=model, vocab_size=N_VOCAB - 2,
+        normalization_rule_tsv=str(rules), character_coverage=0.995, minloglevel=2,
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model.getvalue())
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(p.piece, p.score) for p in proto.pieces[3:]]
+    pieces.append(("<mask>", 0.0))
+    assert len(pieces) <= N_VOCAB
+    made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3))
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(charsmap), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    ends = [("<s>", 0), ("</s>", 2)]
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    made.add_special_tokens([*special, tokenizers.AddedToken("<mask>", lstrip=True)])
+    settings = {
+        f"{role}_token": text
+        for role, text in zip(("bos", "pad", "eos", "unk"), special, strict=True)
+    }
+    settings |= {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+    assert base64.b64encode(charsmap).decode() in made.to_str()
+    _save("xlm-roberta", made.to_str(), {**settings, "tokenizer_class": "XLMRobertaTokenizer"})
+
+
+if __name__ == "__main__":
+    wordpiece()
+    byte_level()
+    unigram()

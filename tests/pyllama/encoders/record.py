@@ -1,0 +1,91 @@
+"""Record transformers' results for tiny encoders, in tests/data/encoders/<variant>.npz.
+
+    LLAMA_CPP_SOURCES=DIR python -m tests.pyllama.encoders.record [NAME...]
+
+Needs torch, transformers and llama.cpp's converter, which the tests do not. A file has ``shapes``
+(JSON), ``lengths`` int32[n] and ``tokens`` int32 of each text (of each pair, of classifiers) by
+transformers' tokenizer, and ``gguf`` (JSON): the keys and tensors that llama.cpp's converter makes
+of the checkpoint, if it can. In float32 with eager attention, each text alone: ``hidden``
+float32[sum of lengths, n_embd], or ``scores`` float32[n, n_labels] of classifiers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+
+from ..arch import llama_cpp
+from ..arch.checkpoints import DATA, Shapes
+from .checkpoints import write_files
+from .texts import PAIRS, TEXTS
+from .variants import ENCODERS
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch.set_num_threads(1)
+
+
+def _class(config: dict[str, Any]) -> Any:
+    ranks = config["architectures"][0].endswith("ForSequenceClassification")
+    return transformers.AutoModelForSequenceClassification if ranks else transformers.AutoModel
+
+
+def _shapes(config: dict[str, Any], folder: Path) -> Shapes:
+    """The shapes by the names of a checkpoint as transformers writes it."""
+    rest = {k: v for k, v in config.items() if k != "model_type"}
+    parsed = transformers.AutoConfig.for_model(config["model_type"], **rest)
+    _class(config).from_config(parsed).float().save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+@torch.no_grad()
+def record(name: str, folder: Path) -> None:
+    config = dict(ENCODERS[name])
+    shapes = _shapes(config, folder / "shapes")
+    write_files(folder / name, name, shapes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+    model, info = _class(config).from_pretrained(
+        folder / name, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info[part] for part in ("missing_keys", "unexpected_keys")), info
+    model.eval()
+    ranks = config["architectures"][0].endswith("ForSequenceClassification")
+    texts: Any = PAIRS if ranks else [(text,) for text in TEXTS]
+    encoded = [tokenizer(*text, return_tensors="pt") for text in texts]
+    ids = [one["input_ids"][0].numpy() for one in encoded]
+    found = []
+    for one in encoded:
+        out = model(**one)
+        found.append((out.logits if ranks else out.last_hidden_state[0]).numpy())
+    try:
+        described: Any = llama_cpp.described(llama_cpp.convert(folder / name, folder / "x.gguf"))
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: llama.cpp's converter: {error.stderr.strip().splitlines()[-1]}")
+        described = ""
+    np.savez_compressed(
+        DATA / "encoders" / f"{name}.npz",
+        shapes=json.dumps(shapes),
+        lengths=np.array([len(tokens) for tokens in ids], np.int32),
+        tokens=np.concatenate(ids).astype(np.int32),
+        gguf=json.dumps(described),
+        **{"scores" if ranks else "hidden": np.concatenate(found)},
+    )
+    spread = np.concatenate(found).std()
+    print(f"{name}: {len(shapes)} tensors, {sum(map(len, ids))} tokens, std {spread:.3f}")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ENCODERS:
+        with TemporaryDirectory() as directory:
+            record(name, Path(directory))
