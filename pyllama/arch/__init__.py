@@ -16,6 +16,7 @@ A file has
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol, cast
@@ -42,17 +43,22 @@ class Arch(Protocol):
 
 def arch_names() -> list[str]:
     """The names of the supported architectures."""
-    return sorted(_name_of(module.name) for module in iter_modules(__path__))
+    return sorted(map(_name_of, _modules()))
 
 
 def get_arch(name: str) -> Arch:
     """The module of an architecture. Raises: ModelError."""
     module = name.replace("-", "_")
-    if module not in {m.name for m in iter_modules(__path__)} or _name_of(module) != name:
+    if module not in _modules() or _name_of(module) != name:
         raise ModelError(
             f"architecture {name!r} is not supported; supported are: {', '.join(arch_names())}"
         )
     return cast(Arch, import_module(f"{__name__}.{module}"))
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(module.name for module in iter_modules(__path__))
 
 
 def _name_of(module: str) -> str:
