@@ -15,14 +15,17 @@ from pyggml.backend.cpu.codec.rows import row_decoder
 from pyggml.compiler.jit import CpuKernel
 from pyggml.dtype import GGMLType, row_size
 from pyggml.quants import BLOCK_TYPES, reference_quantize
+from tests.tiers import some
 
 Array = npt.NDArray[Any]
 N = 512
 WEIGHTED = [kind for kind in ENCODED if encoders(kind)[1] is not None]
 
 
-def named(kinds: Any) -> Any:
-    return pytest.mark.parametrize("kind", [GGMLType(k) for k in kinds], ids=lambda t: t.name)
+def named(kinds: Any, n: int | None = None) -> Any:
+    """All kinds, of which ``n`` run by default."""
+    kinds = [GGMLType(k) for k in kinds]
+    return pytest.mark.parametrize("kind", some(kinds, n or len(kinds)), ids=lambda t: t.name)
 
 
 def call(made: CpuKernel, *args: int | Array) -> None:
@@ -72,7 +75,7 @@ def test_encoding(kind: GGMLType) -> None:
     assert np.array_equal(out[:, :-4], reference_quantize(x, kind))
 
 
-@named(WEIGHTED)
+@named(WEIGHTED, 4)
 def test_encoding_with_importance_weights(kind: GGMLType) -> None:
     x, made = samples(), row_encoder(int(kind), weighted=True)
     rng = np.random.default_rng(0)
