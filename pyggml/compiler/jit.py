@@ -48,6 +48,7 @@ from .numba_internals import (
     compile_function,
     inlined,
     own_numbers,
+    rare_collections,
     retarget,
 )
 from .progress import progress
@@ -257,7 +258,7 @@ class Code:
         with progress.compiling(), self._claim():
             if self._place and self._place[0].has(self._place[1]) and self.load():
                 return self.__dict__["machine_code"]  # another process compiled it meanwhile
-            with own_numbers():
+            with own_numbers(), rare_collections():
                 machine_code = self._compile(_cache_of(self.function))
         if on_compile is not None:
             on_compile(self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -286,6 +287,18 @@ def test_symbol_numbers_are_unique_to_a_process() -> None:
     with jit.own_numbers():
         assert theirs._unique_ids is numbers(os.getpid())
     assert theirs._unique_ids is own
+
+
+@pytest.mark.parametrize(("own", "during"), [(700, 100_000), (10**6, 10**6), (0, 0)])
+def test_garbage_is_collected_rarely_while_a_kernel_compiles(own: int, during: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(own, *before[1:])
+        with numba_internals.rare_collections():
+            assert gc.get_threshold() == (during, *before[1:])
+        assert gc.get_threshold() == (own, *before[1:])
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_strict_functions_stay_strict_after_a_fast_caller() -> None:
