@@ -66,6 +66,7 @@ from .ops.images.pool import *
 from .ops.images.timestep import *
 from .ops.matrix.experts import *
 from .ops.matrix.hadamard import *
+from .ops.matrix.lora import *
 from .ops.matrix.matmul import *
 from .ops.matrix.out_prod import *
 from .ops.matrix.solve_tri import *

@@ -3,6 +3,7 @@
     total_f32(x, n)                                # in jitted code: of n float32 at an address
     squares_f32(x, n)                              # of their squares
     max_f32(x, n)                                  # the largest: LLVM vectorises no maximum
+    dot_f32(F16, x, y, n)                          # of n F16 or F32 with n float32
 
 LLVM would choose the number of partial sums by the width of the host's vectors. Here they are 32:
 column i belongs to sum i % 32; four vectors of 8 are added in pairs, then halves to halves; the
@@ -20,7 +21,21 @@ from llvmlite import ir
 from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
-from .vector import const, counted_loop, f32, i32, item_at, load, part_of, splat, times, vec
+from .isa import load_floats, widen
+from .vector import (
+    F32,
+    const,
+    counted_loop,
+    f32,
+    i16,
+    i32,
+    item_at,
+    load,
+    part_of,
+    splat,
+    times,
+    vec,
+)
 
 Value = Any
 Step = Callable[[Value, Value, Value], Value]
@@ -40,9 +55,20 @@ def _max(b: Value, top: Value, x: Value) -> Value:
 
 
 def _emit(b: Value, x: Value, n: Value, add: Step, join: Step, start: float) -> Value:
+    def many(i: Value, total: Value) -> Value:
+        return add(b, total, load(b, item_at(b, x, i, 4), vec(f32, _SUMS), 4))
+
+    def one(i: Value, total: Value) -> Value:
+        return add(b, total, load(b, item_at(b, x, i, 4), f32))
+
+    return _reduced(b, n, many, one, join, start)
+
+
+def _reduced(b: Value, n: Value, many: Any, one: Any, join: Step, start: float) -> Value:
+    """The result of ``n`` columns, of which ``many`` adds 32 and ``one`` adds one."""
+
     def block(i: Value, carried: list[Value]) -> list[Value]:
-        place = item_at(b, x, times(b, i, _SUMS), 4)
-        return [add(b, carried[0], load(b, place, vec(f32, _SUMS), 4))]
+        return [many(times(b, i, _SUMS), carried[0])]
 
     blocks = b.lshr(n, const(_SUMS.bit_length() - 1))
     (sums,) = counted_loop(b, blocks, [splat(f32, _SUMS, start)], block)
@@ -54,7 +80,7 @@ def _emit(b: Value, x: Value, n: Value, add: Step, join: Step, start: float) -> 
     done = b.shl(blocks, const(_SUMS.bit_length() - 1))
 
     def column(i: Value, carried: list[Value]) -> list[Value]:
-        return [add(b, carried[0], load(b, item_at(b, x, b.add(done, i), 4), f32))]
+        return [one(b.add(done, i), carried[0])]
 
     (total,) = counted_loop(b, b.sub(n, done), [total], column)
     return total
@@ -71,3 +97,22 @@ def _reducer(add: Step, doc: str, join: Step = _add, start: float = 0.0) -> Any:
 total_f32 = _reducer(_add, "The sum of ``n`` float32 at an address.")
 squares_f32 = _reducer(_add_square, "The sum of squares of ``n`` float32 at an address.")
 max_f32 = _reducer(_max, "The largest of ``n`` float32 but NaN, or -inf.", _max, -math.inf)
+
+
+@intrinsic_from_ir(literals=1, result=types.float32)
+def dot_f32(b: Value, kind: int, x: Value, y: Value, n: Value) -> Value:
+    """The sum of products of ``n`` elements of a type, F16 or F32, with ``n`` float32."""
+    size, element = (4, f32) if kind == F32 else (2, i16)
+
+    def add(total: Value, x: Value, y: Value) -> Value:
+        return b.fadd(total, b.fmul(x, y, flags=["contract"]), flags=["contract"])
+
+    def many(i: Value, total: Value) -> Value:
+        floats = load_floats(b, kind, item_at(b, x, i, size), _SUMS)
+        return add(total, floats, load(b, item_at(b, y, i, 4), vec(f32, _SUMS), 4))
+
+    def one(i: Value, total: Value) -> Value:
+        value = widen(b, kind, load(b, item_at(b, x, i, size), element))
+        return add(total, value, load(b, item_at(b, y, i, 4), f32))
+
+    return _reduced(b, n, many, one, _add, 0.0)

@@ -49,6 +49,16 @@ def _out_prod(ctx: Context, x: Tensor) -> Tensor:
     return ops.out_prod(ctx, a, ops.transpose(ctx, x))
 
 
+def _adapters(ctx: Context, x: Tensor) -> Tensor:
+    """Two adapters of all rows: products of rows, then sums of rows."""
+    rng, n_rows = np.random.default_rng(1), x.ne[1]
+    low = [ctx.from_numpy(rng.standard_normal((9, x.ne[0]), np.float32)) for _ in range(2)]
+    scales = ctx.from_numpy(np.full((n_rows, 2), (0.5, -1), np.float32))
+    spans, gains = ctx.from_numpy(np.array([0, 4, 9], np.int32)), ctx.from_numpy(np.ones(2, "f4"))
+    h = ops.lora_shrink(ctx, low[0], x, scales, spans)
+    return ops.lora_expand(ctx, x, low[1], scales, spans, gains, h)
+
+
 BUILDS: dict[str, Build] = {
     "norm": _norm,
     "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
@@ -58,6 +68,7 @@ BUILDS: dict[str, Build] = {
     "scale": lambda ctx, x: ops.scale_bias(ctx, x, 0.3, 0.7),
     "add": lambda ctx, x: ops.add(ctx, x, x),
     "rope": _rope,
+    "adapters": _adapters,
     "conv": _conv,
     "pool": lambda ctx, x: ops.pool_1d(ctx, x, "avg", 3, 1, 1),
     "out_prod": _out_prod,
