@@ -44,7 +44,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = ops.xielu(b.ctx, cur, *(b.hparams.own[name][i] for name in XIELU))
         cur = cur.set_name(f"ffn_xielu-{i}")
         inp = b.linear(cur, f"blk.{i}.ffn_down", f"ffn_down-{i}", residual=inp)
-        inp = inp.set_name(f"l_out-{i}")
+        inp = b.layer_output(inp, i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -44,7 +44,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = ffn_hidden(b, cur, i, "silu", "")
         dense = b.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=mid)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm_exps", f"ffn_norm_exps-{i}")
-        inp = ops.add(b.ctx, experts(b, cur, i, "silu"), dense).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, experts(b, cur, i, "silu"), dense), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

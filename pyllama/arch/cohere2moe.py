@@ -59,7 +59,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = ffn(b, x, i, "silu")
         if hp.of_layer(i).n_ff_shexp:  # the mean of routed and shared experts
             cur = ops.scale(ctx, cur, 0.5)
-        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(ctx, cur, inp), i)
     return b.output(norm(inp, "output_norm", "result_norm"))
 
 

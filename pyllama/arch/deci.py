@@ -61,7 +61,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if hp.n_ff:
             cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-            inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+            inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -72,7 +72,7 @@ def decoder(b: GraphBuilder, act: str) -> Tensor:
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, act, residual=inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, cur, i, act, residual=inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -102,7 +102,7 @@ def decoder(
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         cur = ffn(b, cur, i, act)
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}", post_eps)
-        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

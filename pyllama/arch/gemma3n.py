@@ -88,7 +88,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         n, rest = streams.ne[2] - 1, streams.nb[2]
         others = ops.view_3d(ctx, streams, (*streams.ne[:2], n), streams.nb[1:3], rest)
         streams = ops.concat(ctx, first, ops.add(ctx, others, cur), 2).set_name(f"l_out-{i}")
-    cur = ops.get_rows(ctx, altup_merge(b, streams), b.out_ids)
+    cur = b.of_outputs(altup_merge(b, streams))
     return b.output(b.rms_norm(cur, "output_norm", "result_norm"))
 
 

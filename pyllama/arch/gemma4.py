@@ -87,7 +87,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         if of_layer is not None:
             inp = ops.add(ctx, per_layer_output(b, inp, of_layer, i), inp)
         scale = b.weights.get(f"blk.{i}.layer_output_scale.weight")
-        inp = (inp if scale is None else ops.mul(ctx, inp, scale)).set_name(f"l_out-{i}")
+        inp = b.layer_output((inp if scale is None else ops.mul(ctx, inp, scale)), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

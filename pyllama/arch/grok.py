@@ -70,7 +70,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur = b.linear(hidden, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=cur)
             cur = ops.scale(ctx, cur, math.sqrt(0.5))
         cur = b.rms_norm(cur, f"blk.{i}.{post_norm}", f"ffn_post_norm-{i}")
-        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -54,7 +54,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = _experts(b, b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}"), i)
-        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -55,7 +55,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         streams = hc.write_streams(b, cur, streams, gate).set_name(f"l_out-{i}")
     n_embd, n_hc, n_tokens = streams.ne[:3]
     flat = ops.reshape_2d(b.ctx, streams, n_embd * n_hc, n_tokens)
-    flat = ops.get_rows(b.ctx, flat, b.out_ids)
+    flat = b.of_outputs(flat)
     streams = ops.reshape_3d(b.ctx, flat, n_embd, n_hc, flat.ne[1])
     return b.output(b.rms_norm(hc.merge_streams(b, streams), "output_norm", "result_norm"))
 

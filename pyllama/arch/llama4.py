@@ -73,7 +73,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur = ops.add(ctx, ops.add(ctx, routed, shared_experts(b, cur, i, "silu")), inp)
         else:
             cur = ffn(b, cur, i, "silu", residual=inp)
-        inp = cur.set_name(f"l_out-{i}")
+        inp = b.layer_output(cur, i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -44,7 +44,7 @@ def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor
     for i in range(b.hparams.n_layer):
         cur = mixer(b, b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
         cur, inp = b.select_outputs(i, cur, inp)
-        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

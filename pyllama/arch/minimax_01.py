@@ -71,7 +71,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = ops.add(b.ctx, cur, ops.scale(b.ctx, x, alpha)).set_name(f"ffn_inp-{i}")
         x = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         cur = ffn(b, x, i, "silu")
-        inp = ops.add(b.ctx, cur, ops.scale(b.ctx, x, alpha)).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, cur, ops.scale(b.ctx, x, alpha)), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -78,7 +78,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{w}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{w}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, w, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, cur, w, "silu", residual=inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

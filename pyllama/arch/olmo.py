@@ -37,7 +37,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = ops.norm(b.ctx, inp, eps).set_name(f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
     return b.output(ops.norm(b.ctx, inp, eps).set_name("result_norm"))
 
 

@@ -54,7 +54,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = ops.add(b.ctx, cur, inp).set_name(f"ffn_inp-{i}")
         cur = ffn(b, inp, i, "silu")
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
-        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

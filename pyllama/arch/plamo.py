@@ -34,7 +34,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.self_attention(norm, i)
         cur, inp, norm = b.select_outputs(i, cur, inp, norm)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = ffn(b, norm, i, "silu", residual=cur).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, norm, i, "silu", residual=cur), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

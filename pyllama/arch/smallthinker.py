@@ -43,7 +43,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
         cur = experts(b, cur, i, "relu", router_in=router_in)
-        inp = ops.add(b.ctx, cur, inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

@@ -45,7 +45,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = ffn(b, b.rms_norm(inp, "", f"ffn_norm-{i}"), i, "silu", residual=inp)
         skip = ops.mul(ctx, embedding, b.weight(f"blk.{i}.layer_output_scale.weight"))
-        inp = ops.add(ctx, inp, skip.set_name(f"embd_skip-{i}")).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(ctx, inp, skip.set_name(f"embd_skip-{i}")), i)
     return b.output(b.rms_norm(inp, "", "result_norm"))
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import BatchError, GrammarError, SamplingError
 from ..grammar import Grammar, Matcher
 from ..hparams import POOLINGS
+from ..runtime.adapters import Adapter, AdapterUses, uses_of
 from ..sampling import Chain, SamplingParams, chain_for
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
@@ -88,6 +89,7 @@ class TextRun:
             yielded those before them.
         mark: the verifier's state after ``tokens``, if ``verified`` has others.
         checkpoints: numbers of leading tokens after which its recurrent state is kept, ascending.
+        adapters: those of its tokens.
         saved: its cache, if evaluating the tokens again would give other bits.
         id: number in the order of submission.
     """
@@ -125,6 +127,7 @@ class TextRun:
     verified: deque[Verified] = field(default_factory=deque)
     mark: Mark | None = None
     checkpoints: list[int] = field(default_factory=list)
+    adapters: AdapterUses = frozenset()
     saved: bytes = b""
     n_saved: int = 0
     n_unshifted: int = 0
@@ -154,6 +157,11 @@ class TextRun:
         if self.pooled is not None:
             return self.tokens[: self.pooled.n_reusable + 1]
         return self.tokens
+
+    @property
+    def wanted(self) -> tuple[list[int], AdapterUses]:
+        """`reusable`, and the adapters of these tokens."""
+        return self.reusable, self.adapters
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -261,6 +269,8 @@ def check_request(
         raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
     if request.pooling == "rank":
         context.check_classifier()
+    if request.adapters is not None:
+        _check_adapters(context, request.adapters)
 
 
 def _check_pooled(context: Context, n: int, pooling: str) -> None:
@@ -273,6 +283,15 @@ def _check_pooled(context: Context, n: int, pooling: str) -> None:
         raise BatchError(
             f"the text has {n} tokens, which attend to later ones, so it must fit "
             f"into one ubatch of {context.n_ubatch}; use `n_ubatch={n}` or more"
+        )
+
+
+def _check_adapters(context: Context, adapters: Mapping[Adapter, float]) -> None:
+    context.scales(adapters)
+    if not context.hparams.causal and adapters != context.applied:
+        raise BatchError(
+            "tokens of this context attend to later ones: its requests have the adapters that the "
+            "context applies, for all of them"
         )
 
 
@@ -337,6 +356,7 @@ def make_runs(
     max_draft = sys.maxsize if request.max_draft is None else request.max_draft
     has_lines = request.n_indent > 0 or request.max_predict_s is not None
     begun_s = time.perf_counter()
+    adapters = uses_of(context.applied if request.adapters is None else request.adapters, tokens)
 
     def make(i: int) -> TextRun:
         chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
@@ -368,6 +388,7 @@ def make_runs(
             prompt_logprobs=prompt_logprobs,
             pooled=pooled,
             max_draft=max_draft if len(known) == len(tokens) else 0,
+            adapters=adapters,
         )  # fmt: skip
 
     return [make(i) for i in range(params.n_texts)]

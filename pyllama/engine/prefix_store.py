@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import StateError
+from ..runtime.adapters import AdapterUses, n_alike
 from ..runtime.context import Context
 from ..runtime.state import Bytes, dump_state, restore_state
 from .request import Ids
@@ -25,9 +26,10 @@ _MIN_TOKENS = 16  # fewer are evaluated as fast as they are restored
 
 @dataclass(eq=False)
 class _Saved:
-    """The tokens and the saved state of a sequence."""
+    """The tokens and the saved state of a sequence, and the adapters of its tokens."""
 
     tokens: Ids
+    adapters: AdapterUses
     parts: list[Bytes]
 
     @property
@@ -62,15 +64,17 @@ class PrefixStore:
         tokens, context = sequence.tokens(), sequence.context
         if len(tokens) < _MIN_TOKENS or sequence.n_unshifted < len(tokens) or UNKNOWN in tokens:
             return False
-        related = self._beginning.get(_key(tokens), ())
+        adapters = sequence.adapters
+        related = [s for s in self._beginning.get(_key(tokens), ()) if s.adapters == adapters]
         for saved in related:
             if n_common(tokens, saved.tokens) == len(tokens):
                 self._use(saved)
                 return False
-        made = _Saved(tokens, dump_state(context, seq=sequence.seq_id))
+        parts = dump_state(context, seq=sequence.seq_id, adapters="")
+        made = _Saved(tokens, adapters, parts)
         if made.n_bytes > self.max_bytes:
             return False
-        for old in list(related):  # of which these tokens are a continuation
+        for old in related:  # of which these tokens are a continuation
             if n_common(old.tokens, tokens) == len(old.tokens):
                 self._remove(old)
         self._saved[made] = None
@@ -93,11 +97,11 @@ class PrefixStore:
             if context.kv.unified:
                 sequence.clear()
 
-    def longest(self, tokens: Ids) -> tuple[_Saved | None, int]:
+    def longest(self, tokens: Ids, adapters: AdapterUses) -> tuple[_Saved | None, int]:
         """The saved sequence with the longest common prefix with ``tokens``, and its length."""
         best, length = None, 0
         for saved in self._beginning.get(_key(tokens), ()):
-            n = n_common(saved.tokens, tokens[:-1])
+            n = min(n_common(saved.tokens, tokens[:-1]), n_alike(saved.adapters, adapters))
             if n > length:
                 best, length = saved, n
         return best, length
@@ -107,12 +111,12 @@ class PrefixStore:
         _log.debug("updating prompt cache: %d tokens are restored", len(saved.tokens))
         data = b"".join(part.tobytes() for part in saved.parts)
         try:
-            restore_state(sequence.context, data, seq=sequence.seq_id)
+            restore_state(sequence.context, data, seq=sequence.seq_id, adapters="")
         except StateError:
             sequence.clear()
             return False
         sequence.adopt(saved.tokens)
-        sequence.n_forgotten = 0
+        sequence.n_forgotten, sequence.adapters = 0, saved.adapters
         if saved in self._saved:
             self._use(saved)
         return True

@@ -8,7 +8,7 @@ Plain values; `Engine.submit` validates a request against its context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import BatchError, ContextFull
 from ..grammar import Grammar
+from ..runtime.adapters import Adapter
 from ..sampling import LogitsProcessor, SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -61,6 +62,7 @@ class Request:
         reuse: whether it may take over a prefix that is in the cache.
         pooling: compute an embedding of the tokens, or with ``rank`` their scores, and generate no
             text; one of ``POOLINGS``, see `PooledRows`.
+        adapters: factors of adapters of the context; None for those that it applies.
     """
 
     tokens: Sequence[int]
@@ -85,6 +87,7 @@ class Request:
     seq_id: int | None = None
     reuse: bool = True
     pooling: str | None = None
+    adapters: Mapping[Adapter, float] | None = None
 
 
 class TokenLogprob(NamedTuple):

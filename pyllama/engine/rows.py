@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..runtime.batch import Batch
 from ..speculative import Draft
 from .jobs import TextRun
@@ -89,9 +91,11 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         row = rows[0]
         tokens, seq_id = row.tokens, row.sequence.seq_id
         drafted: Sequence[int] = () if row.draft is None else range(len(tokens))
+        scales = row.sequence.scales(len(tokens))
         return Batch(
-            tokens, None, seq_id, row.outputs, parents, row.embedded, row.checkpoints, drafted
-        )
+            tokens, None, seq_id, row.outputs, parents, row.embedded, row.checkpoints, drafted,
+            scales,
+        )  # fmt: skip
     tokens = []
     seqs: list[int] = []
     outputs: list[bool] = []
@@ -107,7 +111,10 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         outputs += row.flags(row.outputs)
         embedded += row.flags(row.embedded)
     embeddings = embedded if any(embedded) else "none"
-    return Batch(tokens, None, seqs, outputs, parents, embeddings, kept, drafted)
+    parts = [row.sequence.scales(len(row.tokens)) for row in rows]
+    factors = [part for part in parts if part is not None]
+    scales = np.concatenate(factors) if factors else None
+    return Batch(tokens, None, seqs, outputs, parents, embeddings, kept, drafted, scales)
 
 
 def batches(rows: Sequence[Row], n_batch: int) -> Iterator[list[Row]]:

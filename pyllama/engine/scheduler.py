@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import BatchError, ContextFull, StateError, TextComplete
+from ..runtime.adapters import n_alike
 from ..runtime.checkpoints import prompt_checkpoints
 from ..runtime.state import dump_state, restore_state
 from ..speculative import Draft, Speculation
@@ -233,10 +234,10 @@ class Scheduler:
                 return
             if run.seq_id is not None:
                 asked = next((s for s in self.free() if s.seq_id == run.seq_id), None)
-                if asked is not None and self._make_place(run, asked.n_reusable(run.reusable)):
+                if asked is not None and self._make_place(run, asked.n_reusable(*run.wanted)):
                     self._assign(run, asked)
                 continue
-            source, n = self._best_prefix(run.reusable)
+            source, n = self._best_prefix(run)
             if len(run.reusable) == len(run.tokens) and self._will_share_prefix(run, n):
                 continue
             if not self._make_place(run, 0 if source in self.free() else n):
@@ -256,15 +257,14 @@ class Scheduler:
             and (other.paused or other.request.priority < run.request.priority)
         ]
 
-    def _best_prefix(self, tokens: Sequence[int]) -> tuple[CacheSequence | None, int]:
-        """The sequence with the longest common prefix with ``tokens``, and its length."""
-        source, length = None, 0
-        ids = np.array(tokens, np.intc)
+    def _best_prefix(self, run: TextRun) -> tuple[CacheSequence | None, int]:
+        """The sequence with the longest common prefix with a text, and its length."""
+        source, length, ids = None, 0, np.array(run.reusable, np.intc)
         for sequence in self.sequences:
-            n = min(sequence.n_reusable(ids), sequence.n_unshifted)
+            n = min(sequence.n_reusable(ids, run.adapters), sequence.n_unshifted)
             if n > length:
                 source, length = sequence, n
-                if n == len(tokens) - 1:  # no other can have more
+                if n == len(ids) - 1:  # no other can have more
                     break
         return source, length
 
@@ -277,7 +277,7 @@ class Scheduler:
             if other.paused or other.sequence is None or other.n_generated:
                 continue
             min_length = n + (1 if other.number == run.number else self.policy.min_shared)
-            tokens = other.tokens[: len(run.tokens) - 1]
+            tokens = other.tokens[: min(len(run.tokens) - 1, n_alike(other.adapters, run.adapters))]
             if len(tokens) >= min_length and n_common(tokens, run.tokens) >= min_length:
                 return True
         return False
@@ -302,7 +302,7 @@ class Scheduler:
         """A free sequence with a saved prefix of a text longer than ``n``; None without one."""
         if self.prefixes is None or not run.request.reuse or run.saved:
             return None
-        saved, n_saved = self.prefixes.longest(np.array(run.tokens, np.intc))
+        saved, n_saved = self.prefixes.longest(np.array(run.tokens, np.intc), run.adapters)
         if saved is None or n_saved <= n:
             return None
         target = self._sequence_for(run, None, 0)
@@ -318,11 +318,11 @@ class Scheduler:
         sequence.last_used = self.n_steps
         run.checkpoints = run.checkpoints or prompt_checkpoints(self.context, run.tokens)
         if self.prefixes is not None and run.n_cached < 0:
-            if 2 * sequence.n_shared(run.tokens) < sequence.n_tokens:
+            if 2 * sequence.n_shared(run.tokens, run.adapters) < sequence.n_tokens:
                 self.prefixes.save(sequence)
             if self.prefixes.save_idle:
                 self.prefixes.save_unused(self.free(), self.context)
-        n = self._restore(run, sequence) if run.saved else sequence.keep(run.reusable)
+        n = self._restore(run, sequence) if run.saved else sequence.keep(*run.wanted)
         run.n_cached = n if run.n_cached < 0 else run.n_cached
         if run.request.progress:
             run.emit("progress", usage=run.usage._replace(n_cached=n))
@@ -339,14 +339,13 @@ class Scheduler:
     def _preempt(self, run: TextRun) -> None:
         """Move a running text back to those that wait; its tokens will be the same.
 
-        Its cache is saved if it was shifted, since evaluating the tokens again would give other
-        bits.
+        Its cache is saved if it was shifted: evaluating the tokens again would give other bits.
         """
         sequence = run.sequence
         assert sequence is not None
         n, n_unshifted = sequence.n_tokens, sequence.n_unshifted
         if sequence.owner is run.key and n_unshifted < n <= len(run.tokens):
-            parts = dump_state(self.context, seq=sequence.seq_id)
+            parts = dump_state(self.context, seq=sequence.seq_id, adapters="")
             run.saved = b"".join(part.tobytes() for part in parts)
             run.n_saved, run.n_unshifted = n, n_unshifted
         self._unassign(run)
@@ -357,13 +356,13 @@ class Scheduler:
         saved, run.saved = run.saved, b""
         while True:
             try:
-                restore_state(self.context, saved, seq=sequence.seq_id)
+                restore_state(self.context, saved, seq=sequence.seq_id, adapters="")
             except StateError:
                 if self.make_room(run):
                     continue
-                return sequence.keep(run.tokens)  # too few cells: evaluate the tokens again
+                return sequence.keep(run.tokens, run.adapters)  # too few cells: evaluate again
             sequence.adopt(run.tokens[: run.n_saved])
-            sequence.n_unshifted = run.n_unshifted
+            sequence.n_unshifted, sequence.adapters = run.n_unshifted, run.adapters
             return run.n_saved
 
     # --- cells ----------------------------------------------------------------------------------
@@ -432,6 +431,7 @@ class Scheduler:
             except ContextFull as error:
                 self.fail(run, error)
                 return False
+            run.adapters = sequence.adapters
             run.emit("shift", removed=(n_keep, n))
             if len(run.tokens) <= self.context.n_ctx_seq:
                 return True

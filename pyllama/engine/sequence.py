@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ContextFull
+from ..runtime.adapters import AdapterUses, n_alike, shifted, uses_of
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ class CacheSequence:
         last_outputs: outputs of the context's last decode that are the logits of its last tokens;
             None after the context evaluated another sequence.
         n_at_outputs: its number of tokens at that decode.
+        adapters: those of its tokens; an empty sequence gets those that the context applies.
     """
 
     __slots__ = (
-        "context", "id_items", "ids", "last_outputs", "last_used", "leased", "n_at_outputs",
-        "n_forgotten", "n_tokens", "n_unshifted", "on_logits", "owner", "seq_id",
+        "adapters", "context", "id_items", "ids", "last_outputs", "last_used", "leased",
+        "n_at_outputs", "n_forgotten", "n_tokens", "n_unshifted", "on_logits", "owner", "seq_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, seq_id: int) -> None:
@@ -67,6 +69,7 @@ class CacheSequence:
         self.on_logits: Callable[[int, Floats], None] | None = None
         self.last_outputs: list[int] | None = None
         self.n_at_outputs = 0
+        self.adapters = uses_of(context.applied, ())
 
     def tokens(self) -> Ids:
         """A copy of the tokens in the cache."""
@@ -77,6 +80,22 @@ class CacheSequence:
         self.n_tokens, self.last_outputs = len(tokens), None
         self.ids[: self.n_tokens] = tokens
         self._check_unshifted()
+
+    def scales(self, n: int) -> Floats | None:
+        """The factors of the adapters for the next ``n`` tokens; None if the context has none.
+
+        Raises:
+            BatchError: an adapter is not loaded any more.
+        """
+        context = self.context
+        if not context.adapters:
+            return None
+        if not self.n_tokens and self.owner is None:
+            self.adapters = uses_of(context.applied, ())
+        rows = np.zeros((n, len(context.adapters)), np.float32)
+        for adapter, scale, first in self.adapters:
+            rows[max(0, first - self.n_tokens) :] += context.scales({adapter: scale})
+        return rows
 
     def append(self, tokens: Sequence[int]) -> None:
         """Declare that the cache holds these tokens after the others."""
@@ -97,20 +116,29 @@ class CacheSequence:
         self.n_forgotten = 0
         self.truncate(0)
 
-    def n_shared(self, tokens: Sequence[int] | Ids) -> int:
-        """Length of the common prefix with ``tokens``, without their last one."""
-        return n_common(self.ids[: min(self.n_tokens, len(tokens) - 1)], tokens)
+    def n_shared(self, tokens: Sequence[int] | Ids, adapters: AdapterUses | None = None) -> int:
+        """Length of the common prefix with ``tokens``, without their last one.
 
-    def n_reusable(self, tokens: Sequence[int] | Ids) -> int:
+        Args:
+            adapters: those of ``tokens``; None for those of the sequence.
+        """
+        n = self.n_tokens if adapters is None else n_alike(self.adapters, adapters)
+        return n_common(self.ids[: min(self.n_tokens, n, len(tokens) - 1)], tokens)
+
+    def n_reusable(self, tokens: Sequence[int] | Ids, adapters: AdapterUses) -> int:
         """The tokens of `n_shared` after which the cache can go on."""
-        return self.context.kv.resume(self.seq_id, self.n_shared(tokens))
+        return self.context.kv.resume(self.seq_id, self.n_shared(tokens, adapters))
 
-    def keep(self, tokens: Sequence[int]) -> int:
+    def keep(self, tokens: Sequence[int], adapters: AdapterUses | None = None) -> int:
         """Remove all but the common prefix with ``tokens``; returns its length.
 
         The last of ``tokens`` is never kept, so that evaluating it gives logits.
+
+        Args:
+            adapters: those of ``tokens`` and of what follows; None for those of the sequence.
         """
-        n = self.n_shared(tokens)
+        n = self.n_shared(tokens, adapters)
+        self.adapters = self.adapters if adapters is None else adapters
         # less if a sliding window has evicted entries that the next token needs, or if there is no
         # recurrent state
         self.n_tokens = self.context.kv.rewind(self.seq_id, n)
@@ -126,6 +154,7 @@ class CacheSequence:
         self.clear()
         self.context.kv.seq_cp(source.seq_id, self.seq_id, 0, n)
         self.adopt(source.ids[: self.context.kv.rewind(self.seq_id, n)])  # evicted entries return
+        self.adapters = source.adapters
         self.n_unshifted = sys.maxsize if n <= source.n_unshifted else source.n_unshifted
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0, n_discard: int = 0) -> int:
@@ -162,6 +191,7 @@ class CacheSequence:
                 "use a smaller `n_keep` or a larger `n_ctx`"
             )
         del tokens[n_keep : n_keep + n]
+        self.adapters = shifted(self.adapters, n_keep, n)
         self.n_forgotten += n
         return n
 

@@ -85,7 +85,8 @@ class Stepper:
         clock, n_reused = time.perf_counter, context.n_reused
         start = clock()
         try:
-            context.decode_token(run.tokens[n], sequence.seq_id)
+            scales = (sequence.scales(1),) if context.adapters else ()
+            context.decode_token(run.tokens[n], sequence.seq_id, *scales)
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
@@ -212,7 +213,9 @@ class Stepper:
         """Evaluate rows as one batch; returns whether it is a tree."""
         first = rows[0]
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
-            self._context.decode_token(first.tokens[0], first.sequence.seq_id)
+            sequence = first.sequence
+            scales = (sequence.scales(1),) if self._context.adapters else ()
+            self._context.decode_token(first.tokens[0], sequence.seq_id, *scales)
             return False
         batch = batch_of(rows)
         self._context.decode(batch)

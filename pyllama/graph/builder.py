@@ -16,12 +16,13 @@ import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.tensor import Tensor
+from pyggml.tensor import Dims, Tensor
 
 from ..errors import ModelError
 from ..hparams import HParams
 from ..kv.cache import KVCache
 from ..kv.memory import Memory
+from .adapters import EMBEDDING, AdapterBank, layer_output
 
 MAX_ARGMAX_OUTPUTS = 16  # batches with more outputs, as of perplexity, need all logits anyway
 ROPE_FACTORS = {  # divisors of rope's angles: of Llama 3; of longrope for long and short contexts
@@ -52,6 +53,7 @@ class GraphBuilder:
         n_tokens: T, the number of tokens.
         n_outputs: the number of tokens to compute logits for.
         n_embeddings: the number of tokens to compute embeddings for.
+        adapters: whose changes are added; None for a graph without any.
 
     Attributes:
         tokens, positions: I32 [T].
@@ -71,6 +73,8 @@ class GraphBuilder:
             without embeddings.
         scores: [n_cls_out, n_outputs + n_embeddings], the classification head's of these; None if
             the model has none.
+        adapter_scales: F32 [n_adapters, T], the factors of each token's adapters; None without.
+        adaptable: sizes of the tensors, and of layers' outputs, that adapters may change.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class GraphBuilder:
         n_tokens: int,
         n_outputs: int,
         n_embeddings: int = 0,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self.hparams, self.weights, self.kv = hparams, weights, kv
         self.n_tokens, self.n_outputs, self.n_embeddings = n_tokens, n_outputs, n_embeddings
@@ -110,6 +115,12 @@ class GraphBuilder:
         self.argmax: Tensor | None = None
         self.embeddings: Tensor | None = None
         self.scores: Tensor | None = None
+        self.adapters, self.adapter_scales = adapters, None
+        self._row_scales: Tensor | None = None  # of the rows that are left: see `select_outputs`
+        if adapters is not None:
+            scales = self._input(GGMLType.F32, "inp_adapter_scales", adapters.n, n_tokens)
+            self.adapter_scales = self._row_scales = scales
+        self.adaptable: dict[str, Dims] = {}
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
@@ -117,6 +128,8 @@ class GraphBuilder:
     def embed(self, name: str) -> Tensor:
         """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T]."""
         x = ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
+        if name == EMBEDDING:
+            x = self._adapt(x, None, name)
         return self._scale(x, self.hparams.embedding_scale, "inp_scaled")
 
     def _scale(self, x: Tensor, factor: float, name: str) -> Tensor:
@@ -179,13 +192,20 @@ class GraphBuilder:
             y = ops.add(self.ctx, y.set_name(f"{name}_w"), bias)
         return y.set_name(name)
 
-    def linear(self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None, adapted: str = ""
+    ) -> Tensor:
         """``weight @ x``, plus the bias if the model has one, plus the residual if given.
 
-        Of a matrix with a ``scale``, the product is multiplied by it.
+        Of a matrix with a ``scale``, the product is multiplied by it. Then come the changes by
+        adapters.
+
+        Args:
+            adapted: by which name adapters know the matrix; its own if empty.
         """
         y = ops.mul_mat(self.ctx, self.weight(f"{prefix}.weight"), x).set_name(name)
         y = self.weight_scale(y, prefix, name)
+        y = self._adapt(y, x, f"{adapted or prefix}.weight")
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
             y = ops.add(self.ctx, y, bias).set_name(f"{name}_b")
@@ -204,6 +224,44 @@ class GraphBuilder:
         if scale is None or scale.ne[0] != 1:
             return y
         return ops.mul(self.ctx, y, scale).set_name(f"{name}_s")
+
+    def adapt_experts(self, y: Tensor, x: Tensor, name: str, ids: Tensor) -> Tensor:
+        """``y``, the products of tokens with experts, with the changes by adapters.
+
+        Shape:
+            x [n_in, n, T], ids I32 [n_used, T], y [n_out, n_used, T] -> y's
+        """
+        return self._adapt(y, x, name, ids)
+
+    def layer_output(self, x: Tensor, i: int) -> Tensor:
+        """The output of layer ``i``, with control vectors: [n_embd, T]."""
+        name = layer_output(i)
+        return self._adapt(x.set_name(name), None, name).set_name(name)
+
+    def _adapt(self, y: Tensor, x: Tensor | None, name: str, ids: Tensor | None = None) -> Tensor:
+        """``y`` with the changes of a tensor by the adapters of its rows.
+
+        Args:
+            x: what the matrix multiplied; None for embeddings and for outputs of layers.
+            ids: of experts: the matrix of each row.
+        """
+        if self.adapters is None:
+            n_in = y.ne[0] if x is None else x.ne[0]
+            n_expert = 1 if ids is None else self.weight(name).ne[2]
+            self.adaptable[name] = (n_in, y.ne[0], n_expert, 1)
+            return y
+        term, scales = self.adapters.terms.get(name), self._row_scales
+        if term is None or scales is None:
+            return y
+        ctx, h = self.ctx, None
+        if x is not None and term.a is not None:
+            h = ops.lora_shrink(ctx, term.a, x, scales, term.spans, ids)
+        elif term.a is not None:
+            h = ops.get_rows(ctx, term.a, self.tokens)
+        if h is not None:
+            h = h.set_name(f"{y.name}_lora_a")
+        change = term.b, scales, term.spans, term.gains, h, ids
+        return ops.lora_expand(ctx, y, *change).set_name(f"{y.name}_lora")
 
     def add_residual(self, x: Tensor, residual: Tensor, name: str) -> Tensor:
         """``x`` times ``residual_scale``, plus the residual."""
@@ -458,7 +516,13 @@ class GraphBuilder:
         """
         if i < self.hparams.n_layer - 1:
             return xs
-        return tuple(ops.get_rows(self.ctx, x, self.out_ids) for x in xs)
+        return tuple(self.of_outputs(x) for x in xs)
+
+    def of_outputs(self, x: Tensor) -> Tensor:
+        """The columns of the tokens in ``out_ids``; all that follows is about these."""
+        if self._row_scales is not None and self._row_scales is self.adapter_scales:
+            self._row_scales = ops.get_rows(self.ctx, self._row_scales, self.out_ids)
+        return ops.get_rows(self.ctx, x, self.out_ids)
 
     def output(self, x: Tensor) -> Tensor:
         """Logits; tied embeddings are used if the model has no ``output.weight``.
@@ -475,8 +539,12 @@ class GraphBuilder:
             if not self.n_outputs:
                 return x
             x = ops.view_2d(self.ctx, x, x.ne[0], self.n_outputs, x.nb[1])
+            if self._row_scales is not None:
+                ne = self._row_scales.ne[0], self.n_outputs
+                self._row_scales = ops.view_2d(self.ctx, self._row_scales, *ne, 4 * ne[0])
         prefix = "output" if "output.weight" in self.weights else "token_embd"
-        logits, cap = self.linear(x, prefix, "result_output"), self.hparams.final_logit_softcap
+        logits = self.linear(x, prefix, "result_output", adapted="output")
+        cap = self.hparams.final_logit_softcap
         logits = self._scale(logits, self.hparams.logit_scale, "result_output_scaled")
         if cap:
             logits = ops.unary(self.ctx, ops.scale(self.ctx, logits, 1 / cap), "tanh")
@@ -498,8 +566,8 @@ class GraphBuilder:
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
         inputs = (self.positions, *self.kv_index, *self.rows, *self.ranges.values())
-        for unused in inputs:  # without rope or attention
-            self.graph.build_forward_expand(unused)
+        for unused in (*inputs, *filter(None, [self.adapter_scales])):
+            self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())
         if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:
             self.argmax = ops.argmax(self.ctx, self.logits).set_name("result_argmax")

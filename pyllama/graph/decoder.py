@@ -39,5 +39,5 @@ def layer_norm_decoder(
         out = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if f"blk.{i}.ffn_norm.weight" in b.weights:
             norm = b.layer_norm(inp if parallel else out, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, norm, i, act, residual=out).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, norm, i, act, residual=out), i)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))

@@ -87,6 +87,7 @@ def mix_experts(
             scales = ops.get_rows(ctx, ops.reshape_2d(ctx, scale, 1, scale.ne[0]), flat)
             scales = ops.reshape_3d(ctx, scales, 1, n_used, n_tokens)
             y = ops.mul(ctx, y, scales).set_name(f"ffn_moe_{part}_s-{i}")
+        y = b.adapt_experts(y, x, f"blk.{i}.ffn_{part}_{kind}.weight", chosen)
         bias = b.weights.get(f"blk.{i}.ffn_{part}_{kind}.bias")
         return y if bias is None else ops.add_id(ctx, y, bias, chosen)
 

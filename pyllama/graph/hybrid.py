@@ -80,5 +80,5 @@ def decoder(
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.add_residual(cur, inp, f"mixer_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.{ffn_norm}", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
     return b.output(b.rms_norm(inp, output_norm, "result_norm"))

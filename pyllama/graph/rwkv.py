@@ -116,7 +116,7 @@ def decoder(b: GraphBuilder, time_mix: TimeMix) -> Tensor:
         cur = b.layer_norm(inp, f"blk.{i}.attn_norm_2", f"ffn_norm-{i}")
         before = _token_before(b, cur, "ffn_shift", i)
         cur, before, inp = b.select_outputs(i, cur, before, inp)
-        inp = ops.add(b.ctx, channel_mix(b, cur, before, i), inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ops.add(b.ctx, channel_mix(b, cur, before, i), inp), i)
         period = b.hparams.own.get("rescale_period", 0)
         if period and (i + 1) % period == 0:  # later layers' outputs are halved in the file
             inp = ops.scale(b.ctx, inp, 0.5).set_name(f"l_out_rescaled-{i}")
@@ -133,7 +133,7 @@ def llama_decoder(b: GraphBuilder, time_mix: TimeMix) -> Tensor:
         cur, inp = b.select_outputs(i, cur, inp)
         inp = ops.add(b.ctx, cur, inp).set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 

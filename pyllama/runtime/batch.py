@@ -13,8 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import BatchError
+
+Floats = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Batch:
         checkpoints: of models with recurrent layers, indices of tokens after which the state is
             kept, so that the sequence can go back to there.
         drafted: the same, until the sequence goes on.
+        adapters: factors of the context's adapters (``Context.scales``), for all tokens or a row
+            for each; None: those that the context applies.
 
     Raises:
         BatchError: the lengths differ, ``logits`` or ``embeddings`` is another string, or ``pos``
@@ -47,6 +55,7 @@ class Batch:
     embeddings: str | Sequence[bool] = "none"
     checkpoints: Sequence[int] = ()
     drafted: Sequence[int] = ()
+    adapters: Floats | None = None
 
     def __post_init__(self) -> None:
         given = self.pos is not None or self.parent is not None
@@ -100,6 +109,20 @@ class Batch:
         if isinstance(given, str):
             return list(range({"all": 0, "last": max(0, n - 1), "none": n}[given], n))
         return [i for i, flag in enumerate(given) if flag]
+
+    def scales(self, n_adapters: int, applied: Floats | None) -> Floats | None:
+        """A row of factors for each token; None if all are 0. Raises: BatchError."""
+        given, n = applied if self.adapters is None else self.adapters, len(self.tokens)
+        if given is None or not given.any():
+            return None
+        if given.shape not in ((n_adapters,), (n, n_adapters)):
+            raise BatchError(
+                f"batch: adapters have the shape {given.shape}, want [{n_adapters}] or "
+                f"[{n}, {n_adapters}]: a factor for each adapter of the context"
+            )
+        if not np.isfinite(given).all():
+            raise BatchError("batch: a factor of an adapter is NaN or infinite")
+        return np.broadcast_to(given, (n, n_adapters))
 
 
 def _sequences(seq: int | Sequence[int]) -> int | tuple[int, ...]:

@@ -33,12 +33,14 @@ from pyggml.sched import EvalCallback, Sched
 from pyggml.tensor import Tensor
 
 from ..errors import BatchError, ContextFull, ModelError
+from ..graph.adapters import AdapterBank
 from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
 from ..kv.memory import Placed
 from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.table import Ints, Seqs, seq_tuple
-from .batch import Batch
+from .adapters import Adapter, check_scale
+from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
@@ -50,7 +52,7 @@ _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _FEW = 16  # tokens of a batch that may use a larger graph
 _MISSES = 32  # uses of a larger graph before one is built
-_ONE = GraphSize(1, 1)  # see decode_token
+_ONE = (GraphSize(1, 1), GraphSize(1, 1, 0, True))  # see decode_token
 
 
 class Context:
@@ -64,6 +66,8 @@ class Context:
         params: the sizes in one object, as they were resolved.
         n_ctx_seq: cells that one sequence may use.
         sched: runs the graphs on the model's devices.
+        adapters: those that batches may use, in the order of their factors.
+        applied: factors of those that change all tokens of batches that do not say otherwise.
         n_reused: decodes that reused a graph.
         build_s: seconds spent on building graphs.
         pinned_nodes: a function from a new graph to the nodes with a fixed backend (see
@@ -106,7 +110,11 @@ class Context:
         self._n_missed: Counter[GraphSize] = Counter()
         self._preferred: set[GraphSize] = set()  # see `reserve`
         self.build_s = 0.0
-        self._token_graph: DecodeGraph | None = None  # for decode_token
+        self._token_graphs: list[DecodeGraph | None] = [None, None]  # with adapters is the second
+        self.adapters: tuple[Adapter, ...] = ()
+        self.applied: Mapping[Adapter, float] = {}
+        self._applied: Floats | None = None  # as batches have them
+        self._bank: AdapterBank | None = None
         self._watched = False
         self._separator = model.tokenizer.vocab.roles.get("sep", -1)
         self._no_outputs = Outputs(np.empty((0, model.hparams.n_vocab), np.float32))
@@ -115,7 +123,57 @@ class Context:
         self._stop = self._running = False
         self._reserve()
         if self.hparams.causal:
-            self._graph(_ONE)
+            self._graph(_ONE[0])
+
+    def set_adapters(
+        self, adapters: Sequence[Adapter], applied: Mapping[Adapter, float] | None = None
+    ) -> None:
+        """Replace the adapters that batches may use; the weights of the model stay as they are.
+
+        Tokens in the cache keep what they were computed with. Memory for the largest graph with
+        adapters is reserved.
+
+        Args:
+            applied: factors for batches that do not say which they use; None: none is used.
+
+        Raises:
+            AllocError: it does not fit into memory; nothing has changed.
+        """
+        with self._lock.mutex:
+            bank = AdapterBank([one.terms for one in adapters], self._weights) if adapters else None
+            before, self._bank = self._bank, bank
+            try:
+                if bank is not None:
+                    self._reserve()
+            except BaseException:
+                self._bank = before
+                raise
+            self.adapters = tuple(adapters)
+            self.apply(applied or {})
+            for size in [size for size in self._graphs if size.adapted]:
+                del self._graphs[size]
+            self._token_graphs[1] = None
+
+    def apply(self, factors: Mapping[Adapter, float]) -> None:
+        """Replace the factors for batches that do not say which adapters they use.
+
+        Raises:
+            BatchError: the context does not have one of them. ModelError: an absurd factor.
+        """
+        scales = self.scales(factors)
+        self.applied, self._applied = dict(factors), scales if scales.any() else None
+
+    def scales(self, factors: Mapping[Adapter, float]) -> Floats:
+        """The factors of some adapters, as batches have them; 0 for the others.
+
+        Raises:
+            BatchError: the context does not have one of them. ModelError: an absurd factor.
+        """
+        for adapter, scale in factors.items():
+            if adapter not in self.adapters:
+                raise BatchError(f"{adapter.path}: this adapter is not loaded (any more)")
+            check_scale(scale, adapter.path)
+        return np.array([factors.get(one, 0) for one in self.adapters], np.float32)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -191,10 +249,12 @@ class Context:
                 file.check()
             if not self.hparams.causal:
                 texts = _texts_of(batch)
-                ids = (np.array(x, np.intp) for x in (batch.outputs(), batch.embedded()))
-                return self._run_texts(*texts, *ids)
+                a, b = (np.array(x, np.intp) for x in (batch.outputs(), batch.embedded()))
+                scales = batch.scales(len(self.adapters), self._applied)
+                return self._run_texts(*texts, a, b, scales)
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, embedded_ids, n = batch.outputs(), batch.embedded(), len(tokens)
+            factors = batch.scales(len(self.adapters), self._applied)
             parts, finished = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
@@ -216,7 +276,9 @@ class Context:
                         [i - start for i in ids if start <= i < stop]
                         for ids in (output_ids, embedded_ids)
                     )
-                    graph = self._graph_for(stop - start, len(outputs), len(embedded))
+                    scales = None if factors is None else factors[part]
+                    adapted = scales is not None and bool(scales.any())
+                    graph = self._graph_for(stop - start, len(outputs), len(embedded), adapted)
                     placed = self._place(seqs[part], positions[part], parents)
                     if self.kv.states is not None:
                         flagged = ([i - start for i in range(start, stop) if i in f] for f in kept)
@@ -224,9 +286,9 @@ class Context:
                         placed = placed._replace(states=states)
                     ubatch = tokens[part], positions[part], placed
                     if pipelined and not (outputs or embedded) and stop < n:
-                        graph.enqueue(*ubatch)
+                        graph.enqueue(*ubatch, scales)
                         continue
-                    made = graph.run(*ubatch, outputs, embedded)
+                    made = graph.run(*ubatch, outputs, embedded, scales)
                     parts.append(made if stop == n else made.copy())
                     finished = stop
             except ContextFull:
@@ -262,14 +324,21 @@ class Context:
             tokens = np.fromiter(chain.from_iterable(texts), np.int64, int(lengths.sum()))
             ends = np.cumsum(lengths)
             ids = {"all": np.arange(len(tokens)), "first": ends - lengths, "last": ends - 1}
-            self._run_texts(tokens, lengths, np.empty(0, np.intp), ids[embeddings])
+            scales = self._applied
+            if scales is not None:
+                scales = np.broadcast_to(scales, (len(tokens), len(scales)))
+            self._run_texts(tokens, lengths, np.empty(0, np.intp), ids[embeddings], scales)
 
-    def _run_texts(self, tokens: Ids, lengths: Ids, output_ids: Ids, embedded_ids: Ids) -> None:
+    def _run_texts(
+        self, tokens: Ids, lengths: Ids, output_ids: Ids, embedded_ids: Ids,
+        scales: Floats | None,
+    ) -> None:  # fmt: skip
         """Evaluate texts that follow each other, in ubatches of whole texts.
 
         Args:
             tokens, lengths: of all texts together, and of each.
             output_ids, embedded_ids: ascending indices of tokens with logits and with embeddings.
+            scales: factors of the adapters of each token; None: no adapters.
         """
         self._check_texts(tokens, lengths)
         if self.hparams.encoder and len(output_ids):
@@ -291,14 +360,16 @@ class Context:
                     for ids in (output_ids, embedded_ids)
                 )
                 if len(outputs) or len(embedded):
-                    graph = self._graph_for(stop - start, len(outputs), len(embedded))
+                    factors = None if scales is None else scales[start:stop]
+                    n = stop - start, len(outputs), len(embedded)
+                    graph = self._graph_for(*n, factors is not None)
                     rows = [text_rows(part, w, self.hparams) for w in graph.builder.ranges]
                     types: Any = ()
                     if graph.builder.token_types is not None:
                         types = text_segments(tokens[start:stop], part, self._separator)
                     placed = Placed([], None, rows, types)
                     made = graph.run(
-                        tokens[start:stop], text_positions(part), placed, outputs, embedded
+                        tokens[start:stop], text_positions(part), placed, outputs, embedded, factors
                     )
                     parts.append(made if stop == len(tokens) else made.copy())
                 first, start = last, stop
@@ -326,8 +397,8 @@ class Context:
             bad = next(t for t in tokens.tolist() if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
 
-    def decode_token(self, token: int, seq: int = 0) -> None:
-        """``decode(Batch([token], seq_id=seq))``, with the least Python.
+    def decode_token(self, token: int, seq: int = 0, scales: Floats | None = None) -> None:
+        """``decode(Batch([token], seq_id=seq, adapters=scales))``, with the least Python.
 
         Weights evict Python's code and data from the CPU's caches at every token, so each line
         here costs more than elsewhere.
@@ -335,19 +406,20 @@ class Context:
         with self._lock.mutex:
             for file in self._files:
                 file.check()
-            c, cache = self._token_graph, self.kv.caches[0]
+            scales = self._applied if scales is None else scales
+            c, cache = self._token_graphs[scales is not None], self.kv.caches[0]
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
             if c is None or cache.pending.any or not legal:
-                return self.decode(Batch((token,), seq_id=seq))
+                return self.decode(Batch((token,), seq_id=seq, adapters=scales))
             placed = cache.append(seq, self._last_position)
             if placed is None:
-                return self.decode(Batch((token,), seq_id=seq))
+                return self.decode(Batch((token,), seq_id=seq, adapters=scales))
             self._stop, self._running = False, True
             try:
                 if cache.mirrored:
                     cache.update_tables()
                 state = None if self.kv.states is None else self.kv.states.append(seq)
-                self._outputs = c.run_token(token, seq, placed, state)
+                self._outputs = c.run_token(token, seq, placed, state, scales)
             except BaseException:
                 self._outputs = self._no_outputs
                 self.kv.forget(seq, placed[2])
@@ -431,7 +503,7 @@ class Context:
             self._drop_graphs()
 
     def _drop_graphs(self) -> None:
-        self._graphs, self._token_graph = OrderedDict(), None
+        self._graphs, self._token_graphs = OrderedDict(), [None, None]
 
     @contextmanager
     def watched(self, callback: EvalCallback) -> Iterator[None]:
@@ -440,14 +512,14 @@ class Context:
         Graphs of such decodes are not padded and not kept.
         """
         with self._lock.mutex:
-            kept, self._watched = (self._graphs, self._token_graph), True
+            kept, self._watched = (self._graphs, self._token_graphs), True
             self._drop_graphs()
             self.sched.set_eval_callback(callback)
             try:
                 yield
             finally:
                 self.sched.set_eval_callback(None)
-                (self._graphs, self._token_graph), self._watched = kept, False
+                (self._graphs, self._token_graphs), self._watched = kept, False
 
     @property
     def last_graph(self) -> DecodeGraph:
@@ -515,13 +587,15 @@ class Context:
             yield start, stop
             start = stop
 
-    def _graph_for(self, n_tokens: int, n_outputs: int, n_embeddings: int) -> DecodeGraph:
+    def _graph_for(
+        self, n_tokens: int, n_outputs: int, n_embeddings: int, adapted: bool
+    ) -> DecodeGraph:
         """The graph for a ubatch, which may be larger."""
         if self._watched:
             if not n_embeddings:
                 n_outputs = max(1, n_outputs)  # a graph needs a result
-            return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings))
-        return self._graph(self._size(n_tokens, n_outputs, n_embeddings))
+            return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings, adapted))
+        return self._graph(self._size(n_tokens, n_outputs, n_embeddings, adapted))
 
     def _place(self, seqs: Seqs, positions: list[int], parents: list[int] | None) -> Placed:
         """Assign cells to the tokens of a ubatch."""
@@ -539,13 +613,15 @@ class Context:
         return cells, cache.rows(seqs, positions, places)
 
     def _build(self, size: GraphSize) -> GraphBuilder:
-        b = GraphBuilder(self.hparams, self._weights, self.kv, *size)
+        counts, bank = size[:3], self._bank if size.adapted else None
+        b = GraphBuilder(self.hparams, self._weights, self.kv, *counts, bank)
         b.finish(self.model.arch.build_graph(b))
         return b
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graph, so that no decode does."""
-        self.compile_for([largest_graph(self.hparams, self.n_ubatch)])
+        largest = largest_graph(self.hparams, self.n_ubatch)
+        self.compile_for([largest._replace(adapted=self._bank is not None)])
 
     def compile_for(self, sizes: Iterable[GraphSize]) -> None:
         """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""
@@ -567,7 +643,9 @@ class Context:
             if build:
                 self._graph(size)
 
-    def _size(self, n_tokens: int, n_outputs: int, n_embeddings: int = 0) -> GraphSize:
+    def _size(
+        self, n_tokens: int, n_outputs: int, n_embeddings: int = 0, adapted: bool = False
+    ) -> GraphSize:
         """The size of the graph for a batch.
 
         Building a graph takes as long as many small batches: their size is built after some uses of
@@ -575,7 +653,7 @@ class Context:
         """
         if not n_embeddings:
             n_outputs = max(1, n_outputs)  # a graph needs a result
-        size = GraphSize(bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings))
+        size = GraphSize(bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings), adapted)
         if size in self._graphs or size in self._preferred or not 1 < n_tokens <= _FEW:
             return size
         self._n_missed[size] += 1
@@ -603,10 +681,10 @@ class Context:
         self.build_s += time.perf_counter() - start
         self._graphs[size] = made
         if len(self._graphs) > _MAX_GRAPHS:
-            oldest = next(other for other in self._graphs if other != _ONE)
+            oldest = next(other for other in self._graphs if other not in _ONE)
             del self._graphs[oldest]
-        if size == _ONE and self._reuse and not self._watched and len(self.kv.caches) == 1:
-            self._token_graph = made
+        if size in _ONE and self._reuse and not self._watched and len(self.kv.caches) == 1:
+            self._token_graphs[size.adapted] = made
         return made
 
 

@@ -29,11 +29,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class GraphSize(NamedTuple):
-    """Numbers of tokens, and of those with logits and with embeddings."""
+    """Numbers of tokens, and of those with logits and with embeddings; whether any has adapters."""
 
     n_tokens: int
     n_outputs: int
     n_embeddings: int = 0
+    adapted: bool = False
 
 
 class Outputs:
@@ -97,6 +98,9 @@ class DecodeGraph:
         self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
         if builder.runs is not None and builder.slots is not None:
             self._states = builder.runs.numpy(squeeze=False)[0, 0], as_array(builder.slots)
+        self._scales = None  # [T, n_adapters]
+        if builder.adapter_scales is not None:
+            self._scales = builder.adapter_scales.numpy(squeeze=False)[0, 0]
         self._no_logits = np.empty((0, builder.hparams.n_vocab), np.float32)
         self._outputs: Outputs | None = None  # in host memory
         results = builder.logits, builder.argmax, builder.embeddings, builder.scores
@@ -116,6 +120,7 @@ class DecodeGraph:
         placed: Placed,
         outputs: Sequence[int] | Ids,
         embedded: Sequence[int] | Ids = (),
+        scales: Floats | None = None,
     ) -> Outputs:
         """Evaluate a ubatch; the rest up to the graph's size is padding.
 
@@ -126,20 +131,24 @@ class DecodeGraph:
             placed: places of the tokens.
             outputs: indices of the tokens to compute logits for.
             embedded: indices of the tokens to compute embeddings for.
+            scales: factors of the adapters, a row for each token; of a graph with adapters only.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
         """
-        self._write(tokens, positions, placed, outputs, embedded)
+        self._write(tokens, positions, placed, outputs, embedded, scales)
         return self._evaluate(len(outputs), len(embedded))
 
-    def enqueue(self, tokens: Sequence[int], positions: Sequence[int], placed: Placed) -> None:
+    def enqueue(
+        self, tokens: Sequence[int], positions: Sequence[int], placed: Placed,
+        scales: Floats | None = None,
+    ) -> None:  # fmt: skip
         """`run` without outputs, which may return before devices have computed the ubatch.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``, also for earlier ubatches.
         """
-        self._write(tokens, positions, placed, [])
+        self._write(tokens, positions, placed, [], (), scales)
         self.schedule.enqueue()
 
     def _write(
@@ -149,6 +158,7 @@ class DecodeGraph:
         placed: Placed,
         outputs: Sequence[int] | Ids,
         embedded: Sequence[int] | Ids = (),
+        scales: Floats | None = None,
     ) -> None:
         """Write the inputs of a ubatch, as soon as queued ones are not read any more."""
         self.schedule.wait_inputs()
@@ -169,16 +179,19 @@ class DecodeGraph:
         if self._states is not None and placed.states is not None:
             for whole, part in zip(self._states, placed.states, strict=True):
                 whole[: len(part)], whole[len(part) :] = part, (0 if whole.ndim > 1 else -1)
+        if self._scales is not None:
+            self._scales[:n], self._scales[n:] = 0 if scales is None else scales, 0
 
     def run_token(
         self, token: int, seq: int, placed: tuple[int, int, int],
-        state: tuple[int, int] | None = None,
+        state: tuple[int, int] | None = None, scales: Floats | None = None,
     ) -> Outputs:  # fmt: skip
         """`run` for one token and one cache without a window.
 
         Args:
             placed: cell, index in the sequence's list and position, from ``CellLists.append``.
             state: slots before and after the token, from ``StateCache.append``.
+            scales: factors of the adapters.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
@@ -190,6 +203,8 @@ class DecodeGraph:
         if state is not None and self._states is not None:
             runs, slots = self._states
             runs[0], slots[0] = (0, 1, state[0]), state[1]
+        if self._scales is not None and scales is not None:
+            self._scales[0] = scales
         self.schedule.run()
         return self._read() if self._outputs is None else self._outputs
 

@@ -177,10 +177,26 @@ def header_graph(
 
     Of a model with a classification head also with its scores.
     """
+    return _header_builder(arch, hparams, weights, n_tokens).graph
+
+
+def _header_builder(
+    arch: Arch, hparams: HParams, weights: Mapping[str, Tensor], n_tokens: int = 1
+) -> GraphBuilder:
     sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
     builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, *sizes)
     builder.finish(arch.build_graph(builder))
-    return builder.graph
+    return builder
+
+
+def adaptable_tensors(
+    arch: Arch, hparams: HParams, weights: Mapping[str, Tensor]
+) -> dict[str, Dims]:
+    """The tensors, and outputs of layers, that adapters may change, with (n_in, n_out, n_expert).
+
+    Of token embeddings both are ``n_embd``.
+    """
+    return _header_builder(arch, hparams, weights).adaptable
 
 
 def _assign_devices(

@@ -180,7 +180,7 @@ class Planner:
         planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
         memory = params.memory(hparams, lambda layer: planned[real(layer)])
         largest = largest_graph(hparams, params.n_ubatch)
-        builder = GraphBuilder(hparams, tensors, memory, *largest)
+        builder = GraphBuilder(hparams, tensors, memory, *largest[:3])
         builder.finish(self.arch.build_graph(builder))
         kv, compute = Counter[str](), Counter[str]()
         layers = [LayerUse(Counter(), Counter()) for _ in range(hparams.n_layer + 2)]

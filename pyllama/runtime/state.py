@@ -30,6 +30,7 @@ from ..errors import StateError
 from ..inputs.bounded_json import parse_json
 from ..kv.cache import KVCache
 from ..kv.states import StateCache
+from .adapters import key_of, uses_of
 
 if TYPE_CHECKING:
     from .context import Context
@@ -43,13 +44,16 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def dump_state(
-    context: Context, tokens: Sequence[int] = (), *, seq: int | None = None
-) -> list[Bytes]:
+    context: Context, tokens: Sequence[int] = (), *, seq: int | None = None,
+    adapters: str | None = None,
+) -> list[Bytes]:  # fmt: skip
     """The KV cache of a context, or of one of its sequences, as pieces of a file.
 
     Args:
         tokens: stored too, and returned by ``restore_state``.
         seq: the sequence; None for all.
+        adapters: ``key_of`` those that the tokens were computed with, which ``restore_state`` must
+            be given too; None: those that the context applies.
 
     Raises:
         BatchError: the context has no such sequence.
@@ -71,7 +75,7 @@ def dump_state(
             }
         )
     header = {
-        "model": _fingerprint(context),
+        "model": _fingerprint(context, adapters),
         "type": context.kv.types,
         "tokens": [int(t) for t in tokens],
         "caches": caches,
@@ -93,6 +97,7 @@ def save_state(
     tokens: Sequence[int] = (),
     *,
     seq: int | None = None,
+    adapters: str | None = None,
 ) -> None:
     """Write ``dump_state`` to a file.
 
@@ -100,43 +105,46 @@ def save_state(
         BatchError: the context has no such sequence.
         OSError: the file cannot be written; an existing file is left unchanged.
     """
-    parts = dump_state(context, tokens, seq=seq)
+    parts = dump_state(context, tokens, seq=seq, adapters=adapters)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         for part in parts:
             file.write(part.data)
 
 
 def load_state(
-    context: Context, path: str | os.PathLike[str], *, seq: int | None = None
-) -> list[int]:
+    context: Context, path: str | os.PathLike[str], *, seq: int | None = None,
+    adapters: str | None = None,
+) -> list[int]:  # fmt: skip
     """``restore_state`` from a file. Raises: StateError, BatchError, OSError."""
     with open_regular(path) as file:
         if file.read(len(MAGIC)) != MAGIC:  # do not read a large file of another kind
             raise StateError(f"{os.fspath(path)}: not a saved state")
         file.seek(0)
-        return restore_state(context, file.read(), seq=seq, name=os.fspath(path))
+        return restore_state(context, file.read(), seq=seq, name=os.fspath(path), adapters=adapters)
 
 
 def restore_state(
-    context: Context, data: bytes, *, seq: int | None = None, name: str = "state"
-) -> list[int]:
+    context: Context, data: bytes, *, seq: int | None = None, name: str = "state",
+    adapters: str | None = None,
+) -> list[int]:  # fmt: skip
     """Replace the KV cache of a context, or of one sequence, by a saved one.
 
     Args:
         seq: sequence to replace by the one in the state; None to replace all by the state of a
             whole context.
         name: the state's name in error messages.
+        adapters: as for ``dump_state``.
 
     Returns:
         The tokens given to ``dump_state``.
 
     Raises:
-        StateError: not a state, damaged, too large for the context, or of another version, model
-            or cache type. The context is unchanged.
+        StateError: not a state, damaged, too large for the context, or of another version, model,
+            cache type or other adapters. The context is unchanged.
         BatchError: the context has no such sequence.
     """
     header, rest = _read(data, name)
-    _check_fits(context, header, name)
+    _check_fits(context, header, name, adapters)
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
     parts = []
     for cache, info in zip(context.kv.caches, header["caches"], strict=True):
@@ -303,20 +311,26 @@ def _is_header(header: Mapping[str, Any]) -> bool:
     )
 
 
-def _fingerprint(context: Context) -> str:
-    """A digest of all that keys and values depend on: the model and overridden hyperparameters."""
+def _fingerprint(context: Context, adapters: str | None) -> str:
+    """A digest of all that keys and values depend on.
+
+    That is the model, overridden hyperparameters and adapters.
+    """
     model = context.model
-    if context.hparams == model.hparams:
+    if adapters is None:
+        adapters = key_of(uses_of(context.applied, ()))
+    if context.hparams == model.hparams and not adapters:
         return model.fingerprint
-    return sha256(f"{model.fingerprint} {context.hparams!r}".encode()).hexdigest()
+    parts = model.fingerprint, repr(context.hparams), *([adapters] if adapters else [])
+    return sha256(" ".join(parts).encode()).hexdigest()
 
 
-def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
+def _check_fits(context: Context, header: dict[str, Any], path: str, adapters: str | None) -> None:
     kv = context.kv
-    if header["model"] != _fingerprint(context):
+    if header["model"] != _fingerprint(context, adapters):
         raise StateError(
-            f"{path}: saved with another model, or with other rope, activation, layers or `sparse` "
-            "options"
+            f"{path}: saved with another model, with other adapters, or with other rope, "
+            "activation, layers or `sparse` options"
         )
     if header["type"] != kv.types:
         raise StateError(

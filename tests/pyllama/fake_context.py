@@ -137,6 +137,7 @@ class FakeContext:
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1
         self.kv = FakeKV(n_seq_max)
+        self.adapters, self.applied = (), dict[Any, float]()
         self.n_reused = 0
         self.build_s = 0.0
         self.decoded: list[int] = []  # sizes of the batches
@@ -166,7 +167,7 @@ class FakeContext:
         self.decoded.append(len(batch.tokens))
         self.n_reused += 1
 
-    def decode_token(self, token: int, seq: int = 0) -> None:
+    def decode_token(self, token: int, seq: int = 0, scales: Any = None) -> None:
         self.decode(Batch([token], seq_id=seq))
 
     def reserve(self, sizes: list[int], *, build: bool) -> None:
