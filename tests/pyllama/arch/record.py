@@ -44,7 +44,7 @@ from .checkpoints import (
     write_files,
     write_safetensors,
 )
-from .variants import SHAPES
+from .variants import SHAPES, UNUSABLE
 
 torch.set_num_threads(1)  # tiny matrices
 N_TOKENS, N_GREEDY, N_LLAMA_CPP, SPREAD, GAP = 40, 16, 32, 1.5, 0.02
@@ -174,7 +174,8 @@ def record_llama_cpp(name: str, config: dict[str, Any], folder: Path) -> None:
     shapes, scale = expand(SHAPES[name], config), 1.0
     for attempt in range(10):
         path = _llama_cpp_file(folder / str(attempt), name, config, shapes, scale)
-        server = _server(path, folder / str(attempt))
+        usable = None if name in UNUSABLE else path
+        server = _server(usable, folder / str(attempt))
         tokens = np.random.default_rng(0).integers(4, N_VOCAB, N_TOKENS).tolist()
         greedy, logprobs = llama_cpp.generate(server, tokens, N_LLAMA_CPP)
         spread = float(logprobs.std())

@@ -35,7 +35,7 @@ _LEFT_OUT = """\
 
 Of llama.cpp's architectures these do not run here yet:
 
-- with recurrent state, whole or in part: `kimi-k3` `plamo2` `qwen4exp`: not added yet;
+- with recurrent state, whole or in part: `kimi-k3` `qwen4exp`: not added yet;
 - encoders, and models with an encoder: `eurobert` `gemma-embedding` `gemma-embedding2`
   `jina-bert-v2` `jina-bert-v3` `llama-embed` `modern-bert` `neo-bert` `nomic-bert`
   `nomic-bert-moe` `t5` `t5encoder`;

@@ -9,6 +9,7 @@ A file per architecture, named as its file in ``pyllama/arch/``, with
 - ``LLAMA_CPP``: the variants whose file llama.cpp continues with the same tokens;
 - ``DIFFERENT``: keys and tensors by variant that we do not write as llama.cpp's converter does,
   with the reason as a comment;
+- ``UNUSABLE``: variants of which llama.cpp cannot run the file of its own converter;
 - ``SHAPES``, of an architecture that transformers lacks: the parameters' names and shapes by
   variant, with ``{i}`` for the layer and ``{e}`` for the expert. llama.cpp is the reference then.
 
@@ -36,6 +37,7 @@ DIFFERENT: Mapping[str, tuple[str, ...]] = {
     for module in OF_ARCH.values()
     for name, keys in getattr(module, "DIFFERENT", {}).items()
 }
+UNUSABLE = {name for module in OF_ARCH.values() for name in getattr(module, "UNUSABLE", ())}
 SHAPES: Mapping[str, Mapping[str, list[int]]] = {
     name: shapes
     for module in OF_ARCH.values()
