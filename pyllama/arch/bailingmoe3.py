@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.tensor import Tensor
 
 from ..graph import hybrid, mla
-from ..graph.attention_gate import attention_gate
+from ..graph.attention_factors import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import kimi_delta
 from ..graph.dense import SWIGLU_LIMITS

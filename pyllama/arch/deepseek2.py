@@ -14,9 +14,9 @@ import numpy as np
 from pyggml.tensor import Tensor
 
 from ..graph import mla
+from ..graph.attention_factors import attn_temperature
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.temperature import attn_temperature
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import (

@@ -14,7 +14,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph import hyper_connections as hc
-from ..graph.attention_gate import attention_gate
+from ..graph.attention_factors import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.ffn import ffn

@@ -14,7 +14,7 @@ from typing import Any
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..graph.attention_gate import attention_gate
+from ..graph.attention_factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, OUTPUT, QKV, tensors

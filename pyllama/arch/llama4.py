@@ -12,10 +12,10 @@ from typing import Any
 import pyggml as ops
 from pyggml.tensor import Tensor
 
+from ..graph.attention_factors import attn_temperature
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
-from ..graph.temperature import attn_temperature
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act

@@ -11,8 +11,8 @@ from typing import Any
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
+from ..graph.attention_factors import attn_temperature
 from ..graph.builder import GraphBuilder
-from ..graph.temperature import attn_temperature
 from ..hparams import Got, Key, Values
 from ..mapping.rules import Config, Convert, text_of_vision
 from . import llama

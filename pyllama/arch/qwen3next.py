@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.tensor import Tensor
 
 from ..graph import hybrid
-from ..graph.attention_gate import attention_of_gated_queries
+from ..graph.attention_factors import attention_of_gated_queries
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in

@@ -1,14 +1,18 @@
-"""A gate on the output of attention: a factor of each head, or of each element.
+"""Factors of attention: a gate on its output, and a temperature of its queries.
 
     cur = attention_gate(b, b.attention(q, k, v, i), x, i, "sigmoid")
     cur = attention_of_gated_queries(b, x, i)
+    q = ops.mul(ctx, q, attn_temperature(b, 0.1, every=8192))    # q [head_dim, n_head, T]
 
-Source: Qiu et al. 2025, "Gated Attention for Large Language Models"; llama.cpp, ``wqkv_gate``.
+Source: Qiu et al. 2025, "Gated Attention for Large Language Models"; Nakanishi 2025,
+"Scalable-Softmax Is Superior for Attention"; llama.cpp, ``wqkv_gate`` and
+``llm_graph_input_attn_temp``.
 """
 
 from __future__ import annotations
 
 import pyggml as ops
+from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
 from .builder import GraphBuilder
@@ -58,3 +62,20 @@ def attention_of_gated_queries(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     gate = ops.sigmoid(ctx, ops.cont(ctx, gate))
     out = ops.mul(ctx, out, ops.reshape_2d(ctx, gate, n * n_head, n_tokens))
     return b.linear(out.set_name(f"attn_gated-{i}"), f"blk.{i}.attn_output", f"attn_out-{i}")
+
+
+def attn_temperature(b: GraphBuilder, scale: float, every: int, offset: int = 0) -> Tensor:
+    """The factor ``1 + scale * log(1 + floor((position + offset) / every))`` of each token.
+
+    Queries grow with the logarithm of their position.
+
+    Shape:
+        F32 [1, 1, T]
+    """
+    ctx = b.ctx
+    x = ops.cast(ctx, b.positions, GGMLType.F32)
+    # half a position more: rounding does not cross a multiple of `every`
+    x = ops.scale_bias(ctx, x, 1 / every, (offset + 0.5) / every)
+    x = ops.log(ctx, ops.scale_bias(ctx, ops.floor(ctx, x), 1.0, 1.0))
+    x = ops.scale_bias(ctx, x, scale, 1.0)
+    return ops.reshape_3d(ctx, x, 1, 1, b.n_tokens).set_name("inp_attn_scale")
