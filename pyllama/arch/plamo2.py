@@ -1,4 +1,4 @@
-"""PLaMo 2: Mamba 2 whose B, C and dt are projected from x and normed, attention in every n-th layer.
+"""PLaMo 2: Mamba 2 with B, C and dt projected from x and normed; attention in every n-th layer.
 
 Norms after the parts, as in PLaMo 3, and those of B, C and dt have no ``.weight`` in their names.
 Source: Preferred Networks 2025, "PLaMo 2"; llama.cpp, ``llama_model_plamo2``.
@@ -32,7 +32,7 @@ def _states(got: Got) -> dict[str, tuple[int, ...]]:
 
 
 def _n_dt(got: Got) -> int:
-    return max(64, got["n_embd"] // 16)
+    return max(64, int(got["n_embd"]) // 16)
 
 
 HPARAMS: Values = {

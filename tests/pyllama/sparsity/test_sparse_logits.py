@@ -116,8 +116,8 @@ def test_exact_with_quantized_weights(folder: Path, name: str, type: GGMLType) -
 
 
 OTHER_FFN = {  # experts, gate and up in one matrix, or a feed-forward part of their own
-    "apertus", "arctic", "bitnet", "chatglm", "gemma3n", "gemma4", "glm4", "phi3", "plamo2", "plamo3",
-    "rwkv6", "rwkv7",
+    "apertus", "arctic", "bitnet", "chatglm", "gemma3n", "gemma4", "glm4", "phi3", "plamo2",
+    "plamo3", "rwkv6", "rwkv7",
 }  # fmt: skip
 BY_DEFAULT = ("bamboo", "chatglm", "gemma4", "gpt2", "llama", "qwen3moe")
 
