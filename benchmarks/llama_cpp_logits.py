@@ -37,7 +37,7 @@ class Batch(ctypes.Structure):
     ]
 
 
-def _library(path: str | None) -> Any:
+def library(path: str | None) -> Any:
     if path is None:
         import xllamacpp as xllamacpp  # maps its library, which has llama.cpp's functions
 
@@ -63,7 +63,7 @@ def main() -> None:
         "--ubatch", type=int, help="physical batch size; default: as large as possible"
     )
     args = parser.parse_args()
-    n, lib, pointer = int(args.n_ctx), _library(args.library), ctypes.c_void_p
+    n, lib, pointer = int(args.n_ctx), library(args.library), ctypes.c_void_p
     tokens = memoryview(Path(args.tokens).read_bytes()).cast("i")
     lib.llama_backend_init()
     path = ctypes.c_char_p(args.model.encode())
