@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyllama.parameters.drafting import DRAFTERS
+from pyllama.parameters.drafting import DRAFT_MODEL, DRAFT_MTP, DRAFTERS
 
 from .flags import in_flags
 from .loading import load_draft, make_context, model_path
@@ -82,7 +82,7 @@ class Drafting:
         self.stats: Stats | None = None
         self.reserved: tuple[Reserved, ...] = ()
         self._draft: Model | None = None
-        if options.types and options.has_model:
+        if DRAFT_MODEL in options.types and options.has_model:
             own = replace(
                 model,
                 kv_overrides={},
@@ -132,7 +132,11 @@ class Drafting:
             caches, self.cache_s = load_lookup_caches(self._options, n_vocab)
             self._dynamic = caches["dynamic"]
             of_types["ngram-cache"] |= caches
-        drafter = drafter_by_name(names, of_types, lambda: self._model_drafter(context))
+        models = {
+            DRAFT_MODEL: lambda: self._model_drafter(context),
+            DRAFT_MTP: lambda: self._mtp_drafter(context),
+        }
+        drafter = drafter_by_name(names, of_types, models)
         assert drafter is not None
         self.stats = Stats(",".join(names))
         self._speculation = Speculation(
@@ -155,6 +159,21 @@ class Drafting:
         if self._draft is None:
             return self._self_draft(context)
         return self._model(self._draft, context)
+
+    def _mtp_drafter(self, context: Context) -> Drafter:
+        from pyllama.speculative.heads import mtp_drafter
+
+        options, kv = self._options, context.kv
+        sizes = self._draft_sizes(context.n_ctx)
+        return mtp_drafter(
+            context,
+            self._sampling(self._params.logit_bias),
+            path=_draft_path(options) if options.has_model else None,
+            width=options.draft_branches,
+            p_min=options.draft_p_min,
+            p_split=options.draft_p_split,
+            params=sizes.params(kv.n_seq_max, kv.unified),
+        )
 
     def _model(self, draft: Model, context: Context) -> Drafter:
         from pyggml.errors import PyggmlError

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
-DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
+DRAFT_HEADS = "such heads are not loaded; use --spec-type draft-mtp, or -md with a draft model"
 _LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
@@ -45,7 +45,9 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w",
     ),
     # generation
-    DRAFT_HEADS: ("--dflash", "--eagle3", "--mtp"),
+    "files of heads are not downloaded beside a model; -md takes one of --spec-type draft-mtp": (
+        "--dflash", "--eagle3", "--mtp",
+    ),
     _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
         "--spec-synth-len", "--spec-synth-rates",
@@ -117,7 +119,9 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
         "--multiple-choice", "--multiple-choice-tasks",
     ),
-    "multi-token prediction layers are not loaded": ("--nextn",),
+    "a model drafts with its layer of multi-token prediction by --spec-type draft-mtp": (
+        "--nextn",
+    ),
     "all sequences are generated in one batch": ("-tgs",),
     "--save DIR writes any node; for the logits add --tensor-filter result_output": (
         "--save-logits", "--logits-output-dir",
@@ -151,8 +155,8 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
         "dense layers after the pooling are not supported": (
             "--sentence-transformers-dense-modules",
         ),
-        "multi-token prediction layers are not converted": (
-            "--mtp", "--no-mtp", "--no-nextn", "--dspark", "--target-model-dir",
+        "heads that are checkpoints of their own (EAGLE, DSpark) are not converted": (
+            "--dspark", "--target-model-dir",
         ),
         "matrices are not fused": ("--fuse-gate-up-exps", "--fuse-qkv"),
         "FP8 checkpoints are not supported": ("--fp8-as-q8",),

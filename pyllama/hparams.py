@@ -121,6 +121,8 @@ class HParams:
     swa_symmetric: bool = False  # a window is n_swa / 2 positions before and after the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
     n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
+    n_embd_target: int = 0  # columns of the hidden states that a head reads; 0: it is no head
+    hidden: str = "result_norm"  # the node whose columns are the hidden states of a head's drafts
     states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
@@ -180,7 +182,7 @@ class HParams:
         arrays = {name: getattr(self, name) for name in names}
         own = {k: v for k, v in self.own.items() if isinstance(v, tuple)}
         experts = [self.has_experts(i) for i in range(self.n_layer)]
-        alike = [*arrays.values(), experts]
+        alike = [*arrays.values(), (bool(self.n_expert), *experts)]
         if not own and all(len(set(values)) == 1 for values in alike):
             return ()
         layers = []

@@ -153,6 +153,7 @@ class _Text:
     id: int
     tokens: list[int]
     matcher: None = None
+    sequence_id: int | None = None
 
 
 @click.command("lookup-stats", cls=Program)

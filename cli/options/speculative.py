@@ -18,14 +18,22 @@ import click
 from click.core import ParameterSource
 
 from pyllama.parameters import rows
-from pyllama.parameters.drafting import DRAFT_HEADS, DRAFT_MAX, DRAFTERS, MAX_DRAFT, DraftParams
+from pyllama.parameters.drafting import (
+    DRAFT_MAX,
+    DRAFT_MODEL,
+    DRAFT_MTP,
+    DRAFTERS,
+    MAX_DRAFT,
+    OTHER_HEADS,
+    DraftParams,
+)
 
 from ..help_pages import stack
 from ..output import note
 from ..parameters import Number, from_options, parameter_options
 from ..paths import writable
 from ..tool import ignored_option
-from ..unsupported import DRAFT_HEADS as NO_DRAFT_HEADS
+from ..unsupported import DRAFT_HEADS
 from .options import GPU_LAYERS
 from .sparse import THRESHOLD
 
@@ -62,7 +70,12 @@ class SpeculativeOptions(DraftParams):
                 "the draft is another model (-md, -hfd) or the same one (--self-draft-*): give one "
                 "of them"
             )
-        if "draft-simple" in self.spec_type and not (self.has_model or self.is_self_draft):
+        if DRAFT_MODEL in self.spec_type and DRAFT_MTP in self.spec_type and self.has_model:
+            raise click.UsageError(
+                "-md is a draft model or has the layer of multi-token prediction: give one of "
+                "--spec-type draft-simple and draft-mtp"
+            )
+        if DRAFT_MODEL in self.spec_type and not (self.has_model or self.is_self_draft):
             raise click.UsageError("--spec-type draft-simple needs a draft model: -md or -hfd")
         if self.sampling and self.draft_sampling == "greedy":
             raise click.UsageError(
@@ -83,9 +96,10 @@ class SpeculativeOptions(DraftParams):
     @property
     def types(self) -> list[str]:
         """The types of ``SPEC_TYPES`` that draft, in their order; [] for no drafts."""
+        is_model = self.has_model and DRAFT_MTP not in self.spec_type
         chosen = {
             *self.spec_type,
-            *(["draft-simple"] if self.has_model or self.is_self_draft else []),
+            *([DRAFT_MODEL] if is_model or self.is_self_draft else []),
             *(["prompt-lookup"] if self.lookup else []),
             *(["ngram-mod"] if self.spec_default else []),
             *(["ngram-cache"] if self.lookup_cache_static or self.lookup_cache_dynamic else []),
@@ -152,8 +166,8 @@ def _types(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     """Check a list of types; ``none`` adds none."""
     names = tuple(name for name in value if name != "none")
     for name in names:
-        if name in DRAFT_HEADS:
-            raise click.BadParameter(f"{name} is not supported: {NO_DRAFT_HEADS}.")
+        if name in OTHER_HEADS:
+            raise click.BadParameter(f"{name} is not supported: {DRAFT_HEADS}.")
         if name not in SPEC_TYPES:
             known = ", ".join(("none", *SPEC_TYPES))
             raise click.BadParameter(f"{name!r} is not one of {known}.")

@@ -10,6 +10,7 @@ A file has
   tensor; a tensor with a size of 0 must not be in the file;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
 - ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``mapping.rules``);
+- ``MTP``, only where llama.cpp's files have layers of multi-token prediction (``mtp_of``);
 - ``NAME``, only where the name has a dash: ``gpt-oss`` is in ``gpt_oss.py``.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..graph.builder import GraphBuilder
     from ..hparams import Values
-    from ..mapping.rules import Convert
+    from ..mapping.rules import Convert, Nextn
 
 
 class Arch(Protocol):
@@ -66,6 +67,11 @@ def _name_of(module: str) -> str:
     if "_" not in module:
         return module
     return getattr(import_module(f"{__name__}.{module}"), "NAME", module)
+
+
+def mtp_of(arch: Arch) -> Nextn | None:
+    """How an architecture's layers of multi-token prediction differ; None if it has none."""
+    return getattr(arch, "MTP", None)
 
 
 def arch_of(file: GGUFFile) -> Arch:

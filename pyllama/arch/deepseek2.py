@@ -24,6 +24,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Nextn,
     Tensors,
     base_keys,
     check_config,
@@ -50,6 +51,9 @@ TENSORS = {
     **DEEPSEEK_EXPERTS,
     **OUTPUT,
 }
+
+
+MTP = Nextn()
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

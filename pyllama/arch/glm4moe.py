@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, hidden_act
+from ..mapping.rules import Config, Convert, Nextn, hidden_act
 from . import dots1, llama, qwen3
 
 HPARAMS: Values = dots1.HPARAMS
@@ -27,6 +27,9 @@ TENSORS = {
 }
 
 
+MTP = Nextn()
+
+
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     return llama.decoder(b, "silu", ffn_norm="post_attention_norm")
@@ -36,7 +39,7 @@ def _keys(config: Config) -> dict[str, Any]:
     if config.get("model_type") != "solar_open":
         config = {"partial_rotary_factor": 0.5, **config}
     keys = dots1.expert_keys(config) | hidden_act(config, "silu")
-    return keys | {"nextn_predict_layers": 0}  # which are left out
+    return keys | {"nextn_predict_layers": 0}  # unless the checkpoint has them
 
 
 CONVERT = Convert(

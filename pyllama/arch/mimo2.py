@@ -1,6 +1,6 @@
 """MiMo-V2: sinks and more key-value heads in windowed layers, scaled values, experts.
 
-Layers that predict more tokens are left out.
+Of the layers of multi-token prediction, which are dense and have a window, the first drafts.
 Source: Xiaomi 2025, "MiMo-V2-Flash Technical Report"; llama.cpp, ``llama_model_mimo2``.
 """
 
@@ -15,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Nextn, base_keys, check_config, float32, hidden_act
 from . import exaone_moe, qwen2
 
 HPARAMS: Values = {
@@ -33,6 +33,13 @@ TENSORS = {
     **EXPERTS,
     "blk.{i}.exp_probs_b.bias?": ("n_expert",),
 }
+
+
+MTP = Nextn(
+    hparams={"hidden": "l_out-0"},
+    names={"pre_mlp_layernorm.": "post_attention_layernorm."},
+    layer={"attention.sliding_window_pattern": True},
+)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -87,5 +94,4 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
-    ignored=(*Convert.ignored, "model.mtp.*"),
 )

@@ -24,6 +24,8 @@ MIXER_TENSORS = {
 }
 TENSORS = {**MIXER_TENSORS, **GATED_FFN, **OUTPUT}
 
+MTP = qwen3next.MTP
+
 build_graph = qwen3next.build_graph
 
 
@@ -72,6 +74,5 @@ CONVERT = Convert(
     tensors=text_of_vision(NAMES),
     keys=with_sections(qwen3next.keys),
     change=change,
-    ignored=qwen3next.CONVERT.ignored,
     other_media=("visual.*", "model.visual.*"),
 )

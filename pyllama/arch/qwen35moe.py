@@ -16,6 +16,8 @@ HPARAMS: Values = qwen3next.HPARAMS
 
 TENSORS = {**qwen35.MIXER_TENSORS, **qwen3next.EXPERT_TENSORS, **OUTPUT}
 
+MTP = qwen3next.MTP
+
 build_graph = qwen3next.build_graph
 
 
@@ -43,6 +45,5 @@ CONVERT = Convert(
     ),
     keys=qwen35.with_sections(qwen3next.keys_of_experts),
     change=_change,
-    ignored=qwen3next.CONVERT.ignored,
     other_media=qwen35.CONVERT.other_media,
 )

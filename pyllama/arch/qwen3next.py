@@ -17,7 +17,16 @@ from ..graph.builder import GraphBuilder
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Nextn,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+)
 from . import qwen2moe, qwen3
 
 _NOT_IN_FILE = 2
@@ -151,7 +160,7 @@ EXPERT_NAMES = {
     **qwen2moe.shared("shared_expert"),
     "model.layers.{i}.mlp.shared_expert_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
 }
-DRAFTING = ("mtp.*", "model.mtp.*")  # layers that are left out
+MTP = Nextn(hparams={"attention_interval": 1}, layer={"attention.recurrent_layers": False})
 
 CONVERT = Convert(
     models=("Qwen3NextForCausalLM",),
@@ -163,5 +172,4 @@ CONVERT = Convert(
     },
     keys=keys_of_experts,
     change=_change,
-    ignored=(*DRAFTING, *Convert.ignored),
 )

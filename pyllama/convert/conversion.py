@@ -27,10 +27,11 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 from pyggml.rounding import round_up
 
-from ..arch import Arch
+from ..arch import Arch, mtp_of
 from ..errors import ModelError
 from ..hparams import HParams
 from ..hparams_reader import read_hparams
+from ..runtime.heads import check_layer
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint
@@ -38,8 +39,17 @@ from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
+from .nextn import nextn_keys, nextn_layers
 from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
-from .plan import ConvertedTensor, check_missing, config_errors, find_arch, plan_tensors, value_keys
+from .plan import (
+    ConvertedTensor,
+    check_missing,
+    config_errors,
+    find_arch,
+    of_layers,
+    plan_tensors,
+    value_keys,
+)
 from .pooling import pooling_keys
 from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
@@ -61,6 +71,8 @@ class ConvertOptions:
         transpose_down: write ``ffn_down_t`` without predictors.
         split_max_bytes, split_max_tensors: limits of each part; None: one file.
         dry_run: check everything, write nothing.
+        mtp: write layers of multi-token prediction, where they can be loaded.
+        mtp_only: write only these, and what they need of the model.
     """
 
     vocab_only: bool = False
@@ -71,6 +83,8 @@ class ConvertOptions:
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
     dry_run: bool = False
+    mtp: bool = True
+    mtp_only: bool = False
 
 
 def convert(
@@ -109,11 +123,18 @@ def convert(
         keys = arch.CONVERT.keys(config)
     keys |= pooling_keys(source)
     planned: list[ConvertedTensor] = []
+    n_nextn = 0
     values: dict[str, float | list[float]] = {}
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
+        checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
+        keys |= nextn_keys(keys, n_nextn, mtp_of(arch))
         planned = plan_tensors(folder, checkpoint, config, arch)
         values = value_keys(folder, checkpoint, arch)
+    if options.mtp_only:
+        if not n_nextn:
+            raise ModelError(f"{folder}: no layers of multi-token prediction that can be loaded")
+        planned = of_layers(planned, int(keys["block_count"]) - n_nextn)
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
@@ -133,10 +154,14 @@ def convert(
     with _trial(folder, _Content(metadata, planned, types)) as file:
         n_vocab = load_tokenizer(file.metadata, file.path).n_vocab
         hparams = read_hparams(file, n_vocab, arch.HPARAMS)
-    form = _form(source, planned, hparams, arch, keys, options)
+    if options.mtp_only:
+        form = Form(planned)
+    else:
+        form = _form(source, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
-        path /= general.file_name(outtype if planned else None, form.ending)
+        file_name = general.file_name(outtype if planned else None, form.ending)
+        path /= f"mtp-{file_name}" if options.mtp_only else file_name
     else:
         path = path.with_name(fill_file_name(path.name, outtype))
     types = [tensor_type(one, matrices) for one in form.planned]
@@ -145,8 +170,10 @@ def convert(
         log.info("%s %s: %s -> %s", one.name, list(one.shape[::-1]), stored, type.name)
     content = _Content(metadata | form.keys, form.planned, types, form.magic)
     with _trial(folder, content) as file:
-        if planned:
+        if planned and not options.mtp_only:
             check_tensors(file, arch.TENSORS, hparams)
+        if n_nextn:
+            check_layer(file, arch, n_vocab)
         return _write(file, content, path, options, progress)
 
 

@@ -31,13 +31,13 @@ from ..inputs.budget import shown
 from ..mapping.rules import Array, Config, Tensors
 from ..runtime.loader import qkv_patterns, tensor_sizes
 from .files.decoded import Blocks, CheckpointTensor, DecodedTensor
+from .nextn import NEXTN_NAMES
 
 log = logging.getLogger(__name__)
 
 _NUMBER = r"0|[1-9]\d{0,3}"  # a layer or expert: up to 9,999
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_ANY_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")  # in the name of a checkpoint's tensor
 _NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
 
@@ -115,7 +115,7 @@ def plan_tensors(
     Raises:
         ModelError: a tensor is unknown, has an invalid shape, or two map to the same name.
     """
-    sources = _sources(folder, _decoder_tensors(checkpoint, config), arch)
+    sources = _sources(folder, checkpoint, arch)
     if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
         del sources["output.weight"]
     change = _Change(folder, config, arch)
@@ -140,6 +140,17 @@ def plan_tensors(
     return sorted(planned.values(), key=lambda one: place(one.name))
 
 
+def of_layers(planned: list[ConvertedTensor], n_layer: int) -> list[ConvertedTensor]:
+    """The tensors of layers from ``n_layer`` on, and those of the whole model that they need."""
+    whole = ("token_embd.weight", "output_norm.weight", "output.weight")
+    layers = {one.name: _LAYER.match(one.name) for one in planned}
+    return [
+        one
+        for one in planned
+        if one.name in whole or ((layer := layers[one.name]) and int(layer[1]) >= n_layer)
+    ]
+
+
 def check_missing(
     folder: Path, planned: list[ConvertedTensor], hparams: HParams, arch: Arch
 ) -> None:
@@ -161,29 +172,14 @@ def check_missing(
             raise ModelError(f"{folder}: the tensor for {name!r}{which} is missing")
 
 
-def _decoder_tensors(
-    checkpoint: Mapping[str, CheckpointTensor], config: Config
-) -> dict[str, CheckpointTensor]:
-    """The tensors but multi-token prediction's, whose layers come after the decoder's."""
-    n_layer = config.get("num_hidden_layers")
-    if not config.get("num_nextn_predict_layers") or not isinstance(n_layer, int):
-        return dict(checkpoint)
-    layers = {name: _ANY_LAYER.search(name) for name in checkpoint}
-    kept = {x: checkpoint[x] for x, layer in layers.items() if not layer or int(layer[1]) < n_layer}
-    more = sorted(checkpoint.keys() - kept.keys())
-    if more:
-        log.warning(
-            "%d tensors of multi-token prediction are skipped, such as %s", len(more), more[0]
-        )
-    return kept
-
-
 def _sources(
     folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
 ) -> dict[str, _Members]:
     """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
-    patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
+    patterns = [
+        (_compile(theirs), ours) for theirs, ours in {**convert.tensors, **NEXTN_NAMES}.items()
+    ]
     sources: dict[str, _Members] = {}
     others: list[str] = []
     ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)

@@ -137,6 +137,11 @@ class TextRun:
         """See `DraftView.matcher`."""
         return self.chain.matcher
 
+    @property
+    def sequence_id(self) -> int | None:
+        """See `DraftView.sequence_id`."""
+        return None if self.sequence is None else self.sequence.seq_id
+
     def needs_one_token(self, sequence: CacheSequence, n: int) -> bool:
         """Whether one token is left to evaluate after the ``n`` of its sequence, and to sample."""
         if self.paused or self.pooled is not None:

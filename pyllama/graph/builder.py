@@ -37,6 +37,12 @@ SCALED = (  # matrices that may have a ``scale``, one for each expert, in any ar
     "output",
 )  # fmt: skip
 HEAD = "cls.output.weight"
+NEXTN = "blk.0.nextn"
+NEXTN_TENSORS = {  # of a layer of multi-token prediction as a model of its own, see `runtime.heads`
+    f"{NEXTN}.eh_proj.weight": ("2*n_embd", "n_embd"),
+    f"{NEXTN}.enorm.weight": ("n_embd",),
+    f"{NEXTN}.hnorm.weight": ("n_embd",),
+}
 CLASSIFIER = {  # the head of a reranker, of any architecture; a dense layer and tanh come first
     "cls.weight?": ("n_embd", "n_embd"),
     "cls.bias?": ("n_embd",),
@@ -71,6 +77,9 @@ class GraphBuilder:
         argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
         embeddings: [n_embd, n_outputs + n_embeddings], what the output matrix multiplies; None
             without embeddings.
+        target_hidden: [n_embd_target, T], the target's hidden states before the tokens, which a
+            head reads; None in other models.
+        hidden: [n_embd, n_outputs], a head's own hidden states; None in other models.
         scores: [n_cls_out, n_outputs + n_embeddings], the classification head's of these; None if
             the model has none.
         adapter_scales: F32 [n_adapters, T], the factors of each token's adapters; None without.
@@ -111,7 +120,12 @@ class GraphBuilder:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
+        self.target_hidden: Tensor | None = None
+        if hparams.n_embd_target:
+            ne = hparams.n_embd_target, n_tokens
+            self.target_hidden = self._input(GGMLType.F32, "inp_hidden", *ne)
         self.logits: Tensor | None = None
+        self.hidden: Tensor | None = None
         self.argmax: Tensor | None = None
         self.embeddings: Tensor | None = None
         self.scores: Tensor | None = None
@@ -126,11 +140,21 @@ class GraphBuilder:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
 
     def embed(self, name: str) -> Tensor:
-        """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T]."""
+        """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T].
+
+        In a layer of multi-token prediction, a projection of these and the hidden states.
+        Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
+        """
         x = ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
         if name == EMBEDDING:
             x = self._adapt(x, None, name)
-        return self._scale(x, self.hparams.embedding_scale, "inp_scaled")
+        x = self._scale(x, self.hparams.embedding_scale, "inp_scaled")
+        if f"{NEXTN}.eh_proj.weight" not in self.weights or self.target_hidden is None:
+            return x
+        x = self.rms_norm(x, f"{NEXTN}.enorm", "mtp_enorm")
+        hidden = self.rms_norm(self.target_hidden, f"{NEXTN}.hnorm", "mtp_hnorm")
+        x = ops.concat(self.ctx, x, hidden, 0).set_name("mtp_concat")  # [2 n_embd, T]
+        return self.linear(x, f"{NEXTN}.eh_proj", "mtp_eh_proj")
 
     def _scale(self, x: Tensor, factor: float, name: str) -> Tensor:
         return x if factor == 1 else ops.scale(self.ctx, x, factor).set_name(name)
@@ -511,10 +535,12 @@ class GraphBuilder:
     def select_outputs(self, i: int, *xs: Tensor) -> tuple[Tensor, ...]:
         """In the last layer the columns of the tokens in ``out_ids``; before it all of them.
 
+        Where hidden states are kept, those of all tokens; `output` then selects columns.
+
         Shape:
             xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
         """
-        if i < self.hparams.n_layer - 1:
+        if i < self.hparams.n_layer - 1 or self.kv.kept_nodes:
             return xs
         return tuple(self.of_outputs(x) for x in xs)
 
@@ -530,8 +556,11 @@ class GraphBuilder:
         In a graph of embeddings only: ``x``.
 
         Shape:
-            x [n_embd, n_outputs + n_embeddings] -> [n_vocab, n_outputs]
+            x [n_embd, n_outputs + n_embeddings], or [n_embd, T] where hidden states are kept ->
+            [n_vocab, n_outputs]
         """
+        if self.kv.kept_nodes:
+            x = self.of_outputs(x)
         if self.n_embeddings:
             self.embeddings = x
             if HEAD in self.weights:
@@ -569,6 +598,10 @@ class GraphBuilder:
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())
+        if self.kv.kept_nodes:
+            self._keep_hidden(self.kv.kept_nodes)
+        if self.target_hidden is not None:
+            self.hidden = self._node(self.hparams.hidden).set_output()
         if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:
             self.argmax = ops.argmax(self.ctx, self.logits).set_name("result_argmax")
             self.graph.build_forward_expand(self.argmax.set_output())
@@ -576,6 +609,21 @@ class GraphBuilder:
             self.graph.build_forward_expand(self.embeddings.set_output())
         if self.scores is not None:
             self.graph.build_forward_expand(self.scores.set_name("result_scores").set_output())
+
+    def _keep_hidden(self, names: Sequence[str]) -> None:
+        """Store columns of these nodes, one after the other, in the cells of the tokens."""
+        x = self._node(names[0])
+        for name in names[1:]:
+            x = ops.concat(self.ctx, x, self._node(name), 0)
+        cells = self.kv.caches[0].hidden
+        assert cells is not None
+        self.graph.build_forward_expand(ops.set_rows(self.ctx, cells, x, self.kv_index[0]))
+
+    def _node(self, name: str) -> Tensor:
+        for node in self.graph.nodes:
+            if node.name == name:
+                return node
+        raise ModelError(f"the graph of {self.hparams.arch} models has no node {name!r} to keep")
 
 
 def _cells_as_i16(tensor: Tensor, first: int, n: int) -> Tensor:

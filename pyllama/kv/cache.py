@@ -52,7 +52,9 @@ class KVCache(CellLists):
     Attributes:
         k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous. Values
             that are the first columns of keys (``values_in_keys``) are views of these.
-        stored: the tensors of keys and values that have memory of their own.
+        stored: the tensors of keys and values that have memory of their own, and ``hidden``.
+        hidden: F32 [n, n_cells], hidden states of the tokens for a head that drafts; None if they
+            are not kept.
         rotate_k, rotate_v: size of the Hadamard transform of a head's elements before they are
             stored, which spreads outliers over quantized blocks; 0 for none.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
@@ -119,9 +121,10 @@ class KVCache(CellLists):
             tensor = self._contexts[self._bufts[layer]].new_tensor(types[x], ne)
             return tensor.set_name(f"cache_{x}_l{layer}")
 
+        self.hidden: Tensor | None = None
         self.k = {i: new("k", i) for i in self.layers}
         self.v = {} if hparams.values_in_keys else {i: new("v", i) for i in self.layers}
-        self.stored = (*self.k.values(), *self.v.values())
+        self.stored: tuple[Tensor, ...] = (*self.k.values(), *self.v.values())
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if buffer.mem is not None and buffer.size <= _HUGE_PAGES:
@@ -148,6 +151,14 @@ class KVCache(CellLists):
     def tables(self, layer: int) -> tuple[Tensor, Tensor]:
         """``cells`` and ``branches``, or their copies in the memory of the layer's device."""
         return self._tables.get(self._bufts[layer], (self.cells, self.branches))
+
+    def keep_hidden(self, n_columns: int) -> None:
+        """Have rows for hidden states in the cells, those of earlier tokens are 0."""
+        ctx = Context(no_alloc=True)
+        ne = (n_columns, self.n_cells)
+        self.hidden = ctx.new_tensor(GGMLType.F32, ne).set_name("cache_hidden")
+        alloc_ctx_tensors(ctx, HOST)
+        self.stored = (*self.stored, self.hidden)
 
     def update_tables(self) -> None:
         """Copy the entries changed since the last call to the devices' tables."""

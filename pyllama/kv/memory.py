@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
 from pyggml.rounding import round_up
@@ -27,6 +30,8 @@ from ..hparams import HParams
 from .cache import KVCache, cached_layers
 from .states import StateCache
 from .table import CHUNK, Ints, Seqs, seq_tuple
+
+Floats = npt.NDArray[np.float32]
 
 
 class Placed(NamedTuple):
@@ -60,7 +65,8 @@ class Memory:
 
     Attributes:
         states: of recurrent layers; None if the model has none.
-        types: of keys and values, such as ``F16/F16``.
+        types: of keys and values, such as ``F16/F16``; also says whether hidden states are kept.
+        kept_nodes: names of the nodes of a graph whose columns are kept as hidden states.
         caches: by ascending window; the first one decides whether the context is full. None without
             causality.
         can_shift: whether positions can change. Learned positions are part of keys and values,
@@ -90,12 +96,14 @@ class Memory:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
         self.states: StateCache | None = None
-        if hparams.states:
+        if any(hparams.states):
             self.states = StateCache(
                 hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every
             )
-        self.can_shift = not (hparams.learned_positions or hparams.swa_chunked or hparams.states)
+        by_order = hparams.learned_positions or hparams.swa_chunked
+        self.can_shift = not (by_order or self.states is not None)
         self.types = f"{type_k.name}/{type_v.name}"
+        self.kept_nodes: tuple[str, ...] = ()
         by_window: dict[int, list[int]] = {}
         for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
@@ -124,6 +132,28 @@ class Memory:
         """Bytes of keys and values, and of one state for each sequence."""
         n_bytes = sum(cache.size_bytes for cache in self.caches)
         return n_bytes + (0 if self.states is None else self.states.size_bytes)
+
+    def keep_hidden(self, names: Sequence[str], n_columns: int) -> None:
+        """Keep columns of nodes in the cells of each token, see ``GraphBuilder``.
+
+        So copies, saved states and kept prefixes have them too.
+
+        Args:
+            n_columns: of all nodes together.
+        """
+        self.caches[0].keep_hidden(n_columns)
+        self.kept_nodes = tuple(names)
+        self.types += " with hidden states"
+
+    def hidden(self, seq: int, start: int = 0) -> Floats:
+        """The kept hidden states of a sequence's cells from an index on, float32[n, n_columns].
+
+        A cache with a window has cells of the last tokens only, see `length`.
+        """
+        cache = self.caches[0]
+        assert cache.hidden is not None
+        rows: Floats = cache.hidden.numpy(squeeze=False)[0, 0]
+        return rows[cache.entries(seq)[start:, 0]]
 
     @property
     def n_used(self) -> int:

@@ -3,6 +3,7 @@
     llama = Llama("x.gguf", draft_model=LlamaPromptLookupDecoding(num_pred_tokens=10))
     llama = Llama("x.gguf", draft_model="small.gguf")
     llama = Llama("x.gguf", draft_model="ngram-map-k,suffix")       # names of `drafter_by_name`
+    llama = Llama("x.gguf", draft_model="draft-mtp")                # the model's own head
     llama("...", temperature=0); print(llama.speculation.stats.n_accept)
 
 Drafts change no text, they only save time: drafted tokens are compared with those that the model
@@ -26,21 +27,25 @@ import numpy.typing as npt
 
 from ..engine.request import Ids
 from ..errors import DraftError
+from ..parameters.drafting import DRAFT_MTP
 from ..runtime.context import Context
 from ..runtime.model import Model
 from ..speculative import (
     Draft,
     Drafter,
     DraftView,
+    FirstOf,
     PromptLookup,
     Speculation,
     Stats,
     draft_model,
     drafter_by_name,
+    mtp_drafter,
 )
 from ..speculative.names import DRAFTERS, NONE
 
 Function = Callable[[Ids], npt.ArrayLike]
+_NAMES = (NONE, *DRAFTERS, DRAFT_MTP)
 
 
 class LlamaDraftModel(ABC):
@@ -131,10 +136,10 @@ def check_draft_model(given: object) -> None:
         if not os.path.exists(given):
             raise DraftError(
                 f"Llama: draft_model={os.fspath(given)!r}: there is no such file, and the names of "
-                f"drafters are {', '.join((NONE, *DRAFTERS))}"
+                f"drafters are {', '.join(_NAMES)}"
             )
     elif isinstance(given, str):
-        drafter_by_name(given)
+        drafter_by_name(given, models={DRAFT_MTP: lambda: FirstOf(())})
     elif not (
         given is None
         or isinstance(given, Speculation | Model)
@@ -167,7 +172,7 @@ def speculation_for(given: object, target: Context) -> tuple[Speculation | None,
     if isinstance(given, LlamaPromptLookupDecoding) and type(given) is LlamaPromptLookupDecoding:
         return _speculation(given.drafter(), given.num_pred_tokens), opened
     if isinstance(given, str) and _is_named(given):
-        drafter = drafter_by_name(given)
+        drafter = drafter_by_name(given, models={DRAFT_MTP: lambda: mtp_drafter(target)})
         return None if drafter is None else _speculation(drafter, name=given), opened
     with opened:  # closes them after an error
         if isinstance(given, str | os.PathLike):
@@ -203,8 +208,7 @@ def _model_drafter(model: Model, target: Context, opened: ExitStack) -> Drafter:
 
 def _is_named(given: object) -> bool:
     """Whether all parts of a text are names of drafters."""
-    drafter_names = {NONE, *DRAFTERS}
-    return isinstance(given, str) and {name.strip() for name in given.split(",")} <= drafter_names
+    return isinstance(given, str) and {name.strip() for name in given.split(",")} <= {*_NAMES}
 
 
 def _is_drafter(given: object) -> bool:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from ..hparams import Values
 from ..inputs.budget import shown
 from .rope import Config as Config
 from .rope import rope_factors, rope_keys
@@ -72,6 +74,20 @@ class Convert:
     add_bos: bool | None = None
     relu: bool = False
     accepts: Callable[[Config], bool] = lambda config: True
+
+
+class Nextn(NamedTuple):
+    """How layers of multi-token prediction differ from those of the decoder.
+
+    Attributes:
+        hparams: hyperparameters of such a layer as a model of its own, as in ``HPARAMS``.
+        names: beginnings of the names of its tensors in checkpoints -> those of the decoder's.
+        layer: by key, its value in arrays of one number a layer; else as of the last layer.
+    """
+
+    hparams: Values = MappingProxyType({})
+    names: Mapping[str, str] = MappingProxyType({})
+    layer: Mapping[str, Any] = MappingProxyType({})
 
 
 # GGUF key -> names of the same value in config.json

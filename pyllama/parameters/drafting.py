@@ -19,8 +19,10 @@ MAX_DRAFT = 1024  # tokens of a draft, llama.cpp's limit of its m-grams
 DRAFT_MAX = 16  # default; the adaptive length drafts fewer where fewer pay
 DRAFT_MODEL = "draft-simple"
 """llama.cpp's name of a draft model."""
-DRAFT_HEADS = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
-"""Drafters of llama.cpp that need a model trained on the target's hidden states."""
+DRAFT_MTP = "draft-mtp"
+"""llama.cpp's name of the model's own multi-token prediction."""
+OTHER_HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")
+"""Drafters of llama.cpp that are not supported: other models that read hidden states."""
 
 
 class DraftNumber(NamedTuple):
@@ -36,7 +38,7 @@ class DrafterRow(NamedTuple):
     """A drafter.
 
     Attributes:
-        home: module and constructor in ``pyllama/speculative``; "" for a draft model.
+        home: module and constructor in ``pyllama/speculative``; "" for a draft model or a head.
         numbers: by the end of the flag ``--spec-NAME-...``.
         options: arguments that are attributes of the tools' options, by their names there.
     """
@@ -71,6 +73,7 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     "prompt-lookup": DrafterRow("lookup:PromptLookup", options={"num_pred_tokens": "draft_max"}),
     "suffix": DrafterRow("suffix:SuffixDecoding", options={"is_tree": "is_tree"}),
     DRAFT_MODEL: DrafterRow(""),
+    DRAFT_MTP: DrafterRow(""),
 }
 """The drafters, in the order in which they are asked, as in llama.cpp."""
 
@@ -80,7 +83,9 @@ class DraftParams:
     """What drafts, how much, and how a draft model samples."""
 
     # fmt: off
-    model_draft: Path | None = row(None, "GGUF file of a draft model, of any vocabulary.",
+    model_draft: Path | None = row(None,
+        "GGUF file of a draft model, of any vocabulary; with --spec-type draft-mtp, of the layer "
+        "of multi-token prediction, where the model's file lacks it.",
         Flags("-md", "--model-draft", "--spec-draft-model"))
     hf_repo_draft: str | None = row(None,
         "Hugging Face repository of the draft model; -md then names a file in it.",

@@ -41,6 +41,8 @@ class Batch:
         drafted: the same, until the sequence goes on.
         adapters: factors of the context's adapters (``Context.scales``), for all tokens or a row
             for each; None: those that the context applies.
+        hidden: of a head that drafts, for each token the target's hidden states before it,
+            float32[n, n_embd_target]; None for 0.
 
     Raises:
         BatchError: the lengths differ, ``logits`` or ``embeddings`` is another string, or ``pos``
@@ -56,6 +58,7 @@ class Batch:
     checkpoints: Sequence[int] = ()
     drafted: Sequence[int] = ()
     adapters: Floats | None = None
+    hidden: Floats | None = None
 
     def __post_init__(self) -> None:
         given = self.pos is not None or self.parent is not None
@@ -65,7 +68,7 @@ class Batch:
         if self.pos is not None and self.parent is not None:
             raise BatchError("batch: pos and parent are given, but positions follow from parents")
         n = len(self.tokens)
-        for name in ("pos", "seq_id", "logits", "parent", "embeddings"):
+        for name in ("pos", "seq_id", "logits", "parent", "embeddings", "hidden"):
             values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sized):
                 continue

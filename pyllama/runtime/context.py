@@ -212,6 +212,32 @@ class Context:
         return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
 
     @property
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """A head's hidden states of the last decode's outputs, float32[n_outputs, n_embd]."""
+        found = self._outputs.hidden
+        return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
+
+    def keep_hidden(self, names: Sequence[str]) -> None:
+        """Keep hidden states of all tokens from now on, for a head that drafts.
+
+        Args:
+            names: nodes of a graph with ``n_embd`` columns each; ``kv.hidden`` returns them.
+
+        Raises:
+            BatchError: others are kept already.
+            ModelError: the graphs of this architecture have no such nodes.
+        """
+        with self._lock.mutex:
+            if self.kv.kept_nodes == tuple(names):
+                return
+            if self.kv.kept_nodes:
+                raise BatchError(f"hidden states are kept of {self.kv.kept_nodes}, not {names}")
+            self.kv.keep_hidden(names, len(names) * self.hparams.n_embd)
+            self._drop_graphs()
+            self._reserve()
+            self._graph(_ONE[0])
+
+    @property
     def scores(self) -> npt.NDArray[np.float32]:
         """What the classification head computes of ``embeddings``: float32[n, n_cls_out].
 
@@ -288,7 +314,8 @@ class Context:
                     if pipelined and not (outputs or embedded) and stop < n:
                         graph.enqueue(*ubatch, scales)
                         continue
-                    made = graph.run(*ubatch, outputs, embedded, scales)
+                    hidden = None if batch.hidden is None else batch.hidden[part]
+                    made = graph.run(*ubatch, outputs, embedded, scales, hidden)
                     parts.append(made if stop == n else made.copy())
                     finished = stop
             except ContextFull:
@@ -683,7 +710,8 @@ class Context:
         if len(self._graphs) > _MAX_GRAPHS:
             oldest = next(other for other in self._graphs if other not in _ONE)
             del self._graphs[oldest]
-        if size in _ONE and self._reuse and not self._watched and len(self.kv.caches) == 1:
+        is_plain = len(self.kv.caches) == 1 and made.target_hidden is None
+        if size in _ONE and self._reuse and not self._watched and is_plain:
             self._token_graphs[size.adapted] = made
         return made
 

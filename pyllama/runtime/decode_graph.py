@@ -45,12 +45,13 @@ class Outputs:
         argmax: int32[n_outputs], of each row; None if the graph does not compute it.
         embeddings: float32[n_embeddings, n_embd]; None if the graph has none.
         scores: float32[n_embeddings, n_cls_out], of the classification head; None if there is none.
+        hidden: float32[n_outputs, n_embd], of a head that drafts; None in other models.
 
     Attributes:
         rows: the rows of the logits.
     """
 
-    __slots__ = ("argmax", "embeddings", "logits", "rows", "scores")
+    __slots__ = ("argmax", "embeddings", "hidden", "logits", "rows", "scores")
 
     def __init__(
         self,
@@ -58,16 +59,18 @@ class Outputs:
         argmax: memoryview | None = None,
         embeddings: Floats | None = None,
         scores: Floats | None = None,
+        hidden: Floats | None = None,
     ) -> None:
         self.logits, self.argmax, self.embeddings, self.scores = logits, argmax, embeddings, scores
+        self.hidden = hidden
         self.rows: list[Floats] = list(logits)
 
     def copy(self) -> Outputs:
         """A copy that the next decode does not overwrite, without the argmax."""
-        embeddings, scores = (
-            None if x is None else x.copy() for x in (self.embeddings, self.scores)
+        embeddings, scores, hidden = (
+            None if x is None else x.copy() for x in (self.embeddings, self.scores, self.hidden)
         )
-        return Outputs(self.logits.copy(), None, embeddings, scores)
+        return Outputs(self.logits.copy(), None, embeddings, scores, hidden)
 
     @staticmethod
     def concatenated(parts: Sequence[Outputs]) -> Outputs:
@@ -75,10 +78,12 @@ class Outputs:
         logits = np.concatenate([part.logits for part in parts])
         embeddings = [part.embeddings for part in parts if part.embeddings is not None]
         scores = [part.scores for part in parts if part.scores is not None]
+        hidden = [part.hidden for part in parts if part.hidden is not None]
         return Outputs(
             logits, None,
             np.concatenate(embeddings) if embeddings else None,
             np.concatenate(scores) if scores else None,
+            np.concatenate(hidden) if hidden else None,
         )  # fmt: skip
 
 
@@ -101,9 +106,14 @@ class DecodeGraph:
         self._scales = None  # [T, n_adapters]
         if builder.adapter_scales is not None:
             self._scales = builder.adapter_scales.numpy(squeeze=False)[0, 0]
+        self.target_hidden: Floats | None = None  # [T, n]
+        if builder.target_hidden is not None:
+            self.target_hidden = builder.target_hidden.numpy(squeeze=False)[0, 0]
         self._no_logits = np.empty((0, builder.hparams.n_vocab), np.float32)
         self._outputs: Outputs | None = None  # in host memory
-        results = builder.logits, builder.argmax, builder.embeddings, builder.scores
+        results = (
+            builder.logits, builder.argmax, builder.embeddings, builder.scores, builder.hidden
+        )  # fmt: skip
         if all(t is None or _on_host(t) for t in results):
             self._outputs = self._results(lambda t: t.numpy(squeeze=False)[0, 0])
         first = (
@@ -121,6 +131,7 @@ class DecodeGraph:
         outputs: Sequence[int] | Ids,
         embedded: Sequence[int] | Ids = (),
         scales: Floats | None = None,
+        hidden: Floats | None = None,
     ) -> Outputs:
         """Evaluate a ubatch; the rest up to the graph's size is padding.
 
@@ -132,11 +143,14 @@ class DecodeGraph:
             outputs: indices of the tokens to compute logits for.
             embedded: indices of the tokens to compute embeddings for.
             scales: factors of the adapters, a row for each token; of a graph with adapters only.
+            hidden: of a head that drafts, see ``Batch``.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
         """
         self._write(tokens, positions, placed, outputs, embedded, scales)
+        if self.target_hidden is not None:
+            self.target_hidden[: len(tokens)] = 0 if hidden is None else hidden
         return self._evaluate(len(outputs), len(embedded))
 
     def enqueue(
@@ -219,6 +233,7 @@ class DecodeGraph:
             None if made.argmax is None else made.argmax[:n_outputs],
             None if made.embeddings is None else made.embeddings[rows],
             None if made.scores is None else made.scores[rows],
+            None if made.hidden is None else made.hidden[:n_outputs],
         )
 
     def _read(self) -> Outputs:
@@ -228,15 +243,16 @@ class DecodeGraph:
     def _results(self, rows: Callable[[Tensor], Any]) -> Outputs:
         """The results; ``rows`` returns a matrix of the graph as an array."""
         b = self.builder
-        logits, argmax, embeddings, scores = (
+        logits, argmax, embeddings, scores, hidden = (
             None if tensor is None else rows(tensor)
-            for tensor in (b.logits, b.argmax, b.embeddings, b.scores)
+            for tensor in (b.logits, b.argmax, b.embeddings, b.scores, b.hidden)
         )
         return Outputs(
             self._no_logits if logits is None else logits,
             None if argmax is None else argmax.reshape(-1).data,
             embeddings,
             scores,
+            hidden,
         )
 
 

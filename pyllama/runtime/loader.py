@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
@@ -32,7 +33,7 @@ from pyggml.tensor import BufferType, Dims, Tensor
 
 from ..arch import Arch, get_arch
 from ..errors import ModelError
-from ..graph.builder import CLASSIFIER, HEAD, SCALED, GraphBuilder
+from ..graph.builder import CLASSIFIER, HEAD, NEXTN_TENSORS, SCALED, GraphBuilder
 from ..graph.sparse.weights import (
     ANY,
     UNREAD_SCALE,
@@ -107,6 +108,7 @@ def load_weights(
     repack: bool = True,
     mlock: bool = False,
     progress: Progress | None = None,
+    shared: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """The weights by name; the tensors keep their buffers alive.
 
@@ -115,12 +117,15 @@ def load_weights(
         offload: which weights are on which device.
         repack: False keeps weights in the file's layout where their device can read it.
         mlock: pin the weights in RAM.
+        shared: weights of another model that the graph reads too.
 
     Raises:
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
         AllocError: not enough memory for the devices' copies.
     """
-    weights, plan = assign_weights(file, arch, hparams, backends, offload or Offload(), repack)
+    weights, plan = assign_weights(
+        file, arch, hparams, backends, offload or Offload(), repack, shared
+    )
     for backend in {id(w.backend): w.backend for w in weights.values()}.values():
         _check_memory([w for w in weights.values() if w.backend is backend], backend, plan)
     return _load_data(file, plan, weights, mlock, progress)
@@ -133,15 +138,18 @@ def assign_weights(
     backends: Sequence[Backend],
     offload: Offload,
     repack: bool = True,
+    shared: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, Weight], WeightPlan]:
     """The weights that ``load_weights`` would load, with devices and layouts, in the file's order.
 
     Raises:
         ModelError: as ``load_weights``. BackendError: as ``override_device``.
     """
-    infos = check_tensors(file, arch.TENSORS, hparams)
+    patterns = {**arch.TENSORS, **(NEXTN_TENSORS if hparams.n_embd_target else {})}
+    patterns = {p: sizes for p, sizes in patterns.items() if p.rstrip("?") not in shared}
+    infos = check_tensors(file, patterns, hparams)
     plan = plan_weights(infos, hparams)
-    weights = _assign_devices(file, hparams, infos, plan, backends, offload)
+    weights = _assign_devices(file, hparams, infos, plan, backends, offload, shared)
     for weight in weights.values():
         hosted = [layout for layout in weight.layouts if layout.buft.is_host]
         if not repack and hosted:
@@ -206,6 +214,7 @@ def _assign_devices(
     plan: WeightPlan,
     backends: Sequence[Backend],
     offload: Offload,
+    shared: Mapping[str, Tensor],
 ) -> dict[str, Weight]:
     """Each weight with its device and the layouts supported there, in the file's order."""
     headers = weight_headers(infos, plan)
@@ -215,7 +224,7 @@ def _assign_devices(
     tied = headers.get("token_embd.weight")
     if tied is not None and "output.weight" not in headers and not _reads_host(output):
         headers["output.weight"] = tied  # a second copy: GET_ROWS reads the embedding on the host
-    ops = weight_ops(hparams, headers)
+    ops = weight_ops(hparams, {**shared, **headers})
     weights: dict[str, Weight] = {}
     for name, header in headers.items():
         source = name if name in infos or name != "output.weight" else "token_embd.weight"

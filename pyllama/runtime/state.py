@@ -335,7 +335,7 @@ def _check_fits(context: Context, header: dict[str, Any], path: str, adapters: s
     if header["type"] != kv.types:
         raise StateError(
             f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "
-            "use the same `type_k` and `type_v`"
+            "use the same `type_k`, `type_v` and draft head"
         )
     if ("states" in header) != (kv.states is not None):
         raise StateError(f"{path}: has recurrent states and this model has none, or the reverse")

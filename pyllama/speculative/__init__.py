@@ -11,6 +11,7 @@ Independent of the engine; `docs/speculation.md` has the rules.
 
 from .draft import Draft, Drafter, DraftView, Index, IndexDrafter
 from .first_of import FirstOf
+from .heads import HeadDrafter, mtp_drafter
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
@@ -32,6 +33,7 @@ __all__ = [
     "DraftView",
     "Drafter",
     "FirstOf",
+    "HeadDrafter",
     "Index",
     "IndexDrafter",
     "LookupCache",
@@ -53,5 +55,6 @@ __all__ = [
     "draft_model",
     "drafter_by_name",
     "mismatch",
+    "mtp_drafter",
     "self_draft",
 ]

@@ -117,6 +117,10 @@ class DraftView(Protocol):
         """Prompt and accepted tokens; the last one is not evaluated yet."""
 
     @property
+    def sequence_id(self) -> int | None:
+        """The sequence of the target that has all tokens but the last; None if none has."""
+
+    @property
     def matcher(self) -> Matcher | None:
         """State of the grammar that applies to the next token; None if none does.
 

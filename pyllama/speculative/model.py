@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,8 @@ class _Growing:
 
     Attributes:
         rest: tokens of the text that are not in the cache.
+        rest_states: of a head, the target's hidden states before each of them; else empty.
+        states: of a head, its hidden states before each node; else empty.
         matcher: state of the text's grammar.
         mark: states of chain and matcher after the text, set before the first node.
         draft: without its distributions ``q`` until it is complete.
@@ -115,11 +117,13 @@ class _Growing:
     text: _DraftText
     max_nodes: int
     rest: list[int]
+    rest_states: Sequence[Floats] | Floats = ()
     matcher: Matcher | None = None
     mark: tuple[Any, Any] = (None, None)
     draft: Draft = field(default_factory=lambda: Draft([], []))
     q: list[Distribution] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
+    states: list[Floats] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [-1])
     n_stem: int = 0
     heard: list[int] = field(default_factory=list)
@@ -157,6 +161,20 @@ class _Growing:
         for i in path[n:]:
             self.hear(i)
         self.heard = path
+
+
+class _ReadPart(NamedTuple):
+    """Tokens of a text to evaluate together.
+
+    Attributes:
+        states: of a head, the hidden states before each; else empty.
+        last: whether the last of them gets children.
+    """
+
+    growing: _Growing
+    tokens: list[int]
+    states: Sequence[Floats] | Floats
+    last: bool
 
 
 class ModelDrafter:
@@ -219,6 +237,7 @@ class ModelDrafter:
             self._ranks = is_ranked and self._has_distribution()
         if not self._draws and not self._ranks:
             self._params, self._width = sampling, 1
+        self._is_head = context.hparams.n_embd_target > 0
         self._n_ctx = min(context.n_ctx_seq, last_position(context.hparams) + 1)
         self._restricted: Floats | None = None  # logits of tokens that a grammar allows
         self._texts: dict[int, _DraftText] = {}
@@ -290,6 +309,14 @@ class ModelDrafter:
 
     # -- texts -----------------------------------------------------------------------------------
 
+    def _tokens(self, view: DraftView) -> list[int]:
+        """The tokens of a text that the context reads."""
+        return list(view.tokens)
+
+    def _states(self, view: DraftView, start: int) -> Sequence[Floats] | Floats:
+        """Of a head, the target's hidden states before each of these tokens from ``start`` on."""
+        return ()
+
     def _has_distribution(self) -> bool:
         """Whether the chain of the parameters has one."""
         return self._new_chain().distribution(np.zeros(self._n_vocab, np.float32)) is not None
@@ -332,7 +359,9 @@ class ModelDrafter:
 
     def _admit(self, view: DraftView, max_nodes: int) -> _Growing | None:
         """A draft without nodes; the text has a sequence, and its chain has accepted all tokens."""
-        tokens, text = list(view.tokens), self._texts.get(view.id)
+        tokens, text = self._tokens(view), self._texts.get(view.id)
+        if not tokens:
+            return None
         if text is None:
             if not self._idle:
                 return None
@@ -341,7 +370,8 @@ class ModelDrafter:
             self._clear(text)
             return None
         n_common = common_length(text.held, tokens)
-        rest = tokens[self._keep(text, tokens, n_common) :]
+        n_kept = self._keep(text, tokens, n_common)
+        rest = tokens[n_kept:]
         if min(rest) < 0 or max(rest) >= self._n_vocab:
             return None
         if n_common < text.n_heard:  # other tokens, or some were removed
@@ -355,7 +385,7 @@ class ModelDrafter:
         text.n_heard = len(tokens)
         # the last drafted token needs no cell
         max_nodes = min(max_nodes, self._n_ctx - len(tokens) + 1)
-        return _Growing(text, max_nodes, rest, view.matcher)
+        return _Growing(text, max_nodes, rest, self._states(view, n_kept), view.matcher)
 
     def _clear(self, text: _DraftText) -> None:
         """Remove all tokens of a text from the cache."""
@@ -395,7 +425,7 @@ class ModelDrafter:
 
     def _catch_up(self, growing: list[_Growing]) -> None:
         """Evaluate the rest of each text, and give its last token children."""
-        part: list[tuple[_Growing, list[int], bool]] = []
+        part: list[_ReadPart] = []
         room = self.context.n_batch
         for g in growing:
             start = 0
@@ -404,37 +434,38 @@ class ModelDrafter:
                 if len(growing) == 1 and n < _LONG:
                     n = max((size for size in _READ_SIZES if size <= n), default=1)
                     room = min(n, self.context.n_batch)
-                tokens = g.rest[start : start + room]
+                tokens, states = g.rest[start : start + room], g.rest_states[start : start + room]
                 start, room = start + len(tokens), room - len(tokens)
-                part.append((g, tokens, start == len(g.rest)))
+                part.append(_ReadPart(g, tokens, states, start == len(g.rest)))
                 if not room:
                     self._append(part)
                     part, room = [], self.context.n_batch
         if part:
             self._append(part)
 
-    def _append(self, part: list[tuple[_Growing, list[int], bool]]) -> None:
-        """Evaluate tokens of texts; gives those whose flag is set the children of the last one."""
+    def _append(self, part: list[_ReadPart]) -> None:
+        """Evaluate tokens of texts; gives those that are ``last`` the children of the last one."""
         context = self.context
+        hidden = _stacked([state for piece in part for state in piece.states])
         if len(part) == 1:
-            g, tokens, flag = part[0]
-            if len(tokens) == 1:
+            g, tokens, _, last = part[0]
+            if len(tokens) == 1 and hidden is None:
                 context.decode_token(tokens[0], g.text.seq)
             else:
-                logits = "last" if flag else "none"
-                context.decode(Batch(tokens, seq_id=g.text.seq, logits=logits))
+                logits = "last" if last else "none"
+                context.decode(Batch(tokens, seq_id=g.text.seq, logits=logits, hidden=hidden))
         else:
             all_tokens, seqs, flags = [], [], []
-            for g, tokens, flag in part:
+            for g, tokens, _, last in part:
                 all_tokens += tokens
                 seqs += [g.text.seq] * len(tokens)
-                flags += [False] * (len(tokens) - 1) + [flag]
-            context.decode(Batch(all_tokens, seq_id=seqs, logits=flags))
-        for g, tokens, _ in part:
+                flags += [False] * (len(tokens) - 1) + [last]
+            context.decode(Batch(all_tokens, seq_id=seqs, logits=flags, hidden=hidden))
+        for g, tokens, _, _ in part:
             g.text.held += tokens
         row = 0
-        for g, _, flag in part:
-            if flag:
+        for g, _, _, last in part:
+            if last:
                 self._expand(g, row)
                 row += 1
 
@@ -478,12 +509,18 @@ class ModelDrafter:
         if all(len(nodes) == 1 for _, nodes in part):
             for g, _ in part:
                 g.n_stem += 1
-            self._append([(g, [g.draft.tokens[nodes[0]]], True) for g, nodes in part])
+            self._append(
+                [
+                    _ReadPart(g, [g.draft.tokens[node]], g.states[node : node + 1], True)
+                    for g, (node,) in part
+                ]
+            )
             return
         tokens: list[int] = []
         seqs: list[int] = []
         parents: list[int] = []
         flags: list[bool] = []
+        states: list[Floats] = []
         trees = []
         for g, nodes in part:
             index = {node: i for i, node in enumerate(nodes)}
@@ -495,7 +532,9 @@ class ModelDrafter:
             tokens += tree.tokens
             seqs += [g.text.seq] * len(nodes)
             flags += [node in g.frontier for node in nodes]
-        self.context.decode(Batch(tokens, seq_id=seqs, parent=parents, logits=flags))
+            states += [g.states[node] for node in nodes if g.states]
+        hidden = _stacked(states)
+        self.context.decode(Batch(tokens, seq_id=seqs, parent=parents, logits=flags, hidden=hidden))
         row = 0
         for (g, nodes), tree in zip(part, trees, strict=True):
             if len(nodes) == 1:
@@ -518,6 +557,10 @@ class ModelDrafter:
             self._lengthen(g, row)
         else:
             self._widen(g, row)
+        if self._is_head:
+            rows = {node: row + i for i, node in enumerate(g.frontier)}
+            parents = g.draft.parent[start:]
+            g.states += [self.context.hidden[rows[parent]].copy() for parent in parents]
         more = len(g.draft.tokens) < g.max_nodes
         g.frontier = list(range(start, len(g.draft.tokens))) if more else []
 
@@ -589,6 +632,10 @@ class ModelDrafter:
                 self._restricted = np.empty(self._n_vocab, np.float32)
             return self._restricted, constrain(logits, g.matcher.mask(), self._restricted)
         return logits, None if self._is_cut else self.context.argmax_ith(row)
+
+
+def _stacked(states: list[Floats]) -> Floats | None:
+    return np.stack(states) if states else None
 
 
 def draft_model(

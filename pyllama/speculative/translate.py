@@ -173,6 +173,7 @@ class _InnerView:
     id: int
     tokens: list[int]
     matcher: None = None  # the grammar is one of the target's tokens
+    sequence_id: int | None = None
 
 
 @dataclass

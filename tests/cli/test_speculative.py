@@ -54,7 +54,7 @@ def without_colors(text: str) -> str:
 
 
 def test_types_are_those_of_the_library() -> None:
-    assert (*names.DRAFTERS, names.DRAFT_MODEL) == SPEC_TYPES
+    assert (*names.DRAFTERS, *names.MODELS) == SPEC_TYPES
     defaults, options = inspect.signature(draft_model).parameters, SpeculativeOptions()
     assert defaults["p_min"].default == options.draft_p_min
     assert defaults["p_split"].default == options.draft_p_split
@@ -305,7 +305,10 @@ WRONG = {
     "--self-draft-threshold 0.5": (2, "for itself: sparse_threshold is 0.5, but no layer"),
     "--self-draft-threshold nan": (2, "'nan' is not a number, inf or -inf"),
     "--spec-type draft-simple": (2, "--spec-type draft-simple needs a draft model: -md or -hfd"),
-    "--spec-type draft-mtp": (2, "draft-mtp is not supported: heads that draft (EAGLE, MTP"),
+    "--spec-type draft-eagle3": (2, "draft-eagle3 is not supported: such heads are not loaded"),
+    "--spec-type draft-mtp": (1, "the model has no layers of multi-token prediction"),
+    "--spec-type draft-mtp -md small.gguf": (1, "has no layers of multi-token prediction"),
+    "--spec-type draft-mtp,draft-simple -md small.gguf": (2, "-md is a draft model or has the"),
     "--spec-type suffixes": (2, "'suffixes' is not one of none, ngram-simple, "),
     "--lookup --draft-min 5 --draft-max 4": (2, "--draft-min 5 is above --draft-max 4"),
     "--draft-max 1025": (2, "1025 is not a whole number from 0 to 1024"),

@@ -45,13 +45,12 @@ def test_all_names_are_tested() -> None:
 
 
 def test_several_names() -> None:
-    drafter = drafter_by_name(
-        "draft-simple, suffix,ngram-map-k", {"ngram-map-k": {"n": 5}}, lambda: PromptLookup(3)
-    )
+    models = {"draft-mtp": lambda: PromptLookup(2), "draft-simple": lambda: PromptLookup(3)}
+    names = "draft-mtp,draft-simple, suffix,ngram-map-k"
+    drafter = drafter_by_name(names, {"ngram-map-k": {"n": 5}}, models)
     assert isinstance(drafter, FirstOf)
-    assert [options_of(d) for d in drafter.drafters] == [
-        options_of(d) for d in (NgramMapK(n=5), SuffixDecoding(), PromptLookup(3))
-    ]
+    wanted = NgramMapK(n=5), SuffixDecoding(), PromptLookup(3), PromptLookup(2)
+    assert [options_of(d) for d in drafter.drafters] == [options_of(d) for d in wanted]
     assert isinstance(drafter_by_name(["suffix", "suffix"]), SuffixDecoding)
     assert drafter_by_name("none") is None and drafter_by_name("suffix,none") is None
 
@@ -71,7 +70,8 @@ def test_lookup_caches_from_files(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown drafter 'ngram': the names are none, ngram-simple, .*draft-simple": ("ngram", {}),
     "unknown drafter '': the names are": ("suffix,", {}),
-    "draft-mtp is not supported: no model with a draft head is": ("draft-mtp", {}),
+    "draft-dflash is not supported: such heads are not loaded": ("draft-dflash", {}),
+    "draft-mtp needs a draft model": ("draft-mtp", {}),
     "draft-simple needs a draft model": ("draft-simple", {}),
     "ngram-mod has no option 'n': it has n_match, n_max, n_min": ("ngram-mod", {"n": 3}),
     "n_match must be at least 1": ("ngram-mod", {"n_match": 0}),

@@ -20,6 +20,7 @@ class Text:
     tokens: list[int]
     id: int = 0
     matcher: None = None
+    sequence_id: int | None = None
 
 
 def drafted(drafter: Drafter, tokens: Sequence[int], n: int = 64, id: int = 0) -> list[int]:

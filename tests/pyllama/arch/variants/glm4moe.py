@@ -108,19 +108,3 @@ SHAPES = {
 }
 
 LLAMA_CPP = ("glm4moe", "glm4moe_norms", "glm4moe_solar", "glm4moe_drafting")
-
-# llama.cpp's converter keeps the layer that drafts tokens.
-_PARTS = (
-    *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "post_attention_norm"),
-    *(f"ffn_{part}_{kind}" for part in ("gate", "up", "down") for kind in ("exps", "shexp")),
-    *(f"nextn.{name.replace('.', '_')}" for name in _DRAFTING),
-    "ffn_gate_inp",
-)
-DIFFERENT = {
-    "glm4moe_drafting": (
-        "block_count",
-        "nextn_predict_layers",
-        "blk.3.exp_probs_b.bias",
-        *(f"blk.3.{name}.weight" for name in _PARTS),
-    )
-}

@@ -1,0 +1,193 @@
+"""Heads that draft: what they compute, and that texts do not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama import Batch, Context, Model
+from pyllama.convert import ConvertOptions, convert
+from pyllama.engine import Engine, Request
+from pyllama.engine.generate import generate_many
+from pyllama.errors import BatchError, ModelError, StateError
+from pyllama.grammar import Grammar
+from pyllama.runtime.heads import mtp_head
+from pyllama.runtime.state import dump_state, restore_state
+from pyllama.sampling import SamplingParams
+from pyllama.speculative import Speculation, mtp_drafter
+
+from ..arch.checkpoints import write_files
+from ..arch.mtp import Made, alone, inputs_of, name_of, text_config, with_mtp
+
+VARIANTS = (
+    "qwen35",
+    "qwen35_text",
+    "qwen3next",
+    "qwen35moe",
+    "glm4moe",
+    "deepseek2_v3",
+    "deepseek2_glm",
+    "mimo2",
+)
+F32 = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"}
+TOKENS = np.random.default_rng(43).integers(3, 500, 200).tolist()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_computes_the_layer(tmp_path: Path, name: str) -> None:
+    config, made = with_mtp(name)
+    target = Context(_load(tmp_path / "whole", config, made), **F32)
+    head = mtp_head(target.model)
+    target.keep_hidden(head.reads)
+    target.decode(Batch(TOKENS[:20]))
+    hidden, tokens = target.kv.hidden(0), TOKENS[1:21]
+    context = Context(head.model, **F32)
+    context.decode(Batch(tokens, logits="all", hidden=hidden))
+    logits, states = context.logits.copy(), context.hidden.copy()
+
+    plain = alone(config, made, inputs_of(config, made, tokens, hidden))
+    expected = Context(_load(tmp_path / "alone", *plain), **F32)
+    if head.model.hparams.hidden != "result_norm":
+        expected.keep_hidden(("l_out-0",))
+    expected.decode(Batch(range(20), logits="all", embeddings="all"))
+    assert np.abs(logits - expected.logits).max() < 1e-4
+    if head.model.hparams.hidden == "result_norm":
+        assert np.abs(states - expected.embeddings).max() < 1e-4
+    else:
+        assert np.abs(states - expected.kv.hidden(0)).max() < 1e-4
+
+    context.kv.clear()
+    for i in range(20):  # one at a time: the same bits
+        context.decode(Batch(tokens[i : i + 1], hidden=hidden[i : i + 1]))
+        assert (context.logits[0] == logits[i]).all() and (context.hidden[0] == states[i]).all()
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+def test_keeps_hidden_states_and_no_other_bits(tmp_path: Path, name: str) -> None:
+    model = _load(tmp_path / "x", *with_mtp(name))
+    plain, keeping = (Context(model, **F32, n_seq_max=2, n_ubatch=7) for _ in range(2))
+    keeping.keep_hidden(("result_norm",))
+    plain.decode(Batch(TOKENS[:20], logits="all", embeddings="all"))
+    keeping.decode(Batch(TOKENS[:20], logits="all"))
+    assert (keeping.logits == plain.logits).all()
+    assert (keeping.kv.hidden(0) == plain.embeddings).all()
+    keeping.kv.seq_cp(0, 1)
+    plain.kv.seq_cp(0, 1)
+    for context in (plain, keeping):
+        context.decode_token(5, 1)
+    assert (keeping.logits == plain.logits).all()
+    assert (keeping.kv.hidden(1)[:20] == keeping.kv.hidden(0)).all()
+    assert len(keeping.kv.hidden(1)) == 21
+    keeping.keep_hidden(("result_norm",))
+    with pytest.raises(BatchError, match="hidden states are kept of"):
+        keeping.keep_hidden(("l_out-0",))
+
+
+def predicting(name: str, noise: float) -> tuple[dict[str, Any], Made]:
+    """A model whose next token depends on the last one, and a head that tells it.
+
+    No layer adds anything to the embedding.
+
+    Args:
+        noise: of the head's projection; 0: all its drafts are right.
+    """
+    config, made = with_mtp(name)
+    ends = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+    made |= {x: np.zeros_like(w) for x, w in made.items() if x.endswith(ends)}
+    n = text_config(config)["hidden_size"]
+    one = 0.0 if name.startswith("qwen") else 1.0
+    made[f"{name_of(config, 'enorm')}.weight"] = np.full(n, one, np.float32)
+    made[f"{name_of(config, 'shared_head.norm')}.weight"] = made["model.norm.weight"]
+    project = (
+        np.random.default_rng(3).normal(0, noise, (n, 2 * n)) if noise else np.zeros((n, 2 * n))
+    )
+    project[:, :n] += np.eye(n)
+    made[f"{name_of(config, 'eh_proj')}.weight"] = project.astype(np.float32)
+    return config, made
+
+
+PROMPTS = [TOKENS[:3], TOKENS[10:31], TOKENS[40:41], TOKENS[50:95]]
+GREEDY = SamplingParams(temp=0.0)
+PARAMS = {
+    "greedy": GREEDY,
+    "drawn": SamplingParams(temp=0.8, seed=7, repeat_penalty=1.1),
+}
+RATES = {0.0: (1.0, 1.0), 0.03: (0.1, 0.9), 10.0: (0.0, 0.05)}  # of accepted drafts, greedy
+
+
+@pytest.mark.parametrize("noise", RATES)
+@pytest.mark.parametrize("name", ["qwen35", pytest.param("glm4moe", marks=pytest.mark.long)])
+def test_texts_do_not_change(tmp_path: Path, name: str, noise: float) -> None:
+    model = _load(tmp_path / "x", *predicting(name, noise))
+    for n_seq_max, width in ((1, 1), (4, 1), (4, 2)):
+        target = Context(model, n_ctx=256, n_seq_max=n_seq_max, n_ubatch=16)
+        drafter = mtp_drafter(target, width=width)
+        for key, params in PARAMS.items():
+            plain = sorted(generate_many(target, PROMPTS, params, n_predict=16))
+            speculation = Speculation(drafter, 4, adaptive=False)
+            texts = generate_many(target, PROMPTS, params, n_predict=16, speculation=speculation)
+            assert sorted(texts) == plain
+            stats = speculation.stats
+            assert stats.n_drafted > 40
+            if key == "greedy" and width == 1:
+                least, most = RATES[noise]
+                assert least <= stats.n_accept / stats.n_drafted <= most
+
+
+def test_grammars_restored_states_and_earlier_texts(tmp_path: Path) -> None:
+    model = _load(tmp_path / "x", *predicting("qwen35", 0.0))
+    context = Context(model, n_ctx=256, n_seq_max=2, n_checkpoints=4)
+    drafter = mtp_drafter(context)
+    grammar = Grammar('root ::= ([a-z] " "?)+')
+    requests = [
+        Request(PROMPTS[3], GREEDY, max_tokens=12),
+        Request(PROMPTS[3] + TOKENS[:2], GREEDY, max_tokens=12),  # the cells of the first
+        Request(PROMPTS[3][:30] + TOKENS[:2], GREEDY, max_tokens=12),  # from a checkpoint
+        Request(PROMPTS[1], SamplingParams(temp=0.7, seed=5), max_tokens=12, grammar=grammar),
+    ]
+    texts = []
+    for speculation in (None, Speculation(drafter, 4, adaptive=False)):
+        context.reset()
+        engine = Engine(context, speculation=speculation)
+        texts.append([])
+        for request in requests:
+            texts[-1].append([t for event in engine.run(request) for t in event.tokens])
+    assert texts[0] == texts[1]
+    stats = speculation.stats
+    assert stats.n_accept >= 24  # of the three greedy ones
+
+    context.reset()
+    context.decode(Batch(PROMPTS[3]))
+    hidden, saved = (
+        context.kv.hidden(0).copy(),
+        b"".join(x.tobytes() for x in dump_state(context, PROMPTS[3])),
+    )
+    context.reset()
+    assert restore_state(context, saved) == PROMPTS[3]
+    assert (context.kv.hidden(0) == hidden).all()
+    with pytest.raises(StateError, match="from a F16/F16 with hidden states cache, this one is F1"):
+        restore_state(Context(model, n_ctx=256, n_seq_max=2), saved)
+
+
+def test_is_refused_in_one_line(tmp_path: Path) -> None:
+    config, made = with_mtp("qwen35")
+    without = Context(_load(tmp_path / "without", config, made, mtp=False), n_ctx=16)
+    assert without.hparams.n_layer_nextn == 0
+    with pytest.raises(ModelError, match="has no layers of multi-token prediction") as caught:
+        mtp_drafter(without)
+    assert "\n" not in str(caught.value)
+    other = _load(tmp_path / "other", *with_mtp("glm4moe"))
+    with pytest.raises(ModelError, match="of a glm4moe model cannot draft for qwen35"):
+        mtp_head(without.model, other.path)
+    whole = _load(tmp_path / "whole", config, made)
+    head = mtp_head(without.model, whole.path)  # a file that has them
+    assert head.model.weights["token_embd.weight"] is without.model.weights["token_embd.weight"]
+
+
+def _load(folder: Path, config: dict[str, Any], made: Made, **options: Any) -> Model:
+    write_files(folder, config, made)
+    file = folder.with_suffix(".gguf")
+    return Model.load(convert(folder, file, "f32", ConvertOptions(**options)))
