@@ -314,6 +314,14 @@ def planner(path: Path, devices: list[FakeDevice], **params: Any) -> Planner:
 SIZES: dict[str, Any] = {"n_ctx": 96, "n_ubatch": 24, "n_seq_max": 2}
 
 
+def test_plans_of_every_architecture_are_exact(converted: Path) -> None:
+    """The device allocates as many bytes for some layers as were planned."""
+    device, sizes = FakeDevice(name="a"), {"n_ctx": 96, "n_ubatch": 24}
+    plan = planner(converted, [device], **sizes).plan(Offload(n_gpu_layers=2))
+    Context(Model.load(converted, devices=[device], n_gpu_layers=2), **sizes, n_threads=1)
+    assert plan.devices[0].used == sum(device.buft.sizes) > 0
+
+
 @pytest.mark.parametrize("n_layers", [0, 2, -1])
 @pytest.mark.parametrize(
     "params", [{}, {"offload_kqv": False}, {"type_k": GGMLType.F32, "unified": False}]
