@@ -36,7 +36,6 @@ def _arguments() -> str:
 
     own = {*inspect.signature(Llama).parameters}
     rows = [
-        *((n, "`NotSupported`", _values(r.same), r.why) for n, r in arguments.REFUSED.items()),
         *((n, "a warning", _values(r.same), r.why) for n, r in arguments.WITHOUT_EFFECT.items()),
         *((name, "nothing", "any", why) for name, why in arguments.IGNORED.items()),
     ]

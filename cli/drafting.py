@@ -191,6 +191,7 @@ class Drafting:
                 n_seq_max=kv.n_seq_max,
                 unified=kv.unified,
                 overrides=Overrides(),  # those of the command line are the target's
+                is_draft=True,
             )
             return draft_model(
                 target,

@@ -28,6 +28,7 @@ SECTIONS = (
     "Reasoning",
     "Model",
     "Context",
+    "Adapters",
     "RoPE and activation",
     "CPU",
     "GPU",

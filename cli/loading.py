@@ -21,6 +21,7 @@ from pyllama.parameters import rows
 from pyllama.parameters.loading import FileParams
 
 from .offload import PlannedOffload, planned_offload
+from .options.adapters import apply_adapters
 from .options.hub import HubOptions
 from .options.kv_overrides import Value
 from .options.options import ContextOptions, ModelOptions
@@ -120,15 +121,22 @@ def make_context(
     n_seq_max: int = 1,
     unified: bool = True,
     overrides: Overrides | None = None,
+    is_draft: bool = False,
+    applies: bool = True,
 ) -> Context:
     """Return a context with the sizes and threads of the options, for ``n_seq_max`` sequences.
 
     Args:
         overrides: None for those of the command line.
+        is_draft: it is a draft model's, which has no adapters.
+        applies: whether LoRA adapters change what does not ask for any.
     """
     from pyllama.runtime.context import Context
 
-    return Context(model, options.params(n_seq_max, unified, overrides))
+    context = Context(model, options.params(n_seq_max, unified, overrides))
+    if not is_draft:
+        apply_adapters(context, applied=applies)
+    return context
 
 
 def announce_compiles() -> None:

@@ -1,6 +1,6 @@
 """llama.cpp's flags that these tools do not support, with the reason or the alternative.
 
-    why_not("completion", "--lora")                # "LoRA adapters are not supported yet; ..."
+    why_not("completion", "--mmproj")              # "only text models are supported; ..."
     why_not("completion", "--tmep")                # None: not a flag of llama.cpp
 
 A test checks that no flag listed here is supported. The module has no imports of its own, so that
@@ -27,12 +27,6 @@ _THOUGHTS = (
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     # model features
-    "LoRA adapters are not supported yet; llama-export-lora merges one into a model": (
-        "--lora", "--lora-scaled", "--lora-init-without-apply",
-    ),
-    "control vectors are not supported yet": (
-        "--control-vector", "--control-vector-scaled", "--control-vector-layer-range",
-    ),
     "pyllama-embedding computes embeddings and ranks documents": ("-embd", "--embd-gemma-default"),
     _MEDIA: (
         "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj",

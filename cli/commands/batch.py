@@ -61,7 +61,7 @@ class BatchOptions(ProcessOptions):
 @parameter_options(BatchOptions)
 @model_options
 @escape_option()
-@context_options()
+@context_options(adapters=False)
 @sampling_options
 @version_option()
 def command(input: Path, output: Path, **options: Any) -> None:

@@ -73,7 +73,7 @@ _SERVING_ROWS = ("api_keys", "allowed_hosts", "n_predict")
 @parameter_options(PlannedLoad)
 @model_options
 @escape_option()
-@context_options()
+@context_options(adapters=False)
 @sampling_options
 @version_option()
 def command(**options: Any) -> None:

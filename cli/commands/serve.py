@@ -88,6 +88,9 @@ class ServeOptions(ChatParams):
         "Move the prompts of idle slots there when another text begins; else only those that would "
         "be lost.  [default: on if -cram is given]",
         Flags("--cache-idle-slots/--no-cache-idle-slots"))
+    lora_init_without_apply: bool = row(False,
+        "Load LoRA adapters without applying them; requests and POST /lora-adapters do.",
+        Flags("--lora-init-without-apply"))
     sleep_idle_seconds: int = row(-1,
         "Free the model after this time without requests; the next one loads it again. -1: never.",
         Flags("--sleep-idle-seconds", low=-1, metavar="SECONDS"))
@@ -272,7 +275,10 @@ def command(router_child: bool, **options: Any) -> None:
             drafting = resources.enter_context(made)
             cells = sizes.params(n_slots, unified)
             model = load_model(loading, cells, sizes.n_threads, drafting.reserved)
-            context = make_context(model, sizes, n_seq_max=n_slots, unified=unified)
+            context = make_context(
+                model, sizes, n_seq_max=n_slots, unified=unified,
+                applies=not serving.lora_init_without_apply,
+            )  # fmt: skip
             engine = Engine(
                 context, speculation=drafting.speculation(context), prefixes=serving.prefixes()
             )

@@ -31,6 +31,7 @@ from ..output import note
 from ..parameters import Parsed, from_options, parameter_options
 from ..tool import ignored_option
 from ..unsupported import OP_OFFLOAD
+from .adapters import adapter_options
 from .hub import hub_options
 from .kv_overrides import parse_overrides
 from .overrides import current_overrides, override_options
@@ -268,8 +269,13 @@ def _flash_attn(ctx: click.Context, param: click.Parameter, value: str) -> None:
         note("-fa off is ignored: attention is always fused")
 
 
-def context_options(n_ctx: int = 0) -> Callable[[F], F]:
-    """Return the decorator of the context options; ``n_ctx`` is the tool's default."""
+def context_options(n_ctx: int = 0, *, adapters: bool = True) -> Callable[[F], F]:
+    """Return the decorator of the context options.
+
+    Args:
+        n_ctx: the tool's default.
+        adapters: whether the tool loads adapters.
+    """
     cpu, gpu = ("n_threads", "n_threads_batch"), ("offload_kqv",)
     return stack(
         parameter_options(ContextSizes, only=("n_ctx", "n_batch", "n_ubatch"), n_ctx=n_ctx),
@@ -287,6 +293,7 @@ def context_options(n_ctx: int = 0) -> Callable[[F], F]:
         ),
         parameter_options(ContextSizes, but=("n_ctx", "n_batch", "n_ubatch", *cpu, *gpu)),
         override_options,
+        *([adapter_options] if adapters else []),
         parameter_options(ContextSizes, only=gpu, section="GPU"),
         *(ignored_option(flag, why=OP_OFFLOAD) for flag in ("--op-offload", "--no-op-offload")),
         machine_options,

@@ -1,12 +1,10 @@
 """Arguments of llama-cpp-python that are accepted for compatibility but not implemented.
 
-    check_arguments("Llama", {"numa": True, "lora_path": None})           # one warning
-    check_arguments("Llama", {"lora_path": "x.gguf"})                     # NotSupported
+    check_arguments("Llama", {"numa": True})       # a warning
 
-``REFUSED`` arguments would change results: all values but neutral ones raise. ``WITHOUT_EFFECT``
-would only change speed or the device: other values log a warning. ``IGNORED`` have no effect here
-with any value. All others must reach the model or the context (there is a test). Unknown ones are
-ignored with one warning.
+``WITHOUT_EFFECT`` would only change speed or the device: values that are not neutral log a warning.
+``IGNORED`` have no effect here with any value. All others must reach the model or the context
+(there is a test). Unknown ones are ignored with one warning.
 ``docs/from-llama-cpp.md`` shows the tables.
 """
 
@@ -36,11 +34,6 @@ class NeutralValues(NamedTuple):
     why: str
 
 
-_NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
-REFUSED = {
-    "lora_base": NeutralValues((None,), _NO_ADAPTERS),
-    "lora_path": NeutralValues((None,), _NO_ADAPTERS),
-}
 WITHOUT_EFFECT = {
     "op_offload": NeutralValues((False, None), "each op runs where its weights are"),
     "numa": NeutralValues((False, None), "start the process with numactl(8)"),
@@ -48,7 +41,7 @@ WITHOUT_EFFECT = {
 IGNORED = {
     # of the constructor
     "flash_attn": "attention is always fused",
-    "lora_scale": "there is no adapter to scale",
+    "lora_base": "an adapter is applied to weights of any type, so no other base is needed",
     # of a completion
     "tfs_z": "llama.cpp has removed this sampler",
     "penalize_nl": "llama.cpp has removed this option",
@@ -56,20 +49,13 @@ IGNORED = {
 
 
 def check_arguments(where: str, given: Mapping[str, Any]) -> None:
-    """Raise an error, or log a warning, for arguments that are not implemented.
+    """Log a warning for arguments that are not implemented.
 
     Args:
         where: name of the called function, for the message.
         given: arguments by name.
-
-    Raises:
-        NotSupported: an argument that would change results.
     """
     for name, value in given.items():
-        if name in REFUSED and not _is_one_of(value, REFUSED[name].same):
-            raise NotSupported(
-                f"{where}: {name}={value!r} is not supported: {REFUSED[name].why}; leave it out"
-            )
         if name in WITHOUT_EFFECT and not _is_one_of(value, WITHOUT_EFFECT[name].same):
             log.warning("%s: %s=%r has no effect: %s", where, name, value, WITHOUT_EFFECT[name].why)
 

@@ -41,6 +41,7 @@ from ..grammar import Grammar
 from ..hparams import POOLINGS
 from ..parameters import from_arguments
 from ..parameters.sampling import sampling_fields
+from ..runtime.adapters import load_lora
 from ..runtime.context import Context
 from ..runtime.model import LoadOptions, Model
 from ..runtime.params import ContextParams
@@ -248,6 +249,9 @@ class Llama:
         lease = None
         if not vocab_only:
             context = Context(model, params)
+            if lora_path is not None:
+                lora = load_lora(lora_path, model)
+                context.set_adapters([lora], {lora: lora_scale})
             speculation, self._drafting = speculation_for(draft_model, context)
             lease = Lease(Engine(context, timings=self._timings, speculation=speculation))
             self._held = Scores(lease, logits_all=logits_all)

@@ -125,6 +125,25 @@ class ContextSizes:
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
+class AdapterParams:
+    """Files of adapters that change a model while it computes; several are separated by commas."""
+
+    # fmt: off
+    lora: tuple[str, ...] = row((), "LoRA adapters. Repeatable, or separated by commas.",
+        Flags("--lora", metavar="FILE,...", repeated=True))
+    lora_scaled: tuple[str, ...] = row((), "LoRA adapters with factors.",
+        Flags("--lora-scaled", metavar="FILE:SCALE,...", repeated=True))
+    control_vector: tuple[str, ...] = row((), "Control vectors, added to the outputs of layers.",
+        Flags("--control-vector", metavar="FILE,...", repeated=True))
+    control_vector_scaled: tuple[str, ...] = row((), "Control vectors with factors.",
+        Flags("--control-vector-scaled", metavar="FILE:SCALE,...", repeated=True))
+    control_vector_layers: Any = row(None,
+        "The layers that control vectors are added to, both included.  [default: all but the "
+        "first]", Flags("--control-vector-layer-range", metavar="START END", nargs=2, type=int))
+    # fmt: on
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class OverrideParams:
     """Hyperparameters that a context overrides; None keeps the model's."""
 

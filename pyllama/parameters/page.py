@@ -11,7 +11,7 @@ from . import Parameter, rows
 from .clustering import ClusterParams
 from .drafting import DraftParams
 from .generation import ChatParams, RequestParams
-from .loading import ContextSizes, DeviceParams, FileParams, OverrideParams
+from .loading import AdapterParams, ContextSizes, DeviceParams, FileParams, OverrideParams
 from .sampling import SAMPLER_ROWS, SamplingParams
 from .serving import Listening, ServingParams
 
@@ -43,6 +43,7 @@ TABLES: dict[str, tuple[type, str]] = {
     "Reading a model's file": (FileParams, "Fields of `LoadOptions`."),
     "Devices": (DeviceParams, "Fields of `LoadOptions`, see [Devices](devices.md)."),
     "Sizes of a context": (ContextSizes, "Fields of `ContextParams`."),
+    "Adapters": (AdapterParams, "Flags of the tools; [in Python](adapters.md) they are objects."),
     "Hyperparameters of a context": (
         OverrideParams,
         "Fields of `Overrides`; `Llama` has llama-cpp-python's values for the model's own.",

@@ -75,8 +75,8 @@ def test_an_unknown_flag_suggests_the_nearest(wrong: str, near: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "args", "said"),
     [
-        ("completion", ["--lora", "x.gguf"], "llama.cpp's --lora is not supported: LoRA adapters"),
-        ("completion", ["--lora-scaled=x"], "llama.cpp's --lora-scaled is not supported: LoRA"),
+        ("completion", ["--mmproj", "x.gguf"], "llama.cpp's --mmproj is not supported: only text"),
+        ("completion", ["--usage=x"], "llama.cpp's --usage is not supported: see --help"),
         ("perplexity", ["-fit", "on"], "llama.cpp's -fit is not supported: -ngl auto offloads"),
         ("bench", ["-rpc", "a:1"], "llama.cpp's -rpc is not supported: there is no RPC backend"),
         ("completion", ["-o", "x"], "llama.cpp's -o is not supported: redirect stdout"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @sparse_options
 @parameter_options(PlanOptions)
 @parameter_options(SimulateOptions)
-@context_options()
+@context_options(adapters=False)
 @version_option()
 def command(
     model: Path | None, sparse: str, sparse_threshold: float | None, **options: Any

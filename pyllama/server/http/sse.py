@@ -225,6 +225,14 @@ async def read_json(request: Request, options: ServerOptions) -> Body:
 
 async def parse_body(data: bytes) -> dict[str, Any]:
     """The JSON object in a body that has been read. Raises: ApiError."""
+    body = await parse_value(data)
+    if not isinstance(body, dict):
+        raise ApiError.invalid("the body must be a JSON object")
+    return body
+
+
+async def parse_value(data: bytes) -> Any:
+    """The JSON value in a body that has been read. Raises: ApiError."""
 
     def parse() -> Any:
         found = parse_json(data, _MAX_VALUES, finite=True)
@@ -232,12 +240,9 @@ async def parse_body(data: bytes) -> dict[str, Any]:
         return found
 
     try:
-        body = parse() if len(data) <= _SHORT else await LARGE.run(parse)
+        return parse() if len(data) <= _SHORT else await LARGE.run(parse)
     except (ValueError, MemoryError) as error:
         raise ApiError.invalid(f"the body is not valid JSON: {error!s:.200}") from None
-    if not isinstance(body, dict):
-        raise ApiError.invalid("the body must be a JSON object")
-    return body
 
 
 async def respond(request: Request, stream: Stream, writer: ResponseWriter) -> Response:

@@ -29,6 +29,7 @@ _REASONING = {"auto": "deepseek"}  # what it means
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")  # numbers of llama.cpp's API
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 _CONTENT_ONLY = "Content-only"  # llama.cpp's name of a reply without calls
+Scales = tuple[tuple[int, float], ...]  # numbers of adapters and their factors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class CompletionOptions(RequestParams):
         logit_bias: the biases to report.
         turn: the conversation that the texts reply to; None without.
         drafters: names of the drafters.
+        lora: numbers of adapters and their factors; None for those that are applied.
     """
 
     params: SamplingParams
@@ -52,6 +54,7 @@ class CompletionOptions(RequestParams):
     logit_bias: tuple[tuple[int, float], ...] = ()
     turn: Turn | None = None
     drafters: tuple[str, ...] = ()
+    lora: Scales | None = None
 
     @property
     def conversation(self) -> Turn:
@@ -91,7 +94,7 @@ class CompletionOptions(RequestParams):
             "timings_per_token": self.timings_per_token,
             "post_sampling_probs": self.post_sampling_probs,
             "backend_sampling": False,
-            "lora": [],
+            "lora": [{"id": id, "scale": scale} for id, scale in self.lora or ()],
         }
         if whole:
             found["logit_bias"] = [
@@ -137,8 +140,7 @@ def read_completion(
         ApiError: a field is wrong.
         GrammarError, SamplingError: a grammar or sampling parameter is.
     """
-    if fields.get("lora", [], list):
-        raise ApiError.invalid("Field 'lora': LoRA adapters are not supported")
+    lora = fields.get("lora", [], list)
     is_own = is_own or fields.flag("verbose", options.verbose)
     probs = {} if turn is None else {"n_probs": _n_probs(fields)}
     high = {"id_slot": n_slots - 1}
@@ -163,7 +165,26 @@ def read_completion(
         shown=turn.shown if turn else frozenset(),
         logit_bias=shown_bias,
         turn=turn,
+        lora=read_scales(lora, "Field 'lora'") if lora else None,
     )
+
+
+def read_scales(given: Any, where: str) -> Scales:
+    """The factors of a list of objects with ``id`` and ``scale``. Raises: ApiError."""
+    if not isinstance(given, list):
+        raise ApiError.invalid(f"{where} must be a list of objects with 'id' and 'scale'")
+    found = []
+    for entry in given:
+        fields = entry if isinstance(entry, dict) else {}
+        id, scale = fields.get("id"), fields.get("scale")
+        is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+        if type(id) is not int or not is_number:
+            raise ApiError.invalid(
+                f"{where}: got {entry!r:.60}, want an object with a whole number 'id' and a "
+                "number 'scale'"
+            )
+        found.append((id, float(scale or 0)))
+    return tuple(found)
 
 
 def _n_probs(fields: Fields) -> int:

@@ -31,6 +31,7 @@ from ..request.errors import ApiError, prompt_too_long
 from ..request.fields import Fields
 from ..request.options import ServerOptions
 from ..request.request_options import CompletionOptions, read_completion
+from .adapters import factors
 from .choice import Choice, Recorder
 from .preparing import Preparing, check_wanted
 from .runner import EngineRunner
@@ -261,6 +262,7 @@ class ServedModel:
             max_draft=0 if has_recorder else None,
             seq_id=None if options.id_slot < 0 else options.id_slot,
             reuse=options.cache_prompt,
+            adapters=None if options.lora is None else factors(self.engine.context, options.lora),
         )
 
     def detokenize(self, tokens: list[int]) -> str:

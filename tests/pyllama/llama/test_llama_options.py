@@ -6,16 +6,20 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
+from pyllama import Model
 from pyllama.errors import ModelError, NotSupported, PyllamaError
 from pyllama.llama import arguments
 from pyllama.llama.llama import Llama
 from pyllama.llama.tokenizer import BaseLlamaTokenizer
 from pyllama.runtime.overrides import Overrides
 
+from ..adapters import adaptable, merge, random_terms, write_lora
 from ..fake_context import BOS, EOS, ids, text_of
+from ..models import Spec, random_weights, write_model
 
 
 def test_tokens_and_names(reciting: Any) -> None:
@@ -57,7 +61,6 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     assert reciting(type_k=0, type_v=2).context.types == (GGMLType.F32, GGMLType.Q4_0)
     reciting(type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
-        {"lora_path": "x"},
         {"pooling_type": 5},
         {"attention_type": 2},
         {"rope_scaling_type": 4},
@@ -116,23 +119,23 @@ OBEYED: dict[str, Any] = {
     "offload_kqv": False, "pooling_type": 1, "attention_type": 1, "embedding": True,
     "ctx_checkpoints": 3, "checkpoint_every_n_tokens": 64,
 }  # fmt: skip
+ELSEWHERE = ("tokenizer", "lora_path", "lora_scale")  # tested on their own
 # For each that is refused or warned of, some such values.
 NOT_OBEYED: dict[str, tuple[Any, ...]] = {
-    "lora_base": ("x",), "lora_path": ("x",), "op_offload": (True,), "numa": (True, 1, 2),
+    "op_offload": (True,), "numa": (True, 1, 2),
 }  # fmt: skip
 
 
 def test_each_parameter_is_obeyed_or_in_a_table() -> None:
     parameters = {*inspect.signature(Llama).parameters} - {"model_path", "kwargs"}
     tables = (
-        {*OBEYED, "tokenizer"},
-        {*arguments.REFUSED},
+        {*OBEYED, *ELSEWHERE},
         {*arguments.WITHOUT_EFFECT},
         {*arguments.IGNORED},
     )
     for name in parameters:
         assert sum(name in table for table in tables) == 1, name
-    assert {*OBEYED, *NOT_OBEYED, "tokenizer"} == parameters - {*arguments.IGNORED}
+    assert {*OBEYED, *NOT_OBEYED, *ELSEWHERE} == parameters - {*arguments.IGNORED}
 
 
 def built(llama: Llama) -> dict[str, Any]:
@@ -160,15 +163,11 @@ def test_a_parameter_that_is_not_obeyed_says_so(
 ) -> None:
     plain = built(reciting())
     for value in NOT_OBEYED[name]:
-        if name in arguments.REFUSED:
-            with pytest.raises(NotSupported, match=f"^Llama: {name}=.* is not supported: "):
-                reciting(**{name: value})
-            continue
         assert built(reciting(**{name: value})) == plain
         (line,) = (record.getMessage() for record in caplog.records)
         assert line.startswith(f"Llama: {name}={value!r} has no effect: ")
         caplog.clear()
-    for value in (arguments.REFUSED | arguments.WITHOUT_EFFECT)[name].same:
+    for value in arguments.WITHOUT_EFFECT[name].same:
         assert built(reciting(**{name: value})) == plain and not caplog.records
 
 
@@ -226,3 +225,24 @@ def test_the_defaults_are_llama_cpp_pythons() -> None:
     assert positional == [
         "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p", "typical_p", "logprobs",
     ]  # fmt: skip
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    spec = Spec()
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    terms: Any = random_terms(adaptable(Model.load(path)), spec.n_vocab, size=2.0)
+    lora = write_lora(tmp_path / "a.gguf", "llama", terms, 8)
+    plain, changed, half = (
+        Llama(path, n_ctx=64, logits_all=True, verbose=False, **given)
+        for given in ({}, {"lora_path": str(lora)}, {"lora_path": str(lora), "lora_scale": 0.5})
+    )
+    for llama in (plain, changed, half):
+        llama.eval([1, 70, 71, 72])
+    merged = Llama(merge(tmp_path / "m.gguf", path, [(terms, 2.0)]), n_ctx=64, logits_all=True)
+    merged.eval([1, 70, 71, 72])
+    assert np.abs(changed.scores[:4] - merged.scores[:4]).max() < 5e-3  # an F16 cache
+    assert np.abs(half.scores[:4] - plain.scores[:4]).max() > 0.01
+    with pytest.raises(ModelError, match="the scale is"):
+        Llama(path, lora_path=str(lora), lora_scale=float("nan"))
+    with pytest.raises(ModelError, match="no LoRA adapter"):
+        Llama(path, lora_path=str(path))

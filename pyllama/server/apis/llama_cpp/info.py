@@ -8,8 +8,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...http.sse import JsonResponse, read_body, read_json
+from ...http.sse import JsonResponse, parse_value, read_body, read_json
 from ...request.errors import ApiError
+from ...request.request_options import read_scales
+from ...worker.adapters import described, factors
 from ...worker.lifecycle import Lifecycle
 from ...worker.served import ServedModel
 from ...worker.warm_up import progress_fields
@@ -81,13 +83,14 @@ async def metrics(request: Request, life: Lifecycle) -> Response:
 
 
 async def lora_adapters(request: Request, served: ServedModel) -> Response:
-    """``GET /lora-adapters``: none are loaded."""
-    return JsonResponse([])
+    """``GET /lora-adapters``."""
+    return JsonResponse(described(served.engine.context, served.tokenizer))
 
 
 async def change_lora_adapters(request: Request, served: ServedModel) -> Response:
-    """``POST /lora-adapters``: there are none to change."""
+    """``POST /lora-adapters``: the factors of requests from now on that name none."""
     data = await read_body(request, served.options)
-    if data.strip() not in (b"", b"[]"):
-        raise ApiError.invalid("LoRA adapters are not supported: none are loaded")
+    scales = read_scales(await parse_value(data) if data.strip() else [], "the body")
+    chosen = factors(served.engine.context, scales)
+    await served.runner.call(lambda engine: engine.context.apply(chosen))
     return JsonResponse({"success": True})

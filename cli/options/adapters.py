@@ -1,0 +1,73 @@
+"""The options that name adapters, for every tool that creates a context.
+
+    @adapter_options                               # declares the flags
+    apply_adapters(context, applied=True)          # loads the files
+
+The values are stored in click's context, so commands need no parameters for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from pyllama.parameters.loading import AdapterParams
+
+from ..parameters import kept_values, parameter_options
+
+if TYPE_CHECKING:
+    from pyllama.runtime.context import Context
+
+adapter_options = parameter_options(AdapterParams, keep=True, section="Adapters")
+"""``--lora``, ``--control-vector`` and those with factors."""
+
+
+def apply_adapters(context: Context, *, applied: bool = True) -> None:
+    """Load the adapters of this command line.
+
+    Args:
+        applied: whether LoRA adapters change what does not ask for any.
+
+    Raises:
+        click.UsageError: a factor is no number.
+        PyggmlError: a file is no adapter of the model; see ``load_lora``.
+    """
+    given = kept_values(AdapterParams)
+    loras = [*_files(given, "lora"), *_scaled(given, "lora_scaled")]
+    vectors = [*_files(given, "control_vector"), *_scaled(given, "control_vector_scaled")]
+    first, last = given.get("control_vector_layers") or (0, 0)
+    if not loras and not vectors:
+        return
+    from pyllama.runtime.adapters import Adapter, load_control_vector, load_lora
+
+    model, scales = context.model, dict[Adapter, float]()
+    for path, scale in loras:
+        scales[load_lora(path, model)] = scale if applied else 0.0
+    for path, scale in vectors:
+        scales[load_control_vector(path, model, first, last)] = scale
+    context.set_adapters([*scales], scales)
+
+
+def _parts(given: dict[str, tuple[str, ...]], name: str) -> Iterator[str]:
+    return (part for text in given.get(name) or () for part in text.split(",") if part)
+
+
+def _files(given: dict[str, tuple[str, ...]], name: str) -> Iterable[tuple[str, float]]:
+    return ((part, 1.0) for part in _parts(given, name))
+
+
+def _scaled(given: dict[str, tuple[str, ...]], name: str) -> Iterator[tuple[str, float]]:
+    """The files and factors of ``FILE:SCALE,...``."""
+    for part in _parts(given, name):
+        path, _, text = part.rpartition(":")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not path or not math.isfinite(scale):
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag}: {part!r} is not FILE:SCALE, such as x.gguf:0.5")
+        yield path, scale
