@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 from ..graph import hybrid
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.mamba import SSM
+from ..graph.mamba import SSM, causal_conv
 from ..graph.tensors import OUTPUT, only_in
 from ..hparams import Got, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
@@ -103,7 +103,7 @@ def _mamba(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         ops.cont(ctx, ops.view_3d(ctx, zx, (head_dim, n_head, T), (8 * head_dim, zx.nb[1]), first))
         for first in (0, 4 * head_dim)
     )
-    u = b.causal_conv(ops.reshape_2d(ctx, u, n, T), i)
+    u = causal_conv(b, ops.reshape_2d(ctx, u, n, T), i)
     parts = b.linear(u, f"blk.{i}.ssm_x", f"ssm_x-{i}")  # [2 d_state + n_dt, T]
     B, C, dt = (
         b.rms_norm(

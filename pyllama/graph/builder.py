@@ -461,36 +461,6 @@ class GraphBuilder:
         assert self.kv.states is not None and self.runs is not None and self.slots is not None
         return self.kv.states.tensors[name][layer], self.runs, self.slots
 
-    def causal_conv(self, x: Tensor, layer: int, part: str = "") -> Tensor:
-        """SiLU of the causal convolution of a layer's channels, after the tokens before.
-
-        Args:
-            part: ending of the names of its weight and state, where a layer has several.
-
-        Shape:
-            x [channels, T] -> the same
-        """
-        weight = self.weight(f"blk.{layer}.ssm_conv1d{part}.weight")
-        if weight.ne[1] == 1:  # the input's channels, in files of Kimi-Linear
-            weight = ops.reshape_2d(self.ctx, weight, weight.ne[0], x.ne[0])
-        x = ops.ssm_conv_slots(self.ctx, x, weight, *self.state(f"conv{part}", layer))
-        bias = self.weights.get(f"blk.{layer}.ssm_conv1d{part}.bias")
-        if bias is not None:
-            x = ops.add(self.ctx, x.set_name(f"ssm_conv-{layer}"), bias)
-        return ops.silu(self.ctx, x).set_name(f"ssm_conv{part}_silu-{layer}")
-
-    def ssm_scan(self, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, layer: int) -> Tensor:
-        """The scan of a layer of Mamba 1 or 2 (see ``ssm_scan_slots``).
-
-        Shape:
-            x [head_dim, n_head, T], dt [n_head, T], B and C [d_state, n_group, T]
-            -> [head_dim, n_head, T]
-        """
-        states, *places = self.state("ssm", layer)
-        a = self.weight(f"blk.{layer}.ssm_a")
-        y = ops.ssm_scan_slots(self.ctx, states, x, dt, a, B, C, *places)
-        return y.set_name(f"ssm_scan-{layer}")
-
     def copy_cells(self, tensors: Sequence[Tensor], runs: Sequence[tuple[int, int, int]]) -> None:
         """Copy the bytes of keys or values between cells of a cache.
 

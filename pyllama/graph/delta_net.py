@@ -21,7 +21,7 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..hparams import Got, Key, Values
 from .builder import GraphBuilder
-from .mamba import Sizes
+from .mamba import Sizes, causal_conv
 
 DELTA_NET: Values = {
     "d_conv": Key("ssm.conv_kernel"),
@@ -98,7 +98,7 @@ def delta_net(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     beta, alpha = _beta_and_alpha(b, x, i)  # [n_head, T]
     alpha = ops.softplus(ctx, ops.add(ctx, alpha, b.weight(f"blk.{i}.ssm_dt.bias")))
     decay = ops.mul(ctx, alpha, b.weight(f"blk.{i}.ssm_a")).set_name(f"gate-{i}")
-    qkv = b.causal_conv(qkv, i)
+    qkv = causal_conv(b, qkv, i)
     q, k, v = (
         ops.view_3d(ctx, qkv, (n, heads, T), (4 * n, qkv.nb[1]), 4 * n * first)
         for heads, first in ((n_group, 0), (n_group, n_group), (n_head, 2 * n_group))
@@ -146,7 +146,7 @@ def kimi_delta(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 
     def heads(part: str) -> Tensor:  # [n, n_head, T]
         rows = b.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
-        return ops.reshape_3d(ctx, b.causal_conv(rows, i, f"_{part}"), n, n_head, T)
+        return ops.reshape_3d(ctx, causal_conv(b, rows, i, f"_{part}"), n, n_head, T)
 
     def low_rank(part: str) -> Tensor:  # [n n_head, T]; one matrix in Ling 3
         row = b.linear(x, f"blk.{i}.ssm_{part}_a", f"{part}_a-{i}")  # [n, T]

@@ -87,7 +87,7 @@ def mamba(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     n, d_state, dt_rank = own["d_inner"], own["d_state"], own["dt_rank"]
     xz = b.linear(x, f"blk.{i}.ssm_in", f"ssm_in-{i}")  # [2 d_inner, T]
     u, z = (ops.view_2d(ctx, xz, n, T, xz.nb[1], 4 * n * k) for k in (0, 1))
-    u = b.causal_conv(u, i)
+    u = causal_conv(b, u, i)
     parts = b.linear(u, f"blk.{i}.ssm_x", f"ssm_x-{i}")  # [dt_rank + 2 d_state, T]
     firsts = (0, dt_rank, dt_rank + d_state)
     dt, B, C = (
@@ -98,7 +98,7 @@ def mamba(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     dt = b.linear(dt, f"blk.{i}.ssm_dt", f"ssm_dt-{i}")  # [d_inner, T]
     heads = ops.view_3d(ctx, u, (1, n, T), (4, u.nb[1]))
     B, C = (ops.view_3d(ctx, s, (d_state, 1, T), (s.nb[1], s.nb[1])) for s in (B, C))
-    y = b.ssm_scan(heads, dt, B, C, i)  # [1, d_inner, T]
+    y = ssm_scan(b, heads, dt, B, C, i)  # [1, d_inner, T]
     y = ops.reshape_2d(ctx, y, n, T)
     y = ops.add(ctx, y, ops.mul(ctx, u, b.weight(f"blk.{i}.ssm_d")))
     y = ops.swiglu_split(ctx, z, y).set_name(f"ssm_y-{i}")
@@ -129,7 +129,7 @@ def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         ops.view_2d(ctx, parts, size, T, parts.nb[1], 4 * first)
         for size, first in ((n, 0), (n_conv, n), (n_head, n + n_conv))
     )
-    xBC = b.causal_conv(xBC, i)
+    xBC = causal_conv(b, xBC, i)
     row = xBC.nb[1]
     heads = ops.view_3d(ctx, xBC, (head_dim, n_head, T), (4 * head_dim, row))
     B, C = (
@@ -137,10 +137,41 @@ def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         for first in (n, n + n_group * d_state)
     )
     dt = ops.add(ctx, dt, b.weight(f"blk.{i}.ssm_dt.bias"))
-    y = b.ssm_scan(heads, dt, B, C, i)  # [head_dim, n_head, T]
+    y = ssm_scan(b, heads, dt, B, C, i)  # [head_dim, n_head, T]
     y = ops.add(ctx, y, ops.mul(ctx, heads, b.weight(f"blk.{i}.ssm_d")))
     y = ops.swiglu_split(ctx, z, ops.reshape_2d(ctx, y, n, T)).set_name(f"ssm_y-{i}")
     if f"blk.{i}.ssm_norm.weight" in b.weights:
         y = ops.reshape_3d(ctx, y, n // n_group, n_group, T)
         y = ops.reshape_2d(ctx, b.rms_norm(y, f"blk.{i}.ssm_norm", f"ssm_norm-{i}"), n, T)
     return b.linear(y, f"blk.{i}.ssm_out", f"mamba_out-{i}")
+
+
+def causal_conv(b: GraphBuilder, x: Tensor, i: int, part: str = "") -> Tensor:
+    """SiLU of the causal convolution of a layer's channels, after the tokens before.
+
+    Args:
+        part: ending of the names of its weight and state, where a layer has several.
+
+    Shape:
+        x [channels, T] -> the same
+    """
+    weight = b.weight(f"blk.{i}.ssm_conv1d{part}.weight")
+    if weight.ne[1] == 1:  # the input's channels, in files of Kimi-Linear
+        weight = ops.reshape_2d(b.ctx, weight, weight.ne[0], x.ne[0])
+    x = ops.ssm_conv_slots(b.ctx, x, weight, *b.state(f"conv{part}", i))
+    bias = b.weights.get(f"blk.{i}.ssm_conv1d{part}.bias")
+    if bias is not None:
+        x = ops.add(b.ctx, x.set_name(f"ssm_conv-{i}"), bias)
+    return ops.silu(b.ctx, x).set_name(f"ssm_conv{part}_silu-{i}")
+
+
+def ssm_scan(b: GraphBuilder, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, i: int) -> Tensor:
+    """The scan of a layer of Mamba 1 or 2 (see ``ssm_scan_slots``).
+
+    Shape:
+        x [head_dim, n_head, T], dt [n_head, T], B and C [d_state, n_group, T]
+        -> [head_dim, n_head, T]
+    """
+    states, *places = b.state("ssm", i)
+    y = ops.ssm_scan_slots(b.ctx, states, x, dt, b.weight(f"blk.{i}.ssm_a"), B, C, *places)
+    return y.set_name(f"ssm_scan-{i}")
