@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ import pytest
 from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
-from pyggml.dtype import GGMLType
 from pyggml.ops.op import OPS, Case, Op
 
-from .harness import CaseRun
+from .harness import CaseRun, with_formats
 
 BACKENDS = [  # name, threads
     pytest.param(("reference", 1), marks=pytest.mark.long),
@@ -26,23 +24,15 @@ BACKENDS = [  # name, threads
 ]
 MAX_ELEMENTS = 1 << 20  # of a source: larger cases are for the benchmark
 
-# Block formats with which all cases run by default; with each of the others, an op's first case.
-FORMATS = {GGMLType[name] for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ3_S", "MXFP4")}
-
-
-def op_cases(op: Op) -> Iterator[Any]:
-    seen = set(FORMATS)
-    for case in op.cases:
-        args = [a for a in case.args if a is not None]
-        if all(prod(a.ne) <= MAX_ELEMENTS for a in args):
-            formats = {a.type for a in args if a.type.is_quantized}
-            is_first = not formats <= seen
-            seen |= formats
-            marks = () if is_first or formats <= FORMATS else pytest.mark.long
-            yield pytest.param(op, case, id=f"{op.name}[{case.id}]", marks=marks)
-
-
-CASES = [case for op in OPS.values() for case in op_cases(op)]
+CASES = [
+    pytest.param(op, case, id=f"{op.name}[{case.id}]", marks=() if is_default else pytest.mark.long)
+    for op in OPS.values()
+    for case, is_default in with_formats(
+        case
+        for case in op.cases
+        if all(prod(a.ne) <= MAX_ELEMENTS for a in case.args if a is not None)
+    )
+]
 
 
 @pytest.fixture(scope="module", params=BACKENDS, ids=lambda b: f"{b[0]}-{b[1]}")

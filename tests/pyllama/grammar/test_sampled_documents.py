@@ -16,11 +16,12 @@ from pyllama.grammar.schema.schema_parts import Unsatisfiable
 from pyllama.sampling import SamplingParams, chain_for
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
+from ...tiers import long
 from .random_schemas import RandomSchema, bounded
 
 pytestmark = pytest.mark.model
 FIXED = sorted((Path(__file__).resolve().parents[2] / "data" / "json_schemas").glob("*.json"))
-MAX_TOKENS, N_RANDOM = 400, 300
+MAX_TOKENS = 400
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,12 @@ def check(schema: Any, text: str) -> None:
     assert error is None, f"{text}: {error.message}"
 
 
+@pytest.mark.parametrize("n_random", [60, long(300)])
 @pytest.mark.parametrize("kind", ["random", "like a model"])
-def test_sampled_documents_are_valid(kind: str, tokenizer: Tokenizer) -> None:
+def test_sampled_documents_are_valid(kind: str, n_random: int, tokenizer: Tokenizer) -> None:
     rows = rows_of_logits(kind, tokenizer.n_vocab)
     schemas = [json.loads(path.read_bytes()) for path in FIXED]
-    schemas += [bounded(RandomSchema(seed).draw()) for seed in range(N_RANDOM)]
+    schemas += [bounded(RandomSchema(seed).draw()) for seed in range(n_random)]
     n_ended = n = 0
     for seed, schema in enumerate(schemas):
         try:

@@ -28,7 +28,7 @@ ENGINES = {  # and the number of tokens: many are computed by tensor cores
     "simulator": ((7, 0), simulator_image, 3),
     "ptx": ((9, 0), ptx_of, 20),
 }
-SHORT = ("far end", "a negative cell", "a cell of a branch", "none")  # by the simulator
+SHORT = ("a negative cell", "a cell of a branch", "none")  # by the simulator
 
 
 def cases(changes: Mapping[str, Any]) -> list[Any]:
