@@ -257,8 +257,8 @@ def test_attention_replays_at_any_length(cuda: CudaBackend) -> None:
     n_list, hd = 200, 64
     rng = np.random.default_rng(0)
     ctx = Context(no_alloc=True)
-    q = ctx.new_tensor_3d(F32, hd, 1, 4)
-    k, v = (ctx.new_tensor_3d(F32, hd, 256, 2) for _ in range(2))
+    q = ctx.new_tensor_3d(F32, hd, 1, 2)
+    k, v = (ctx.new_tensor_3d(F32, hd, 256, 1) for _ in range(2))
     cells, rows = ctx.new_tensor_3d(I32, 2, n_list, 1), ctx.new_tensor_2d(I32, 4, 1)
     y = ops.flash_attn_cells(ctx, q, k, v, cells, rows, 0.125)
     alloc_ctx_tensors(ctx, cuda.buffer_type())
