@@ -182,7 +182,7 @@ def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.7, 0.85, 1.0])
+@pytest.mark.parametrize("share", only([0.0, 0.3, 0.6, 0.7, 0.85, 1.0], [0.3, 0.7]))
 def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> None:
     """From the CPU alone to all on the device: the bytes are the planned ones, logits the CPU's."""
     path, exact = sparse_file(folder, name), GGMLType.F32
