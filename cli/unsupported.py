@@ -146,7 +146,7 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
             "--mistral-format", "--disable-mistral-community-chat-template",
         ),
         _MEDIA: ("--mmproj",),
-        "dense layers after the pooling are not supported": (
+        "dense layers after the pooling are always converted": (
             "--sentence-transformers-dense-modules",
         ),
         "heads that are checkpoints of their own (EAGLE, DSpark) are not converted": (

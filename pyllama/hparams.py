@@ -65,6 +65,8 @@ KEYS: Values = {
     "n_dense_lead": Key("leading_dense_block_count", 0),
     "causal": Key("attention.causal", True),
     "pooling_type": Key("pooling_type", 0),
+    "dense_2_feat_out": Key("dense_2_feat_out", 0),
+    "dense_3_feat_out": Key("dense_3_feat_out", 0),
 }
 PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number, or an array
     "n_ff_arr": "feed_forward_length",
@@ -130,6 +132,8 @@ class HParams:
     causal: bool = True  # a token attends to no later tokens
     encoder: bool = False  # computes embeddings and scores only: there is no output matrix
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
+    dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none
+    dense_3_feat_out: int = 0
     n_cls_out: int = 1  # outputs of the classification head, if the model has one
     head_act: str = "tanh"  # after the dense layer of the classification head
     softmax_scores: bool = False  # the scores of the classification head are probabilities
@@ -301,6 +305,11 @@ class HParams:
     def n_ctx_orig(self) -> int:
         """Context length of training before rope scaling."""
         return self.rope_orig_ctx or self.n_ctx_train
+
+    @property
+    def n_embedding(self) -> int:
+        """Columns of a text's embedding."""
+        return self.dense_3_feat_out or self.dense_2_feat_out or self.n_embd
 
     @property
     def n_embd_inp(self) -> int:

@@ -59,6 +59,8 @@ _RANGES = {
     "n_layer_kv": (0, 4096),
     "n_embd_token": (0, 1 << 20),
     "n_cls_out": (1, 1 << 20),
+    "dense_2_feat_out": (0, 1 << 20),
+    "dense_3_feat_out": (0, 1 << 20),
     "pooling_type": (0, len(POOLINGS) - 1),
 }
 _FLOATS = (  # positive; positive or 0

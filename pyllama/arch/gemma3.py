@@ -107,7 +107,13 @@ def decoder(
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    check_config(config, use_bidirectional_attention=False, attention_bias=False)
+    check_config(config, use_bidirectional_attention=False)
+    return keys(config)
+
+
+def keys(config: Config) -> dict[str, Any]:
+    """The keys of Gemma 3, and of models with the same config.json."""
+    check_config(config, attention_bias=False)
     period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
     kinds = config.get("layer_types")
     if kinds:
@@ -116,7 +122,7 @@ def _keys(config: Config) -> dict[str, Any]:
         want = [n for n in range(1, len(kinds) + 1) if period and n % period == 0]
         if full != want:
             raise ModelError(f"layer_types has full attention in layers {full}, want every n-th")
-    keys = (
+    found = (
         base_keys(config)
         | hidden_act(config, "gelu")
         | {
@@ -126,8 +132,8 @@ def _keys(config: Config) -> dict[str, Any]:
         }
     )
     if config.get("final_logit_softcapping"):
-        keys["final_logit_softcapping"] = float(config["final_logit_softcapping"])
-    return keys
+        found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
+    return found
 
 
 def add_one(name: str, x: Array, config: Config) -> Tensors:

@@ -39,6 +39,7 @@ from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
+from .modules import dense_keys, dense_tensors, pooling_keys
 from .nextn import nextn_keys, nextn_layers
 from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
 from .plan import (
@@ -50,7 +51,6 @@ from .plan import (
     plan_tensors,
     value_keys,
 )
-from .pooling import pooling_keys
 from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
 from .tokens.vocabulary import read_vocabulary
@@ -128,8 +128,9 @@ def convert(
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
-        keys |= nextn_keys(keys, n_nextn, mtp_of(arch))
-        planned = plan_tensors(folder, checkpoint, config, arch)
+        dense = dense_tensors(source)
+        keys |= nextn_keys(keys, n_nextn, mtp_of(arch)) | dense_keys(dense)
+        planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
     if options.mtp_only:
         if not n_nextn:

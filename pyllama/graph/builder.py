@@ -49,6 +49,12 @@ CLASSIFIER = {  # the head of a reranker, of any architecture; a dense layer and
     f"{HEAD}?": ("n_embd", "n_cls_out"),
     "cls.output.bias?": ("n_cls_out",),
 }
+DENSE = {  # after the pooling, of sentence-transformers' folders of any architecture
+    "dense_2.weight?": ("n_embd", "dense_2_feat_out"),
+    "dense_2.bias?": ("dense_2_feat_out",),
+    "dense_3.weight?": ("dense_2_feat_out", "dense_3_feat_out"),
+    "dense_3.bias?": ("dense_3_feat_out",),
+}
 
 
 class GraphBuilder:
@@ -75,8 +81,8 @@ class GraphBuilder:
             of those to compute embeddings for.
         logits: [n_vocab, n_outputs]; None without outputs.
         argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
-        embeddings: [n_embd, n_outputs + n_embeddings], what the output matrix multiplies; None
-            without embeddings.
+        embeddings: [n_embedding, n_outputs + n_embeddings], what the output matrix multiplies, or
+            dense layers computed of it; None without embeddings.
         target_hidden: [n_embd_target, T], the target's hidden states before the tokens, which a
             head reads; None in other models.
         hidden: [n_embd, n_outputs], a head's own hidden states; None in other models.
@@ -532,11 +538,11 @@ class GraphBuilder:
         if self.kv.kept_nodes:
             x = self.of_outputs(x)
         if self.n_embeddings:
-            self.embeddings = x
+            self.embeddings = self._dense(x)
             if HEAD in self.weights:
                 self.scores = self._classify(x)
             if not self.n_outputs:
-                return x
+                return self.embeddings
             x = ops.view_2d(self.ctx, x, x.ne[0], self.n_outputs, x.nb[1])
             if self._row_scales is not None:
                 ne = self._row_scales.ne[0], self.n_outputs
@@ -550,6 +556,18 @@ class GraphBuilder:
             logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")
         self.logits = logits
         return logits
+
+    def _dense(self, x: Tensor) -> Tensor:
+        """The dense layers after the pooling: [n_embd, n] -> [n_embedding, n].
+
+        They are applied to rows: the mean of results is the result of the mean.
+
+        Source: llama.cpp, ``llm_graph_context::build_dense_out``.
+        """
+        for name in ("dense_2", "dense_3"):
+            if f"{name}.weight" in self.weights:
+                x = self.linear(x, name, f"result_{name}")
+        return x
 
     def _classify(self, x: Tensor) -> Tensor:
         """The scores of the classification head: [n_embd, n] -> [n_cls_out, n].

@@ -204,12 +204,13 @@ class Context:
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
-        """Embeddings of the last decode's tokens, float32[n, n_embd]; the next one overwrites them.
+        """Embeddings of the last decode's tokens, float32[n, n_embedding].
 
-        They are what the output matrix multiplies: the result of the last norm.
+        They are what the output matrix multiplies, the result of the last norm, or what the model's
+        dense layers make of it. The next decode overwrites them.
         """
         found = self._outputs.embeddings
-        return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
+        return np.empty((0, self.hparams.n_embedding), np.float32) if found is None else found
 
     @property
     def hidden(self) -> npt.NDArray[np.float32]:

@@ -43,7 +43,7 @@ class Outputs:
     Args:
         logits: float32[n_outputs, n_vocab].
         argmax: int32[n_outputs], of each row; None if the graph does not compute it.
-        embeddings: float32[n_embeddings, n_embd]; None if the graph has none.
+        embeddings: float32[n_embeddings, n_embedding]; None if the graph has none.
         scores: float32[n_embeddings, n_cls_out], of the classification head; None if there is none.
         hidden: float32[n_outputs, n_embd], of a head that drafts; None in other models.
 

@@ -33,7 +33,7 @@ from pyggml.tensor import BufferType, Dims, Tensor
 
 from ..arch import Arch, get_arch
 from ..errors import ModelError
-from ..graph.builder import CLASSIFIER, HEAD, NEXTN_TENSORS, SCALED, GraphBuilder
+from ..graph.builder import CLASSIFIER, DENSE, HEAD, NEXTN_TENSORS, SCALED, GraphBuilder
 from ..graph.sparse.weights import (
     ANY,
     UNREAD_SCALE,
@@ -413,7 +413,8 @@ def match_tensors(
     """The tensors that an architecture declares, by name, and a message for each fault."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
-    patterns = sparse_patterns({**qkv_patterns(patterns, file.tensors), **CLASSIFIER}, file.tensors)
+    patterns = {**qkv_patterns(patterns, file.tensors), **CLASSIFIER, **DENSE}
+    patterns = sparse_patterns(patterns, file.tensors)
     patterns = scale_patterns(patterns)
     whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [

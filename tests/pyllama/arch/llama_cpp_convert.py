@@ -41,7 +41,8 @@ if __name__ == "__main__":
         vocabulary.write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
     try:
         with torch.inference_mode():
-            kind(folder, gguf.LlamaFileType.ALL_F32, out).write()
+            dense = {"sentence_transformers_dense_modules": True}
+            kind(folder, gguf.LlamaFileType.ALL_F32, out, **dense).write()
     finally:
         if missing:
             vocabulary.unlink()

@@ -19,7 +19,11 @@ import numpy as np
 from ..arch.checkpoints import DATA, Shapes, shapes_of, weights, write_safetensors
 from .variants import ENCODERS, FILES
 
-_TOKENIZERS = {"distilbert": "bert"}  # of model types that have another one's; else their own
+_TOKENIZERS = {
+    "distilbert": "bert",
+    "gemma3_text": "gemma",
+    "llama_bidirec": "roberta",
+}  # of model types that have another one's; else their own
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
@@ -46,7 +50,23 @@ def write_files(folder: Path, name: str, shapes: Shapes) -> Path:
     for file, content in files.items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(json.dumps(content))
+    for module, layer in dense_layers(name):
+        write_safetensors(folder / module / "model.safetensors", layer)
     kind = config["model_type"]
     write_safetensors(folder / "model.safetensors", weights(kind, shapes, 1.0))
     shutil.copytree(DATA / "tokenizer" / _TOKENIZERS.get(kind, kind), folder, dirs_exist_ok=True)
     return folder
+
+
+def dense_layers(name: str) -> list[tuple[str, dict[str, np.ndarray]]]:
+    """The folders and weights of the dense layers after a variant's pooling."""
+    found = []
+    for module in FILES.get(name, {}).get("modules.json", ()):
+        if module["type"].endswith(".Dense"):
+            sizes = FILES[name][f"{module['path']}/config.json"]
+            shape = sizes["out_features"], sizes["in_features"]
+            shapes: dict[str, tuple[int, ...]] = {"linear.weight": shape}
+            if sizes["bias"]:
+                shapes["linear.bias"] = shape[:1]
+            found.append((module["path"], weights("", shapes, 1.0)))
+    return found

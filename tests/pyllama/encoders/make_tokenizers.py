@@ -77,6 +77,42 @@ def byte_level() -> None:
     _save("roberta", made.to_str(), {**settings, "tokenizer_class": "RobertaTokenizer"})
 
 
+def byte_fallback() -> None:
+    """Gemma's: SentencePiece's BPE with bytes, and the same merges in tokenizer.json."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*LINES, *TEXTS * 9]), model_writer=model, vocab_size=N_VOCAB,
+        model_type="bpe", byte_fallback=True, add_dummy_prefix=False, minloglevel=2,
+        remove_extra_whitespaces=False, normalization_rule_name="identity", character_coverage=0.98,
+        pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>", bos_piece="<bos>",
+        eos_piece="<eos>",
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model.getvalue())
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    merges = [
+        (text[:cut], text[cut:])
+        for text in ids  # those merged first come first
+        for cut in range(1, len(text))
+        if text[0] != "<" and text[:cut] in ids and text[cut:] in ids
+    ]
+    bpe = models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    made = tokenizers.Tokenizer(bpe)
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    made.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>"])
+    settings = {f"{role}_token": f"<{role}>" for role in ("pad", "eos", "bos", "unk")}
+    settings |= {"add_bos_token": True, "add_eos_token": True}
+    _save("gemma", made.to_str(), {**settings, "tokenizer_class": "GemmaTokenizer"})
+    (FOLDER / "gemma" / "tokenizer.model").write_bytes(model.getvalue())
+
+
 def unigram() -> None:
     """XLM-RoBERTa's: SentencePiece with rules of normalization, after its four special tokens."""
     rules = Path("/tmp/rules.tsv")
@@ -118,4 +154,5 @@ def unigram() -> None:
 if __name__ == "__main__":
     wordpiece()
     byte_level()
+    byte_fallback()
     unigram()

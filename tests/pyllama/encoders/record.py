@@ -26,12 +26,28 @@ from safetensors import safe_open
 
 from ..arch import llama_cpp
 from ..arch.checkpoints import DATA, Shapes
-from .checkpoints import write_files
+from .checkpoints import dense_layers, write_files
 from .texts import PAIRS, TEXTS
 from .variants import ENCODERS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
+
+
+class LlamaBidirectionalConfig(transformers.LlamaConfig):  # type: ignore[misc]
+    """Of nvidia's llama-embed-nemotron, whose code is in its folder."""
+
+    model_type = "llama_bidirec"
+
+
+class LlamaBidirectionalModel(transformers.LlamaModel):  # type: ignore[misc]
+    """LLaMA without causality, by ``is_causal`` of its configuration."""
+
+    config_class = LlamaBidirectionalConfig
+
+
+transformers.AutoConfig.register("llama_bidirec", LlamaBidirectionalConfig)
+transformers.AutoModel.register(LlamaBidirectionalConfig, LlamaBidirectionalModel)
 
 
 def _class(config: dict[str, Any]) -> Any:
@@ -67,7 +83,10 @@ def record(name: str, folder: Path) -> None:
     found = []
     for one in encoded:
         out = model(**one)
-        found.append((out.logits if ranks else out.last_hidden_state[0]).numpy())
+        rows = (out.logits if ranks else out.last_hidden_state[0]).numpy()
+        for _, layer in dense_layers(name):
+            rows = rows @ layer["linear.weight"].T + layer.get("linear.bias", 0)
+        found.append(rows)
     try:
         described: Any = llama_cpp.described(llama_cpp.convert(folder / name, folder / "x.gguf"))
     except subprocess.CalledProcessError as error:

@@ -102,7 +102,7 @@ async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> R
 
 def _dimensions(served: ServedModel, fields: Fields) -> int:
     """The length of vectors that a request asks for; they are cut, and then normalized."""
-    n = served.model.n_embd
+    n = served.model.hparams.n_embedding
     return fields.whole("dimensions", n, low=1, high=n)
 
 

@@ -14,7 +14,7 @@ from pyggml.dtype import GGMLType
 from pyllama import Context, Model
 from pyllama.convert import convert
 from pyllama.convert.files.folder import Folder
-from pyllama.convert.pooling import pooling_keys
+from pyllama.convert.modules import dense_keys, dense_tensors, pooling_keys
 from pyllama.embeddings import embed_many
 from pyllama.engine import Engine
 from pyllama.errors import ModelError
@@ -48,12 +48,37 @@ def test_poolings(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
     assert pooling_keys(write(tmp_path, MODULES, pooling)) == {"pooling_type": number}
 
 
-def test_folders_without_pooling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_without_pooling(tmp_path: Path) -> None:
     assert pooling_keys(Folder(tmp_path)) == {}
     assert pooling_keys(write(tmp_path, MODULES[:1])) == {}
-    dense = [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+
+
+def write_dense(folder: Path, name: str, shape: tuple[int, ...], activation: str) -> None:
+    (folder / name).mkdir()
+    config = {"activation_function": f"torch.nn.modules.{activation}"}
+    (folder / name / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / name / "model.safetensors", {"linear.weight": np.ones(shape)})
+
+
+DENSE = [{"path": n, "type": "sentence_transformers.models.Dense"} for n in ("2_Dense", "3_Dense")]
+
+
+def test_dense_layers(tmp_path: Path) -> None:
+    write_dense(tmp_path, "2_Dense", (24, 8), "linear.Identity")
+    write_dense(tmp_path, "3_Dense", (6, 24), "linear.Identity")
+    found = dense_tensors(write(tmp_path, [*MODULES, *DENSE]))
+    assert [one.name for one in found] == ["dense_2.weight", "dense_3.weight"]
+    sizes = {"dense_2_feat_in": 8, "dense_2_feat_out": 24}
+    assert dense_keys(found) == sizes | {"dense_3_feat_in": 24, "dense_3_feat_out": 6}
+    (tmp_path / "3_Dense" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="incomplete"):
+        dense_tensors(Folder(tmp_path))
+
+
+def test_dense_layers_with_an_activation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_dense(tmp_path, "2_Dense", (24, 8), "activation.Tanh")
     with caplog.at_level(logging.WARNING):
-        assert pooling_keys(write(tmp_path, dense)) == {}
+        assert dense_tensors(write(tmp_path, [*MODULES, DENSE[0]])) == []
     assert "dense layers after the pooling are not converted" in caplog.text
 
 

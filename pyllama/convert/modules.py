@@ -1,0 +1,110 @@
+"""What modules.json of a sentence-transformers folder says comes after the model.
+
+    pooling_keys(folder)                           # {"pooling_type": 3}; {} for another folder
+    dense_tensors(folder)                          # dense_2.weight and so on; [] without
+
+Source: llama.cpp, ``convert_hf_to_gguf.py``, ``_try_set_pooling_type``, ``EmbeddingGemma``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelError
+from ..hparams import POOLINGS
+from ..inputs.budget import shown
+from .files.checkpoint import read_checkpoint
+from .files.folder import Folder
+from .plan import ConvertedTensor
+
+log = logging.getLogger(__name__)
+_MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_MAX_DENSE = 2  # layers
+_FLAGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def pooling_keys(folder: Folder) -> dict[str, Any]:
+    """Return the key of the pooling that modules.json names; {} without that file or a pooling.
+
+    Raises:
+        ModelError: a file is damaged, or the pooling is not supported.
+    """
+    names = _paths(folder, "Pooling")
+    if not names:
+        return {}
+    name = names[0]
+    config = folder.json(f"{name}/config.json")
+    found = next((mode for flag, mode in _FLAGS.items() if config.get(flag) is True), None)
+    if found is None:
+        given = config.get("pooling_mode")
+        found = _MODES.get(given) if isinstance(given, str) else None
+    if found is None:
+        raise ModelError(
+            f"{folder.path / name / 'config.json'}: the pooling is none of {', '.join(_MODES)}: it "
+            "is not supported"
+        )
+    return {"pooling_type": POOLINGS.index(found)}
+
+
+def dense_tensors(folder: Folder) -> list[ConvertedTensor]:
+    """Return the weights and biases of the dense layers after the pooling.
+
+    Layers that cannot be computed are left out, all together, with a warning.
+
+    Raises:
+        ModelError: a file is damaged, or a layer has no matrix.
+    """
+    names = _paths(folder, "Dense")
+    acts = [str(folder.json(f"{name}/config.json").get("activation_function")) for name in names]
+    linear = all(act.rpartition(".")[2] in ("Identity", "None") for act in acts)
+    if not linear or len(names) > _MAX_DENSE:
+        log.warning(
+            "%s: its dense layers after the pooling are not converted: embeddings lack them",
+            folder.path,
+        )
+        return []
+    found = []
+    for number, name in enumerate(names, 2):  # the first one comes after two other modules
+        where = folder.path / name
+        tensors = read_checkpoint(Folder(where, folder.budget))
+        if {*tensors} - {"linear.bias"} != {"linear.weight"}:
+            raise ModelError(f"{where}: a dense layer has linear.weight, here: {shown([*tensors])}")
+        for theirs, stored in tensors.items():
+            if len(stored.shape) != (2 if theirs == "linear.weight" else 1):
+                raise ModelError(f"{where}: {theirs} has the shape {list(stored.shape)}")
+            ours = theirs.replace("linear", f"dense_{number}")
+            found.append(ConvertedTensor(ours, stored.shape, (stored.read,), stored.dtypes))
+    return found
+
+
+def dense_keys(tensors: list[ConvertedTensor]) -> Mapping[str, int]:
+    """Return the keys of the dense layers' sizes."""
+    keys = {}
+    for one in tensors:
+        layer, _, end = one.name.partition(".")
+        if end == "weight":
+            keys[f"{layer}_feat_in"], keys[f"{layer}_feat_out"] = one.shape[1], one.shape[0]
+    return keys
+
+
+def _paths(folder: Folder, kind: str) -> list[str]:
+    """Return the folders of the modules of a kind. Raises: ModelError."""
+    found = []
+    for module in folder.json_objects("modules.json"):
+        if str(module.get("type", "")).rpartition(".")[2] != kind:
+            continue
+        name = module.get("path")
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+            raise ModelError(
+                f"{folder.path / 'modules.json'}: path {shown(name)} of the {kind.lower()} is no "
+                "folder's name"
+            )
+        found.append(name)
+    return found
