@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.encoder import post_norm_encoder
-from ..graph.tensors import QKV, tensors
+from ..graph.tensors import ENCODER, tensors
 from ..hparams import Key, Values
 from ..mapping.encoders import (
     HEADS,
@@ -20,6 +20,7 @@ from ..mapping.encoders import (
     classifier_keys,
     is_classifier,
     with_prefixes,
+    without_pooler,
 )
 from ..mapping.rules import (
     Array,
@@ -40,20 +41,7 @@ HPARAMS: Values = {
     "head_act": Key("classifier.activation", "tanh"),
 }
 
-TENSORS = tensors(
-    {
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "token_types.weight?": ("n_embd", "n_token_types"),
-        "position_embd.weight": ("n_embd", "n_ctx_train"),
-        "token_embd_norm.*": ("n_embd",),
-        **QKV,
-        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
-        "blk.{i}.attn_output_norm.*": ("n_embd",),
-        "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
-        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
-        "blk.{i}.layer_output_norm.*": ("n_embd",),
-    }
-)
+TENSORS = tensors({**ENCODER, "position_embd.weight": ("n_embd", "n_ctx_train")})
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -86,9 +74,9 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
-    if name.startswith("cls.") and not is_classifier(config):
-        return {}  # of the pooler, which embeddings do not use
-    return {name: x[_first_position(config) :] if name == "position_embd.weight" else x}
+    if name == "position_embd.weight":
+        return {name: x[_first_position(config) :]}
+    return without_pooler(name, x, config)
 
 
 _LAYERS = {

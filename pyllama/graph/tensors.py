@@ -48,6 +48,17 @@ DEEPSEEK_EXPERTS = {  # ``exp_probs_b`` is added to the router's scores to choos
     "blk.{i}.exp_probs_b.bias?": ("n_expert",),
     **SHARED_EXPERTS,
 }
+ENCODER = {  # with a norm after attention and one after the feed-forward part; see ``tensors``
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "token_types.weight?": ("n_embd", "n_token_types"),
+    "token_embd_norm.*": ("n_embd",),
+    **QKV,
+    "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+    "blk.{i}.attn_output_norm.*": ("n_embd",),
+    "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+    "blk.{i}.layer_output_norm.*": ("n_embd",),
+}
 OUTPUT = {  # the output matrix may be tied to the embeddings
     "output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),

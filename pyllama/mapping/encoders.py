@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..hparams import POOLINGS
-from .rules import Config
+from .rules import Array, Config, Tensors
 
 HEADS = {  # of classifiers; the names in BERT, RoBERTa and DistilBERT
     "pooler.dense.*": "cls.*",
@@ -44,6 +44,11 @@ def with_prefixes(names: Mapping[str, str], *prefixes: str) -> dict[str, str]:
 def is_classifier(config: Config) -> bool:
     """Whether the checkpoint is a classifier of texts or of pairs of texts (a cross-encoder)."""
     return str(config["architectures"][0]).endswith("ForSequenceClassification")
+
+
+def without_pooler(name: str, x: Array, config: Config) -> Tensors:
+    """The tensor, but of the pooler only if a classifier uses it; embeddings do not."""
+    return {} if name.startswith("cls.") and not is_classifier(config) else {name: x}
 
 
 def classifier_keys(config: Config) -> dict[str, Any]:

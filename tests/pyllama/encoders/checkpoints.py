@@ -23,7 +23,9 @@ _TOKENIZERS = {
     "distilbert": "bert",
     "gemma3_text": "gemma",
     "llama_bidirec": "roberta",
-}  # of model types that have another one's; else their own
+    "nomic_bert": "bert",
+    "nomic-bert-moe": "xlm-roberta",
+}  # of variants or model types that have another model type's; else their own
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
@@ -54,7 +56,8 @@ def write_files(folder: Path, name: str, shapes: Shapes) -> Path:
         write_safetensors(folder / module / "model.safetensors", layer)
     kind = config["model_type"]
     write_safetensors(folder / "model.safetensors", weights(kind, shapes, 1.0))
-    shutil.copytree(DATA / "tokenizer" / _TOKENIZERS.get(kind, kind), folder, dirs_exist_ok=True)
+    tokenizer = _TOKENIZERS.get(name) or _TOKENIZERS.get(kind, kind)
+    shutil.copytree(DATA / "tokenizer" / tokenizer, folder, dirs_exist_ok=True)
     return folder
 
 

@@ -2,10 +2,11 @@
 
     LLAMA_CPP_SOURCES=DIR python -m tests.pyllama.encoders.record [NAME...]
 
-Needs torch, transformers and llama.cpp's converter, which the tests do not. A file has ``shapes``
-(JSON), ``lengths`` int32[n] and ``tokens`` int32 of each text (of each pair, of classifiers) by
-transformers' tokenizer, and ``gguf`` (JSON): the keys and tensors that llama.cpp's converter makes
-of the checkpoint, if it can. In float32 with eager attention, each text alone: ``hidden``
+Needs torch, transformers and llama.cpp's converter, which the tests do not; models that
+transformers lacks are those of ``own_models``. A file has ``shapes`` (JSON), ``lengths`` int32[n]
+and ``tokens`` int32 of each text (of each pair, of classifiers) by transformers' tokenizer, and
+``gguf`` (JSON): the keys and tensors that llama.cpp's converter makes of the checkpoint, if it can.
+In float32 with eager attention, each text alone: ``hidden``
 float32[sum of lengths, n_embd], or ``scores`` float32[n, n_labels] of classifiers.
 """
 
@@ -23,12 +24,14 @@ import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from ..arch import llama_cpp
-from ..arch.checkpoints import DATA, Shapes
+from ..arch.checkpoints import DATA, Shapes, expand
 from .checkpoints import dense_layers, write_files
+from .own_models import MODELS
 from .texts import PAIRS, TEXTS
-from .variants import ENCODERS
+from .variants import ENCODERS, SHAPES, VARIANTS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
@@ -65,25 +68,42 @@ def _shapes(config: dict[str, Any], folder: Path) -> Shapes:
         return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
-@torch.no_grad()
-def record(name: str, folder: Path) -> None:
-    config = dict(ENCODERS[name])
-    shapes = _shapes(config, folder / "shapes")
-    write_files(folder / name, name, shapes)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+def _model(config: dict[str, Any], folder: Path) -> Any:
+    """The function of transformers' model: of a tokenized text to its hidden states or scores."""
     model, info = _class(config).from_pretrained(
-        folder / name, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+        folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     assert not any(info[part] for part in ("missing_keys", "unexpected_keys")), info
     model.eval()
+
+    def compute(one: Any) -> torch.Tensor:
+        out = model(**one)
+        return out.logits if hasattr(out, "logits") else out.last_hidden_state[0]
+
+    return compute
+
+
+def _own_model(name: str, folder: Path) -> Any:
+    """The same of a model that transformers lacks."""
+    arch = next(arch for arch, variants in VARIANTS.items() if name in variants)
+    weights = load_file(folder / "model.safetensors")
+    return lambda one: MODELS[arch](ENCODERS[name], weights, one["input_ids"][0])
+
+
+@torch.no_grad()
+def record(name: str, folder: Path) -> None:
+    config, own = dict(ENCODERS[name]), name in SHAPES
+    shapes = expand(SHAPES[name], config) if own else _shapes(config, folder / "shapes")
+    write_files(folder / name, name, shapes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+    compute = _own_model(name, folder / name) if own else _model(config, folder / name)
     ranks = config["architectures"][0].endswith("ForSequenceClassification")
     texts: Any = PAIRS if ranks else [(text,) for text in TEXTS]
     encoded = [tokenizer(*text, return_tensors="pt") for text in texts]
     ids = [one["input_ids"][0].numpy() for one in encoded]
     found = []
     for one in encoded:
-        out = model(**one)
-        rows = (out.logits if ranks else out.last_hidden_state[0]).numpy()
+        rows = compute(one).numpy()
         for _, layer in dense_layers(name):
             rows = rows @ layer["linear.weight"].T + layer.get("linear.bias", 0)
         found.append(rows)

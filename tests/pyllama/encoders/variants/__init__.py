@@ -29,6 +29,12 @@ DIFFERENT: Mapping[str, tuple[str, ...]] = {
     for module in OF_ARCH.values()
     for name, keys in getattr(module, "DIFFERENT", {}).items()
 }
+SHAPES: Mapping[str, Mapping[str, list[int]]] = {
+    name: shapes
+    for module in OF_ARCH.values()
+    for name, shapes in getattr(module, "SHAPES", {}).items()
+}
+"""Of variants that transformers lacks: the parameters' shapes by name, for ``own_models``."""
 FILES: Mapping[str, Mapping[str, Any]] = {
     name: files
     for module in OF_ARCH.values()
