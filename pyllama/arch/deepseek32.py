@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert
+from ..mapping.rules import Config, Convert, Nextn
 from . import deepseek2
 
 HPARAMS: Values = {
@@ -29,6 +29,8 @@ TENSORS = {
     "blk.{i}.indexer.proj.weight?": ("n_embd", "n_indexer_head"),
 }
 
+MTP = Nextn()
+
 build_graph = deepseek2.build_graph
 
 
@@ -38,7 +40,7 @@ def keys(config: Config) -> dict[str, Any]:
         "attention.indexer.head_count": int(config["index_n_heads"]),
         "attention.indexer.key_length": int(config["index_head_dim"]),
         "attention.indexer.top_k": int(config["index_topk"]),
-        "nextn_predict_layers": 0,  # which are left out
+        "nextn_predict_layers": 0,  # unless the checkpoint has them
     }
 
 

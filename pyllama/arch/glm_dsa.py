@@ -18,6 +18,8 @@ HPARAMS: Values = {**deepseek32.HPARAMS, "expert_gating": Key("expert_gating_fun
 
 TENSORS = deepseek32.TENSORS
 
+MTP = deepseek32.MTP
+
 build_graph = deepseek32.build_graph
 
 

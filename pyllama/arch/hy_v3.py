@@ -1,6 +1,5 @@
 """Hy3: Qwen3's attention, sigmoid routing with a bias and shared experts after dense layers.
 
-Layers that predict more tokens are left out.
 Source: Tencent 2026, "Hy3"; llama.cpp, ``llama_model_hy_v3``.
 """
 
@@ -10,7 +9,7 @@ from typing import Any
 
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import BY_ROUTER, GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Nextn, base_keys, check_config, float32, hidden_act
 from . import exaone_moe, qwen2moe, qwen3
 
 HPARAMS: Values = {
@@ -26,6 +25,8 @@ TENSORS = {
     **without(DEEPSEEK_EXPERTS, "exp_probs_b"),
     "blk.{i}.exp_probs_b?": ("n_expert",),
 }
+
+MTP = Nextn(names={"final_layernorm.": "shared_head.norm."})
 
 build_graph = qwen3.build_graph
 

@@ -57,20 +57,22 @@ def nextn_layers(
         if mtp:
             more[_layer_name(mtp[1], mtp[2], n_layer, settings)] = tensor
         elif layer and int(layer[1]) >= n_layer and config.get("num_nextn_predict_layers"):
-            more[name] = tensor
+            at = str(int(layer[1]) - n_layer)
+            more[_layer_name(at, name[layer.end() :], n_layer, settings)] = tensor
         else:
             decoder[name] = tensor
     layers = {int(match[1]) - n_layer for name in more if (match := _ANY_LAYER.search(name))}
-    if more and (settings is None or not wanted):
+    if settings is None and more:
         log.warning(
             "%d tensors of multi-token prediction are skipped, such as %s", len(more), min(more)
         )
+    if settings is None or not wanted:
         return decoder, 0
     return {**decoder, **more}, len(layers)
 
 
 def _layer_name(layer: str | None, end: str, n_layer: int, settings: Nextn | None) -> str:
-    """The name in a further layer of a tensor under ``mtp.``."""
+    """The name in a further layer of a tensor of one; without a number under ``mtp.``."""
     names = _OF_FIRST if layer is None else ({} if settings is None else settings.names)
     for theirs, ours in names.items():
         if end.startswith(theirs):

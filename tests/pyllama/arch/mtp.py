@@ -23,7 +23,7 @@ QWEN = {  # names in checkpoints that have the layer under ``mtp.``
     "hnorm": "mtp.pre_fc_norm_hidden",
     "shared_head.norm": "mtp.norm",
 }
-MIMO = ("mimo_v2_flash", "shared_head.norm")
+FINAL_NORM = ("mimo_v2_flash", "hy_v3")  # model types that call the norm ``final_layernorm``
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,8 @@ def name_of(config: dict[str, Any], part: str) -> str:
     kind = config["model_type"]
     if kind.startswith("qwen"):
         return QWEN[part]
-    return _prefix(config) + ("final_layernorm" if (kind, part) == MIMO else part)
+    is_final = part == "shared_head.norm" and kind in FINAL_NORM
+    return _prefix(config) + ("final_layernorm" if is_final else part)
 
 
 def _prefix(config: dict[str, Any]) -> str:

@@ -19,19 +19,14 @@ from pyllama.runtime.state import dump_state, restore_state
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import Speculation, mtp_drafter
 
-from ..arch.checkpoints import write_files
+from ..arch.checkpoints import long_but, write_files
 from ..arch.mtp import Made, alone, inputs_of, name_of, text_config, with_mtp
 
-VARIANTS = (
-    "qwen35",
-    "qwen35_text",
-    "qwen3next",
-    "qwen35moe",
-    "glm4moe",
-    "deepseek2_v3",
-    "deepseek2_glm",
-    "mimo2",
-)
+VARIANTS = long_but(
+    ["qwen35", "qwen35_text", "qwen3next", "qwen35moe", "glm4moe", "deepseek2_v3", "deepseek2_glm",
+     "deepseek32", "glm-dsa", "hy_v3", "mimo2"],
+    ("qwen35", "qwen3next", "glm4moe", "deepseek2_glm", "mimo2"),
+)  # fmt: skip
 F32 = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"}
 TOKENS = np.random.default_rng(43).integers(3, 500, 200).tolist()
 
@@ -182,12 +177,18 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
     other = _load(tmp_path / "other", *with_mtp("glm4moe"))
     with pytest.raises(ModelError, match="of a glm4moe model cannot draft for qwen35"):
         mtp_head(without.model, other.path)
-    whole = _load(tmp_path / "whole", config, made)
-    head = mtp_head(without.model, whole.path)  # a file that has them
-    assert head.model.weights["token_embd.weight"] is without.model.weights["token_embd.weight"]
+    path = _convert(tmp_path / "alone", config, made, mtp_only=True)
+    assert path.stat().st_size < without.model.path.stat().st_size
+    weights = mtp_head(without.model, path).model.weights  # of two files
+    assert weights["token_embd.weight"] is without.model.weights["token_embd.weight"]
+    with pytest.raises(ModelError, match="no layers of multi-token prediction that can be loaded"):
+        _convert(tmp_path / "no", config, made, mtp=False, mtp_only=True)
 
 
 def _load(folder: Path, config: dict[str, Any], made: Made, **options: Any) -> Model:
+    return Model.load(_convert(folder, config, made, **options))
+
+
+def _convert(folder: Path, config: dict[str, Any], made: Made, **options: Any) -> Path:
     write_files(folder, config, made)
-    file = folder.with_suffix(".gguf")
-    return Model.load(convert(folder, file, "f32", ConvertOptions(**options)))
+    return convert(folder, folder.with_suffix(".gguf"), "f32", ConvertOptions(**options))
