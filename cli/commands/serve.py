@@ -121,7 +121,7 @@ class ServeOptions(ChatParams):
         A model without a classification head does not rank: as in llama.cpp, the scores are then
         numbers without a meaning.
         """
-        if not (self.embedding or settings.reranking):
+        if not (self.embedding or settings.reranking or model.hparams.encoder):
             return None
         pooling = "rank" if settings.reranking else settings.pooling or model.pooling
 

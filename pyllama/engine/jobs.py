@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BatchError, GrammarError, SamplingError
@@ -23,7 +24,7 @@ from ..sampling import Chain, SamplingParams, chain_for
 from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
 from .pooling import PooledRows
-from .request import EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt
+from .request import PLAIN, EndReason, Event, Kind, Request, TokenLogprob, Usage, check_prompt
 from .sequence import UNKNOWN, CacheSequence
 from .text import LineEnds, TextAssembler
 
@@ -324,6 +325,12 @@ def _check_text(context: Context, request: Request, n: int) -> None:
         context.kv.check_shift()
 
 
+@cache
+def _unused_chain() -> Chain:
+    """The chain of all texts of which nothing is sampled."""
+    return Chain(SamplingParams(temp=0.0), 1, frozenset())
+
+
 def make_runs(
     context: Context,
     request: Request,
@@ -346,10 +353,9 @@ def make_runs(
     Raises: as `check_request`; SamplingError: see ``Chain`` and ``TextAssembler``.
     """
     check_request(context, request, tokens, is_leased=lease is not None)
-    if request.pooling is not None:
-        request = replace(
-            request, sampling=SamplingParams(), max_tokens=0, text=False, grammar=None
-        )
+    pooling = request.pooling
+    if pooling is not None and request.sampling is not PLAIN:
+        request = replace(request, sampling=PLAIN)
     tokenizer, params, grammar = context.model.tokenizer, request.sampling, request.grammar
     n_vocab, known = context.model.hparams.n_vocab, [token for token in tokens if token >= 0]
     ends: dict[int, EndReason] = dict.fromkeys(params.stop_token_ids, "stop")
@@ -363,11 +369,19 @@ def make_runs(
     begun_s = time.perf_counter()
     adapters = uses_of(context.applied if request.adapters is None else request.adapters, tokens)
 
+    max_tokens = request.max_tokens if pooling is None else 0
+
     def make(i: int) -> TextRun:
-        chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
-        chain.accept_prompt(known)
         text = prompt_logprobs = pooled = None
-        if request.text:
+        if pooling is not None:
+            chain, pooled = (
+                _unused_chain(),
+                PooledRows(pooling, len(tokens), context.hparams.causal),
+            )
+        else:
+            chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
+            chain.accept_prompt(known)
+        if request.text and pooling is None:
             text = TextAssembler(
                 tokenizer,
                 request.stop,
@@ -377,14 +391,12 @@ def make_runs(
             )
         if params.prompt_logprobs is not None and i == 0:
             prompt_logprobs = PromptLogprobs(tokens, params.prompt_logprobs)
-        if request.pooling is not None:
-            pooled = PooledRows(request.pooling, len(tokens), context.hparams.causal)
         return TextRun(
             request, number, i, next(ids), list(tokens), chain, text,
             LineEnds(request.n_indent, request.max_predict_s) if has_lines else None,
             ends,
             max_cells=context.n_ctx_seq if request.n_keep is None else sys.maxsize,
-            n_left=sys.maxsize if request.max_tokens is None else request.max_tokens,
+            n_left=sys.maxsize if max_tokens is None else max_tokens,
             sink=sink,
             lease=lease,
             deadline=None if request.deadline_s is None else begun_s + request.deadline_s,

@@ -9,7 +9,7 @@ Plain values; `Engine.submit` validates a request against its context.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ Ids = npt.NDArray[np.intc]
 StoppingCriteria = Callable[[Ids, Floats], bool]
 EndReason = Literal["eog", "stop", "length", "indent", "time", "abort", "deadline"]
 Kind = Literal["progress", "prompt", "embedding", "tokens", "shift", "end", "error"]
+PLAIN = SamplingParams()
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
@@ -66,7 +67,7 @@ class Request:
     """
 
     tokens: Sequence[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = PLAIN
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_at_eog: bool = True

@@ -371,8 +371,7 @@ class Context:
         self._check_texts(tokens, lengths)
         if self.hparams.encoder and len(output_ids):
             raise BatchError(
-                f"{self.hparams.arch} is an encoder without logits; use `logits='none'` and "
-                "`embeddings`"
+                f"{self.hparams.arch} is an encoder: it computes embeddings and no logits"
             )
         ends, parts = np.cumsum(lengths), list[Outputs]()
         self._stop, self._running = False, True

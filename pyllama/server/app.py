@@ -27,7 +27,7 @@ from pyggml.files import read_regular
 from ..errors import PyllamaError
 from .apis.anthropic import messages as anthropic
 from .apis.llama_cpp import graph, infill, info, kept_streams, rerank, slots, tokens
-from .apis.ollama import ollama
+from .apis.ollama import embed, ollama
 from .apis.openai import chat, completion, embedding, responses
 from .http import proxy
 from .http.logs import BODY, RequestLog, ignored_fields
@@ -84,6 +84,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("POST", ("/cors-proxy",), proxy.cors_proxy),
     ("POST", ("/api/generate",), ollama.generate),
     ("POST", ("/api/chat",), ollama.chat),
+    ("POST", ("/api/embed",), embed.embed),
+    ("POST", ("/api/embeddings",), embed.embeddings),
     ("POST", ("/api/show",), ollama.show),
     ("GET", ("/api/tags",), ollama.tags),
     ("GET", ("/api/ps",), ollama.running),

@@ -63,7 +63,6 @@ MISSING: tuple[Missing, ...] = (
     (("POST",), ("/api/pull", "/api/push", "/api/create", "/api/copy"), _NO_CHANGES),
     (("DELETE",), ("/api/delete",), _NO_CHANGES),
     (("GET", "POST"), ("/api/blobs/{rest:path}",), _NO_CHANGES),
-    (("POST",), ("/api/embed", "/api/embeddings"), "use /v1/embeddings, with --embeddings"),
     (_ANY, ("/api/me", "/api/signout", "/api/user/{rest:path}"), _NO_ACCOUNTS),
     (("GET",), ("/api/status",), "use /health"),
     (_ANY, ("/api/experimental/{rest:path}",), _NO_TOOLS),

@@ -45,6 +45,7 @@ _log = logging.getLogger("pyllama.server")
 _IDLE_S = 60.0  # the longest wait for work; calls and requests end it
 _MAX_FAILED_STEPS = 3  # in a row, after which the requests that make them fail are ended
 _FED_PER_SLOT = 2  # texts of one request that the engine has at a time, for each slot
+_SHORT = 8  # tokens of a short text
 
 
 @dataclass
@@ -181,8 +182,12 @@ class EngineRunner:
 
     @property
     def _n_fed_at_once(self) -> int:
-        """Texts of one request that the engine has at a time."""
-        return _FED_PER_SLOT * len(self.slots)
+        """Texts of one request that the engine has at a time.
+
+        Without causality a step takes as many as fit.
+        """
+        n, context = _FED_PER_SLOT * len(self.slots), self.engine.context
+        return n if context.hparams.causal else max(n, context.n_ubatch // _SHORT)
 
     def _feed(self, stream: Stream) -> None:
         """Give the engine the next requests of a stream, up to a number of texts; in any thread.

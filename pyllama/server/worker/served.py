@@ -160,8 +160,7 @@ class ServedModel:
         if isinstance(value, str) or (isinstance(value, list) and _is_one_prompt(value)):
             self.check_length(value)
             tokens = self.tokens(value, add_special=True, parse_special=True)
-            if len(tokens) >= self.n_ctx:  # before the others are tokenized
-                raise prompt_too_long(len(tokens), self.n_ctx)
+            self._check_room(len(tokens))  # before the others are tokenized
             return tokens
         raise ApiError.invalid(
             '"prompt" elements must be a string, a list of tokens, a JSON object containing a '
@@ -224,12 +223,31 @@ class ServedModel:
         """Queue the replies to a conversation. Raises: as `submit`."""
         return self.submit([options.conversation.prompt.tokens], options)
 
+    @property
+    def n_prompt_max(self) -> int:
+        """The most tokens of a prompt; without causality, those of a ubatch."""
+        context = self.engine.context
+        return self.n_ctx - 1 if context.hparams.causal else min(self.n_ctx, context.n_ubatch)
+
+    def _check_room(self, n: int) -> None:
+        if n > self.n_prompt_max:
+            generates = self.engine.context.hparams.causal
+            raise prompt_too_long(n, self.n_prompt_max + int(generates))
+
+    def cut_prompt(self, text: str) -> list[int]:
+        """The tokens of a text up to the most that fit, with the end that the tokenizer adds."""
+        n = self.n_prompt_max
+        text = text[: (self.n_ctx - 1) * self._longest_token]
+        prompt = self.tokens(text, add_special=True, parse_special=True)
+        if len(prompt) <= n:
+            return prompt
+        return [*prompt[: n - 1], prompt[-1]] if self.tokenizer.add_eos else prompt[:n]
+
     def check(self, prompt: list[int]) -> None:
         """Raise ApiError for a prompt that is empty, too long, or not of the model's tokens."""
         if not prompt:
             raise ApiError.invalid('"prompt" must not be empty')
-        if len(prompt) >= self.n_ctx:
-            raise prompt_too_long(len(prompt), self.n_ctx)
+        self._check_room(len(prompt))
         if not 0 <= min(prompt) <= max(prompt) < self.tokenizer.n_vocab:
             raise ApiError.invalid("Prompt contains invalid tokens")
 

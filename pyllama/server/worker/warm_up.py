@@ -52,7 +52,7 @@ def _sizes(served: ServedModel) -> list[GraphSize]:
         numbers = {*range(2, _FEW + 1), *map(bucket, drafted)}
         found = [GraphSize(_MANY, 1), *(GraphSize(n, n) for n in sorted(numbers))]
     if served.options.pooling is not None:
-        found += [GraphSize(n, 1, n) for n in (1, _FEW, _MANY)]
+        found += [GraphSize(n, int(not context.hparams.encoder), n) for n in (1, _FEW, _MANY)]
     return [size for size in found if size.n_tokens <= context.n_ubatch]
 
 

@@ -167,6 +167,15 @@ def test_ollama(url: str) -> None:
         assert json.loads(found) == [1]
 
 
+def test_ollama_embeddings(url: str) -> None:
+    ollama = pytest.importorskip("ollama")
+    with ollama.Client(host=url) as client:
+        vectors = client.embed(model=MODEL, input=["a", "b"]).embeddings
+        assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 1
+        assert client.embed(model=MODEL, input="a").embeddings[0] == vectors[0]
+        assert len(client.embeddings(model=MODEL, prompt="a").embedding) == len(vectors[0])
+
+
 def test_ollama_streams(url: str) -> None:
     ollama = pytest.importorskip("ollama")
     with ollama.Client(host=url) as client:

@@ -49,6 +49,37 @@ def test_dimensions(serve: Serve) -> None:
         assert response.status_code == 400 and "dimensions" in response.json()["error"]["message"]
 
 
+def test_ollama_s_format(serve: Serve) -> None:
+    client, texts = serve(pooling="mean"), ["One text", "Another one"]
+    found = client.post("/v1/embeddings", json={"input": texts}).json()["data"]
+    wanted = [one["embedding"] for one in found]
+    made = client.post("/api/embed", json={"model": "m", "input": texts}).json()
+    assert made["embeddings"] == wanted and made["model"] == "m"
+    assert made["prompt_eval_count"] > 3 and made["total_duration"] > 0
+    assert client.post("/api/embed", json={"input": texts[0]}).json()["embeddings"] == wanted[:1]
+    (cut,) = client.post("/api/embed", json={"input": texts[0], "dimensions": 7}).json()[
+        "embeddings"
+    ]
+    np.testing.assert_allclose(cut, wanted[0][:7] / np.linalg.norm(wanted[0][:7]), rtol=1e-5)
+    plain = client.post("/api/embeddings", json={"prompt": texts[0]}).json()["embedding"]
+    np.testing.assert_allclose(plain / np.linalg.norm(plain), wanted[0], rtol=1e-5)
+    for nothing in ({}, {"input": ""}, {"input": []}):
+        assert client.post("/api/embed", json=nothing).json()["embeddings"] == []
+    assert client.post("/api/embeddings", json={"prompt": ""}).json() == {"embedding": []}
+    long = {"input": "word " * 2000}
+    assert len(client.post("/api/embed", json=long).json()["embeddings"]) == 1
+    for wrong in (
+        {"input": 5},
+        {"input": [1]},
+        {"input": "a", "dimensions": 1 << 20},
+        {**long, "truncate": False},
+    ):
+        response = client.post("/api/embed", json=wrong)
+        assert response.status_code == 400 and isinstance(response.json()["error"], str)
+    assert serve().post("/api/embed", json={"input": "a"}).status_code == 501
+    assert serve(pooling="none").post("/api/embed", json={"input": "a"}).status_code == 400
+
+
 def test_embeddings_of_all_tokens(serve: Serve) -> None:
     client = serve(pooling="none")
     tokens = client.post("/tokenize", json={"content": "abc", "add_special": True}).json()["tokens"]

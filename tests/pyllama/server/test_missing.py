@@ -29,7 +29,7 @@ OTHERS = (  # of the lists of llama-server, OpenAI, Anthropic and Ollama
     "POST /v1/edits", "POST /v1/engines/x/completions", "POST /v1/messages/batches",
     "GET /v1/messages/batches/x/results", "POST /v1/complete", "POST /api/pull", "POST /api/push",
     "POST /api/create", "POST /api/copy", "DELETE /api/delete", "POST /api/blobs/sha256:x",
-    "HEAD /api/blobs/sha256:x", "POST /api/embed", "POST /api/embeddings", "POST /api/me",
+    "HEAD /api/blobs/sha256:x", "POST /api/me",
     "POST /api/signout", "GET /api/status", "POST /api/experimental/web_search",
 )  # fmt: skip
 

@@ -51,6 +51,15 @@ async def openai_embeddings(request: Request, served: ServedModel) -> Response:
     return await _embedded(request, served, openai=True)
 
 
+def embedding_pooling(served: ServedModel) -> str:
+    """How the server pools. Raises: ApiError: it computes no embeddings."""
+    if served.options.pooling is None:
+        raise ApiError.not_supported(
+            "This server does not support embeddings. Start it with `--embeddings`"
+        )
+    return served.options.pooling
+
+
 def _openai(served: ServedModel, fields: Fields, texts: Sequence[Embedded]) -> dict[str, Any]:
     """OpenAI's format: a vector of each text, as numbers or in base64."""
     p, n = fields.whole("embd_normalize", 2, low=-1), _dimensions(served, fields)
@@ -77,11 +86,7 @@ async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> R
     Raises:
         ApiError: a field is wrong, or the server computes no embeddings.
     """
-    pooling = served.options.pooling
-    if pooling is None:
-        raise ApiError.not_supported(
-            "This server does not support embeddings. Start it with `--embeddings`"
-        )
+    pooling = embedding_pooling(served)
     if openai and pooling == "none":
         raise ApiError.invalid(
             "Pooling type 'none' is not OAI compatible. Please use a different pooling type"

@@ -1,0 +1,37 @@
+"""llama.cpp (xllamacpp, if installed) computes the same vectors from our files of encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama import Context, Model
+from pyllama.convert import convert
+from pyllama.embeddings import embed_many, normalize
+from pyllama.engine import Engine
+
+from .checkpoints import parts, recorded, write_checkpoint
+from .variants import LLAMA_CPP
+
+xllamacpp = pytest.importorskip("xllamacpp")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_the_same_vectors(tmp_path: Path, name: str) -> None:
+    path = convert(write_checkpoint(tmp_path / name, name), tmp_path / "x.gguf", "f32")
+    texts = [x.tolist() for x in parts(recorded(name), "tokens")]
+    params = xllamacpp.CommonParams()
+    params.model.path, params.embedding, params.warmup = str(path), True, False
+    params.n_ctx = params.n_batch = params.n_ubatch = 256
+    params.n_parallel = 1
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    reply = xllamacpp.Server(params).handle_embeddings({"input": texts})
+    wanted = [np.array(one["embedding"]) for one in reply["data"]]
+    got = embed_many(Engine(Context(Model.load(path))), texts, "mean")
+    for a, b in zip(got, wanted, strict=True):
+        assert np.abs(normalize(a) - b).max() < 1e-4
