@@ -129,7 +129,7 @@ def convert(
         checkpoint = _read_tensors(source, config)
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
         dense = dense_tensors(source)
-        keys |= nextn_keys(keys, n_nextn, mtp_of(arch)) | dense_keys(dense)
+        keys |= {**nextn_keys(keys, n_nextn, mtp_of(arch)), **dense_keys(dense)}
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
     if options.mtp_only:
