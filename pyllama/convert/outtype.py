@@ -35,6 +35,7 @@ _STAY_F32 = (
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
     "token_types.weight",
+    "attn_rel_b.weight",
     "altup_correct_coef.weight",
     "altup_predict_coef.weight",
     "indexer.proj.weight",

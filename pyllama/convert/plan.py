@@ -133,7 +133,7 @@ def plan_tensors(
     order = {pattern.rstrip("?"): i for i, pattern in enumerate(arch.TENSORS)}
 
     def place(name: str) -> tuple[int, int]:
-        match = _LAYER.match(name)
+        match = _LAYER.search(name)
         layer = int(match[1]) if match else 1 << 30
         return layer, order.get(_pattern(name), len(order))
 
@@ -198,6 +198,8 @@ def _sources(
             )
         name, number = found
         members = sources.setdefault(name, {})
+        if members and name in convert.shared:
+            continue
         if number in members:
             raise ModelError(
                 f"{folder}: {shown(members[number][0])} and {shown(theirs)} both become {name!r}"
@@ -319,7 +321,7 @@ class _Change:
                     f"converted to {name!r}: {error!s:.200}"
                 ) from None
             self.tried[key] = {_pattern(ours): x.shape for ours, x in results.items()}
-        layer = _LAYER.match(name)
+        layer = _LAYER.search(name)
         number = layer[1] if layer else ""
         return {ours.replace("{i}", number): s for ours, s in self.tried[key].items()}
 

@@ -21,6 +21,7 @@ from pyggml.tensor import Dims, Tensor
 from ..errors import ModelError
 from ..hparams import HParams
 from ..kv.cache import KVCache
+from ..kv.distances import FARTHEST
 from ..kv.memory import Memory
 from .adapters import EMBEDDING, AdapterBank, layer_output
 
@@ -75,6 +76,8 @@ class GraphBuilder:
         ranges: without causality, for each attention window I32 [4, T], the tokens of the ubatch
             that each token attends to (see ``flash_attn_ranges``).
         token_types: I32 [T], of the tokens; None until a graph asks for it.
+        buckets: I32 [2 FARTHEST + 1], of distances (``relative_buckets``); None until a graph asks
+            for it.
         runs, slots: I32 [3, n_runs] and [T], which tokens and recurrent states belong together
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
@@ -120,6 +123,7 @@ class GraphBuilder:
                 name = f"attn_inp_ranges{'_swa' if window else ''}"
                 self.ranges[window] = self._input(GGMLType.I32, name, 4, n_tokens)
         self.token_types: Tensor | None = None
+        self.buckets: Tensor | None = None
         self.runs: Tensor | None = None
         self.slots: Tensor | None = None
         if kv.states is not None:
@@ -189,6 +193,17 @@ class GraphBuilder:
         table = self.weight("position_embd.weight")  # [n_embd, n_ctx_train]
         rows = ops.get_rows(self.ctx, table, self.positions).set_name("pos_embd")
         return ops.add(self.ctx, x, rows).set_name("inpL")
+
+    def distance_bias(self, name: str) -> Tensor:
+        """The bias of attention by distance, of a weight with one for each bucket.
+
+        Shape:
+            the weight [n_head, n_buckets] -> [2 FARTHEST + 1, n_head]
+        """
+        if self.buckets is None:
+            self.buckets = self._input(GGMLType.I32, "pos_bucket", 2 * FARTHEST + 1)
+        rows = ops.get_rows(self.ctx, self.weight(name), self.buckets)  # [n_head, 2 FARTHEST + 1]
+        return ops.cont(self.ctx, ops.transpose(self.ctx, rows)).set_name("pos_bias")
 
     def weight(self, name: str) -> Tensor:
         """A required weight by name. Raises: ModelError."""
@@ -380,7 +395,10 @@ class GraphBuilder:
         last = ops.rope_ext(self.ctx, last, self.positions, freqs, **params)
         return ops.concat(self.ctx, head, last, 0)
 
-    def attention(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,
+        distances: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Store keys and values in the layer's cache, then attend to the cache.
 
         The input ``rows`` selects the keys of each token by sequence, position and window. Without
@@ -391,13 +409,14 @@ class GraphBuilder:
         Args:
             k, v: None in a layer that uses the cache of an earlier one; v also where values are
                 columns of the keys.
+            distances: from `distance_bias`.
 
         Shape:
             q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
             [n_embd_out, T]
         """
         if not self.hparams.causal:
-            return self._attention_in_texts(q, k, v, layer)
+            return self._attention_in_texts(q, k, v, layer, distances)
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
         owner = self.hparams.cache_layer(layer)
@@ -422,13 +441,14 @@ class GraphBuilder:
             hp.attn_logit_softcap,
             sinks=self.weights.get(f"blk.{layer}.attn_sinks.weight"),
             branches=branches,
+            distances=distances,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim_v, n_head, T]
         out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")
         return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")
 
     def _attention_in_texts(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, distances: Tensor | None
     ) -> Tensor:
         """`attention` to the keys and values of the ubatch."""
         ctx, hp = self.ctx, self.hparams.of_layer(layer)
@@ -450,6 +470,7 @@ class GraphBuilder:
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
             sinks=self.weights.get(f"blk.{layer}.attn_sinks.weight"),
+            distances=distances,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         ).set_name(f"kqv-{layer}")  # [head_dim_v, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")

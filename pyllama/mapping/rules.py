@@ -55,6 +55,8 @@ class Convert:
         values: checkpoint name of a single number -> its key as it is in the file; with ``{i}``,
             the key of the array of all layers' numbers.
         ignored: patterns of tensors that are not needed (``fnmatch``).
+        shared: GGUF names of tensors that a checkpoint may have under several names; the first one
+            is taken.
         other_media: patterns of vision and audio tensors.
         prefix: prefix of tensor names that some checkpoints omit.
         add_bos: whether to add BOS if the tokenizer's files do not say.
@@ -69,6 +71,7 @@ class Convert:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    shared: tuple[str, ...] = ()
     other_media: tuple[str, ...] = ()
     prefix: str = ""
     add_bos: bool | None = None

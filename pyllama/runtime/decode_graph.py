@@ -21,6 +21,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
+from ..kv.distances import relative_buckets
 from ..kv.memory import Placed
 from ..kv.ranges import Ids
 from ..kv.table import Ints
@@ -99,6 +100,11 @@ class DecodeGraph:
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
         ranges = builder.ranges.values()
         self._types = None if builder.token_types is None else as_array(builder.token_types)
+        self._buckets: tuple[Ints, Ints] | None = None  # of distances: the input, and its values
+        if builder.buckets is not None:
+            hp = builder.hparams
+            values = relative_buckets(hp.own["n_rel_buckets"], hp.causal)
+            self._buckets = as_array(builder.buckets), values
         self.ranges = [t.numpy(squeeze=False)[0, 0] for t in ranges]  # [T, 4] of each window
         self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
         if builder.runs is not None and builder.slots is not None:
@@ -190,6 +196,8 @@ class DecodeGraph:
             whole[:n], whole[n:] = part, 0
         if self._types is not None:
             self._types[:n], self._types[n:] = placed.types, 0
+        if self._buckets is not None:
+            self._buckets[0][:] = self._buckets[1]
         if self._states is not None and placed.states is not None:
             for whole, part in zip(self._states, placed.states, strict=True):
                 whole[: len(part)], whole[len(part) :] = part, (0 if whole.ndim > 1 else -1)

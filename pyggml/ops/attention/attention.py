@@ -26,6 +26,10 @@ I32 [4, n_tokens] is (first, begin, end, pos), where ``first`` is the key of the
 A token attends to the keys ``first + i`` for ``begin <= i < end``, which have the positions i. So a
 text's results do not depend on its place among others.
 
+With lists or ranges, ``distances`` F32 [2 D + 1, n_head] are biases by the distance of a key: that
+of a key d positions after the token is entry D + d of its head, which is the first or the last one
+for distances beyond D (T5). They are added to the scaled scores.
+
 Backends check this, and that entries are cells: of each sequence those from the least begin to the
 greatest end of its tokens, of each branch those up to the greatest end. A token with ``begin >=
 end`` may have any numbers.
@@ -80,6 +84,7 @@ def _infer(
     cells: Tensor | None,
     rows: Tensor | None,
     branches: Tensor | None,
+    distances: Tensor | None,
     **params: float,
 ) -> Out:
     require_type(_OP, "q", q, (F32,))
@@ -104,6 +109,14 @@ def _infer(
         check_sinks(_OP, sinks, q.ne[2])
     if not (cells is rows is branches is None):
         _check_rows(q, k, mask, cells, rows, branches)
+    if distances is not None:
+        require_type(_OP, "distances", distances, (F32,))
+        shape = distances.ne[0] % 2 == 1 and distances.ne[1:] == (q.ne[2], 1, 1)
+        require(
+            rows is not None and shape and distances.is_contiguous(),
+            _OP,
+            f"distances {distances.ne} must be [2 D + 1, {q.ne[2]}] without gaps, and need rows",
+        )
     require(
         params["max_bias"] == 0 or (params["max_bias"] > 0 and not (mask is None and rows is None)),
         _OP,
@@ -159,6 +172,7 @@ def _flash_attn(
     cells: Array | None,
     rows: Array | None,
     branches: Array | None,
+    distances: Array | None,
     scale: float,
     max_bias: float,
     logit_softcap: float,
@@ -192,6 +206,10 @@ def _flash_attn(
         scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
         if max_bias:
             scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
+        if distances is not None:
+            farthest = distances.shape[-1] // 2
+            to = np.clip(key_pos - pos, -farthest, farthest) + farthest
+            scores = scores + distances[0, 0][:, None, to]
         out[:, t] = np.matmul(softmax(scores, sinks), v[:, :, cell])[:, :, 0]
     return out
 
@@ -281,7 +299,10 @@ def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: 
     v = replace(k, ne=(kw.pop("hdv", hd), *k.ne[1:]), type=kw.pop("type_v", type))
     q = arg(hd, nh, T, permute=(0, 2, 1, 3))
     lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
-    return case(q, k, v, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
+    far = kw.pop("farthest", None)
+    distances = None if far is None else arg(2 * far + 1, nh, low=-3, high=3)
+    sources = (q, k, v, None, sinks, *lists, None, distances)
+    return case(*sources, scale=hd**-0.5, perf=perf, **kw)
 
 
 def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> Case:
@@ -339,7 +360,9 @@ def _texts(hd: int, lengths: tuple[int, ...], nh: int, nkv: int, **kw: Any) -> C
     q, k, v = (
         arg(d, heads, n, permute=(0, 2, 1, 3)) for d, heads in ((hd, nh), (hd, nkv), (hdv, nkv))
     )
-    sources = (q, k, v, None, kw.pop("sinks", None), None, rows)
+    far = kw.pop("farthest", None)
+    distances = None if far is None else arg(2 * far + 1, nh, low=-3, high=3)
+    sources = (q, k, v, None, kw.pop("sinks", None), None, rows, None, distances)
     return case(*sources, scale=hd**-0.5, perf=perf, **kw)
 
 
@@ -430,6 +453,12 @@ def _cases() -> list[Case]:
         _texts(64, (70, 9, 300), 12, 3, max_bias=8.0, window=30),
         _texts(32, (70, 9, 300), 12, 3, max_bias=8.0, hdv=48),
         _texts(64, (3, 40, 9), 4, 4, logit_softcap=2.0, sinks=arg(4)),
+        *(
+            _texts(32, (70, 1, 300), 4, 2, window=window, farthest=far)
+            for far, window in ((0, 1 << 30), (3, 1 << 30), (128, 40), (400, 1 << 30))
+        ),
+        _indexed(64, 40, 6, 3, (140, 300, 2), farthest=20),
+        _indexed(64, 1, 6, 3, (300, 600, 1), farthest=128),
         *(_texts(32, (n,) * (512 // n), 12, 12, perf=True) for n in (32, 64, 256)),
         _tree(33, 9, 4, 2, (300, 400), type=F32),
         _tree(64, 16, 9, 3, (2000, 2048), perf=True),
@@ -444,7 +473,7 @@ def _cases() -> list[Case]:
 
 FLASH_ATTN_EXT = define_op(
     _OP,
-    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?", "branches?"),
+    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?", "branches?", "distances?"),
     params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0, "bias_scale": 1.0},
     infer=_infer,
     reference=_flash_attn,
@@ -498,12 +527,14 @@ def flash_attn_cells(
     *,
     sinks: Tensor | None = None,
     branches: Tensor | None = None,
+    distances: Tensor | None = None,
     bias_scale: float = 1.0,
 ) -> Tensor:
     """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
 
     Args:
         branches: lists of the tokens that follow a branch of a tree; ``rows`` then is I32 [6, T].
+        distances: F32 [2 D + 1, nh], biases by the distance of a key (see the module).
         bias_scale: a factor of ALiBi's bias, where a model scales it as it scales scores.
 
     Shape:
@@ -512,7 +543,7 @@ def flash_attn_cells(
         -> F32 [hdv, nh, T]
     """
     return FLASH_ATTN_EXT.build(
-        ctx, q, k, v, None, sinks, cells, rows, branches,
+        ctx, q, k, v, None, sinks, cells, rows, branches, distances,
         **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
     )  # fmt: skip
 
@@ -528,6 +559,7 @@ def flash_attn_ranges(
     logit_softcap: float = 0.0,
     *,
     sinks: Tensor | None = None,
+    distances: Tensor | None = None,
     bias_scale: float = 1.0,
 ) -> Tensor:
     """Attention of each token to a range of keys (see the module), as ``flash_attn_cells``.
@@ -537,7 +569,7 @@ def flash_attn_ranges(
         -> F32 [hdv, nh, T]
     """
     return FLASH_ATTN_EXT.build(
-        ctx, q, k, v, None, sinks, None, rows, None,
+        ctx, q, k, v, None, sinks, None, rows, None, distances,
         **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
     )  # fmt: skip
 

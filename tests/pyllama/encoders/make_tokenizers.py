@@ -113,14 +113,19 @@ def byte_fallback() -> None:
     (FOLDER / "gemma" / "tokenizer.model").write_bytes(model.getvalue())
 
 
-def unigram() -> None:
-    """XLM-RoBERTa's: SentencePiece with rules of normalization, after its four special tokens."""
+def _rules() -> Path:
+    """A file with a few rules of normalization, as the usual ones would make large files."""
     rules = Path("/tmp/rules.tsv")
     rules.write_text("FB01\t66 69\nBD\t31 2044 32\n2460\t31\n9\t20\nA\t20\n3000\t20\n")
+    return rules
+
+
+def unigram() -> None:
+    """XLM-RoBERTa's: SentencePiece with rules of normalization, after its four special tokens."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*LINES, *TEXTS * 9]), model_writer=model, vocab_size=N_VOCAB - 2,
-        normalization_rule_tsv=str(rules), character_coverage=0.995, minloglevel=2,
+        normalization_rule_tsv=str(_rules()), character_coverage=0.995, minloglevel=2,
         hard_vocab_limit=False,
     )  # fmt: skip
     proto = sentencepiece_model_pb2.ModelProto()
@@ -151,8 +156,36 @@ def unigram() -> None:
     _save("xlm-roberta", made.to_str(), {**settings, "tokenizer_class": "XLMRobertaTokenizer"})
 
 
+def t5() -> None:
+    """T5's: SentencePiece's Unigram, words are cut at white space."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*LINES, *TEXTS * 9]), model_writer=model, vocab_size=N_VOCAB - 12,
+        character_coverage=0.995, minloglevel=2, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        normalization_rule_tsv=str(_rules()), hard_vocab_limit=False,
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model.getvalue())
+    sentinels = [f"<extra_id_{i}>" for i in range(9, -1, -1)]
+    pieces = [(p.piece, p.score) for p in proto.pieces] + [(text, 0.0) for text in sentinels]
+    made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=2))
+    made.normalizer = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    made.decoder = decoders.Metaspace()
+    ends = [("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=ends
+    )
+    made.add_special_tokens(["<pad>", "</s>", "<unk>", *sentinels])
+    settings = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    _save("t5", made.to_str(), {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
 if __name__ == "__main__":
     wordpiece()
     byte_level()
     byte_fallback()
     unigram()
+    t5()

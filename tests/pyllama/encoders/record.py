@@ -55,7 +55,11 @@ transformers.AutoModel.register(LlamaBidirectionalConfig, LlamaBidirectionalMode
 
 def _class(config: dict[str, Any]) -> Any:
     ranks = config["architectures"][0].endswith("ForSequenceClassification")
-    return transformers.AutoModelForSequenceClassification if ranks else transformers.AutoModel
+    if ranks:
+        return transformers.AutoModelForSequenceClassification
+    encoders = ("T5EncoderModel",)  # a class of its own beside that with a decoder
+    alone = config["architectures"][0] in encoders
+    return transformers.AutoModelForTextEncoding if alone else transformers.AutoModel
 
 
 def _shapes(config: dict[str, Any], folder: Path) -> Shapes:

@@ -166,9 +166,12 @@ def test_branches_have_the_bits_of_whole_lists(
 
 
 @pytest.mark.parametrize("hd", [32, 64, 20])
-@pytest.mark.parametrize(("max_bias", "window"), [(0.0, 1 << 20), (8.0, 1 << 20), (0.0, 80)])
+@pytest.mark.parametrize(
+    ("max_bias", "window", "farthest"),
+    [(0.0, 1 << 20, 0), (8.0, 1 << 20, 0), (0.0, 80, 0), (0.0, 1 << 20, 40)],
+)
 def test_texts_have_the_bits_of_each_alone(
-    hd: int, max_bias: float, window: int, monkeypatch: pytest.MonkeyPatch
+    hd: int, max_bias: float, window: int, farthest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts without a cache, whatever is before and after them."""
 
@@ -182,11 +185,13 @@ def test_texts_have_the_bits_of_each_alone(
         ctx = Context()
         qkv = np.concatenate(texts, axis=2)  # [3, heads, T, hd]
         *sources, to = (ctx.from_numpy(x) for x in (*qkv, np.concatenate(rows).astype(np.int32)))
-        node = ops.flash_attn_ranges(ctx, *sources, to, 0.2, max_bias)
+        bias = ctx.from_numpy(distances) if farthest else None
+        node = ops.flash_attn_ranges(ctx, *sources, to, 0.2, max_bias, distances=bias)
         made = computed(node, n_threads).reshape(sum(lengths), -1)
         return np.split(made, np.cumsum(lengths)[:-1])
 
     rng = np.random.default_rng(hd)
+    distances = rng.standard_normal((4, 2 * farthest + 1)).astype(np.float32)
     texts = [rng.standard_normal((3, 4, n, hd)).astype(np.float32) for n in (3, 300, 1, 33, 520, 9)]
     alone = [attend_to([x], 1)[0] for x in texts]
     for limit in (DIRECT, PACKED, 9):

@@ -34,7 +34,8 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def _modules(*dense: tuple[int, int, bool]) -> dict[str, Any]:
+def modules(*dense: tuple[int, int, bool]) -> dict[str, Any]:
+    """The files of a folder with dense layers of these sizes (and biases) after mean pooling."""
     names = ["", "1_Pooling", *(f"{i}_Dense" for i in range(2, 2 + len(dense)))]
     kinds = ["Transformer", "Pooling", *("Dense" for _ in dense)]
     files: dict[str, Any] = {
@@ -53,8 +54,8 @@ def _modules(*dense: tuple[int, int, bool]) -> dict[str, Any]:
 
 
 FILES = {
-    "gemma-embedding": _modules((64, 192, False), (192, 64, False)),
-    "gemma-embedding_one_dense": _modules((64, 48, True)),
+    "gemma-embedding": modules((64, 192, False), (192, 64, False)),
+    "gemma-embedding_one_dense": modules((64, 48, True)),
 }
 DIFFERENT = {  # llama.cpp's converter leaves out biases
     "gemma-embedding_one_dense": ("dense_2.bias",),

@@ -37,6 +37,7 @@ from ...abi import (
     SRC5,
     SRC6,
     SRC7,
+    SRC8,
     data,
     f32_ptr,
     i32_ptr,
@@ -269,7 +270,7 @@ def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
 
 @inline
 def bias(node, s, t, head, entries, stream, first, n):
-    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place.
+    """Apply scale, soft-cap, ALiBi, biases by distance and mask to one row of scores, in place.
 
     Args:
         entries: from ``list_entries``, of the chunk that begins at key ``first``.
@@ -299,6 +300,18 @@ def bias(node, s, t, head, entries, stream, first, n):
                 pairs = i32_ptr(entries)
                 for j in range(n):
                     x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
+    if data(node, SRC8) != 0:
+        position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+        by_distance = f32_ptr(data(node, SRC8) + head * nb(node, SRC8, 1))
+        last = ne(node, SRC8, 0) - 1
+        zero = last // 2 - position  # the entry of a key at position 0
+        if entries == 0:
+            for j in range(n):
+                x[j] += by_distance[min(max(zero + first + j, 0), last)]
+        else:
+            keys = i32_ptr(entries)
+            for j in range(n):
+                x[j] += by_distance[min(max(zero + keys[2 * j + 1], 0), last)]
     if data(node, SRC3) != 0:
         mask = data(node, SRC3) + t * nb(node, SRC3, 1)
         mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)

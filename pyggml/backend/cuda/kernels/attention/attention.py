@@ -322,9 +322,10 @@ def attention_merge(
 
 
 def _supports(node: Tensor) -> bool:
-    q, k, v, mask, _, cells, rows = (*node.src, *(None,) * 7)[:7]
+    q, k, v, mask, _, cells, rows, _, distances = (*node.src, *(None,) * 9)[:9]
     return (
         (rows is None or cells is not None)  # no ranges of keys
+        and distances is None
         and max(q.ne[0], v.ne[0]) <= MAX_DIM
         and decodable(k.type)
         and decodable(v.type)
