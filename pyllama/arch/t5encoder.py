@@ -107,6 +107,6 @@ CONVERT = Convert(
         "encoder.embed_tokens.weight": "token_embd.weight",
         **layer_names("encoder", "0", "SelfAttention", 1),
     },
-    keys=keys,
+    keys=lambda config: keys(config) | {"attention.causal": False},  # else llama.cpp is causal
     shared=("token_embd.weight",),
 )
