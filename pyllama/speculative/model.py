@@ -238,6 +238,8 @@ class ModelDrafter:
         if not self._draws and not self._ranks:
             self._params, self._width = sampling, 1
         self._is_head = context.hparams.n_embd_target > 0
+        # rows of a head's one layer are cheap beside a decode: the next larger graph has room
+        self._least_cut = _READ_SIZES[-2] if self._is_head else 0
         self._n_ctx = min(context.n_ctx_seq, last_position(context.hparams) + 1)
         self._restricted: Floats | None = None  # logits of tokens that a grammar allows
         self._texts: dict[int, _DraftText] = {}
@@ -431,7 +433,7 @@ class ModelDrafter:
             start = 0
             while start < len(g.rest):
                 n = len(g.rest) - start
-                if len(growing) == 1 and n < _LONG:
+                if len(growing) == 1 and self._least_cut < n < _LONG:
                     n = max((size for size in _READ_SIZES if size <= n), default=1)
                     room = min(n, self.context.n_batch)
                 tokens, states = g.rest[start : start + room], g.rest_states[start : start + room]
