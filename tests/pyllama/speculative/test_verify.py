@@ -242,7 +242,13 @@ def p_value(counts: dict[Tokens, int], probabilities: dict[Tokens, float]) -> fl
     return erfc(((squares / (cells - 1)) ** (1 / 3) - 1 + freedom) / sqrt(2 * freedom)) / 2
 
 
-@pytest.mark.parametrize("widths", [(1, 1), (3, 2)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        pytest.param((1, 1), id="chain", marks=pytest.mark.long),  # the draft of `test_model`
+        pytest.param((3, 2), id="tree"),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_three_tokens_have_the_targets_distribution(
     case: str, widths: Sequence[int]
