@@ -32,6 +32,8 @@ COMMANDS = {
     },
     "Make and change model files": {
         "convert": ".commands.convert:command",
+        "convert-lora": ".commands.convert:convert_lora",
+        "export-lora": ".commands.quantize:export_lora",
         "quantize": ".commands.quantize:command",
         "imatrix": ".commands.imatrix:command",
         "gguf": ".commands.gguf:command",

@@ -36,8 +36,10 @@ def apply_adapters(context: Context, *, applied: bool = True) -> None:
         PyggmlError: a file is no adapter of the model; see ``load_lora``.
     """
     given = kept_values(AdapterParams)
-    loras = [*_files(given, "lora"), *_scaled(given, "lora_scaled")]
-    vectors = [*_files(given, "control_vector"), *_scaled(given, "control_vector_scaled")]
+    loras = files_of(given.get("lora"), given.get("lora_scaled"), "--lora-scaled")
+    vectors = files_of(
+        given.get("control_vector"), given.get("control_vector_scaled"), "--control-vector-scaled"
+    )
     first, last = given.get("control_vector_layers") or (0, 0)
     if not loras and not vectors:
         return
@@ -51,23 +53,29 @@ def apply_adapters(context: Context, *, applied: bool = True) -> None:
     context.set_adapters([*scales], scales)
 
 
-def _parts(given: dict[str, tuple[str, ...]], name: str) -> Iterator[str]:
-    return (part for text in given.get(name) or () for part in text.split(",") if part)
+def files_of(
+    plain: Iterable[str] | None, scaled: Iterable[str] | None, flag: str
+) -> list[tuple[str, float]]:
+    """The files of ``FILE,...`` and ``FILE:SCALE,...`` with their factors.
 
+    Args:
+        flag: of those with factors, for the message.
 
-def _files(given: dict[str, tuple[str, ...]], name: str) -> Iterable[tuple[str, float]]:
-    return ((part, 1.0) for part in _parts(given, name))
-
-
-def _scaled(given: dict[str, tuple[str, ...]], name: str) -> Iterator[tuple[str, float]]:
-    """The files and factors of ``FILE:SCALE,...``."""
-    for part in _parts(given, name):
+    Raises:
+        click.UsageError: a factor is no number.
+    """
+    found = [(path, 1.0) for path in _parts(plain)]
+    for part in _parts(scaled):
         path, _, text = part.rpartition(":")
         try:
             scale = float(text)
         except ValueError:
             scale = math.nan
         if not path or not math.isfinite(scale):
-            flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag}: {part!r} is not FILE:SCALE, such as x.gguf:0.5")
-        yield path, scale
+        found.append((path, scale))
+    return found
+
+
+def _parts(values: Iterable[str] | None) -> Iterator[str]:
+    return (part for text in values or () for part in text.split(",") if part)

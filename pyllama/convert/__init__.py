@@ -6,5 +6,6 @@ path = convert("Llama-3.2-1B", "llama.gguf", outtype="bf16")
 """
 
 from .conversion import ConvertOptions, convert
+from .lora import convert_lora
 
-__all__ = ["ConvertOptions", "convert"]
+__all__ = ["ConvertOptions", "convert", "convert_lora"]

@@ -81,6 +81,7 @@ def read_general(
     tensors: Mapping[str, tuple[int, ...]],
     model_name: str | None = None,
     metadata: Path | None = None,
+    n_adapted: int = 0,
 ) -> General:
     """Return the ``general.*`` keys of a folder.
 
@@ -88,6 +89,7 @@ def read_general(
         tensors: shapes by name, to count parameters.
         model_name: replaces the derived name.
         metadata: a JSON file of ``general.*`` keys that override derived ones.
+        n_adapted: of an adapter, the parameters of the matrices that it changes.
 
     Raises:
         ModelError: ``metadata`` cannot be read, or has other keys or invalid values.
@@ -102,7 +104,7 @@ def read_general(
             raise ModelError(f"{metadata}: {shown(unknown[0])} is not a general.* key")
     counts = _count(tensors)
     writer = gguf.GGUFWriter(None, arch)
-    found = _guess(folder, counts[0])
+    found = _guess(folder, counts[0] - n_adapted)
     _set(found, given)
     found.name = model_name or found.name or _folder_name(folder.path)
     if found.size_label is None and counts[0]:

@@ -177,9 +177,7 @@ def _sources(
 ) -> dict[str, _Members]:
     """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
-    patterns = [
-        (_compile(theirs), ours) for theirs, ours in {**convert.tensors, **NEXTN_NAMES}.items()
-    ]
+    find = name_finder(arch)
     sources: dict[str, _Members] = {}
     others: list[str] = []
     ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)
@@ -190,7 +188,7 @@ def _sources(
         if other_media(theirs):
             others.append(theirs)
             continue
-        found = _find(whole[0], patterns) or _find(whole[1], patterns)
+        found = find(theirs)
         if found is None:
             raise ModelError(
                 f"{stored.path}: tensor {shown(theirs)} is unknown in a "
@@ -211,6 +209,15 @@ def _sources(
             folder, len(others), shown(others[0]),
         )  # fmt: skip
     return sources
+
+
+def name_finder(arch: Arch) -> Callable[[str], tuple[str, int] | None]:
+    """A function from a checkpoint's name to GGUF's and the number of an expert; -1 without."""
+    convert = arch.CONVERT
+    patterns = [
+        (_compile(theirs), ours) for theirs, ours in {**convert.tensors, **NEXTN_NAMES}.items()
+    ]
+    return lambda name: _find(name, patterns) or _find(convert.prefix + name, patterns)
 
 
 def value_keys(

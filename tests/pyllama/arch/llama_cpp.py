@@ -66,8 +66,12 @@ def plain_words(path: Path) -> Path:
     return path.with_suffix(".plain.gguf")
 
 
-def serve(path: Path) -> Any:
-    """A server of llama.cpp that computes attention in F32, too: its flash attention rounds."""
+def serve(path: Path, lora: tuple[str, float] | None = None) -> Any:
+    """A server of llama.cpp that computes attention in F32, too: its flash attention rounds.
+
+    Args:
+        lora: an adapter and its factor.
+    """
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -77,6 +81,10 @@ def serve(path: Path) -> Any:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # tiny models only wait
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if lora is not None:
+        adapter = xllamacpp.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = lora
+        params.lora_adapters = [adapter]
     return xllamacpp.Server(params)
 
 
