@@ -60,7 +60,7 @@ def test_retrieval_ranks_the_same(both: Any) -> None:
         for part in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.M)[1:]:
             heading, _, text = part.partition("\n")
             if len(text) > 200 and len(passages) < 200:
-                passages.append(text.strip()[:600])
+                passages.append(text.strip()[:300])
                 questions.append(heading)
     assert len(passages) == 200
     questions = questions[::5]
