@@ -1,6 +1,7 @@
 """llama.cpp (xllamacpp, if installed) computes the same vectors from our files of encoders.
 
-Its GELU is always the approximation by tanh, so BERT's is that here too.
+Its GELU is always the approximation by tanh, so BERT's is that here too. It is read from a table
+of F16, which adds errors of up to 2e-4 to the vectors of models with experts or gates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pyllama.runtime.overrides import Overrides
 
 from .checkpoints import parts, recorded, write_checkpoint
 from .variants import LLAMA_CPP
+
+TABLE = ("gemma-embedding", "nomic-bert-moe", "nomic-bert-moe_every_3")
 
 xllamacpp = pytest.importorskip("xllamacpp")
 
@@ -40,4 +43,4 @@ def test_the_same_vectors(tmp_path: Path, name: str) -> None:
     overrides = Overrides(hidden_act="gelu") if name.startswith("bert") else Overrides()
     got = embed_many(Engine(Context(model, overrides=overrides)), texts, "mean")
     for a, b in zip(got, wanted, strict=True):
-        assert np.abs(normalize(a) - b).max() < 1e-4
+        assert np.abs(normalize(a) - b).max() < (2e-4 if name in TABLE else 1e-4)
