@@ -12,7 +12,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Batch, Context, Model
-from pyllama.convert import convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.errors import BatchError
 from pyllama.runtime.state import load_state, save_state
 
@@ -101,15 +101,20 @@ def test_blocks_that_do_not_divide_a_row(tmp_path: Path) -> None:
 
 
 def test_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
-    """In checkpoints after the last layer; in files of llama.cpp as blocks that have a key."""
+    """On demand of checkpoints, after the last layer; of files, in blocks that have a key."""
     record, (_, config) = recorded("deepseek2_v3"), variants()["deepseek2_v3"]
     shapes = shapes_of(record)
-    last = {k.replace(".3.", ".4."): x for k, x in shapes.items() if ".layers.3." in k}
+    last = {
+        k.replace(".layers.3.", ".layers.4."): x for k, x in shapes.items() if ".layers.3." in k
+    }
     more = {**shapes, **last, "model.layers.4.eh_proj.weight": (64, 128)}
     made = weights("deepseek_v3", more, float(record["scale"]))
     longer = write_files(tmp_path / "y", {**config, "num_nextn_predict_layers": 1}, made)
     folder = write_checkpoint(tmp_path / "x", "deepseek2_v3")
-    path, other = (convert(x, tmp_path / f"{x.name}.gguf", "f32") for x in (folder, longer))
+    path, other = (
+        convert(x, tmp_path / f"{x.name}.gguf", "f32", options=ConvertOptions(mtp=False))
+        for x in (folder, longer)
+    )
     with GGUFFile(other) as file:
         assert not any(".4." in name for name in file.tensors)
 
