@@ -12,15 +12,16 @@ from pyggml.tensor import Tensor
 from .builder import GraphBuilder
 from .ffn import ffn
 
-_QKV = Callable[[GraphBuilder, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+QKVOf = Callable[[GraphBuilder, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 
 def layer_norm_decoder(
-    b: GraphBuilder, inp: Tensor, act: str, parallel: bool = False, qkv: _QKV = GraphBuilder.qkv
+    b: GraphBuilder, inp: Tensor, act: str, parallel: bool = False, qkv: QKVOf = GraphBuilder.qkv
 ) -> Tensor:
     """All layers and the output.
 
     Without ``ffn_norm``, attention and feed-forward part of a layer are parallel and share a norm.
+    Without ``attn_norm``, attention reads the layer's input.
 
     Args:
         inp: the embeddings, with positions where they are learned.
@@ -32,7 +33,9 @@ def layer_norm_decoder(
         inp [n_embd, T] -> [n_vocab, n_outputs]
     """
     for i in range(b.hparams.n_layer):
-        norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        norm = inp
+        if f"blk.{i}.attn_norm.weight" in b.weights:
+            norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = qkv(b, norm, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         cur, inp, norm = b.select_outputs(i, cur, inp, norm)  # of wanted logits

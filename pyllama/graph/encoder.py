@@ -9,28 +9,38 @@ next. The result is the embeddings of the tokens in ``out_ids``.
 
 from __future__ import annotations
 
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from .builder import GraphBuilder
+from .decoder import QKVOf
 from .ffn import ffn
 
 
-def post_norm_encoder(b: GraphBuilder, inp: Tensor, act: str) -> Tensor:
+def post_norm_encoder(
+    b: GraphBuilder, inp: Tensor, act: str, qkv: QKVOf = GraphBuilder.qkv
+) -> Tensor:
     """All layers, with a layer norm after attention and one after the feed-forward part.
 
-    Queries and keys are rotated if the model has rope.
+    Queries and keys are rotated if the model has rope. With ``attn_norm_2``, the layer's input is
+    added to the norm after attention, and the sum normalized.
 
     Args:
         act: of the feed-forward part, which has a gate if the model has one.
+        qkv: computes the queries, keys and values of a layer.
 
     Shape:
         inp [n_embd, T] -> [n_embd, n_embeddings]
     """
     for i in range(b.hparams.n_layer):
-        cur = b.self_attention(inp, i)
+        q, k, v = qkv(b, inp, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         cur, inp = b.select_outputs(i, cur, inp)  # of wanted embeddings
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = b.layer_norm(cur, f"blk.{i}.attn_output_norm", f"attn_out_norm-{i}")
-        cur = ffn(b, inp, i, act, residual=inp)
+        cur = b.layer_norm(cur, f"blk.{i}.attn_output_norm", f"attn_out_norm-{i}")
+        if f"blk.{i}.attn_norm_2.weight" in b.weights:
+            cur = ops.add(b.ctx, cur, inp).set_name(f"attn_out_norm_res-{i}")
+            cur = b.layer_norm(cur, f"blk.{i}.attn_norm_2", f"attn_norm_2-{i}")
+        cur = ffn(b, cur, i, act, residual=cur)
         inp = b.layer_norm(cur, f"blk.{i}.layer_output_norm", f"l_out-{i}")
     return b.output(inp)

@@ -36,8 +36,7 @@ _LEFT_OUT = """\
 Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `kimi-k3` `qwen4exp`: not added yet;
-- encoders, and models with an encoder: `eurobert` `gemma-embedding2` `jina-bert-v2`
-  `jina-bert-v3` `modern-bert` `neo-bert` `t5`;
+- encoders, and models with an encoder: `gemma-embedding2` `t5`;
 - draft heads of other models: `dflash` `eagle3` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; of language models of image

@@ -24,6 +24,10 @@ _TOKENIZERS = {
     "gemma3_text": "gemma",
     "llama_bidirec": "roberta",
     "nomic_bert": "bert",
+    "modernbert": "roberta",
+    "eurobert": "roberta",
+    "neobert": "bert",
+    "jina_embeddings_v3": "xlm-roberta",
     "nomic-bert-moe": "xlm-roberta",
 }  # of variants or model types that have another model type's; else their own
 

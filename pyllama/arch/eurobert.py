@@ -1,0 +1,50 @@
+"""EuroBERT: LLaMA's graph with rope on halves, whose tokens attend to all of their text.
+
+Source: Boizard et al. 2025, "EuroBERT: Scaling Multilingual Encoders for European Languages";
+llama.cpp, ``llama_model_eurobert``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.tensors import GATED_FFN, QKV, tensors
+from ..hparams import Values
+from ..mapping.encoders import NOT_OF_ENCODERS
+from ..mapping.rules import Config, Convert
+from . import llama
+
+HPARAMS: Values = {"encoder": True, "rope_neox": True}
+
+TENSORS = tensors(
+    {
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "blk.{i}.attn_norm.weight": ("n_embd",),
+        **QKV,
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.weight": ("n_embd",),
+        **GATED_FFN,
+        "output_norm.weight": ("n_embd",),
+    }
+)
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
+    return llama.decoder(b, "silu")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    return llama.keys(config) | {"attention.causal": False, "rope.scaling.type": "none"}
+
+
+CONVERT = Convert(
+    models=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
+    tensors=llama.CONVERT.tensors,
+    keys=_keys,
+    ignored=NOT_OF_ENCODERS,
+    prefix="model.",
+)

@@ -1,0 +1,91 @@
+"""Jina Embeddings 3: XLM-RoBERTa with rope, without the adapters of its tasks.
+
+Source: Sturua et al. 2024, "jina-embeddings-v3: Multilingual Embeddings With Task LoRA"; llama.cpp,
+``llama_model_jina_bert_v3``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.encoder import post_norm_encoder
+from ..graph.tensors import ENCODER, tensors
+from ..hparams import Key, Values
+from ..mapping.encoders import (
+    HEADS,
+    NOT_OF_ENCODERS,
+    classifier_keys,
+    with_prefixes,
+    without_pooler,
+)
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+
+NAME = "jina-bert-v3"
+HPARAMS: Values = {
+    "encoder": True,
+    "rope_neox": True,
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "n_token_types": Key("tokenizer.ggml.token_type_count", 0, prefixed=False),
+}
+
+TENSORS = tensors(ENCODER)
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
+    inp = b.add_token_types(b.embed("token_embd.weight"))
+    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, position_embedding_type="rotary", rotary_emb_fraction=1.0)
+    check_config(config, rotary_emb_interleaved=False)
+    keys = {"attention.causal": False, **base_keys(config), **classifier_keys(config)}
+    keys |= hidden_act(config, "gelu_erf")
+    if config.get("pad_token_id") is not None:  # as of XLM-RoBERTa's learned positions
+        keys["context_length"] -= int(config["pad_token_id"]) + 1
+    return keys
+
+
+_LAYER = "encoder.layers.{i}"
+_WEIGHTS = {  # by the module that has the weight, and an adapter's of each task
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    f"{_LAYER}.mixer.Wqkv": "blk.{i}.attn_qkv",
+    f"{_LAYER}.mixer.out_proj": "blk.{i}.attn_output",
+    f"{_LAYER}.mlp.fc1": "blk.{i}.ffn_up",
+    f"{_LAYER}.mlp.fc2": "blk.{i}.ffn_down",
+}
+
+CONVERT = Convert(
+    models=(
+        "XLMRobertaModel",
+        "JinaEmbeddingsV3Model",
+        "JinaEmbeddingsV3ForMaskedLM",
+        "JinaEmbeddingsV3ForSequenceClassification",
+    ),
+    accepts=lambda config: (
+        bool(config.get("lora_adaptations")) or config.get("model_type") == "jina_embeddings_v3"
+    ),
+    tensors=with_prefixes(
+        {
+            **{f"{theirs}.*": f"{ours}.*" for theirs, ours in _WEIGHTS.items()},
+            **{
+                f"{theirs}.parametrizations.weight.original": f"{ours}.weight"
+                for theirs, ours in _WEIGHTS.items()
+            },
+            "emb_ln.*": "token_embd_norm.*",
+            f"{_LAYER}.norm1.*": "blk.{i}.attn_output_norm.*",
+            f"{_LAYER}.norm2.*": "blk.{i}.layer_output_norm.*",
+            **HEADS,
+        },
+        "roberta.",
+    ),
+    keys=_keys,
+    change=without_pooler,
+    defaults={"rotary_emb_base": 20000.0},
+    ignored=(*NOT_OF_ENCODERS, "*.lora_A", "*.lora_B", "*pooler.dense.parametrizations.*"),
+)

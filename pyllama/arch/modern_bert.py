@@ -1,0 +1,116 @@
+"""ModernBERT: rope, norms before each part, GEGLU in one matrix, windows in two of three layers.
+
+The first layer has no norm before attention, since the embedding has one.
+Source: Warner et al. 2024, "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder for
+Fast, Memory Efficient, and Long Context Finetuning and Inference"; llama.cpp,
+``llama_model_modern_bert``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from ..graph.decoder import layer_norm_decoder
+from ..graph.tensors import tensors
+from ..hparams import Got, Key, Values
+from ..mapping.encoders import NOT_OF_ENCODERS
+from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act, window_keys
+
+NAME = "modern-bert"
+
+
+_ACTS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu", "silu": "silu", "relu": "relu"}
+
+
+def _hidden_act(got: Got) -> str:
+    """The activation, of which these files have config.json's name."""
+    given = str(got["activation"])
+    return _ACTS.get(given, given)
+
+
+HPARAMS: Values = {
+    "encoder": True,
+    "rope_neox": True,
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_symmetric": True,
+    "swa_period": Key("attention.sliding_window_pattern", 3),
+    "swa_dense_first": True,
+    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
+    "activation": Key("hidden_activation", "gelu"),
+    "hidden_act": _hidden_act,
+}
+
+TENSORS = tensors(
+    {
+        "token_embd.weight": ("n_embd", "n_vocab"),
+        "token_embd_norm.*?": ("n_embd",),
+        "blk.{i}.attn_norm.weight?": ("n_embd",),
+        "blk.{i}.attn_norm.bias?": ("n_embd",),
+        "blk.{i}.attn_qkv.*?": ("n_embd", "n_embd_qkv"),
+        "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
+        "blk.{i}.ffn_norm.*?": ("n_embd",),
+        "blk.{i}.ffn_up.*?": ("n_embd", "2*n_ff"),
+        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        "output_norm.*?": ("n_embd",),
+    }
+)
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
+    inp = b.layer_norm(b.embed("token_embd.weight"), "token_embd_norm", "inp_norm")
+    return layer_norm_decoder(b, inp, "gelu_erf")
+
+
+def _bases(config: Config) -> dict[str, float]:
+    """The bases of rope in layers without and with a window, as older configurations have them."""
+    return {
+        "rope.freq_base": float(config.get("global_rope_theta") or 160000.0),
+        "rope.freq_base_swa": float(config.get("local_rope_theta") or 10000.0),
+    }
+
+
+def _windows(config: Config) -> dict[str, Any]:
+    """The size of windows, and the layers that have one: all but each n-th, from the first on."""
+    period = int(config.get("global_attn_every_n_layers") or 3)
+    n_layer, given = int(config["num_hidden_layers"]), config.get("layer_types")
+    usual = [f"{'sliding' if i % period else 'full'}_attention" for i in range(n_layer)]
+    size = int(config["local_attention"])
+    if given and given != usual:
+        return window_keys({**config, "sliding_window": size}, period)
+    return {"attention.sliding_window": size, "attention.sliding_window_pattern": period}
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    act = hidden_act(config, "gelu_erf").get("hidden_act", "gelu_erf")
+    eps = float32(config.get("norm_eps") or 1e-5)
+    return _bases(config) | base_keys(config) | _windows(config) | {
+        "attention.causal": False,
+        "attention.layer_norm_epsilon": eps,
+        "attention.layer_norm_rms_epsilon": eps,
+        "rope.scaling.type": "none",
+        "hidden_activation": next(theirs for theirs, ours in _ACTS.items() if ours == act),
+    }  # fmt: skip
+
+
+CONVERT = Convert(
+    models=("ModernBertModel", "ModernBertForMaskedLM"),
+    tensors={
+        "model.embeddings.tok_embeddings.weight": "token_embd.weight",
+        "model.embeddings.norm.*": "token_embd_norm.*",
+        "model.layers.{i}.attn_norm.*": "blk.{i}.attn_norm.*",
+        "model.layers.{i}.attn.Wqkv.*": "blk.{i}.attn_qkv.*",
+        "model.layers.{i}.attn.Wo.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.mlp_norm.*": "blk.{i}.ffn_norm.*",
+        "model.layers.{i}.mlp.Wi.*": "blk.{i}.ffn_up.*",
+        "model.layers.{i}.mlp.Wo.*": "blk.{i}.ffn_down.*",
+        "model.final_norm.*": "output_norm.*",
+    },
+    keys=_keys,
+    ignored=(*NOT_OF_ENCODERS, "head.*", "decoder.*"),
+    prefix="model.",
+)
