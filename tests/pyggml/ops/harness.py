@@ -7,7 +7,6 @@ run.error()                                    # NMSE against the op's reference
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,19 +26,6 @@ from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
 JUNK = 0xFF  # NaN in every float type, so that unwritten elements are seen
-
-
-# Block formats with which all cases run by default.
-FORMATS = {GGMLType[name] for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ3_S", "MXFP4")}
-
-
-def with_formats(cases: Iterable[Case]) -> Iterator[tuple[Case, bool]]:
-    """An op's cases, and whether each runs by default: of most block formats only the first."""
-    seen = set[GGMLType]()
-    for case in cases:
-        formats = {a.type for a in case.args if a is not None and a.type.is_quantized} - FORMATS
-        yield case, not formats or not formats <= seen
-        seen |= formats
 
 
 def nmse(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:

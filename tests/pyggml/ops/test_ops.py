@@ -16,7 +16,7 @@ from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
 from pyggml.ops.op import OPS, Case, Op
 
-from .harness import CaseRun, with_formats
+from .harness import CaseRun
 
 BACKENDS = [  # name, threads
     pytest.param(("reference", 1), marks=pytest.mark.long),
@@ -25,13 +25,10 @@ BACKENDS = [  # name, threads
 MAX_ELEMENTS = 1 << 20  # of a source: larger cases are for the benchmark
 
 CASES = [
-    pytest.param(op, case, id=f"{op.name}[{case.id}]", marks=() if is_default else pytest.mark.long)
+    pytest.param(op, case, id=f"{op.name}[{case.id}]")
     for op in OPS.values()
-    for case, is_default in with_formats(
-        case
-        for case in op.cases
-        if all(prod(a.ne) <= MAX_ELEMENTS for a in case.args if a is not None)
-    )
+    for case in op.cases
+    if all(prod(a.ne) <= MAX_ELEMENTS for a in case.args if a is not None)
 ]
 
 
