@@ -34,4 +34,5 @@ def relative_buckets(n_buckets: int, causal: bool) -> Ints:
     steps = steps / np.float32(math.log(FARTHEST / n_exact)) * np.float32(n - n_exact)
     far = np.minimum(n_exact + steps.astype(np.int64), n - 1)
     found = after + np.where(distance < n_exact, distance, far)
-    return np.clip(found, 0, max(n_buckets - 1, 0)).astype(np.int32)
+    buckets: Ints = np.clip(found, 0, max(n_buckets - 1, 0)).astype(np.int32)
+    return buckets

@@ -217,7 +217,7 @@ def _flash_attn(
 def _check_ranges(n_keys: int, rows: Array) -> None:
     """Raise IndexError for a range outside of the keys."""
     for t, (first, begin, end, _) in enumerate(rows):
-        if begin < end and (first < 0 or begin < 0 or first + end > n_keys):
+        if begin < end and (first < 0 or begin < 0 or end > n_keys - first):
             raise IndexError(
                 f"token {t}: keys {begin}..{end - 1} after key {first}; there are {n_keys}"
             )

@@ -102,3 +102,22 @@ def test_values_that_are_columns_of_the_keys(type: GGMLType, n_tokens: int, n_he
         CpuBackend(2).graph_compute(graph)
         results.append(node.numpy())
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    "row", [(-1, 0, 3, 0), (0, -1, 3, 0), (0, 0, 6, 0), (3, 0, 3, 0), ((1 << 31) - 1, 0, 3, 0)]
+)
+def test_ranges_outside_of_the_keys_are_refused(row: tuple[int, ...]) -> None:
+    rng, ctx = np.random.default_rng(0), Context()
+    q, k, v = (ctx.from_numpy(rng.random((2, 5, 32), np.float32)) for _ in range(3))
+    good = [(0, 0, 3, 0), (3, 0, 2, 0), (9, 7, 7, 0), (-1, 5, 2, 0)]  # the last two are padding
+    for rows, ok in ((good, True), ([row, *good[:3]], False)):
+        to = ctx.from_numpy(np.array([*rows, good[0]], np.int32))
+        graph = CGraph()
+        graph.build_forward_expand(ops.flash_attn_ranges(ctx, q, k, v, to, 0.2))
+        for backend in (CpuBackend(1), ReferenceBackend()):
+            if ok:
+                backend.graph_compute(graph)
+            else:
+                with pytest.raises((ComputeError, IndexError)):
+                    backend.graph_compute(graph)

@@ -23,7 +23,7 @@ from pyllama.engine import Engine
 from .texts import TEXTS
 
 DOCS = Path(__file__).parents[3] / "docs"
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
