@@ -29,10 +29,10 @@ def relative_buckets(n_buckets: int, causal: bool) -> Ints:
     n = n_buckets if causal else n_buckets // 2
     after = 0 if causal else np.where(distance > 0, n, 0)
     distance = np.maximum(-distance, 0) if causal else np.abs(distance)
-    n_exact = max(n // 2, 1)  # distances with a bucket each
+    n_exact = min(max(n // 2, 1), FARTHEST - 1)  # distances with a bucket each
     steps = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(n_exact))
     steps = steps / np.float32(math.log(FARTHEST / n_exact)) * np.float32(n - n_exact)
     far = np.minimum(n_exact + steps.astype(np.int64), n - 1)
-    found = after + np.where(distance < n_exact, distance, far)
-    buckets: Ints = np.clip(found, 0, max(n_buckets - 1, 0)).astype(np.int32)
-    return buckets
+    bucket = after + np.where(distance < n_exact, distance, far)
+    found: Ints = np.clip(bucket, 0, max(n_buckets - 1, 0)).astype(np.int32)
+    return found
