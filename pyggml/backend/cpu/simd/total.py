@@ -4,6 +4,7 @@
     squares_f32(x, n)                              # of their squares
     max_f32(x, n)                                  # the largest: LLVM vectorises no maximum
     dot_f32(F16, x, y, n)                          # of n F16 or F32 with n float32
+    add_rows(F16, rows, factors, n_rows, x, y, n)  # y = x + sum of factors times rows
 
 LLVM would choose the number of partial sums by the width of the host's vectors. Here they are 32:
 column i belongs to sum i % 32; four vectors of 8 are added in pairs, then halves to halves; the
@@ -21,18 +22,22 @@ from llvmlite import ir
 from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
-from .isa import load_floats, widen
+from .isa import fma, load_floats, widen
 from .vector import (
     F32,
+    broadcast_f32,
     const,
     counted_loop,
     f32,
     i16,
     i32,
+    i64,
     item_at,
     load,
     part_of,
+    pieces,
     splat,
+    store,
     times,
     vec,
 )
@@ -116,3 +121,28 @@ def dot_f32(b: Value, kind: int, x: Value, y: Value, n: Value) -> Value:
         return add(total, value, load(b, item_at(b, y, i, 4), f32))
 
     return _reduced(b, n, many, one, _add, 0.0)
+
+
+@intrinsic_from_ir(literals=1, args=(types.int64,) * 6)
+def add_rows(
+    b: Value, kind: int, rows: Value, factors: Value, n_rows: Value, x: Value, y: Value, n: Value
+) -> None:
+    """``y = x + sum of factors[r] * row r`` of ``n`` columns; y may be x.
+
+    Args:
+        rows: address of the addresses of rows of a type, F16 or F32.
+        factors: address of float32.
+    """
+    for offset, size in pieces(b, n, (_SUMS, 8, 1)):
+        place = offset if kind == F32 else b.lshr(offset, const(1))
+
+        def add(
+            r: Value, carried: list[Value], place: Value = place, size: int = size
+        ) -> list[Value]:
+            row = b.add(load(b, item_at(b, rows, r, 8), i64), place)
+            factor = broadcast_f32(b, item_at(b, factors, r, 4), size)
+            return [fma(b, load_floats(b, kind, row, size), factor, carried[0])]
+
+        (change,) = counted_loop(b, n_rows, [splat(f32, size, 0.0)], add)
+        before = load(b, b.add(x, offset), vec(f32, size))
+        store(b, b.fadd(before, change), b.add(y, offset))

@@ -28,6 +28,7 @@ from ...abi import (
     f32_ptr,
     first_row,
     i32_ptr,
+    i64_ptr,
     nb,
     ne,
     nrows,
@@ -36,8 +37,8 @@ from ...abi import (
     set_error,
 )
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
-from ...simd.element import F32, copy_run, load_elem, store_elem, zero_run
-from ...simd.total import dot_f32
+from ...simd.element import F32, copy_run
+from ...simd.total import add_rows, dot_f32
 from ..span import columns
 
 _MACS = 1 << 13  # of a unit, at least
@@ -94,41 +95,32 @@ def shrink_kernel(kind: int) -> CpuKernel:
 
 @cache
 def expand_kernel(kind: int) -> CpuKernel:
-    """The kernel for matrices of a type. Scratch: the sums of a unit."""
+    """The kernel for matrices of a type. Scratch: addresses and factors of a row's rows of b."""
 
     def lora_expand(node, chunk, n_chunks, scratch):
-        m, total = ne(node, DST, 0), nrows(node, DST)
+        m, total, rank = ne(node, DST, 0), nrows(node, DST), ne(node, SRC1, 1)
         n, n_tokens, parts = ne(node, SRC2, 0), ne(node, SRC2, 1), params_of(node, LoraParts).parts
         spans, gains = i32_ptr(data(node, SRC3)), f32_ptr(data(node, SRC4))
-        sums, units = f32_ptr(scratch), total * parts
+        rows, factors, units = i64_ptr(scratch), f32_ptr(scratch + 8 * rank), total * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
             begin, end = columns(m, u - row * parts, parts)
-            width, changed = end - begin, False
             h = f32_ptr(data(node, SRC5) + row * nb(node, SRC5, 1))
             scales = f32_ptr(data(node, SRC2) + 4 * n * (row // (total // n_tokens)))
-            b = _matrix(node, SRC1, SRC6, row)
+            b, count = _matrix(node, SRC1, SRC6, row), 0
             for j in range(n if b != 0 else 0):
                 if scales[j] != 0:
-                    if not changed:
-                        zero_run(scratch, width)
-                    changed = True
+                    factor = scales[j] * gains[j]
                     for r in range(spans[j] + 0, spans[j + 1] + 0):
-                        factor = scales[j] * gains[j]
-                        if data(node, SRC5) != 0:
-                            factor *= h[r]
-                        place = b + r * nb(node, SRC1, 1) + begin * (4 if kind == F32 else 2)
-                        for i in range(width):
-                            store_elem(
-                                F32, scratch, i, sums[i] + factor * load_elem(kind, place, i)
-                            )
+                        rows[count] = b + r * nb(node, SRC1, 1) + begin * (4 if kind == F32 else 2)
+                        factors[count] = factor * h[r] if data(node, SRC5) != 0 else factor
+                        count += 1
             x = row_address(node, SRC0, row) + 4 * begin
             y = row_address(node, DST, row) + 4 * begin
-            if changed:
-                for i in range(width):
-                    store_elem(F32, y, i, load_elem(F32, x, i) + sums[i])
+            if count > 0:
+                add_rows(kind, scratch, scratch + 8 * rank, count, x, y, end - begin)
             elif x != y:
-                copy_run(x, y, width)
+                copy_run(x, y, end - begin)
 
     return kernel(lora_expand, f"lora_expand_{GGMLType(kind).name.lower()}")
 
@@ -157,4 +149,6 @@ def _lower_shrink(lowering: CpuLowering, node: Tensor) -> None:
 def _lower_expand(lowering: CpuLowering, node: Tensor) -> None:
     b = node.src[1]
     parts, chunks = _parts(lowering, b.ne[0] * b.ne[1], max(1, b.ne[0] // 32), node.nrows)
-    lowering.launch(expand_kernel(int(b.type)), node, LoraParts(parts), chunks, scratch=4 * b.ne[0])
+    lowering.launch(
+        expand_kernel(int(b.type)), node, LoraParts(parts), chunks, scratch=12 * b.ne[1]
+    )
