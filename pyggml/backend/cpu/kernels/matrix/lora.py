@@ -36,7 +36,7 @@ from ...abi import (
     row_address,
     set_error,
 )
-from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
+from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, copy_run
 from ...simd.total import add_rows, dot_f32
 from ..span import columns
@@ -142,7 +142,7 @@ def _lower_shrink(lowering: CpuLowering, node: Tensor) -> None:
     a = node.src[0]
     parts, chunks = _parts(lowering, a.ne[0] * a.ne[1], a.ne[1], node.nrows)
     made = shrink_kernel(int(a.type))
-    lowering.launch(made, node, LoraParts(parts), chunks, replicate=ANY_CHUNKS)
+    lowering.launch(made, node, LoraParts(parts), chunks)
 
 
 @lowers("LORA_EXPAND", _supports)
