@@ -53,6 +53,7 @@ from .plan import (
 )
 from .quantized.methods import decode_checkpoint
 from .sparse import Form, check_neurons, sparse_form
+from .task_adapters import TaskAdapter, task_adapters
 from .tokens.vocabulary import read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ def convert(
     planned: list[ConvertedTensor] = []
     n_nextn = 0
     values: dict[str, float | list[float]] = {}
+    adapters: list[TaskAdapter] = []
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
@@ -132,6 +134,7 @@ def convert(
         keys |= {**nextn_keys(keys, n_nextn, mtp_of(arch)), **dense_keys(dense)}
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
+        adapters = task_adapters(checkpoint, config, name, arch)
     if options.mtp_only:
         if not n_nextn:
             raise ModelError(f"{folder}: no layers of multi-token prediction that can be loaded")
@@ -175,7 +178,10 @@ def convert(
             check_tensors(file, arch.TENSORS, hparams)
         if n_nextn:
             check_layer(file, arch, n_vocab)
-        return _write(file, content, path, options, progress)
+        path = _write(file, content, path, options, progress)
+    for adapter in [] if options.dry_run else adapters:
+        adapter.write(path)
+    return path
 
 
 def _read_tensors(source: Folder, config: Mapping[str, Any]) -> Mapping[str, CheckpointTensor]:

@@ -174,7 +174,9 @@ def _pairs(file: GGUFFile) -> dict[str, LowRank]:
     found: dict[str, dict[str, Floats]] = {}
     for name in file.tensors:
         tensor, _, part = name.rpartition(".")
-        if part in ("lora_a", "lora_b"):
+        if tensor == "token_types.weight":
+            log.warning("%s: '%s' is not applied, nor is it by llama.cpp", file.path, name)
+        elif part in ("lora_a", "lora_b"):
             found.setdefault(tensor, {})[part] = _values(file, name)
         elif name.endswith("_norm.weight"):
             log.warning("%s: '%s' is not applied, nor is it by llama.cpp", file.path, name)

@@ -63,3 +63,4 @@ SHAPES = {
         },
     },
 }
+LLAMA_CPP = ("jina-bert-v2",)

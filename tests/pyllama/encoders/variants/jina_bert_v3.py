@@ -50,12 +50,10 @@ def _shapes() -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, (n_rows, n_columns) in _MATRICES.items():
         prefix = f"roberta.{name}.parametrizations.weight"
-        # embeddings are transposed matrices for an adapter
-        embeds = name.startswith("embeddings.")
-        n_in, n_out = (n_rows, n_columns) if embeds else (n_columns, n_rows)
+        embeds = name.startswith("embeddings.")  # whose change is A B, else B A
         found[f"{prefix}.original"] = [n_rows, n_columns]
-        found[f"{prefix}.0.lora_A"] = [2, 4, n_in]
-        found[f"{prefix}.0.lora_B"] = [2, n_out, 4]
+        found[f"{prefix}.0.lora_A"] = [2, n_rows, 4] if embeds else [2, 4, n_columns]
+        found[f"{prefix}.0.lora_B"] = [2, 4, n_columns] if embeds else [2, n_rows, 4]
         if not embeds:
             found[f"roberta.{name}.bias"] = [n_rows]
     for norm in ("emb_ln", "encoder.layers.{i}.norm1", "encoder.layers.{i}.norm2"):
@@ -64,3 +62,4 @@ def _shapes() -> dict[str, list[int]]:
 
 
 SHAPES = {"jina-bert-v3_adapters": _shapes()}
+LLAMA_CPP = ("jina-bert-v3_adapters",)

@@ -33,3 +33,4 @@ SHAPES = {
         "decoder.bias": [512],
     }
 }
+LLAMA_CPP = ("neo-bert",)
