@@ -49,8 +49,8 @@ class ConvertFlags:
     split_max_tensors: int | None = row(None, "Maximum number of tensors per split.",
         Flags("--split-max-tensors", low=1))
     dry_run: bool = row(False, "Check the checkpoint, write nothing.", Flags("--dry-run"))
-    mtp: bool = row(True,
-        "Write layers of multi-token prediction.", Flags(" /--no-nextn", " /--no-mtp"))
+    no_mtp: bool = row(False,
+        "Leave layers of multi-token prediction out.", Flags("--no-nextn", "--no-mtp"))
     mtp_only: bool = row(False,
         "Write only the layers of multi-token prediction, for -md; the default name of the file "
         "then begins with mtp-.", Flags("--mtp"))
@@ -70,7 +70,7 @@ def command(
         raise click.UsageError("choose --split-max-tensors or --split-max-size, not both")
     if dense and (options["predictor"] is not None or options["transpose_down"]):
         raise click.UsageError("--dense cannot be used with --predictor or --transpose-down")
-    if options["mtp_only"] and not options["mtp"]:
+    if options["mtp_only"] and options["no_mtp"]:
         raise click.UsageError("choose --mtp or --no-mtp, not both")
     logging.basicConfig(format="%(message)s")
     visible_logs()
@@ -78,7 +78,7 @@ def command(
         logging.getLogger("pyllama").setLevel(logging.INFO)
     from pyllama.convert import ConvertOptions, convert
 
-    settings = ConvertOptions(**options)
+    settings = ConvertOptions(mtp=not options.pop("no_mtp"), **options)
     with progress_bar("converting") as progress:
         path = convert(folder, outfile, outtype, settings, progress)
     if settings.dry_run:

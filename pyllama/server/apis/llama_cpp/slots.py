@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ....engine import Engine
 from ....engine.sequence import UNKNOWN, CacheSequence
 from ....errors import StateError
+from ....runtime.adapters import key_of, uses_of
 from ....runtime.state import load_state, save_state
 from ...http.sse import JsonResponse, read_json
 from ...request.errors import ApiError
@@ -135,7 +136,7 @@ def _save(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     tokens, id = sequence.tokens(), sequence.seq_id
     if sequence.n_unshifted < sequence.n_tokens or (tokens == UNKNOWN).any():
         raise ApiError.invalid(f"slot {id} cannot be saved: its context was shifted")
-    save_state(engine.context, path, tokens.tolist(), seq=id)
+    save_state(engine.context, path, tokens.tolist(), seq=id, adapters=key_of(sequence.adapters))
     return len(tokens)
 
 
@@ -155,5 +156,5 @@ def _restore(engine: Engine, sequence: CacheSequence, path: Path) -> int:
         sequence.truncate(0)
         raise ApiError.invalid("Unable to restore slot: the file has no tokens")
     sequence.adopt(tokens)
-    sequence.n_forgotten = 0
+    sequence.n_forgotten, sequence.adapters = 0, uses_of(engine.context.applied, ())
     return len(tokens)
