@@ -40,7 +40,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # generation
     "files of heads are not downloaded beside a model; -md takes one of --spec-type draft-mtp": (
-        "--dflash", "--eagle3", "--mtp",
+        "--dflash", "--eagle3",
     ),
     _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
@@ -135,6 +135,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
 _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYWHERE
     "completion": {
         "redirect stdout, which has only the text: > FILE": ("-o", "--output", "--output-file"),
+        "files of heads are not downloaded; use --spec-type draft-mtp": ("--mtp",),
     },
     "convert": {
         "files are always little-endian": ("--bigendian",),

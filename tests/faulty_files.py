@@ -265,7 +265,7 @@ def check(writer: Writer, scratch: Path, first: bool) -> str:
 
 
 def main() -> None:
-    state.dump_state = lambda context, tokens=(), seq=None: [
+    state.dump_state = lambda context, tokens=(), seq=None, adapters=None: [
         np.full(500, len(tokens), np.uint8), np.full(100, 2, np.uint8)
     ]  # fmt: skip
     for writer in WRITERS:

@@ -162,8 +162,8 @@ def _base(source: Folder, settings: Mapping[str, Any], base: str | os.PathLike[s
     if isinstance(named, str) and Path(named).is_dir():
         return Path(named)
     raise ModelError(
-        f"{source.path}: the base {shown(named)} is no folder here; give one with its config.json "
-        "(`base`)"
+        f"{source.path}: the base {shown(named)} is no folder here; give the folder of the base "
+        "model with its config.json"
     )
 
 

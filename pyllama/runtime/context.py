@@ -344,7 +344,7 @@ class Context:
             GGUFError, Aborted, ComputeError: as `decode`.
         """
         if self.hparams.causal:
-            raise BatchError("encode: attention is causal; use decode, or `causal=False`")
+            raise BatchError("encode: attention is causal; use decode")
         lengths = np.fromiter(map(len, texts), np.intp, len(texts))
         with self._lock.mutex:
             for file in self._files:

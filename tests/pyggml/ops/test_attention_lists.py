@@ -68,7 +68,7 @@ def test_windows_that_do_not_meet() -> None:
 def test_lists_are_checked_once_for_all_layers() -> None:
     backend, ctx = CpuBackend(2), Context(no_alloc=True)
     graph, first = attention(backend, 3, HARMLESS["none"])
-    q, k, v, _, _, cells, rows, branches = first.src
+    q, k, v, _, _, cells, rows, branches, *_ = first.src
     for _ in range(3):
         w = ctx.new_tensor_2d(GGMLType.Q8_0, 32, 32)  # its input is quantized in work memory
         graph.build_forward_expand(ops.mul_mat(ctx, w, ops.cont(ctx, q)))
