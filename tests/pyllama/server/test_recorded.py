@@ -38,6 +38,8 @@ def answers(
         with TestClient(app, base_url="http://localhost") as client:
             until(lambda: client.get("/health").status_code != 503)
             found.update({ask.name: send(client, ask) for ask in session.asks})
+            if "health" in found:  # with an empty code cache, kernels compile in the background
+                found["health"]["body"].pop("compiling", None)
 
     def left(error: BaseException | None = None) -> None:  # the command would end this process
         raise SystemExit(0 if error is None else 1)
