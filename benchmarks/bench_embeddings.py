@@ -136,7 +136,7 @@ def onnx(folder: Path, path: Path, threads: int) -> Embed:
 
 
 def engines(folder: Path, types: list[str], threads: int, tmp: Path) -> dict[str, Embed]:
-    """Those that are installed, by name."""
+    """The functions that embed texts, by the name of the program; only of installed packages."""
     found: dict[str, Embed] = {}
     for type in types:
         path = convert(folder, tmp / f"{type}.gguf", type)

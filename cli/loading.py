@@ -122,20 +122,20 @@ def make_context(
     unified: bool = True,
     overrides: Overrides | None = None,
     is_draft: bool = False,
-    applies: bool = True,
+    apply_loras: bool = True,
 ) -> Context:
     """Return a context with the sizes and threads of the options, for ``n_seq_max`` sequences.
 
     Args:
         overrides: None for those of the command line.
         is_draft: it is a draft model's, which has no adapters.
-        applies: whether LoRA adapters change what does not ask for any.
+        apply_loras: see `apply_adapters`.
     """
     from pyllama.runtime.context import Context
 
     context = Context(model, options.params(n_seq_max, unified, overrides))
     if not is_draft:
-        apply_adapters(context, applied=applies)
+        apply_adapters(context, apply_loras=apply_loras)
     return context
 
 

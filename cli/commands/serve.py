@@ -277,7 +277,7 @@ def command(router_child: bool, **options: Any) -> None:
             model = load_model(loading, cells, sizes.n_threads, drafting.reserved)
             context = make_context(
                 model, sizes, n_seq_max=n_slots, unified=unified,
-                applies=not serving.lora_init_without_apply,
+                apply_loras=not serving.lora_init_without_apply,
             )  # fmt: skip
             engine = Engine(
                 context, speculation=drafting.speculation(context), prefixes=serving.prefixes()

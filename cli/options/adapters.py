@@ -1,7 +1,7 @@
 """The options that name adapters, for every tool that creates a context.
 
     @adapter_options                               # declares the flags
-    apply_adapters(context, applied=True)          # loads the files
+    apply_adapters(context)                        # loads the files
 
 The values are stored in click's context, so commands need no parameters for them.
 """
@@ -25,11 +25,11 @@ adapter_options = parameter_options(AdapterParams, keep=True, section="Adapters"
 """``--lora``, ``--control-vector`` and those with factors."""
 
 
-def apply_adapters(context: Context, *, applied: bool = True) -> None:
+def apply_adapters(context: Context, *, apply_loras: bool = True) -> None:
     """Load the adapters of this command line.
 
     Args:
-        applied: whether LoRA adapters change what does not ask for any.
+        apply_loras: False gives LoRA adapters the factor 0 until a client sets another one.
 
     Raises:
         click.UsageError: a factor is no number.
@@ -47,7 +47,7 @@ def apply_adapters(context: Context, *, applied: bool = True) -> None:
 
     model, scales = context.model, dict[Adapter, float]()
     for path, scale in loras:
-        scales[load_lora(path, model)] = scale if applied else 0.0
+        scales[load_lora(path, model)] = scale if apply_loras else 0.0
     for path, scale in vectors:
         scales[load_control_vector(path, model, first, last)] = scale
     context.set_adapters([*scales], scales)

@@ -226,7 +226,7 @@ def _known_operators(context: Any) -> Iterator[None]:
 
 
 class _KernelCompiler(_compiler):  # type: ignore[misc]
-    """Numba's passes, without those that change nothing in our functions."""
+    """Numba's compiler pipeline, without the passes that have no effect on our functions."""
 
     _lowering: Any = _KernelLowering
 

@@ -90,7 +90,7 @@ class TextRun:
             yielded those before them.
         mark: the verifier's state after ``tokens``, if ``verified`` has others.
         checkpoints: numbers of leading tokens after which its recurrent state is kept, ascending.
-        adapters: those of its tokens.
+        adapters: with which its tokens are computed.
         saved: its cache, if evaluating the tokens again would give other bits.
         id: number in the order of submission.
     """

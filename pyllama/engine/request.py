@@ -63,7 +63,8 @@ class Request:
         reuse: whether it may take over a prefix that is in the cache.
         pooling: compute an embedding of the tokens, or with ``rank`` their scores, and generate no
             text; one of ``POOLINGS``, see `PooledRows`.
-        adapters: factors of adapters of the context; None for those that it applies.
+        adapters: the factor of each adapter that changes the request; None: the context's own
+            factors (``Context.applied``).
     """
 
     tokens: Sequence[int]

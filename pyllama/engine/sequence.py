@@ -48,7 +48,8 @@ class CacheSequence:
         last_outputs: outputs of the context's last decode that are the logits of its last tokens;
             None after the context evaluated another sequence.
         n_at_outputs: its number of tokens at that decode.
-        adapters: those of its tokens; an empty sequence gets those that the context applies.
+        adapters: with which its tokens were computed; of an empty sequence, the adapters that the
+            context applies.
     """
 
     __slots__ = (

@@ -113,7 +113,7 @@ def parse(text: str) -> dict[str, Rule]:
 
 
 def parse_body(text: str) -> Expression:
-    """What a rule has after its ``::=``; the rules it refers to need not exist."""
+    """Parse the right side of a rule. Rules that it refers to need not be defined."""
     return _Parser(text).choice()
 
 

@@ -76,7 +76,7 @@ class GrammarRules:
         self.texts: dict[str, str | None] = {}  # None: its text is not known yet
         self._n_chars = 0
         self._numbers: dict[str, int] = {}  # where to begin to look for a number of a name
-        self._ending: set[str] = set()  # rules with a finite text, if those without text have one
+        self._ending: set[str] = set()  # rules for which `ends` is true
 
     def add(self, name: str, text: str) -> str:
         """Add a rule, and return its name."""
@@ -140,7 +140,10 @@ class GrammarRules:
         self._store(name, text)
 
     def ends(self, name: str) -> bool:
-        """Whether a rule has a finite text, if those that are not filled yet have one."""
+        """Whether a rule matches a text of finite length.
+
+        Rules that were held and not filled yet are taken to do so.
+        """
         bodies: dict[str, Expression] = {}
         names = [name]
         while names:
@@ -149,7 +152,7 @@ class GrammarRules:
             if text is not None and one not in bodies and one not in self._ending:
                 bodies[one] = parse_body(text)
                 names += references(bodies[one])
-        endless = dict.fromkeys(reversed(bodies))  # a rule after those that it needs, mostly
+        endless = dict.fromkeys(reversed(bodies))  # referenced rules first, which saves rounds
         n_before = 0
         while n_before != len(endless):
             n_before = len(endless)

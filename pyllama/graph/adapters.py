@@ -6,7 +6,7 @@
 
 An adapter adds ``scale gain B (A x)`` to the product of a matrix with x. A control vector adds
 ``scale v`` to the output of a layer: a B of one column without A. The matrices of all adapters of
-a tensor lie behind each other, so one op multiplies each token with those of its own adapters.
+a tensor are stacked, so one op multiplies each token with those of its own adapters.
 Source: Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica"; llama.cpp, ``build_lora_mm``.
 """
 

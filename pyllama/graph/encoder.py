@@ -1,4 +1,4 @@
-"""The layers of encoders: BERT and those that share parts of it.
+"""Encoder layers with norms after attention and feed-forward part, as in BERT.
 
     inp = b.add_token_types(b.embed("token_embd.weight"))
     return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")

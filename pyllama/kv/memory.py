@@ -60,7 +60,8 @@ class Memory:
         unified: whether sequences share the cells; otherwise each has an equal part.
         n_checkpoints: the most positions of a sequence to which it can go back although a window
             has evicted entries, or a state cannot forget tokens.
-        checkpoint_every: besides those that are asked for, multiples of this one; 0: none.
+        checkpoint_every: every so many tokens there is a checkpoint that no batch asked for; 0:
+            there is none.
         layer_buft: see ``KVCache``.
 
     Attributes:

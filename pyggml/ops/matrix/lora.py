@@ -3,9 +3,10 @@
     h = lora_shrink(ctx, a, x, scales, spans)      # A x, for the adapters that a token has
     y = lora_expand(ctx, y, b, scales, spans, gains, h)    # y + sum of scale gain B (A x)
 
-The matrices of all adapters lie behind each other: rows ``spans[j]`` to ``spans[j + 1]`` of ``a``
-and of ``b`` are those of adapter j. ``scales[j, t]`` is the factor of adapter j for token t; 0:
-token t does not have it, and nothing of it is read. A token without any keeps its bits.
+The matrices of all adapters are stacked: rows ``spans[j]`` to ``spans[j + 1]`` of ``a`` and of
+``b`` are those of adapter j. Spans ascend from 0 to the number of rows, which backends check.
+``scales[j, t]`` is the factor of adapter j for token t; 0: token t does not use it, and nothing of
+it is read. A token without adapters keeps its bits.
 Source: Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica", for products gathered by row; Sheng et
 al. 2023, "S-LoRA".
 """
@@ -58,9 +59,11 @@ def _infer_shrink(a: Tensor, x: Tensor, scales: Tensor, spans: Tensor, ids: Tens
     return Out(F32, (a.ne[1], ids.ne[0], x.ne[2], 1))
 
 
-def _of_rows(scales: Array, spans: Array, n_rows: int) -> Array:
+def _of_rows(scales: Array, spans: Array, n_rows: int, rank: int) -> Array:
     """The scale of each row of the matrices for each row of a tensor: [n_rows, rank]."""
     ranks = np.diff(spans[0, 0, 0])
+    if spans[0, 0, 0, 0] or ranks.min(initial=0) < 0 or ranks.sum() != rank:
+        raise IndexError(f"spans {spans[0, 0, 0].tolist()} of {rank} rows")
     by_rank = np.repeat(scales[0, 0], ranks, axis=1)  # [n_tokens, rank]
     return np.repeat(by_rank, n_rows // len(by_rank), axis=0)
 
@@ -75,7 +78,7 @@ def _shrink(a: Array, x: Array, scales: Array, spans: Array, ids: Array | None) 
         x = np.tile(x[0], (1, chosen.shape[1] // x.shape[2], 1))
         h = np.einsum("turk,tuk->tur", a[0][chosen].astype(np.float64), x).reshape(-1, a.shape[2])
         shape = (1, *chosen.shape, a.shape[2])
-    return np.where(_of_rows(scales, spans, len(h)) != 0, h, 0).reshape(shape)
+    return np.where(_of_rows(scales, spans, len(h), a.shape[2]) != 0, h, 0).reshape(shape)
 
 
 def _infer_expand(
@@ -100,7 +103,7 @@ def _expand(
     ids: Array | None,
 ) -> Array:  # fmt: skip
     rows = y.reshape(-1, y.shape[3])
-    factors = _of_rows(scales * gains, spans, len(rows)).astype(np.float64)
+    factors = _of_rows(scales * gains, spans, len(rows), b.shape[2]).astype(np.float64)
     if h is not None:
         factors = np.where(factors != 0, factors * h.reshape(factors.shape), 0)
     if ids is None:

@@ -159,3 +159,21 @@ def test_context_shift_with_an_adapter(model: Model, loras: list[Adapter]) -> No
     texts = [text(use) for use in ({}, {loras[0]: 1.0}, {loras[3]: 1.0})]
     assert [len(one) for one in texts] == [120] * 3
     assert len({tuple(one) for one in texts}) == 3
+
+
+def test_a_text_whose_adapter_is_removed_ends_alone(model: Model, loras: list[Adapter]) -> None:
+    context = context_of(model, loras, n_seq_max=2)
+    engine = Engine(context)
+    plain = run(Engine(context_of(model, [])), None)[0]
+    kept = engine.submit(Request(PROMPT, GREEDY, max_tokens=8, adapters={}))
+    lost = engine.submit(Request(PROMPT, GREEDY, max_tokens=8, adapters={loras[0]: 1.0}))
+    events = [event for _ in range(3) for event in engine.step()]
+    context.set_adapters(loras[1:])
+    with pytest.raises(BatchError, match=r"0\.gguf: this adapter is not loaded"):
+        engine.step()
+    events += engine.step_apart()
+    while engine.has_work:
+        events += engine.step()
+    errors = [(event.request, str(event.error)) for event in events if event.error is not None]
+    assert [number for number, _ in errors] == [lost] and "is not loaded" in errors[0][1]
+    assert [t for e in events if e.request == kept for t in e.tokens] == [t for t, _ in plain]

@@ -19,7 +19,7 @@ PROMPT = "The quick brown fox"
 @pytest.fixture
 def adapted(serve: Serve, model: Model, tmp_path: Path) -> TestClient:
     """A server with a LoRA adapter that is applied, another, and a control vector."""
-    client, loaded = serve(), []
+    client, loaded = serve(slot_save_path=tmp_path), []
     context, hp = client.served.engine.context, model.hparams  # type: ignore[attr-defined]
     for i in range(2):
         terms = random_terms(adaptable(model), hp.n_vocab, rank=4, seed=i, size=2.0)
@@ -67,3 +67,29 @@ def test_wrong_factors_change_nothing(adapted: TestClient, lora: Any) -> None:
         reply = adapted.post(path, json=body)
         assert reply.status_code == 400 and "\n" not in reply.json()["error"]["message"]
     assert adapted.get("/lora-adapters").json() == before
+
+
+def test_a_slot_file_belongs_to_its_adapters(adapted: TestClient) -> None:
+    def act(action: str, status: int = 200) -> str:
+        reply = adapted.post(f"/slots/0?action={action}", json={"filename": "a.bin"})
+        assert reply.status_code == status, reply.text
+        return reply.text
+
+    def ask(**more: Any) -> int:
+        body = {"prompt": PROMPT, "n_predict": 3, "id_slot": 0, "ignore_eos": True, **more}
+        cached: int = adapted.post("/completion", json=body).json()["timings"]["cache_n"]
+        return cached
+
+    ask()
+    act("save")
+    act("erase")
+    act("restore")
+    assert ask() > 0
+    ask(lora=[{"id": 1, "scale": 1.0}])
+    act("save")
+    assert "other adapters" in act("restore", 400)
+    act("erase")
+    assert ask() == 0
+    act("save")
+    adapted.post("/lora-adapters", json=[{"id": 1, "scale": 1.0}])
+    assert "other adapters" in act("restore", 400)

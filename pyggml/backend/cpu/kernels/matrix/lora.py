@@ -62,6 +62,18 @@ def _matrix(node, low, ids, row):
     return data(node, low) + expert * nb(node, low, 2)
 
 
+@inline
+def _ascend(node, rank):
+    """Whether the spans ascend from 0 to ``rank``; else the node has an error."""
+    spans, n = i32_ptr(data(node, SRC3)), ne(node, SRC2, 0)
+    legal = spans[0] == 0 and spans[n] == rank
+    for j in range(n):
+        legal = legal and spans[j] <= spans[j + 1]
+    if not legal:
+        set_error(node, BAD_INDEX)
+    return legal
+
+
 @cache
 def shrink_kernel(kind: int) -> CpuKernel:
     """The kernel for matrices of a type."""
@@ -83,6 +95,8 @@ def shrink_kernel(kind: int) -> CpuKernel:
             x = row_address(node, SRC1, x_row)
             for r in range(part, rank, parts):
                 h[r] = 0
+            if not _ascend(node, rank):
+                a = 0
             for j in range(n if a != 0 else 0):
                 if scales[j] != 0:
                     first = spans[j] + 0
@@ -108,6 +122,8 @@ def expand_kernel(kind: int) -> CpuKernel:
             h = f32_ptr(data(node, SRC5) + row * nb(node, SRC5, 1))
             scales = f32_ptr(data(node, SRC2) + 4 * n * (row // (total // n_tokens)))
             b, count = _matrix(node, SRC1, SRC6, row), 0
+            if not _ascend(node, rank):
+                b = 0
             for j in range(n if b != 0 else 0):
                 if scales[j] != 0:
                     factor = scales[j] * gains[j]
