@@ -63,4 +63,4 @@ SHAPES = {
         },
     },
 }
-LLAMA_CPP = ("jina-bert-v2",)
+LLAMA_CPP = ("jina-bert-v2", "jina-bert-v2_code")

@@ -62,4 +62,4 @@ def _shapes() -> dict[str, list[int]]:
 
 
 SHAPES = {"jina-bert-v3_adapters": _shapes()}
-LLAMA_CPP = ("jina-bert-v3_adapters",)
+LLAMA_CPP = ("jina-bert-v3", "jina-bert-v3_adapters")
