@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _LAYER = re.compile(r"\.\d+\.")
+_REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
+_MAX_REPETITIONS = 3  # of a pattern: time is a power of the name's length with this exponent
 _REFUSED = {  # settings of adapter_config.json that change the product
     "use_dora": "DoRA (use_dora) is not supported",
     "use_qalora": "QA-LoRA (use_qalora) is not supported",
@@ -62,13 +64,6 @@ class _Module:
     a: CheckpointTensor | None = None
     b: CheckpointTensor | None = None
     is_embedding: bool = False
-
-
-@dataclass
-class _Stack:
-    """A tensor of the file: one pair, or one for each expert."""
-
-    pairs: dict[int, Pair] = field(default_factory=dict)
 
 
 def convert_lora(
@@ -150,9 +145,23 @@ def _settings(source: Folder) -> dict[str, Any]:
         if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
             raise ModelError(f"{path}: {key} is {shown(value)}, want a number above 0")
     for key in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(settings.get(key) or {}, dict):
-            raise ModelError(f"{path}: {key} is {shown(settings[key])}, want an object")
+        _check_patterns(f"{path}: {key}", settings.get(key) or {})
     return settings
+
+
+def _check_patterns(what: str, patterns: Any) -> None:
+    """Raise ModelError unless these are numbers by patterns that match in a short time."""
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{what} is {shown(patterns)}, want an object")
+    for pattern, value in patterns.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ModelError(f"{what}: {shown(pattern)} has {shown(value)}, want a number")
+        if _REPEATED_GROUP.search(pattern) or len(_REPETITION.findall(pattern)) > _MAX_REPETITIONS:
+            raise ModelError(f"{what}: {shown(pattern)} repeats too much, want names of modules")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelError(f"{what}: {shown(pattern)} is no pattern: {error}") from None
 
 
 def _base(source: Folder, settings: Mapping[str, Any], base: str | os.PathLike[str] | None) -> Path:
@@ -210,7 +219,7 @@ def _tensors(
     arch: Arch,
 ) -> dict[str, Array]:  # fmt: skip
     """The matrices by their names in the file."""
-    stacks: dict[str, _Stack] = {}
+    stacks: dict[str, dict[int, Pair]] = {}  # by expert; -1: the tensor has one pair
     checked: set[object] = set()
     for theirs, module in modules.items():
         ours, number = _gguf_name(source, theirs, arch)
@@ -232,13 +241,13 @@ def _tensors(
                 f"{source.path}: {shown(theirs)} cannot be converted to {ours!r}: {error!s:.200}"
             ) from None
         for name, pair in results.items():
-            stacks.setdefault(name, _Stack()).pairs[number] = pair
+            stacks.setdefault(name, {})[number] = pair
     found: dict[str, Array] = {}
     for name, stack in stacks.items():
-        pairs = [stack.pairs[number] for number in sorted(stack.pairs)]
-        if len(pairs) > 1 and sorted(stack.pairs) != list(range(len(pairs))):
+        pairs = [stack[number] for number in sorted(stack)]
+        if len(pairs) > 1 and sorted(stack) != list(range(len(pairs))):
             raise ModelError(f"{source.path}: {name!r} has not all experts")
-        is_stack = -1 not in stack.pairs
+        is_stack = -1 not in stack
         for part, matrices in zip(("lora_a", "lora_b"), zip(*pairs, strict=True), strict=True):
             if len({x.shape for x in matrices}) > 1:
                 raise ModelError(f"{source.path}: experts of {name!r} have different ranks")

@@ -186,6 +186,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "do not multiply",
     ),
     "invocation": ({"invocation_string": "<x>"}, {}, "alora_invocation_tokens"),
+    "slow pattern": ({"alpha_pattern": {"(a+)+": 4}}, {}, "repeats too much"),
+    "long pattern": ({"rank_pattern": {".*a.*b.*c.*": 4}}, {}, "repeats too much"),
+    "bad pattern": ({"alpha_pattern": {"(": 4}}, {}, "is no pattern"),
+    "bad alpha": ({"alpha_pattern": {"up_proj": "x"}}, {}, "want a number"),
 }  # fmt: skip
 
 
