@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from pyllama.arch import arch_names
+from pyllama.convert import convert
 from pyllama.mapping.rules import base_keys
 
 from .variants import VARIANTS
@@ -95,6 +96,20 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def long_but(names: Iterable[str], by_default: Collection[str]) -> list[Any]:
     """Names as a test's parameters; all but those that run by default have the marker ``long``."""
     return [pytest.param(n, marks=[] if n in by_default else pytest.mark.long) for n in names]
+
+
+def conversions(root: Path, write: Callable[[Path, str], Path]) -> Callable[..., Path]:
+    """A function that makes a variant's checkpoint once, and each conversion of it once."""
+
+    def converted(name: str, outtype: str = "f32") -> Path:
+        if not (root / name).exists():
+            write(root / name, name)
+        path = root / f"{name}-{outtype}.gguf"
+        if not path.exists():
+            convert(root / name, path, outtype)
+        return path
+
+    return converted
 
 
 def expand(patterns: Mapping[str, list[int]], config: Mapping[str, Any]) -> Shapes:

@@ -21,11 +21,10 @@ from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.viz import graph_dump_dot
 from pyllama import Batch, Context, Model
 from pyllama.arch import get_arch
-from pyllama.convert import convert
 from pyllama.errors import ModelError
 from pyllama.gguf_tools.validate import validate
 
-from .checkpoints import EVERY, long_but, recorded, variants, write_checkpoint
+from .checkpoints import EVERY, conversions, long_but, recorded, variants, write_checkpoint
 from .llama_cpp import described
 from .variants import DIFFERENT
 
@@ -38,17 +37,7 @@ ROUNDED = 0.02  # NMSE: weights of 16 or 8 bits, activations of 8, an F16 cache
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes a variant's checkpoint once, and each conversion of it once."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    def converted(name: str, outtype: str = "f32") -> Path:
-        if not (root / name).exists():
-            write_checkpoint(root / name, name)
-        path = root / f"{name}-{outtype}.gguf"
-        if not path.exists():
-            convert(root / name, path, outtype)
-        return path
-
-    return converted
+    return conversions(tmp_path_factory.mktemp("checkpoints"), write_checkpoint)
 
 
 def logits(

@@ -16,11 +16,11 @@ import pytest
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.viz import graph_dump_dot
 from pyllama import Batch, Context, Model
-from pyllama.convert import convert
 from pyllama.embeddings import cosine_similarity, embed_many, rerank
 from pyllama.engine import Engine
 from pyllama.errors import ModelError
 
+from ..arch.checkpoints import conversions
 from ..arch.llama_cpp import described
 from .checkpoints import parts, recorded, write_checkpoint
 from .texts import PAIRS, TEXTS
@@ -35,17 +35,7 @@ ROUNDED = 0.02  # NMSE: weights of 16 or 8 bits, activations of 8
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes a variant's checkpoint once, and each conversion of it once."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    def converted(name: str, outtype: str = "f32") -> Path:
-        if not (root / name).exists():
-            write_checkpoint(root / name, name)
-        path = root / f"{name}-{outtype}.gguf"
-        if not path.exists():
-            convert(root / name, path, outtype)
-        return path
-
-    return converted
+    return conversions(tmp_path_factory.mktemp("checkpoints"), write_checkpoint)
 
 
 def hidden(model: Model, texts: list[list[int]], **options: Any) -> list[np.ndarray]:
