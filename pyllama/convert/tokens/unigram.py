@@ -19,6 +19,8 @@ from ...tokenizer.special import NORMAL, UNKNOWN
 from ..files.folder import Folder, objects
 from .tokens import MAX_TOKENS, FileToken, FileVocabulary
 
+_MAX_SCORE = float(np.finfo(np.float32).max)  # scores are float32 in GGUF
+
 
 def read_unigram(folder: Folder) -> FileVocabulary:
     """Return the vocabulary. Raises: TokenizerError, ModelError."""
@@ -30,7 +32,7 @@ def read_unigram(folder: Folder) -> FileVocabulary:
     tokens = {}
     for i, piece in enumerate(pieces):
         match piece:
-            case [str(text), int() | float() as score]:
+            case [str(text), int() | float() as score] if abs(score) <= _MAX_SCORE:
                 tokens[i] = FileToken(text, UNKNOWN if i == unk else NORMAL, float(score))
             case _:
                 raise TokenizerError(f"{path}: token {i} is {shown(piece)}, not a text and a score")

@@ -255,6 +255,14 @@ BAD_JSON = {
         {"model": {"type": "Unigram", "vocab": [["a"]]}},
         "token 0 is \\['a'\\], not a text and a score",
     ),
+    "a score without end": (
+        '{"model": {"type": "Unigram", "vocab": [["a", 1e999]]}}',
+        "token 0 is \\['a', inf\\], not a text and a score",
+    ),
+    "a score of many digits": (
+        {"model": {"type": "Unigram", "vocab": [["a", 10**400]]}},
+        "not a text and a score",
+    ),
     "no words": ({"model": {"type": "WordPiece"}}, "it has no vocabulary"),
     "no vocabulary": ({"model": {"vocab": []}}, "it has no vocabulary"),
     "an id of text": ({"model": {"vocab": {"a": "b"}}}, "token 'a' has the id 'b'"),
