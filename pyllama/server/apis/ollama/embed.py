@@ -31,8 +31,8 @@ async def embed(request: Request, served: ServedModel) -> Response:
     texts = [value] if isinstance(value, str) and value else value or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ApiError.invalid("invalid input type: 'input' must be a text or a list of texts")
+    n = fields.whole("dimensions", 0, low=0, high=served.model.hparams.n_embedding) or None
     made = await _embedded(request, served, fields, texts)
-    n = fields.whole("dimensions", 0, low=0, high=served.model.n_embd) or None
 
     def body() -> dict[str, Any]:
         return {
