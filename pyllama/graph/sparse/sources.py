@@ -121,7 +121,9 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
     n_ff = hparams.n_ff_arr[i]
     up, down = (file.tensors.get(f"blk.{i}.ffn_{part}.weight") for part in ("up", "down"))
     fused = up is not None and down is not None and up.ne[1] != down.ne[0]
-    named_so = any(name.endswith(".ffn_up.weight") for name in file.tensors)  # not so in RWKV
+    named_so = any(  # not so in RWKV and in T5
+        name.startswith("blk.") and name.endswith(".ffn_up.weight") for name in file.tensors
+    )
     if not n_ff or fused or not named_so:
         raise ModelError(
             f"{file.path}: sparse inference does not support layers without a feed-forward part, "

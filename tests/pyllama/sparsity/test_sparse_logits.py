@@ -14,12 +14,17 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyllama import Batch, Context, Model
 from pyllama.arch import arch_names
+from pyllama.convert import convert
+from pyllama.embeddings import embed_many
+from pyllama.engine import Engine
 from pyllama.errors import BatchError, ModelError
 from pyllama.runtime.overrides import Overrides
 
-from ..arch.checkpoints import EVERY, long_but, variants
+from ..arch.checkpoints import EVERY, long_but, write_checkpoint
 from ..arch.checkpoints import recorded as dense_recording
 from ..arch.variants import VARIANTS as OF_ARCHITECTURES
+from ..encoders.checkpoints import write_checkpoint as write_encoder
+from ..encoders.variants import VARIANTS as OF_ENCODERS
 from .files import N_LAYER, VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
@@ -44,6 +49,11 @@ def logits(
         context.decode(Batch(tokens[start:stop], logits="all"))
         parts.append(context.logits.copy())
     return np.concatenate(parts)
+
+
+def hidden(model: Model, tokens: list[int], **options: Any) -> np.ndarray:
+    """An encoder's rows of all tokens."""
+    return embed_many(Engine(Context(model, n_ctx=64, **options)), [tokens], "none")[0]
 
 
 def of(path: Path, name: str, **options: Any) -> np.ndarray:
@@ -116,8 +126,8 @@ def test_exact_with_quantized_weights(folder: Path, name: str, type: GGMLType) -
 
 
 OTHER_FFN = {  # experts, gate and up in one matrix, or a feed-forward part of their own
-    "apertus", "arctic", "bitnet", "chatglm", "gemma3n", "gemma4", "glm4", "phi3", "plamo2",
-    "plamo3", "rwkv6", "rwkv7",
+    "apertus", "arctic", "bitnet", "chatglm", "gemma3n", "gemma4", "glm4", "jina-bert-v2",
+    "modern-bert", "neo-bert", "phi3", "plamo2", "plamo3", "rwkv6", "rwkv7", "t5encoder",
 }  # fmt: skip
 BY_DEFAULT = ("bamboo", "chatglm", "gemma4", "gpt2", "llama", "qwen3moe")
 
@@ -125,21 +135,28 @@ BY_DEFAULT = ("bamboo", "chatglm", "gemma4", "gpt2", "llama", "qwen3moe")
 @pytest.mark.parametrize("arch", long_but(arch_names(), BY_DEFAULT))
 def test_every_architecture_can_be_sparse_or_says_no(tmp_path: Path, arch: str) -> None:
     """With ReLU instead of the model's own activation; the latter is refused."""
-    name = next(iter(OF_ARCHITECTURES[arch]))
-    path, options = dense_file(tmp_path, name), {"overrides": Overrides(hidden_act="relu")}
-    tokens = dense_recording(name)["tokens"].tolist()[:12]
+    encoders = OF_ENCODERS.get(arch)
+    name = next(iter(encoders or OF_ARCHITECTURES[arch]))
+    path, options = tmp_path / "x.gguf", {"overrides": Overrides(hidden_act="relu")}
+    write = write_encoder if encoders else write_checkpoint
+    convert(write(tmp_path / "checkpoint", name), path, "f32")
     hp = Model.load(path, vocab_only=True).hparams
     if arch in OTHER_FFN or hp.n_expert or not all(hp.n_ff_arr):
         with pytest.raises(ModelError, match="sparse inference does not support") as error:
             Context(Model.load(path, sparse="exact"), n_ctx=64, **options)
         assert "\n" not in str(error.value)
         return
-    dense = logits(Model.load(path), tokens, **options)
     model = Model.load(path, sparse="exact")
-    exact = logits(model, tokens, **options)
-    assert np.abs(exact - dense).max() < ROUNDED
-    assert np.array_equal(logits(model, tokens, (3, 4), **options), exact)
-    if arch != "opt" and not {"relu", "relu2"} & {*map(str, variants()[name][1].values())}:
+    if encoders:
+        dense, exact = (hidden(m, list(range(5, 17)), **options) for m in (Model.load(path), model))
+        assert np.abs(exact - dense).max() < ROUNDED
+    else:
+        tokens = dense_recording(name)["tokens"].tolist()[:12]
+        dense, exact = (logits(m, tokens, **options) for m in (Model.load(path), model))
+        assert np.abs(exact - dense).max() < ROUNDED
+        assert np.array_equal(logits(model, tokens, (3, 4), **options), exact)
+    config = encoders[name] if encoders else OF_ARCHITECTURES[arch][name]
+    if arch != "opt" and not {"relu", "relu2"} & {*map(str, config.values())}:
         with pytest.raises(ModelError, match="trained with ReLU"):
             Context(model, n_ctx=64)
 
