@@ -38,6 +38,8 @@ __all__ = ["Counts", "TwinDriver", "ptx_image", "simulator_image"]
 _lock = RLock()  # of all twins, which may wait for each other
 _twins: WeakSet[TwinDriver] = WeakSet()
 _reads: list[tuple[int, int]] = []  # pinned bytes that queued copies of any twin will read
+_n_running = 0  # streams that run: one may wait for another
+_delayed: list[Callable[[], None]] = []  # what garbage collection freed while a stream ran
 
 Engine = Callable[[Memory, Grid, int, Sequence[float], int], None]
 _LIMITS = {"i32": (-(1 << 31), 1 << 31), "i64": (-(1 << 63), 1 << 63), "u32": (0, 1 << 32)}
@@ -72,6 +74,8 @@ class Stream:
         return self.n_done + len(self.work)
 
     def run_until(self, n: int) -> None:
+        global _n_running
+        _n_running += 1
         try:
             while self.n_done < n and self.work:
                 self.n_done += 1
@@ -80,6 +84,10 @@ class Stream:
             self.n_done += len(self.work)
             self.work.clear()
             raise
+        finally:
+            _n_running -= 1
+        while _delayed and not _n_running:
+            _delayed.pop(0)()
 
 
 class Event:
@@ -161,6 +169,9 @@ class TwinDriver:
     def free(self, address: int) -> None:
         """Free memory, after all work of the device, as the CUDA driver does."""
         with _lock:
+            if _n_running:  # in the middle of a kernel, which comes before the rest of the work
+                _delayed.append(lambda: self.free(address))
+                return
             for stream in list(self.streams):
                 stream.run_until(stream.end)
             self.spaces.free(address)
