@@ -200,7 +200,7 @@ class EngineRunner:
                 if stream not in self._streams or not stream.waiting or stream.n_fed >= limit:
                     return
                 request, texts = stream.waiting.popleft()
-                stream.n_fed += len(texts)
+                stream.n_given += len(texts)
             if request.deadline_s is not None:  # counts from the arrival of the whole request
                 gone_s = time.perf_counter() - texts[0].queued_s
                 request = replace(request, deadline_s=request.deadline_s - gone_s)

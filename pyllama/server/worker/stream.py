@@ -31,7 +31,7 @@ class Stream:
         id: of the response, by which other requests can find it; empty for none.
         numbers: of the engine's requests so far.
         n_open: number of texts that have not ended.
-        n_fed: number of those that the engine has.
+        n_given: number of texts that the engine has got so far; of the thread that gives them.
         waiting: the engine's requests that it does not have yet, and their texts.
     """
 
@@ -40,7 +40,7 @@ class Stream:
     id: str = ""
     numbers: list[int] = field(default_factory=list)
     n_open: int = 0
-    n_fed: int = 0
+    n_given: int = 0
     waiting: deque[tuple[Request, Sequence[Choice]]] = field(default_factory=deque)
     is_closed: bool = False
     _ready: deque[tuple[Choice, Piece]] = field(default_factory=deque)
@@ -61,6 +61,11 @@ class Stream:
         return pieces
 
     @property
+    def n_fed(self) -> int:
+        """The number of texts that the engine has now."""
+        return self.n_given - (len(self.texts) - self.n_open)
+
+    @property
     def options(self) -> CompletionOptions:
         """What the request asks of its texts."""
         return self.texts[0].options
@@ -75,7 +80,6 @@ class Stream:
         self._ready.append((text, piece))
         if piece.is_last:
             self.n_open -= 1
-            self.n_fed -= 1
 
     def wake(self) -> None:
         """Let the reader go on."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from pyllama.engine import Request
 from pyllama.errors import BatchError, EngineDead
 from pyllama.server.app import make_app
 from pyllama.server.request.errors import ApiError
-from pyllama.server.worker.choice import Choice, Recorder
+from pyllama.server.worker.choice import Choice, Piece, Recorder
 from pyllama.server.worker.lifecycle import Lifecycle
 from pyllama.server.worker.runner import EngineRunner
+from pyllama.server.worker.stream import Stream
 from pyllama.speculative import Draft, DraftView, Speculation
 
 from ...waiting import WAIT_S, until
@@ -111,6 +113,20 @@ def test_a_request_of_many_texts_is_admitted_whole(
     sent = client.post("/v1/completions", json={**ASK, "prompt": prompts, "stream": True, "n": 2})
     assert sent.is_success and sent.text.count('"finish_reason":"length"') == 80
     assert runner_of(client).is_idle
+
+
+def test_a_text_that_ends_while_another_is_given_to_the_engine() -> None:
+    """The event loop and the thread that gives texts count without a lock, so each on its own."""
+    texts: Any = [SimpleNamespace(), SimpleNamespace()]
+    stream = Stream(texts, lambda stream: None, n_open=2, n_given=1)
+
+    class Given(list[Any]):
+        def __len__(self) -> int:
+            stream.put(texts[0], Piece(is_last=True))
+            return 1
+
+    stream.n_given += len(Given())
+    assert stream.n_fed == 1
 
 
 def test_embeddings_and_scores_of_many_texts(serve: Serve) -> None:
