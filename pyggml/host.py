@@ -103,7 +103,7 @@ def usable_cpus() -> list[int]:
         cpus = sorted(os.sched_getaffinity(0))
     except AttributeError:
         return list(range(os.cpu_count() or 1))
-    limits = read_limits()
+    limits = read_limits("cpuset")
     return [cpu for cpu in cpus if limits.allows(cpu)] or cpus
 
 
@@ -193,7 +193,7 @@ def cpu_identity() -> str:
 
 def cgroup_cpus() -> float:
     """Return the CPU quota of the process's cgroups in CPUs; infinity without a quota."""
-    return read_limits().cpus
+    return read_limits("cpu").cpus
 
 
 def default_threads() -> int:
@@ -257,7 +257,7 @@ def available_memory() -> int | None:
                 limits.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         pass
-    of_groups = read_limits().available_bytes
+    of_groups = read_limits("memory").available_bytes
     if of_groups is not None:
         limits.append(of_groups)
     return min(limits) if limits else None
@@ -268,7 +268,7 @@ def total_memory() -> int | None:
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    of_groups = read_limits().memory_bytes
+    of_groups = read_limits("memory").memory_bytes
     if of_groups is not None:
         limits.append(of_groups)
     return min(limits) if limits else None

@@ -274,10 +274,10 @@ def _device(name: str, devices: Sequence[Backend], backends: Sequence[Backend]) 
 
 def _choose_layouts(weights: Sequence[Weight], backend: Backend) -> None:
     """Drop optional large layouts if they would leave little memory free."""
-    memory = backend.memory()
     growing = [w for w in weights if w.grows]
+    memory = backend.memory() if growing else None  # the system takes a millisecond to tell
     size = sum(w.new_bytes for w in weights)
-    if memory is None or not growing or size <= (1 - _RESERVED_FRACTION) * memory[0]:
+    if memory is None or size <= (1 - _RESERVED_FRACTION) * memory[0]:
         return
     if sum(w.new_bytes for w in weights if not w.grows) <= memory[0]:
         for weight in growing:

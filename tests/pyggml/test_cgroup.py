@@ -20,6 +20,9 @@ V1 = "".join(
 )
 
 
+ALL = ("cpu", "cpuset", "memory")
+
+
 def tree(root: Path, own: str, mounts: str, files: dict[str, object]) -> Path:
     """Write ``/proc/self`` and the files below ``/sys/fs/cgroup``."""
     texts = {"proc/self/cgroup": own, "proc/self/mountinfo": mounts}
@@ -31,13 +34,13 @@ def tree(root: Path, own: str, mounts: str, files: dict[str, object]) -> Path:
 
 
 def v2(root: Path, own: str, files: dict[str, object]) -> Limits:
-    return read_limits(tree(root, f"0::{own}\n", V2, files))
+    return read_limits(*ALL, root=tree(root, f"0::{own}\n", V2, files))
 
 
 def v1(root: Path, own: str, files: dict[str, object], top: str = "/") -> Limits:
     lines = f"9:name=systemd:/x\n4:memory:{own}\n3:cpuset:{own}\n1:cpu,cpuacct:{own}\n0::/x\n"
     mounts = V1.replace("{top}", top) + V2.replace("cgroup rw,no", "cgroup/unified rw,no")
-    return read_limits(tree(root, lines, mounts, files))
+    return read_limits(*ALL, root=tree(root, lines, mounts, files))
 
 
 @pytest.mark.parametrize("level", ["", "system.slice/", "system.slice/x.service/", "a/b/c/d/"])
@@ -117,7 +120,7 @@ def test_both_versions_together(tmp_path: Path) -> None:
 def test_mount_points_with_spaces(tmp_path: Path) -> None:
     mounts = V2.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/my\040groups")
     root = tree(tmp_path, "0::/a\n", mounts, {"my groups/a/cpu.max": "50000 100000"})
-    assert read_limits(root).cpus == 0.5
+    assert read_limits(*ALL, root=root).cpus == 0.5
 
 
 @pytest.mark.parametrize(
@@ -139,11 +142,11 @@ def test_no_limit(tmp_path: Path, files: dict[str, object]) -> None:
 @pytest.mark.parametrize("own", ["", "garbage\n", "0::/a\n", "0:\n:::\n"])
 @pytest.mark.parametrize("mounts", ["", "garbage\n", "1 2 3\n", "1 2 3 / - cgroup2\n", "- cgroup"])
 def test_files_of_another_form(tmp_path: Path, own: str, mounts: str) -> None:
-    assert read_limits(tree(tmp_path, own, mounts, {})) == Limits()
-    assert read_limits(tmp_path / "nothing") == Limits()
+    assert read_limits(*ALL, root=tree(tmp_path, own, mounts, {})) == Limits()
+    assert read_limits(*ALL, root=tmp_path / "nothing") == Limits()
 
 
-SHOW = "from pyggml.cgroup import read_limits; print(read_limits().cpus)"
+SHOW = "from pyggml.cgroup import read_limits; print(read_limits('cpu').cpus)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has cgroups")

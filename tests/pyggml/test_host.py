@@ -43,14 +43,14 @@ def test_default_threads(
 
 def test_hyper_threads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(host, "read_limits", Limits)
+    monkeypatch.setattr(host, "read_limits", lambda *_: Limits())
     monkeypatch.setattr(Path, "read_text", lambda path: f"{int(path.parts[5][3:]) % 2}")
     assert host.physical_cores() == 2
 
 
 def test_limits_of_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(0.5, (((1, 2),),), memory_bytes=3 << 20, available_bytes=1 << 20)
-    monkeypatch.setattr(host, "read_limits", lambda: limits)
+    monkeypatch.setattr(host, "read_limits", lambda *_: limits)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.delenv("PYGGML_NUM_THREADS", raising=False)
     assert host.default_threads() == 1
