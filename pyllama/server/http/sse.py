@@ -36,8 +36,7 @@ from .logs import BODY, TEXTS
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
 _NESTED = (dict, list, tuple, Iterator)
-_PART = 2048  # numbers that are written in a millisecond
-_N_SMALL = 64  # small values that are written at once
+_PART, _CHARACTERS = 2048, 8  # values, and characters for each, written in a millisecond
 _BEGIN_S, _TURN_S = 0.005, 0.05  # in which a response is written in a thread
 _JSON = "application/json; charset=utf-8"
 PREFIX = "pyllama.api_prefix"
@@ -122,21 +121,15 @@ def _parts(value: Any) -> Iterator[str]:
     at the same time make Python's garbage collections long, which stop all threads.
     """
     inner: Iterable[tuple[str, Iterable[str]]]
-    if isinstance(value, dict) and any(isinstance(v, _NESTED) for v in value.values()):
-        begin, end = "{", "}"
-        inner = ((dump({key: 0})[1:-2], _parts(item)) for key, item in value.items())  # "key":
-    elif isinstance(value, Iterator) or (
-        isinstance(value, (list, tuple)) and any(isinstance(v, _NESTED) for v in value)
-    ):
-        begin, end = "[", "]"
-        inner = _elements(value)
-    elif isinstance(value, (list, tuple)) and len(value) > _PART:
-        begin, end = "[", "]"
-        numbers = (value[i : i + _PART] for i in range(0, len(value), _PART))
-        inner = ((dump(part)[1:-1], ()) for part in numbers)
-    else:
+    if _size(value) <= _PART or not isinstance(value, _NESTED):
         yield dump(value)
         return
+    if isinstance(value, dict):
+        begin, end = "{", "}"
+        inner = ((dump({key: 0})[1:-2], _parts(item)) for key, item in value.items())  # "key":
+    else:
+        begin, end = "[", "]"
+        inner = _elements(value)
     sign = begin
     for text, parts in inner:
         yield sign + text
@@ -147,29 +140,38 @@ def _parts(value: Any) -> Iterator[str]:
 
 def _elements(items: Iterable[Any]) -> Iterator[tuple[str, Iterable[str]]]:
     """The JSON of a list's elements, as for `_parts`; some small ones at a time are one part."""
-    small: list[Any] = []
+    small, room = list[Any](), _PART
     for item in items:
-        is_small = _is_small(item)
-        if is_small:
-            small.append(item)
-        if small and not (is_small and len(small) < _N_SMALL):
+        size = _size(item)
+        if small and size > room:
             yield dump(small)[1:-1], ()
-            small = []
-        if not is_small:
+            small, room = [], _PART
+        if size > _PART:
             yield "", _parts(item)
+        else:
+            small.append(item)
+            room -= size
     if small:
         yield dump(small)[1:-1], ()
 
 
-def _is_small(value: Any, levels: int = 2) -> bool:
-    """Whether a value is written in some microseconds."""
+def _size(value: Any, limit: int = _PART) -> int:
+    """The number of values in a tree, where a long string counts as several.
+
+    It is counted up to a limit, which an iterator is above.
+    """
     if isinstance(value, str):
-        return len(value) < _N_SMALL
+        return 1 + len(value) // _CHARACTERS
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
-        return not isinstance(value, Iterator)
-    return levels > 0 and len(value) < 9 and all(_is_small(item, levels - 1) for item in value)
+        return limit + 1 if isinstance(value, Iterator) else 1
+    n = 1
+    for item in value:
+        n += _size(item, limit - n)
+        if n > limit:
+            break
+    return n
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -83,8 +83,8 @@ class CompletionWriter(ResponseWriter):
         return found
 
     def whole(self, texts: Sequence[Choice]) -> Any:
-        found = [final_json(self._served, text) for text in texts]
-        return found[0] if len(found) == 1 else found
+        found = (final_json(self._served, text) for text in texts)
+        return next(found) if len(texts) == 1 else found
 
 
 def final_json(served: ServedModel, text: Choice) -> dict[str, Any]:
