@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyllama.parameters.drafting import DRAFT_MODEL, DRAFT_MTP, DRAFTERS
+from pyllama.parameters.drafting import DRAFT_EAGLE3, DRAFT_MODEL, DRAFT_MTP, DRAFTERS
 
 from .flags import in_flags
 from .loading import load_draft, make_context, model_path
@@ -134,7 +134,8 @@ class Drafting:
             of_types["ngram-cache"] |= caches
         models = {
             DRAFT_MODEL: lambda: self._model_drafter(context),
-            DRAFT_MTP: lambda: self._mtp_drafter(context),
+            DRAFT_EAGLE3: lambda: self._head(context, DRAFT_EAGLE3),
+            DRAFT_MTP: lambda: self._head(context, DRAFT_MTP),
         }
         drafter = drafter_by_name(names, of_types, models)
         assert drafter is not None
@@ -160,15 +161,22 @@ class Drafting:
             return self._self_draft(context)
         return self._model(self._draft, context)
 
-    def _mtp_drafter(self, context: Context) -> Drafter:
-        from pyllama.speculative.heads import mtp_drafter
+    def _head(self, context: Context, name: str) -> Drafter:
+        from pyllama.runtime.heads import eagle3_head, mtp_head
+        from pyllama.speculative.heads import HeadDrafter
 
         options, kv = self._options, context.kv
         sizes = self._draft_sizes(context.n_ctx)
-        return mtp_drafter(
+        path = _draft_path(options) if options.has_model else None
+        if name == DRAFT_MTP:
+            head = mtp_head(context.model, path)
+        else:
+            assert path is not None  # SpeculativeOptions
+            head = eagle3_head(context.model, path)
+        return HeadDrafter(
             context,
+            head,
             self._sampling(self._params.logit_bias),
-            path=_draft_path(options) if options.has_model else None,
             width=options.draft_branches,
             p_min=options.draft_p_min,
             p_split=options.draft_p_split,

@@ -31,6 +31,7 @@ FLAGS = {
     "n_seq_max": "--parallel",
     "outtype": "--outtype",
     "save_logits": "--save-all-logits",
+    "target_model": "--target-model-dir",
     "token": "--hf-token",
 }
 SETTINGS = {  # parameter values that a flag without an argument stands for

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
-DRAFT_HEADS = "such heads are not loaded; use --spec-type draft-mtp, or -md with a draft model"
+DRAFT_HEADS = "such heads are not loaded; use draft-eagle3 or draft-mtp, or -md with a draft model"
 _LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
@@ -39,9 +39,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w",
     ),
     # generation
-    "files of heads are not downloaded beside a model; -md takes one of --spec-type draft-mtp": (
-        "--dflash", "--eagle3",
-    ),
+    "files of heads are not downloaded beside a model; -md or -hfd takes one of --spec-type "
+    "draft-eagle3 or draft-mtp": ("--dflash", "--eagle3"),
     _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
         "--spec-synth-len", "--spec-synth-rates",
@@ -150,9 +149,7 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
         "dense layers after the pooling are always converted": (
             "--sentence-transformers-dense-modules",
         ),
-        "heads that are checkpoints of their own (EAGLE, DSpark) are not converted": (
-            "--dspark", "--target-model-dir",
-        ),
+        "DSpark heads are not converted": ("--dspark",),
         "matrices are not fused": ("--fuse-gate-up-exps", "--fuse-qkv"),
         "FP8 checkpoints are not supported": ("--fp8-as-q8",),
     },

@@ -54,6 +54,9 @@ class ConvertFlags:
     mtp_only: bool = row(False,
         "Write only the layers of multi-token prediction, for -md; the default name of the file "
         "then begins with mtp-.", Flags("--mtp"))
+    target_model: Path | None = row(None,
+        "Folder of the model that the head in DIR drafts for (EAGLE-3).",
+        Flags("--target-model-dir", metavar="TARGET_DIR"))
     verbose: bool = row(False, "Print how each tensor is converted.", Flags("--verbose"))
     # fmt: on
 

@@ -19,10 +19,11 @@ from click.core import ParameterSource
 
 from pyllama.parameters import rows
 from pyllama.parameters.drafting import (
+    DRAFT_EAGLE3,
     DRAFT_MAX,
     DRAFT_MODEL,
-    DRAFT_MTP,
     DRAFTERS,
+    HEADS,
     MAX_DRAFT,
     OTHER_HEADS,
     DraftParams,
@@ -70,11 +71,14 @@ class SpeculativeOptions(DraftParams):
                 "the draft is another model (-md, -hfd) or the same one (--self-draft-*): give one "
                 "of them"
             )
-        if DRAFT_MODEL in self.spec_type and DRAFT_MTP in self.spec_type and self.has_model:
+        heads = self.heads
+        if len(heads) > 1 or (heads and DRAFT_MODEL in self.spec_type and self.has_model):
             raise click.UsageError(
-                "-md is a draft model or has the layer of multi-token prediction: give one of "
-                "--spec-type draft-simple and draft-mtp"
+                "-md is a draft model or has a head, and one head can draft: give one of "
+                "--spec-type draft-simple, draft-eagle3 and draft-mtp"
             )
+        if DRAFT_EAGLE3 in heads and not self.has_model:
+            raise click.UsageError("--spec-type draft-eagle3 needs the head's file: -md or -hfd")
         if DRAFT_MODEL in self.spec_type and not (self.has_model or self.is_self_draft):
             raise click.UsageError("--spec-type draft-simple needs a draft model: -md or -hfd")
         if self.sampling and self.draft_sampling == "greedy":
@@ -89,6 +93,11 @@ class SpeculativeOptions(DraftParams):
         return self.model_draft is not None or self.hf_repo_draft is not None
 
     @property
+    def heads(self) -> list[str]:
+        """The types of heads that draft."""
+        return [name for name in HEADS if name in self.spec_type]
+
+    @property
     def is_self_draft(self) -> bool:
         """Whether the model drafts for itself."""
         return self.self_draft_threshold is not None or self.self_draft_layers is not None
@@ -96,7 +105,7 @@ class SpeculativeOptions(DraftParams):
     @property
     def types(self) -> list[str]:
         """The types of ``SPEC_TYPES`` that draft, in their order; [] for no drafts."""
-        is_model = self.has_model and DRAFT_MTP not in self.spec_type
+        is_model = self.has_model and not self.heads
         chosen = {
             *self.spec_type,
             *([DRAFT_MODEL] if is_model or self.is_self_draft else []),

@@ -157,4 +157,5 @@ CONVERT = Convert(
     keys=keys,
     change=change,
     prefix="model.",
+    accepts=lambda config: not config.get("draft_vocab_size"),  # eagle3
 )

@@ -31,6 +31,7 @@ from ..arch import Arch, mtp_of
 from ..errors import ModelError
 from ..hparams import HParams
 from ..hparams_reader import read_hparams
+from ..mapping.rules import Config
 from ..runtime.heads import check_layer
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
@@ -74,6 +75,8 @@ class ConvertOptions:
         dry_run: check everything, write nothing.
         mtp: write layers of multi-token prediction, where they can be loaded.
         mtp_only: write only these, and what they need of the model.
+        target_model: of a head that is a checkpoint of its own, the folder of the model that it
+            drafts for.
     """
 
     vocab_only: bool = False
@@ -86,6 +89,7 @@ class ConvertOptions:
     dry_run: bool = False
     mtp: bool = True
     mtp_only: bool = False
+    target_model: Path | None = None
 
 
 def convert(
@@ -120,6 +124,13 @@ def convert(
     config = read_params(source) if is_mistral(source) else read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
+    of_vocabulary: tuple[Folder, Config, bool | None] = source, config, arch.CONVERT.add_bos
+    if arch.CONVERT.drafts:
+        of_vocabulary = _target(source, options.target_model)
+        # a tied output matrix would be the target's
+        config |= {"target": of_vocabulary[1], "tie_word_embeddings": False}
+    elif options.target_model is not None:
+        raise ModelError(f"{folder}: a whole model drafts for any other: leave the target out")
     with config_errors(folder, arch):
         keys = arch.CONVERT.keys(config)
     keys |= pooling_keys(source)
@@ -150,7 +161,7 @@ def convert(
         **values,
         **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
-        **read_vocabulary(source, config, arch.CONVERT.add_bos),
+        **read_vocabulary(*of_vocabulary),
     }
     if "n_token_types" in arch.HPARAMS:
         metadata["tokenizer.ggml.token_type_count"] = int(config.get("type_vocab_size", 1))
@@ -182,6 +193,19 @@ def convert(
     for adapter in [] if options.dry_run else adapters:
         adapter.write(path)
     return path
+
+
+def _target(head: Folder, path: Path | None) -> tuple[Folder, Config, bool | None]:
+    """The folder of a head's target, its config.json, and whether its tokenizer adds BOS."""
+    if path is None:
+        raise ModelError(
+            f"{head.path}: the head drafts for another model: give that one's folder "
+            "(`target_model`)"
+        )
+    target = Folder(path, head.budget)
+    config = read_params(target) if is_mistral(target) else read_config(target)
+    _, arch = find_arch(path, config)
+    return target, {**arch.CONVERT.defaults, **config}, arch.CONVERT.add_bos
 
 
 def _read_tensors(source: Folder, config: Mapping[str, Any]) -> Mapping[str, CheckpointTensor]:

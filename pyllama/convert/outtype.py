@@ -20,6 +20,7 @@ from pyggml.quants import quantize
 
 from ..errors import ModelError
 from ..file_types import FILE_TYPES
+from ..graph.tensors import INDICES
 from .plan import ConvertedTensor
 
 # --outtype -> (type of matrices, general.file_type)
@@ -75,6 +76,8 @@ def stays_f32(name: str) -> bool:
 def tensor_type(planned: ConvertedTensor, matrices: GGMLType) -> GGMLType:
     """Return the type of a tensor, given the type of matrices."""
     name, shape = planned.name, planned.shape
+    if name in INDICES:
+        return GGMLType.I64
     if len(shape) < 2 or not name.endswith(".weight") or stays_f32(name):
         return GGMLType.F32
     if planned.blocks and matrices is not GGMLType.F32:
@@ -100,6 +103,8 @@ def tensor_chunks(planned: ConvertedTensor, type: GGMLType) -> Iterator[npt.NDAr
 
 
 def _convert(name: str, rows: npt.NDArray[np.float32], type: GGMLType) -> npt.NDArray[np.uint8]:
+    if type is GGMLType.I64:
+        return np.ascontiguousarray(rows, "<i8").view(np.uint8).reshape(-1)
     if type is GGMLType.F16:
         peak = np.abs(rows).max()
         if _F16_MAX < peak < np.inf:  # infinity and NaN are representable

@@ -22,7 +22,7 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..kv.cache import KVCache
 from ..kv.distances import FARTHEST
-from ..kv.memory import Memory
+from ..kv.memory import HiddenReads, Memory
 from .adapters import EMBEDDING, AdapterBank, layer_output
 
 MAX_ARGMAX_OUTPUTS = 16  # batches with more outputs, as of perplexity, need all logits anyway
@@ -38,6 +38,7 @@ SCALED = (  # matrices that may have a ``scale``, one for each expert, in any ar
     "output",
 )  # fmt: skip
 HEAD = "cls.output.weight"
+FUSED = "fc.weight"  # of an EAGLE-3 head: projects hidden states of the target, see `HiddenReads`
 NEXTN = "blk.0.nextn"
 NEXTN_TENSORS = {  # of a layer of multi-token prediction as a model of its own, see `runtime.heads`
     f"{NEXTN}.eh_proj.weight": ("2*n_embd", "n_embd"),
@@ -537,7 +538,7 @@ class GraphBuilder:
         Shape:
             xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
         """
-        if i < self.hparams.n_layer - 1 or self.kv.kept_nodes:
+        if i < self.hparams.n_layer - 1 or self.kv.reads:
             return xs
         return tuple(self.of_outputs(x) for x in xs)
 
@@ -556,7 +557,7 @@ class GraphBuilder:
             x [n_embd, n_outputs + n_embeddings], or [n_embd, T] where hidden states are kept ->
             [n_vocab, n_outputs]
         """
-        if self.kv.kept_nodes:
+        if self.kv.reads:
             x = self.of_outputs(x)
         if self.n_embeddings:
             self.embeddings = self._dense(x)
@@ -607,8 +608,8 @@ class GraphBuilder:
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())
-        if self.kv.kept_nodes:
-            self._keep_hidden(self.kv.kept_nodes)
+        if self.kv.reads:
+            self._keep_hidden(self.kv.reads)
         if self.target_hidden is not None:
             self.hidden = self._node(self.hparams.hidden).set_output()
         if self.logits is not None and self.n_outputs <= MAX_ARGMAX_OUTPUTS:
@@ -619,20 +620,25 @@ class GraphBuilder:
         if self.scores is not None:
             self.graph.build_forward_expand(self.scores.set_name("result_scores").set_output())
 
-    def _keep_hidden(self, names: Sequence[str]) -> None:
-        """Store columns of these nodes, one after the other, in the cells of the tokens."""
-        x = self._node(names[0])
-        for name in names[1:]:
-            x = ops.concat(self.ctx, x, self._node(name), 0)
+    def _keep_hidden(self, reads: HiddenReads) -> None:
+        """Store what a head reads in the cells of the tokens."""
+        x = self._node(reads.nodes[0])
+        for name in reads.nodes[1:]:
+            x = ops.concat(self.ctx, x, self._node(name), 0)  # [n_columns, T]
+        if reads.norm is not None:
+            x = ops.rms_norm(self.ctx, x, reads.norm_eps)
+            x = ops.mul(self.ctx, x, reads.norm).set_name("enc_input_norm")
+        if reads.fc is not None:
+            x = ops.mul_mat(self.ctx, reads.fc, x).set_name("fc_out")  # [n, T]
         cells = self.kv.caches[0].hidden
         assert cells is not None
         self.graph.build_forward_expand(ops.set_rows(self.ctx, cells, x, self.kv_index[0]))
 
     def _node(self, name: str) -> Tensor:
-        for node in self.graph.nodes:
+        for node in reversed(self.graph.nodes):  # the last one is with control vectors
             if node.name == name:
                 return node
-        raise ModelError(f"the graph of {self.hparams.arch} models has no node {name!r} to keep")
+        raise AssertionError(f"the graph has no node {name!r}")
 
 
 def _cells_as_i16(tensor: Tensor, first: int, n: int) -> Tensor:

@@ -64,6 +64,7 @@ OUTPUT = {  # the output matrix may be tied to the embeddings
     "token_embd.weight": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", "n_vocab"),
 }
+INDICES = ("d2t",)  # tensors of I64 in place of weights
 
 
 def tensors(table: Mapping[str, Sizes]) -> dict[str, Sizes]:

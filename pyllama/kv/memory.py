@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
+from pyggml.gguf.mapped import Mapped
 from pyggml.rounding import round_up
-from pyggml.tensor import BufferType
+from pyggml.tensor import BufferType, Tensor
 
 from ..errors import BatchError, ContextFull, PyllamaError
 from ..hparams import HParams
@@ -50,6 +51,25 @@ class Placed(NamedTuple):
     types: Ints | tuple[()] = ()
 
 
+class HiddenReads(NamedTuple):
+    """What a head that drafts reads of the target's graph at each token.
+
+    Attributes:
+        nodes: names of the nodes whose columns it reads, one after the other.
+        fc: a matrix of the head, by which these columns are projected before they are kept,
+            [n_columns, n]; None: they are kept as they are.
+        norm: weight of the RMS norm of all columns before ``fc``, [n_columns]; None: there is none.
+        norm_eps: of this norm.
+        files: mapped files that have these weights.
+    """
+
+    nodes: tuple[str, ...]
+    fc: Tensor | None = None
+    norm: Tensor | None = None
+    norm_eps: float = 0.0
+    files: tuple[Mapped, ...] = ()
+
+
 class Memory:
     """The caches of a context.
 
@@ -66,8 +86,8 @@ class Memory:
 
     Attributes:
         states: of recurrent layers; None if the model has none.
-        types: of keys and values, such as ``F16/F16``; also says whether hidden states are kept.
-        kept_nodes: names of the nodes of a graph whose columns are kept as hidden states.
+        types: of keys and values, such as ``F16/F16``; also says which hidden states are kept.
+        reads: the hidden states that are kept for a head; None: none are.
         caches: by ascending window; the first one decides whether the context is full. None without
             causality.
         can_shift: whether positions can change. Learned positions are part of keys and values,
@@ -104,7 +124,7 @@ class Memory:
         by_order = hparams.learned_positions or hparams.swa_chunked
         self.can_shift = not (by_order or self.states is not None)
         self.types = f"{type_k.name}/{type_v.name}"
-        self.kept_nodes: tuple[str, ...] = ()
+        self.reads: HiddenReads | None = None
         by_window: dict[int, list[int]] = {}
         for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
@@ -134,17 +154,17 @@ class Memory:
         n_bytes = sum(cache.size_bytes for cache in self.caches)
         return n_bytes + (0 if self.states is None else self.states.size_bytes)
 
-    def keep_hidden(self, names: Sequence[str], n_columns: int) -> None:
-        """Keep columns of nodes in the cells of each token, see ``GraphBuilder``.
+    def keep_hidden(self, reads: HiddenReads, n_columns: int) -> None:
+        """Keep what a head reads in the cells of each token, see ``GraphBuilder``.
 
-        So copies, saved states and kept prefixes have them too.
+        So copies, saved states and kept prefixes have it too.
 
         Args:
-            n_columns: of all nodes together.
+            n_columns: of a token.
         """
         self.caches[0].keep_hidden(n_columns)
-        self.kept_nodes = tuple(names)
-        self.types += " with hidden states"
+        self.reads = reads
+        self.types += f" with hidden states ({n_columns} of {', '.join(reads.nodes)})"
 
     def hidden(self, seq: int, start: int = 0) -> Floats:
         """The kept hidden states of a sequence's cells from an index on, float32[n, n_columns].

@@ -4,6 +4,7 @@
     llama = Llama("x.gguf", draft_model="small.gguf")
     llama = Llama("x.gguf", draft_model="ngram-map-k,suffix")       # names of `drafter_by_name`
     llama = Llama("x.gguf", draft_model="draft-mtp")                # the model's own head
+    llama = Llama("x.gguf", draft_model="x-eagle3.gguf")            # a head that is a file
     llama("...", temperature=0); print(llama.speculation.stats.n_accept)
 
 Drafts change no text, they only save time: drafted tokens are compared with those that the model
@@ -29,6 +30,7 @@ from ..engine.request import Ids
 from ..errors import DraftError
 from ..parameters.drafting import DRAFT_MTP
 from ..runtime.context import Context
+from ..runtime.heads import is_eagle3
 from ..runtime.model import Model
 from ..speculative import (
     Draft,
@@ -40,6 +42,7 @@ from ..speculative import (
     Stats,
     draft_model,
     drafter_by_name,
+    eagle3_drafter,
     mtp_drafter,
 )
 from ..speculative.names import DRAFTERS, NONE
@@ -175,6 +178,8 @@ def speculation_for(given: object, target: Context) -> tuple[Speculation | None,
         drafter = drafter_by_name(given, models={DRAFT_MTP: lambda: mtp_drafter(target)})
         return None if drafter is None else _speculation(drafter, name=given), opened
     with opened:  # closes them after an error
+        if isinstance(given, str | os.PathLike) and is_eagle3(Path(given)):
+            return _speculation(eagle3_drafter(target, Path(given))), opened
         if isinstance(given, str | os.PathLike):
             given = Model.load(Path(given))
             opened.callback(given.close)

@@ -61,6 +61,8 @@ class Convert:
         prefix: prefix of tensor names that some checkpoints omit.
         add_bos: whether to add BOS if the tokenizer's files do not say.
         relu: whether the FFN's activation is ReLU if ``keys`` do not say.
+        drafts: whether it is a head of another model, of which it has the vocabulary; the functions
+            find config.json of that as ``target``.
     """
 
     models: tuple[str, ...]
@@ -77,6 +79,7 @@ class Convert:
     add_bos: bool | None = None
     relu: bool = False
     accepts: Callable[[Config], bool] = lambda config: True
+    drafts: bool = False
 
 
 class Nextn(NamedTuple):

@@ -19,9 +19,12 @@ MAX_DRAFT = 1024  # tokens of a draft, llama.cpp's limit of its m-grams
 DRAFT_MAX = 16  # default; the adaptive length drafts fewer where fewer pay
 DRAFT_MODEL = "draft-simple"
 """llama.cpp's name of a draft model."""
+DRAFT_EAGLE3 = "draft-eagle3"
+"""llama.cpp's name of an EAGLE-3 head, a file of its own."""
 DRAFT_MTP = "draft-mtp"
 """llama.cpp's name of the model's own multi-token prediction."""
-OTHER_HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")
+HEADS = (DRAFT_EAGLE3, DRAFT_MTP)
+OTHER_HEADS = ("draft-dflash", "draft-dspark")
 """Drafters of llama.cpp that are not supported: other models that read hidden states."""
 
 
@@ -73,6 +76,7 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     "prompt-lookup": DrafterRow("lookup:PromptLookup", options={"num_pred_tokens": "draft_max"}),
     "suffix": DrafterRow("suffix:SuffixDecoding", options={"is_tree": "is_tree"}),
     DRAFT_MODEL: DrafterRow(""),
+    DRAFT_EAGLE3: DrafterRow(""),
     DRAFT_MTP: DrafterRow(""),
 }
 """The drafters, in the order in which they are asked, as in llama.cpp."""
@@ -84,8 +88,9 @@ class DraftParams:
 
     # fmt: off
     model_draft: Path | None = row(None,
-        "GGUF file of a draft model, of any vocabulary; with --spec-type draft-mtp, of the layer "
-        "of multi-token prediction, where the model's file lacks it.",
+        "GGUF file of a draft model, of any vocabulary; with --spec-type draft-eagle3, of the "
+        "head; with draft-mtp, of the layer of multi-token prediction, where the model's file "
+        "lacks it.",
         Flags("-md", "--model-draft", "--spec-draft-model"))
     hf_repo_draft: str | None = row(None,
         "Hugging Face repository of the draft model; -md then names a file in it.",

@@ -36,7 +36,7 @@ from ..errors import BatchError, ContextFull, ModelError
 from ..graph.adapters import AdapterBank
 from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
-from ..kv.memory import Placed
+from ..kv.memory import HiddenReads, Placed
 from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.table import Ints, Seqs, seq_tuple
 from .adapters import Adapter, check_scale
@@ -44,6 +44,7 @@ from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
+from .loader import header_graph
 from .model import Model
 from .params import ContextParams, last_position
 
@@ -218,22 +219,31 @@ class Context:
         found = self._outputs.hidden
         return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
 
-    def keep_hidden(self, names: Sequence[str]) -> None:
+    def keep_hidden(self, reads: HiddenReads) -> None:
         """Keep hidden states of all tokens from now on, for a head that drafts.
 
         Args:
-            names: nodes of a graph with ``n_embd`` columns each; ``kv.hidden`` returns them.
+            reads: of nodes with ``n_embd`` columns each; ``kv.hidden`` returns what is kept.
 
         Raises:
             BatchError: others are kept already.
             ModelError: the graphs of this architecture have no such nodes.
         """
         with self._lock.mutex:
-            if self.kv.kept_nodes == tuple(names):
+            if self.kv.reads == reads:
                 return
-            if self.kv.kept_nodes:
-                raise BatchError(f"hidden states are kept of {self.kv.kept_nodes}, not {names}")
-            self.kv.keep_hidden(names, len(names) * self.hparams.n_embd)
+            if self.kv.reads is not None:
+                raise BatchError("hidden states are kept for another head: only one can draft")
+            nodes = header_graph(self.model.arch, self.hparams, self._weights).nodes
+            missing = set(reads.nodes) - {node.name for node in nodes}
+            if missing:
+                raise ModelError(
+                    f"{self.model.path}: graphs of {self.hparams.arch} models have no node "
+                    f"{min(missing)!r}, which the head reads"
+                )
+            n_columns = len(reads.nodes) * self.hparams.n_embd
+            self.kv.keep_hidden(reads, n_columns if reads.fc is None else reads.fc.ne[1])
+            self._files = (*self._files, *reads.files)
             self._drop_graphs()
             self._reserve()
             self._graph(_ONE[0])

@@ -1,18 +1,22 @@
-"""Heads that draft: layers of multi-token prediction as models of their own.
+"""Heads that draft, as models: layers of multi-token prediction, EAGLE-3 heads.
 
     head = mtp_head(target.model)                  # shares embedding and output with the model
+    head = eagle3_head(target.model, path)
     target.keep_hidden(head.reads)
     context = Context(head.model)                  # reads tokens and the hidden states before them
 
-Such a layer follows those of the model in its file. As a model it has one layer of the same
-architecture, whose input is a projection of a token's embedding and of the hidden states of the
-token before it; so the architecture's own graph computes it.
-Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; llama.cpp, ``LLM_GRAPH_TYPE_DECODER_MTP``.
+A layer of multi-token prediction follows those of the model in its file. As a model it has one
+layer of the same architecture, whose input is a projection of a token's embedding and of the hidden
+states of the token before it; so the architecture's own graph computes it. An EAGLE-3 head is a
+file and an architecture of its own.
+Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; Li et al. 2025, "EAGLE-3"; llama.cpp,
+``LLM_GRAPH_TYPE_DECODER_MTP``, ``common_speculative_impl_draft_eagle3``.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,18 +24,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.gguf.mapped import Mapped
+from pyggml.tensor import Tensor
 
 from ..arch import Arch, arch_of, mtp_of
 from ..errors import ModelError
-from ..graph.builder import NEXTN_TENSORS
+from ..graph.adapters import layer_output
+from ..graph.builder import FUSED, NEXTN_TENSORS
 from ..graph.sparse.weights import ANY
 from ..hparams import PER_LAYER_KEYS, HParams, Key
 from ..hparams_reader import read_hparams
+from ..kv.memory import HiddenReads
 from .devices import start_devices
 from .loader import check_tensors, load_weights, parts_in_use
 from .model import Model
 
+EAGLE3 = "eagle3"
 _OWN = {  # tensors of a layer that it may share with the model -> their names in a model
     "nextn.embed_tokens.weight": "token_embd.weight",
     "layer_output_norm.weight": "output_norm.weight",
@@ -44,11 +54,11 @@ class Head(NamedTuple):
     """A head as a model.
 
     Attributes:
-        reads: the nodes of the target's graph whose columns are its input.
+        reads: what it reads of the target's graph.
     """
 
     model: Model
-    reads: tuple[str, ...]
+    reads: HiddenReads
 
 
 def mtp_head(target: Model, path: Path | None = None) -> Head:
@@ -78,16 +88,98 @@ def mtp_head(target: Model, path: Path | None = None) -> Head:
             f"{file.path}: {hparams.n_embd} columns, the model {target.path} has "
             f"{target.hparams.n_embd}: it is the head of another model"
         )
-    head = Model(file, hparams, tokenizer)
     shared = {n: t for n, t in target.weights.items() if not n.startswith("blk.")}
     shared.setdefault("output.weight", shared["token_embd.weight"])
-    shared = {n: t for n, t in shared.items() if n not in file.tensors}
+    head, _ = _loaded(file, hparams, target, shared)
+    node = hparams.hidden.replace("-0", f"-{target.hparams.n_layer - 1}")
+    return Head(head, HiddenReads((node,)))
+
+
+def eagle3_head(target: Model, path: Path) -> Head:
+    """An EAGLE-3 head as a model.
+
+    Args:
+        target: the model whose tokens it drafts, which has the embedding and the output matrix that
+            the file lacks.
+
+    Raises:
+        ModelError: the file is no such head, or one of another model.
+        GGUFError, AllocError: as ``Model.load``.
+    """
+    file = GGUFFile(path)
+    name = file.get_str("general.architecture")
+    if name != EAGLE3:
+        raise ModelError(f"{path}: a {name} model is no EAGLE-3 head; use another drafter")
+    hparams = read_hparams(file, target.tokenizer.n_vocab, arch_of(file).HPARAMS)
+    hparams = replace(hparams, n_embd_target=hparams.n_embd)
+    layers = [int(layer) for layer in file.get_numbers(f"{EAGLE3}.target_layers")]
+    _check_eagle3(file, hparams, target, layers)
+    whole = target.weights
+    shared = {
+        "token_embd.weight": whole["token_embd.weight"],
+        "output.weight": whole.get("output.weight", whole["token_embd.weight"]),
+    }
+    head, files = _loaded(file, hparams, target, shared)
+    norm = head.weights["enc.output_norm.weight"] if hparams.own["norm_before_fc"] else None
+    nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers
+    reads = HiddenReads(nodes, head.weights[FUSED], norm, hparams.norm_eps, files)
+    return Head(head, reads)
+
+
+def is_eagle3(path: Path) -> bool:
+    """Whether a file has an EAGLE-3 head. Raises: GGUFError, OSError: it cannot be read."""
+    with GGUFFile(path) as file:
+        return file.metadata.get("general.architecture") == EAGLE3
+
+
+def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[int]) -> None:
+    """Raise ModelError unless a file is a head of the target."""
+
+    def check(ok: bool, of_head: str, of_target: str) -> None:
+        if not ok:
+            raise ModelError(
+                f"{file.path}: the head {of_head}, the model {target.path} {of_target}: it is the "
+                "head of another model"
+            )
+
+    sizes, n_vocab, n_layer = target.hparams, target.tokenizer.n_vocab, target.hparams.n_layer
+    n_read, tokens = hparams.own["n_embd_read"], file.get_strings("tokenizer.ggml.tokens", ())
+    check(n_read == sizes.n_embd, f"reads {n_read} columns of a layer", f"has {sizes.n_embd}")
+    legal = len(layers) == 3 and all(1 <= layer <= n_layer for layer in layers)
+    check(legal, f"reads the inputs of layers {layers}", f"has layers 1 to {n_layer}")
+    if tokens:
+        check(len(tokens) == n_vocab, f"is for {len(tokens)} tokens", f"has {n_vocab}")
+    check(hparams.n_layer == 1, f"has {hparams.n_layer} layers", "needs one of one layer")
+    infos = file.tensors
+    lacks = [name for name in ("token_embd.weight", "output.weight") if name not in infos]
+    if lacks:
+        columns = f"lacks {lacks[0]!r} and has {hparams.n_embd} columns"
+        check(hparams.n_embd == sizes.n_embd, columns, f"has {sizes.n_embd}")
+    n_drafted = infos["d2t"].ne[0] if "d2t" in infos else n_vocab
+    if "d2t" in infos and infos["d2t"].type is GGMLType.I64:
+        ids = file.tensor_bytes("d2t").view(np.int64)
+        legal = ids.min() >= 0 and ids.max() < n_vocab and np.unique(ids).size == ids.size
+        check(bool(legal), "drafts other tokens ('d2t')", f"has {n_vocab}")
+    n_out = infos["output.weight"].ne[1] if "output.weight" in infos else n_vocab
+    check(n_out == n_drafted, f"has {n_out} outputs for {n_drafted} tokens", f"has {n_vocab}")
+
+
+def _loaded(
+    file: GGUFFile, hparams: HParams, target: Model, shared: Mapping[str, Tensor]
+) -> tuple[Model, tuple[Mapped, ...]]:
+    """A head with the weights of its file, and the target's that it lacks; the parts of the file.
+
+    Args:
+        shared: weights of the target.
+    """
+    head = Model(file, hparams, target.tokenizer)
+    shared = {name: weight for name, weight in shared.items() if name not in file.tensors}
     devices = start_devices(target.devices, None)
-    own = load_weights(file, arch, hparams, devices, shared=shared)
-    head.weights = {**shared, **own}
-    head.files = (*parts_in_use(file, own), *target.files)
-    head.devices = target.devices
-    return Head(head, (hparams.hidden.replace("-0", f"-{target.hparams.n_layer - 1}"),))
+    own = load_weights(file, head.arch, hparams, devices, shared=shared)
+    files = parts_in_use(file, own)
+    head.weights, head.devices = {**shared, **own}, target.devices
+    head.files = (*files, *target.files)
+    return head, files
 
 
 def as_model(file: GGUFFile, arch: Arch, n_vocab: int) -> tuple[GGUFFile, HParams]:

@@ -31,9 +31,9 @@ from pyggml.quants import BLOCK_TYPES
 from pyggml.quants.validity import count_invalid
 from pyggml.tensor import BufferType, Dims, Tensor
 
-from ..arch import Arch, get_arch
+from ..arch import Arch, get_arch, mtp_of
 from ..errors import ModelError
-from ..graph.builder import CLASSIFIER, DENSE, HEAD, NEXTN_TENSORS, SCALED, GraphBuilder
+from ..graph.builder import CLASSIFIER, DENSE, FUSED, HEAD, NEXTN_TENSORS, SCALED, GraphBuilder
 from ..graph.sparse.weights import (
     ANY,
     UNREAD_SCALE,
@@ -43,6 +43,7 @@ from ..graph.sparse.weights import (
     predictor_faults,
     sparse_patterns,
 )
+from ..graph.tensors import INDICES
 from ..hparams import HParams
 from ..kv.memory import Memory
 from .devices import Offload, check_overrides, layer_devices, override_device
@@ -145,7 +146,8 @@ def assign_weights(
     Raises:
         ModelError: as ``load_weights``. BackendError: as ``override_device``.
     """
-    patterns = {**arch.TENSORS, **(NEXTN_TENSORS if hparams.n_embd_target else {})}
+    is_nextn = hparams.n_embd_target and mtp_of(arch) is not None
+    patterns = {**arch.TENSORS, **(NEXTN_TENSORS if is_nextn else {})}
     patterns = {p: sizes for p, sizes in patterns.items() if p.rstrip("?") not in shared}
     infos = check_tensors(file, patterns, hparams)
     plan = plan_weights(infos, hparams)
@@ -256,7 +258,7 @@ def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set
         for source in node.src:
             if source is not None and source.op is None and node.op is not None:
                 found.setdefault(source.root.name, set()).add(node.op.name)
-    return found
+    return {FUSED: {"MUL_MAT"}, **found}  # of a head, which the target's graph reads
 
 
 def _reads_host(backend: Backend) -> bool:
@@ -400,7 +402,7 @@ def check_tensors(
         f"tensor '{info.name}' is {info.type.name}, which has no kernels yet; "
         f"supported types: {', '.join(t.name for t in RUNNABLE)}"
         for info in infos.values()
-        if info.type not in RUNNABLE
+        if info.type not in RUNNABLE and info.name not in INDICES
     ]
     if faults:
         raise ModelError(f"{file.path}: {faults[0]}")
@@ -485,8 +487,9 @@ def _size_faults(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
     if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, declared, strict=True)):
         sizes = ", ".join(str(n) if n > 0 else ANY for n in declared)
         return [f"tensor '{info.name}' has sizes {list(info.ne)}, want [{sizes}]"]
-    if len(ne) == 1 and info.type is not GGMLType.F32:
-        return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
+    type = GGMLType.I64 if info.name in INDICES else GGMLType.F32
+    if len(ne) == 1 and info.type is not type:
+        return [f"tensor '{info.name}' is {info.type.name}, want {type.name} for a vector"]
     return []
 
 

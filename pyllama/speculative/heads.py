@@ -1,12 +1,14 @@
 """Drafts of a head: layers that were trained to draft, from the hidden states of the target.
 
     drafter = mtp_drafter(target)                  # the model's own multi-token prediction
+    drafter = eagle3_drafter(target, Path("eagle3.gguf"))
 
 At each token a head reads its embedding, and the target's hidden states at the token before it.
 In a draft the latter are the head's own. So it reads the text without its first token, and the
 accepted tokens of a draft once more, with the target's hidden states. The target keeps these in the
 cells of its tokens (``Context.keep_hidden``).
-Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; llama.cpp, ``draft-mtp``.
+Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; Li et al. 2025, "EAGLE-3"; llama.cpp,
+``draft-mtp`` and ``draft-eagle3``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..runtime.context import Context
-from ..runtime.heads import Head, mtp_head
+from ..runtime.heads import Head, eagle3_head, mtp_head
 from ..runtime.params import ContextParams
 from ..sampling import SamplingParams
 from ..sampling.top import Floats
@@ -99,6 +101,32 @@ def mtp_drafter(
         AllocError, BatchError, DraftError, SamplingError: see `HeadDrafter`.
     """
     head = mtp_head(target.model, path)
+    return HeadDrafter(
+        target, head, sampling, width=width, p_min=p_min, p_split=p_split, params=params
+    )
+
+
+def eagle3_drafter(
+    target: Context,
+    path: Path,
+    sampling: SamplingParams = LIKELIEST,
+    *,
+    width: int = 1,
+    p_min: float = 0.0,
+    p_split: float = 0.1,
+    params: ContextParams | None = None,
+) -> HeadDrafter:
+    """A drafter of an EAGLE-3 head, which was trained for the target.
+
+    Args:
+        path: the file of the head.
+        target, sampling, width, p_min, p_split, params: see `HeadDrafter`.
+
+    Raises:
+        GGUFError, ModelError: see ``runtime.heads.eagle3_head``.
+        AllocError, BatchError, DraftError, SamplingError: see `HeadDrafter`.
+    """
+    head = eagle3_head(target.model, path)
     return HeadDrafter(
         target, head, sampling, width=width, p_min=p_min, p_split=p_split, params=params
     )

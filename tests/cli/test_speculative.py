@@ -18,7 +18,7 @@ from pyllama.speculative.lookup_cache import NgramCache
 from pyllama_cli.commands import completion, lookup, parallel, speculative, tokenize
 from pyllama_cli.options.speculative import SPEC_TYPES, SpeculativeOptions
 
-from ..pyllama.models import Spec, random_weights, write_model
+from ..pyllama.models import Spec, random_weights, write_eagle3, write_model
 from ..tiers import some
 
 CYAN = "\x1b[36m"
@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "other.gguf", other, random_weights(other, 2))
     fewer = Spec(n_layer=1, n_vocab=260)
     write_model(folder / "fewer.gguf", fewer, random_weights(fewer, 3))
+    write_eagle3(folder / "head.gguf", spec)
     (folder / "text.gguf").write_text("no model")
     return folder
 
@@ -67,6 +68,7 @@ DRAFTERS = {
     "a tree": ("-md", "small.gguf", "--draft-branches", 3, "--draft-p-split", 0),
     "another vocabulary": ("-md", "other.gguf", "-cd", 128, "-td", 1, "-tbd", 1),
     "a quantized cache": ("-md", "small.gguf", "-ctkd", "f32", "-ctvd", "bf16"),
+    "a head": ("--spec-type", "draft-eagle3", "-md", "head.gguf", "--draft-branches", 2),
     "layers": ("--self-draft-layers", 1, "--draft-p-min", 0.01),
     "lookup": ("--lookup", "--draft-min", 2),
     "suffix": ("--spec-type", "suffix", "--draft-branches", 2),
@@ -305,10 +307,14 @@ WRONG = {
     "--self-draft-threshold 0.5": (2, "for itself: sparse_threshold is 0.5, but no layer"),
     "--self-draft-threshold nan": (2, "'nan' is not a number, inf or -inf"),
     "--spec-type draft-simple": (2, "--spec-type draft-simple needs a draft model: -md or -hfd"),
-    "--spec-type draft-eagle3": (2, "draft-eagle3 is not supported: such heads are not loaded"),
+    "--spec-type draft-dflash": (2, "draft-dflash is not supported: such heads are not loaded"),
+    "--spec-type draft-eagle3": (2, "--spec-type draft-eagle3 needs the head's file: -md or -hfd"),
+    "--spec-type draft-eagle3 -md small.gguf": (1, "a llama model is no EAGLE-3 head"),
+    "--spec-type draft-eagle3,draft-mtp -md head.gguf": (2, "and one head can draft"),
+    "-md head.gguf": (1, "head is no whole model: it drafts for another one, as draft-eagle3"),
     "--spec-type draft-mtp": (1, "the model has no layers of multi-token prediction"),
     "--spec-type draft-mtp -md small.gguf": (1, "has no layers of multi-token prediction"),
-    "--spec-type draft-mtp,draft-simple -md small.gguf": (2, "-md is a draft model or has the"),
+    "--spec-type draft-mtp,draft-simple -md small.gguf": (2, "-md is a draft model or has a head"),
     "--spec-type suffixes": (2, "'suffixes' is not one of none, ngram-simple, "),
     "--lookup --draft-min 5 --draft-max 4": (2, "--draft-min 5 is above --draft-max 4"),
     "--draft-max 1025": (2, "1025 is not a whole number from 0 to 1024"),

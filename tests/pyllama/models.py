@@ -8,7 +8,7 @@ path = write_model(tmp_path / "x.gguf", spec, weights, GGMLType.F16)
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +108,39 @@ def write_model(
     metadata: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model with its matrices in ``type``; ``metadata`` replaces keys, None drops one."""
-    vocabulary = spm(*(chr(ord("A") + i) for i in range(spec.n_vocab - 259)))
-    keys = spec.metadata() | (vocabulary if spec.n_vocab != 512 else tokenizer()) | (metadata or {})
+    keys = spec.metadata() | _vocabulary(spec) | (metadata or {})
     tensors = {
         name: value if value.ndim == 1 else (quantize(value, type), type, value.shape[::-1])
         for name, value in weights.items()
     }
     write_gguf(path, {key: value for key, value in keys.items() if value is not None}, tensors)
+    return path
+
+
+def _vocabulary(spec: Spec) -> dict[str, Any]:
+    if spec.n_vocab == 512:
+        return tokenizer()
+    return spm(*(chr(ord("A") + i) for i in range(spec.n_vocab - 259)))
+
+
+def write_eagle3(path: Path, spec: Spec, seed: int = 0) -> Path:
+    """Write an EAGLE-3 head of a model, which has its embedding and output matrix."""
+    own = {
+        k.replace("llama.", "eagle3."): v for k, v in replace(spec, n_layer=1).metadata().items()
+    }
+    keys = own | {
+        **_vocabulary(spec),
+        "general.architecture": "eagle3",
+        "eagle3.target_layers": [1, 2, 3],
+        "eagle3.target_hidden_size": spec.n_embd,
+    }
+    whole = random_weights(replace(spec, n_layer=1), seed)
+    weights = {x: w for x, w in whole.items() if not x.startswith("token_embd")}
+    for part in "qkv":  # they read an embedding and hidden states
+        weights[f"blk.0.attn_{part}.weight"] = weights[f"blk.0.attn_{part}.weight"].repeat(2, 1)
+    weights["blk.0.attn_norm_2.weight"] = np.ones(spec.n_embd, np.float32)
+    weights["fc.weight"] = np.eye(spec.n_embd, 3 * spec.n_embd, dtype=np.float32)
+    write_gguf(path, keys, weights)
     return path
 
 

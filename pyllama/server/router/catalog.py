@@ -30,7 +30,7 @@ STOP_S = 10  # llama.cpp's DEFAULT_STOP_TIMEOUT
 _MAX_FAMILY = 64  # characters
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
-_DRAFT_HEADS = ("mtp-", "dspark-", "dflash-")
+_DRAFT_HEADS = ("mtp-", "eagle3-", "dspark-", "dflash-")
 _log = logging.getLogger("pyllama.server")
 
 

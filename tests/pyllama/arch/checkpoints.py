@@ -82,11 +82,16 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Float32 tensors in Hugging Face's format: a length, a header in JSON, the bytes."""
+    """Tensors in Hugging Face's format: a length, a header in JSON, the bytes."""
+    types = {"float32": "F32", "int64": "I64", "bool": "BOOL"}
     header, offset = {}, 0
     for name, x in tensors.items():
         end = offset + x.nbytes
-        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": types[x.dtype.name],
+            "shape": list(x.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header).encode()
     data = b"".join(x.tobytes() for x in tensors.values())
@@ -137,7 +142,7 @@ def write_files(folder: Path, config: dict[str, Any], made: Mapping[str, np.ndar
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", made)
-    tokenizer = "llama" if config["model_type"] in _SENTENCEPIECE else "gpt2"
+    tokenizer = "llama" if config.get("model_type") in _SENTENCEPIECE else "gpt2"
     for file in _TOKENIZER_FILES[tokenizer]:
         shutil.copy(DATA / "tokenizer" / tokenizer / file, folder)
     return folder

@@ -23,12 +23,13 @@ from pyggml.gguf import GGUFFile, write_gguf
 N_VOCAB = 512
 
 
-def convert(folder: Path, out: Path) -> Path:
-    """The GGUF file that llama.cpp's converter makes of a checkpoint."""
+def convert(folder: Path, out: Path, *target: Path) -> Path:
+    """The GGUF file that llama.cpp's converter makes of a checkpoint; of a head, for a target."""
     sources = Path(os.environ["LLAMA_CPP_SOURCES"])
     path = os.pathsep.join(map(str, (sources, sources / "gguf-py")))
     subprocess.run(
-        [sys.executable, "-P", Path(__file__).with_name("llama_cpp_convert.py"), folder, out],
+        [sys.executable, "-P", Path(__file__).with_name("llama_cpp_convert.py"), folder, out,
+         *target],
         check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     return out
@@ -66,11 +67,14 @@ def plain_words(path: Path) -> Path:
     return path.with_suffix(".plain.gguf")
 
 
-def serve(path: Path, lora: tuple[str, float] | None = None) -> Any:
+def serve(
+    path: Path, lora: tuple[str, float] | None = None, draft: tuple[Path, str, int] | None = None
+) -> Any:
     """A server of llama.cpp that computes attention in F32, too: its flash attention rounds.
 
     Args:
         lora: an adapter and its factor.
+        draft: the file of a head, the type of speculation, and the number of drafted tokens.
     """
     import xllamacpp
 
@@ -85,6 +89,13 @@ def serve(path: Path, lora: tuple[str, float] | None = None) -> Any:
         adapter = xllamacpp.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = lora
         params.lora_adapters = [adapter]
+    if draft is not None:
+        kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{draft[1]}")
+        params.speculative.types = [kind]
+        params.speculative.draft.mparams.path = str(draft[0])
+        params.speculative.draft.n_max = draft[2]
+        params.speculative.draft.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.speculative.draft.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     return xllamacpp.Server(params)
 
 

@@ -1,4 +1,4 @@
-"""Runs llama.cpp's converter on a checkpoint: python llama_cpp_convert.py FOLDER OUT.gguf
+"""Runs llama.cpp's converter on a checkpoint: python llama_cpp_convert.py FOLDER OUT [TARGET]
 
 Its packages ``conversion`` and ``gguf`` must be found first. The vocabulary is one of plain words.
 """
@@ -25,7 +25,7 @@ def _set_vocab(self: Any) -> None:
 
 
 if __name__ == "__main__":
-    folder, out = map(Path, sys.argv[1:])
+    folder, out, *target = map(Path, sys.argv[1:])
     config = ModelBase.load_hparams(folder, False)
     kind = get_model_class(get_model_architecture(config, ModelType.TEXT))
     kind.no_mtp = True  # layers that draft tokens are left out
@@ -41,8 +41,10 @@ if __name__ == "__main__":
         vocabulary.write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
     try:
         with torch.inference_mode():
-            dense = {"sentence_transformers_dense_modules": True}
-            kind(folder, gguf.LlamaFileType.ALL_F32, out, **dense).write()
+            options: dict[str, Any] = {"sentence_transformers_dense_modules": True}
+            if target:
+                options["target_model_dir"] = target[0]
+            kind(folder, gguf.LlamaFileType.ALL_F32, out, **options).write()
     finally:
         if missing:
             vocabulary.unlink()

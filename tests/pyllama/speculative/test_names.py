@@ -71,6 +71,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown drafter 'ngram': the names are none, ngram-simple, .*draft-simple": ("ngram", {}),
     "unknown drafter '': the names are": ("suffix,", {}),
     "draft-dflash is not supported: such heads are not loaded": ("draft-dflash", {}),
+    "draft-eagle3 needs a draft model": ("draft-eagle3", {}),
     "draft-mtp needs a draft model": ("draft-mtp", {}),
     "draft-simple needs a draft model": ("draft-simple", {}),
     "ngram-mod has no option 'n': it has n_match, n_max, n_min": ("ngram-mod", {"n": 3}),
