@@ -18,7 +18,7 @@ from ..graph.delta_net import kimi_delta
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import only_in, without
 from ..hparams import GATINGS, Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, float32
+from ..mapping.rules import Array, Config, Convert, Nextn, Tensors, base_keys, check_config, float32
 from . import bailingmoe, deepseek2, kimi_linear
 
 
@@ -48,6 +48,9 @@ TENSORS = {
     ),
     **only_in("attends", {"blk.{i}.attn_gate.weight": ("n_embd", "n_head")}),
 }
+
+
+MTP = Nextn(layer={"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0})
 
 
 def build_graph(b: GraphBuilder) -> Tensor:

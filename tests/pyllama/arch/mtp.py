@@ -23,7 +23,8 @@ QWEN = {  # names in checkpoints that have the layer under ``mtp.``
     "hnorm": "mtp.pre_fc_norm_hidden",
     "shared_head.norm": "mtp.norm",
 }
-FINAL_NORM = ("mimo_v2_flash", "hy_v3")  # model types that call the norm ``final_layernorm``
+# model types that call the norm ``final_layernorm``
+FINAL_NORM = ("mimo_v2_flash", "hy_v3", "bailing_moe_v3")
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def with_mtp(name: str) -> tuple[dict[str, Any], Made]:
     """Configuration and weights of a variant, with a layer of multi-token prediction."""
     config, record = copy.deepcopy(variants()[name][1]), recorded(name)
     shapes, text = shapes_of(record), text_config(config)
-    last = max(int(x.split("layers.")[1].split(".")[0]) for x in shapes if "self_attn" in x)
+    attention = [x for x in shapes if "self_attn" in x or "attention.kv_a_proj" in x]
+    last = max(int(x.split("layers.")[1].split(".")[0]) for x in attention)
     prefix, n_embd = f"model.layers.{last}.", text["hidden_size"]
     own = {x.removeprefix(prefix): n for x, n in shapes.items() if x.startswith(prefix)}
     if name == "mimo2":  # the attention of the last layer, the dense part of the first one
@@ -71,6 +73,11 @@ def with_mtp(name: str) -> tuple[dict[str, Any], Made]:
     return config, weights(config["model_type"], {**shapes, **more}, float(record["scale"]))
 
 
+def embedding(made: Made) -> str:
+    """The name of the tokens' embeddings."""
+    return next(x for x in made if x.endswith((".embed_tokens.weight", ".word_embeddings.weight")))
+
+
 def inputs_of(config: dict[str, Any], made: Made, tokens: list[int], hidden: np.ndarray) -> Any:
     """What the layer computes first, float64[n, n_embd]: of tokens, and hidden states before each.
 
@@ -84,7 +91,7 @@ def inputs_of(config: dict[str, Any], made: Made, tokens: list[int], hidden: np.
         scaled: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
         return scaled
 
-    embedded = made["model.embed_tokens.weight"][tokens].astype(np.float64)
+    embedded = made[embedding(made)][tokens].astype(np.float64)
     both = np.concatenate([norm(embedded, "enorm"), norm(hidden.astype(float), "hnorm")], 1)
     x: Any = both @ made[f"{name_of(config, 'eh_proj')}.weight"].T
     return x
@@ -100,11 +107,12 @@ def alone(config: dict[str, Any], made: Made, inputs: Any) -> tuple[dict[str, An
     }
     before, after = "model.layers.0.pre_mlp_layer", "model.layers.0.post_attention_layer"
     one = {x.replace(before, after): w for x, w in one.items()}
-    table = np.zeros_like(made["model.embed_tokens.weight"])
+    name = embedding(made)
+    table = np.zeros_like(made[name])
     table[: len(inputs)] = inputs
-    one["model.embed_tokens.weight"] = table
+    one[name] = table
     one["model.norm.weight"] = made[f"{name_of(config, 'shared_head.norm')}.weight"]
-    one["lm_head.weight"] = made.get("lm_head.weight", made["model.embed_tokens.weight"])
+    one["lm_head.weight"] = made.get("lm_head.weight", made[name])
     config = copy.deepcopy(config)
     text = text_config(config)
     text.pop("num_nextn_predict_layers", None)

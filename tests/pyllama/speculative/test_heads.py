@@ -25,7 +25,7 @@ from ..arch.mtp import Made, alone, inputs_of, name_of, text_config, with_mtp
 
 VARIANTS = long_but(
     ["qwen35", "qwen35_text", "qwen3next", "qwen35moe", "glm4moe", "deepseek2_v3", "deepseek2_glm",
-     "deepseek32", "glm-dsa", "hy_v3", "mimo2"],
+     "deepseek32", "glm-dsa", "hy_v3", "mimo2", "bailingmoe3", "bailingmoe3_compressed"],
     ("qwen35", "qwen3next", "glm4moe", "deepseek2_glm", "mimo2"),
 )  # fmt: skip
 F32 = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"}
