@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ _MAX_REST_S = 0.05
 
 
 class Workers:
-    """Daemon threads that run work in the order of `submit`.
+    """Daemon threads that run work in the order of `submit`, but first what ends a request.
 
     Args:
         n: number of threads; each begins when it is first needed.
@@ -42,14 +43,18 @@ class Workers:
 
     def __init__(self, n: int, name: str, *, rests: bool = False) -> None:
         self._n, self._name, self._rests = n, name, rests
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: PriorityQueue[tuple[bool, int, _Task | None]] = PriorityQueue()
+        self._numbers = count()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._n_open = 0  # tasks that have not ended
         self._is_closed = False
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T], *, ends: bool = False) -> Future[T]:
         """Run work in one of the threads; cancelling the result keeps it from beginning.
+
+        Args:
+            ends: whether a request ends with it, which comes before all that goes on afterwards.
 
         Raises:
             RuntimeError: after `close`.
@@ -59,20 +64,20 @@ class Workers:
             if self._is_closed:
                 raise RuntimeError(f"the threads {self._name!r} have been closed")
             self._n_open += 1
-            self._tasks.put((work, done))
+            self._tasks.put((not ends, next(self._numbers), (work, done)))
             if len(self._threads) < min(self._n, self._n_open):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
         return done
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """The result of work in one of the threads.
+    async def run(self, work: Callable[[], T], *, ends: bool = False) -> T:
+        """The result of work in one of the threads: see `submit`.
 
         Raises:
             RuntimeError: after `close`.
         """
-        return await asyncio.wrap_future(self.submit(work))
+        return await asyncio.wrap_future(self.submit(work, ends=ends))
 
     @property
     def is_busy(self) -> bool:
@@ -84,15 +89,15 @@ class Workers:
         with self._lock:
             self._is_closed = True
             while not self._tasks.empty():
-                task = self._tasks.get()
+                _, _, task = self._tasks.get()
                 if task is not None:
                     task[1].cancel()
                     self._n_open -= 1
             for _ in self._threads:
-                self._tasks.put(None)
+                self._tasks.put((True, next(self._numbers), None))
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._tasks.get()[2]) is not None:
             work, done = task
             begin_s = time.thread_time()
             if done.set_running_or_notify_cancel():

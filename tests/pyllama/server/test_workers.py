@@ -50,6 +50,19 @@ def test_work_that_has_not_begun_is_cancelled() -> None:
     until(lambda: not workers.is_busy)
 
 
+def test_what_ends_a_request_comes_first() -> None:
+    workers, may_end, order = Workers(1, "test"), threading.Event(), list[int]()
+    running = workers.submit(lambda: may_end.wait(WAIT_S))
+    until(running.running)
+    last = workers.submit(lambda: order.append(2))
+    for i in range(2):
+        workers.submit(lambda i=i: order.append(i), ends=True)
+    may_end.set()
+    last.result(WAIT_S)
+    assert order == [0, 1, 2]
+    workers.close()
+
+
 def test_a_thread_rests_after_each_task_for_as_long_as_it_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
