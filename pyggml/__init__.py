@@ -28,6 +28,7 @@ from .backend.registry import (
     init_backend as init_backend,
     register_backend as register_backend,
 )
+from .backward import build_backward_expand as build_backward_expand
 from .buffer import (
     HOST as HOST,
     HostBufferType as HostBufferType,
@@ -86,6 +87,8 @@ from .ops.rows.norm import *
 from .ops.rows.reduce import *
 from .ops.rows.softmax import *
 from .ops.rows.sort import *
+from .ops.training.loss import *
+from .ops.training.optimizer import *
 from .ops.op import *
 from .sched import Sched as Sched
 from .tensor import Tensor as Tensor

@@ -13,15 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from .tensor import Flag, Tensor
 
 
 class CGraph:
-    """Nodes (computed) and leafs (given) reachable from the expanded tensors."""
+    """Nodes (computed) and leafs (given) reachable from the expanded tensors.
+
+    Attributes:
+        n_forward: the number of nodes before the backward part, see ``backward.py``; None without.
+        grads: the gradients of that part, by the forward tensor.
+        grad_accs: given memory that gradients are added to, by the forward tensor.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
+        self.n_forward: int | None = None
+        self.grads: dict[Tensor, Tensor] = {}
+        self.grad_accs: dict[Tensor, Tensor] = {}
         self._use_counts: dict[Tensor, int] = {}  # also the set of visited tensors
 
     def __len__(self) -> int:
@@ -75,6 +86,31 @@ class CGraph:
     def get_tensor(self, name: str) -> Tensor | None:
         """The first leaf or node of that name."""
         return next((t for t in (*self.leafs, *self.nodes) if t.name == name), None)
+
+    def get_grad(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a forward tensor; None if it has none."""
+        return self.grads.get(tensor)
+
+    def get_grad_acc(self, tensor: Tensor) -> Tensor | None:
+        """The memory that gradients of a forward tensor are added to."""
+        return self.grad_accs.get(tensor)
+
+    @property
+    def backward(self) -> list[Tensor]:
+        """The nodes of the backward part and of the optimizer."""
+        return [] if self.n_forward is None else self.nodes[self.n_forward :]
+
+    def reset(self) -> None:
+        """Set accumulated gradients to 0 (those of losses to 1), and the optimizer's moments to 0.
+
+        Source: ggml, ``ggml_graph_reset``.
+        """
+        for tensor, acc in self.grad_accs.items():
+            acc.set(np.full(acc.shape, float(bool(tensor.flags & Flag.LOSS)), np.float32))
+        for node in self.nodes:
+            if node.op is not None and node.op.name.startswith("OPT_STEP_"):
+                for moment in node.op.updated(node):
+                    moment.set(np.zeros(moment.shape, np.float32))
 
     def _append(self, tensor: Tensor) -> None:
         if tensor.op is None and not tensor.flags & Flag.PARAM:

@@ -36,6 +36,7 @@ class Flag(IntFlag):
     INPUT = 1  # written by the caller before compute: allocated first, never shared
     OUTPUT = 2  # read by the caller after compute: never reused
     PARAM = 4  # trainable: stays a node although nothing computes it
+    LOSS = 8  # minimized by training
 
 
 def strides(type: GGMLType, ne: Dims) -> Dims:
@@ -63,12 +64,17 @@ class NodeOp(Protocol):
         ...
 
     @property
+    def gradients(self) -> Mapping[str, Callable[..., Any]]:
+        """The gradients of sources, by name; see ``ops.op.define_op``."""
+        ...
+
+    @property
     def reference(self) -> Callable[..., Any] | None:
         """The op on NumPy arrays; None for an op that makes views."""
         ...
 
-    def updated(self, node: Tensor) -> Tensor | None:
-        """The source that a node writes besides its result; None for most nodes."""
+    def updated(self, node: Tensor) -> tuple[Tensor, ...]:
+        """The sources that a node writes besides its result; none for most nodes."""
         ...
 
     @property
@@ -247,6 +253,24 @@ class Tensor:
     def set_output(self) -> Tensor:
         """Mark as read by the caller after a compute: its memory is never reused."""
         self.flags |= Flag.OUTPUT
+        return self
+
+    def set_param(self) -> Tensor:
+        """Mark as trainable. Raises: TypeMismatch, ShapeError: not F32, or not a leaf."""
+        if self.type is not GGMLType.F32:
+            raise TypeMismatch(
+                f"'{self.name}' is {self.type.name}: a trainable tensor must be F32; convert it"
+            )
+        if self.op is not None or self.view_src is not None:
+            raise ShapeError(f"'{self.name}' is computed or a view: only a leaf can be trained")
+        self.flags |= Flag.PARAM
+        return self
+
+    def set_loss(self) -> Tensor:
+        """Mark as minimized by training. Raises: ShapeError: it is not one F32 number."""
+        if self.nelements != 1 or self.type is not GGMLType.F32:
+            raise ShapeError(f"'{self.name}' {self.ne} must be one F32 number to be a loss")
+        self.flags |= Flag.LOSS
         return self
 
     def numpy(self, *, squeeze: bool = True) -> npt.NDArray[Any]:

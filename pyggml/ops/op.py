@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -132,6 +132,36 @@ def source(*types: GGMLType, gaps: bool = False, quantized: bool = False) -> Che
     return check
 
 
+class OpBuilders:
+    """Builders of all ops, by their names in lower case: ``ops.mul(a, b)`` is a MUL of a context.
+
+    Gradients are written with it, so that files of ops do not import each other in circles.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        return partial(OPS[name.upper()].build, self._ctx)
+
+    def contiguous(self, x: Tensor) -> Tensor:
+        """``x``, or a contiguous copy of it."""
+        return x if x.is_contiguous() else self.cont(x)
+
+    def reshaped(self, x: Tensor, like: Tensor) -> Tensor:
+        """``x`` with the sizes of a tensor of as many elements."""
+        return x if x.ne == like.ne else self.reshape(self.contiguous(x), ne=like.ne)
+
+    def summed_to(self, x: Tensor, like: Tensor) -> Tensor:
+        """``x`` added up to the sizes of a tensor that was repeated over it."""
+        return x if x.ne == like.ne else self.repeat_back(x, ne=like.ne)
+
+
+# (ops, node, gradient of the node) -> gradient of a source of the node; None where it is zero.
+Gradient = Callable[[OpBuilders, Tensor, Tensor], Tensor | None]
+NO_GRADIENTS: Mapping[str, Gradient] = MappingProxyType({})
+
+
 def _default_cost(node: Tensor) -> Cost:
     return Cost(node.nbytes + sum(s.nbytes for s in node.src if s is not None))
 
@@ -152,7 +182,8 @@ class Op:
     exact: bool = False
     cost: Callable[[Tensor], Cost] = _default_cost
     doc: str = field(default="")
-    updates: str = ""
+    updates: tuple[str, ...] = ()
+    gradients: Mapping[str, Gradient] = field(default_factory=lambda: NO_GRADIENTS)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -171,11 +202,12 @@ class Op:
     def n_required(self) -> int:
         return sum(not s.endswith("?") for s in self.src)
 
-    def updated(self, node: Tensor) -> Tensor | None:
-        """The source that a node writes besides its result, see ``updates``; None for most."""
+    def updated(self, node: Tensor) -> tuple[Tensor, ...]:
+        """The sources that a node writes besides its result, see ``updates``; none for most."""
         if not self.updates or node.src[-1] is None:
-            return None
-        return node.src[self.src.index(self.updates)]
+            return ()
+        sources = (node.src[self.src.index(name)] for name in self.updates)
+        return tuple(s for s in sources if s is not None)
 
     def tolerance(self, node: Tensor) -> float:
         """Largest NMSE of ``node`` against the reference; 0 means equal."""
@@ -234,9 +266,12 @@ def define_op(
         cases: makes the shapes for the generic test.
         kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a
             number, or a function of the node) or ``exact`` (tolerance against the reference, as
-            sum of squared errors by sum of squares), ``cost``, ``doc``, ``updates`` (the name of a
-            source that nodes which have the last source also write; the reference then returns
-            the result and the source's new content).
+            sum of squared errors by sum of squares), ``cost``, ``doc``, ``updates`` (names of
+            sources that nodes which have the last source also write; the reference then returns
+            a tuple: the result, and the new content of each), ``gradients`` (by source: a
+            function of ``OpBuilders``, a node and its gradient that returns the source's
+            gradient, of the source's sizes, or None if it is always zero; a source without one,
+            such as an index, has no gradient).
     """
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")

@@ -161,10 +161,16 @@ def _say_once(device: str, op: str, other: str) -> None:
     )  # fmt: skip
 
 
+def _written(node: Tensor) -> Tensor:
+    """The tensor that decides where a node runs, since the node writes it."""
+    updated = node.op.updated(node) if node.op is not None else ()
+    return updated[0] if updated else node
+
+
 def _able(a: Assignment, node: Tensor) -> list[int]:
     """The backends that support the node and can write to its memory, if it has any."""
     assert node.op is not None
-    written = node.op.updated(node) or node
+    written = _written(node)
     root = written.root
     given = a.is_given(root)
     found = [
@@ -196,7 +202,7 @@ def _fixed(
     if pins.get(node, -1) in able:
         return pins[node]
     assert node.op is not None
-    if a.is_given((node.op.updated(node) or node).root):
+    if a.is_given(_written(node).root):
         return able[0]
     if node.op.name in _TABLES:
         return None

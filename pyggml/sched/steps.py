@@ -128,9 +128,8 @@ def _uses(made: Cut, work: Split | DeviceCopy | None) -> Iterator[_Use]:
         for node in filter(runs, work.nodes):
             twin = made.twin[node]
             written.add(twin.root)
-            updated = node.op.updated(twin) if node.op else None
-            if updated is not None:
-                written.add(updated.root)
+            if node.op is not None:
+                written.update(t.root for t in node.op.updated(twin))
             read.update(s.root for s in twin.src if s is not None)
     for roots, writes in ((written, True), (read - written, False)):
         for root in roots:

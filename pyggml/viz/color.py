@@ -43,7 +43,7 @@ def coloring(graph: CGraph, written: Collection[Tensor], options: Options) -> Co
     color = options.get("color") or ("family" if times is None else "time")
     tensors = (*graph.leafs, *graph.nodes)
     if color == "family":
-        return Coloring(by_family(written), lambda tensor: "")
+        return Coloring(by_family(written, graph.backward), lambda tensor: "")
     if color == "buffer":
         return _tagged(by_buffer(tensors, written))
     if color == "backend" and backend_of is not None:

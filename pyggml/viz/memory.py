@@ -95,7 +95,7 @@ class _Memory:
         )  # a few blocks are much larger than the others
         self._high = 1.25 * most if self._cut else ends[-1] if ends else 1
         self._shown = shown
-        painter = by_family(self._scope.written)
+        painter = by_family(self._scope.written, graph.backward)
         self._look = {block: painter(block.tensors[0]) for block in plan.blocks}
         self.looks: list[Look] = sorted(set(self._look.values()))
 

@@ -10,7 +10,7 @@ Source: ggml, ``GGML_OP_SYMBOL`` and ``ggml_graph_dump_dot`` (symbols, pink leaf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from ..dtype import GGMLType
@@ -48,6 +48,7 @@ FAMILIES = {  # in the legend's order
     "copy, gather": Paint("#f3ead9", "#8a6d3b"),
     "other op": Paint("#e9fac8", "#5c940d"),
     "view": Paint("#ffffff", "#adb5bd"),
+    "backward": Paint("#ffe3e3", "#c92a2a"),
 }
 UNALLOCATED = Paint("#ffffff", "#868e96")
 BUFFERS = tuple(
@@ -100,10 +101,15 @@ def family(tensor: Tensor, written: Collection[Tensor]) -> str:
     return _FAMILY_OF_OP.get(tensor.op.name, "other op")
 
 
-def by_family(written: Collection[Tensor]) -> Painter:
-    """Return the look of a tensor's op family; see ``family``."""
+def by_family(written: Collection[Tensor], backward: Iterable[Tensor] = ()) -> Painter:
+    """Return the look of a tensor's op family; see ``family``.
+
+    Args:
+        backward: the nodes of the backward part, which is a family of its own.
+    """
     looks = {name: Look(i, name, paint) for i, (name, paint) in enumerate(FAMILIES.items())}
-    return lambda tensor: looks[family(tensor, written)]
+    gradients = set(backward)
+    return lambda tensor: looks["backward" if tensor in gradients else family(tensor, written)]
 
 
 def symbol(node: Tensor) -> str:

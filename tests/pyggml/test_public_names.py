@@ -14,7 +14,8 @@ OTHERS = {
     "Aborted", "AllocError", "BackendError", "CGraph", "ComputeError", "Context", "GGMLType",
     "GGUFError", "GGUFFile", "GraphAllocator", "HOST", "HostBufferType", "OPS", "Op",
     "PyggmlError", "QuantizeError", "RopeMode", "Sched", "ShapeError", "Tensor", "TensorAllocator",
-    "TypeMismatch", "UnsupportedOp", "alloc_ctx_tensors", "available", "define_op",
+    "TypeMismatch", "UnsupportedOp", "alloc_ctx_tensors", "available",
+    "build_backward_expand", "define_op",
     "graph_compute_with_ctx", "init_backend", "register_backend",
 }  # fmt: skip
 

@@ -122,9 +122,10 @@ def compute_node(node: Tensor) -> None:
         sources = [None if s is None else to_float(s) for s in node.src]
         result = node.op.reference(*sources, **node.op_params)
         updated = node.op.updated(node)
-        if updated is not None:
-            result, content = result
-            store(updated, content)
+        if updated:
+            result, *contents = result
+            for tensor, content in zip(updated, contents, strict=True):
+                store(tensor, content)
         store(node, result)
     except PyggmlError as e:
         raise type(e)(f"{_where(node)}: {e}") from e

@@ -100,6 +100,7 @@ def _define_diag_mask(name: str, value: float) -> Op:
         exact=True,
         inplace_ok=True,
         doc=f"Row j of each matrix of `x`, with {value} after column `n_past + j`.",
+        gradients={"x": lambda ops, y, dy: ops.diag_mask_zero(dy, n_past=y.op_params["n_past"])},
     )
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding: ROPE, with frequency factors and YaRN.
+"""Rotary position embedding: ROPE, with frequency factors and YaRN, and its gradient ROPE_BACK.
 
     q = rope_ext(ctx, q, pos, None, n_dims=64, freq_base=10000.0)
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import partial
 from math import ceil, floor, log, pi
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from ..op import (
     Arg,
     Array,
     Case,
+    Op,
     Out,
     arg,
     case,
@@ -38,7 +40,7 @@ from ..op import (
     same,
 )
 
-__all__ = ["RopeMode", "rope", "rope_ext"]
+__all__ = ["RopeMode", "rope", "rope_ext", "rope_ext_back"]
 
 
 class RopeMode(IntEnum):
@@ -172,10 +174,10 @@ def _infer(x: Tensor, pos: Tensor, freqs: Tensor | None, **params: Any) -> Out:
     return same(x)
 
 
-def _rope(x: Array, pos: Array, freqs: Array | None, **params: Any) -> Array:
+def _rotate(sign: int, x: Array, pos: Array, freqs: Array | None, **params: Any) -> Array:
     n_dims = params["n_dims"]
     cos, sin = rope_tables(pos.reshape(-1), None if freqs is None else freqs.reshape(-1), params)
-    cos, sin = cos[:, None, :], sin[:, None, :]  # [T, 1, n_dims / 2]
+    cos, sin = cos[:, None, :], sign * sin[:, None, :]  # [T, 1, n_dims / 2]
     if params["mode"] == RopeMode.NEOX:
         first, second = slice(0, n_dims // 2), slice(n_dims // 2, n_dims)
     else:
@@ -225,11 +227,25 @@ ROPE = define_op(
     src=("x", "pos", "freqs?"),
     params=_PARAMS,
     infer=_infer,
-    reference=_rope,
+    reference=partial(_rotate, 1),
     cases=_cases,
     inplace_ok=True,
     max_nmse=half_nmse,
     doc="Turns pairs of elements by angles that grow with the token's position.",
+    gradients={"x": lambda ops, y, dy: ops.rope_back(dy, *y.src[1:], **y.op_params)},
+)
+
+ROPE_BACK = define_op(
+    "ROPE_BACK",
+    src=("dy", "pos", "freqs?"),
+    params=_PARAMS,
+    infer=_infer,
+    reference=partial(_rotate, -1),
+    cases=_cases,
+    inplace_ok=True,
+    max_nmse=half_nmse,
+    doc="Turns pairs of elements back, by the angles of ROPE.",
+    gradients={"dy": lambda ops, y, dy: ops.rope(dy, *y.src[1:], **y.op_params)},
 )
 
 
@@ -258,5 +274,22 @@ def rope_ext(
     Raises:
         ShapeError, TypeMismatch: sizes, types or parameters do not fit.
     """
+    return _build(ROPE, ctx, x, pos, freqs, params)
+
+
+def rope_ext_back(
+    ctx: Context, dy: Tensor, pos: Tensor, freqs: Tensor | None = None, **params: Any
+) -> Tensor:
+    """The gradient of ``x``, where ``dy`` is that of ``rope_ext(x, pos, freqs, **params)``.
+
+    Shape:
+        as ``rope_ext``
+    """
+    return _build(ROPE_BACK, ctx, dy, pos, freqs, params)
+
+
+def _build(
+    op: Op, ctx: Context, x: Tensor, pos: Tensor, freqs: Tensor | None, params: dict[str, Any]
+) -> Tensor:
     params["mode"] = RopeMode(m) if (m := params.get("mode", 0)) in (0, 2) else m
-    return ROPE.build(ctx, x, pos, freqs, **params)
+    return op.build(ctx, x, pos, freqs, **params)

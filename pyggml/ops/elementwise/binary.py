@@ -22,7 +22,9 @@ from ..op import (
     F32,
     Array,
     Case,
+    Gradient,
     Op,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -99,6 +101,31 @@ def _cases(name: str, low: float) -> list[Case]:
     return cases
 
 
+_GRADIENTS: dict[str, tuple[Gradient, Gradient]] = {  # of a, and of b before it is added up
+    "ADD": (lambda ops, y, dy: dy, lambda ops, y, dy: dy),
+    "SUB": (lambda ops, y, dy: dy, lambda ops, y, dy: ops.unary(dy, kind="neg")),
+    "MUL": (
+        lambda ops, y, dy: ops.mul(dy, y.src[1]),
+        lambda ops, y, dy: ops.mul(dy, y.src[0]),
+    ),
+    "DIV": (
+        lambda ops, y, dy: ops.div(dy, y.src[1]),
+        lambda ops, y, dy: ops.unary(ops.mul(dy, ops.div(y, y.src[1])), kind="neg"),
+    ),
+}
+
+
+def _gradients(name: str) -> dict[str, Gradient]:
+    of_a, of_b = _GRADIENTS[name]
+
+    def added_up(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+        db, b = of_b(ops, y, dy), y.src[1]
+        assert db is not None and b is not None
+        return ops.summed_to(db, b)
+
+    return {"a": of_a, "b": added_up}
+
+
 def _define(name: str, low: float) -> Op:
     return define_op(
         name,
@@ -110,6 +137,7 @@ def _define(name: str, low: float) -> Op:
         inplace_ok=True,
         max_nmse=half_nmse,
         doc=f"`{name.lower()}` of `a` and `b`, which repeats over `a`.",
+        gradients=_gradients(name),
     )
 
 
@@ -141,6 +169,10 @@ ADD1 = define_op(
     inplace_ok=True,
     max_nmse=half_nmse,
     doc="`a` plus the one number that `b` holds.",
+    gradients={
+        "a": lambda ops, y, dy: dy,
+        "b": lambda ops, y, dy: ops.reshaped(ops.sum(dy), y.src[1]),
+    },
 )
 
 

@@ -57,7 +57,11 @@ PARAMETERS = {
     "xielu": ("alpha_n", "alpha_p", "beta", "eps"),
 }
 LIMITED = "limited"  # a GLU: (gate, up, alpha, limit, shift)
-_MORE = {"add": 1, "sub": 1, "mul": 1, "div": 1, LIMITED: 4}  # numbers after x that are no such
+_BACK = ("silu_back", "gelu_back", "gelu_quick_back", "gelu_erf_back")  # of (dy, x)
+_MORE = {
+    **dict.fromkeys(("add", "sub", "mul", "div", *_BACK), 1),
+    LIMITED: 4,
+}  # numbers after x that are no such
 
 
 def formulas(p: Primitives) -> dict[str, Formula]:
@@ -75,6 +79,7 @@ def formulas(p: Primitives) -> dict[str, Formula]:
     gelu_b = 2 * math.sqrt(2 / math.pi)
     gelu_a, gelu_b = number(gelu_b * 0.044715), number(gelu_b)
     quick, sqrt_half = number(1.702), number(math.sqrt(0.5))
+    density_0 = number(1 / math.sqrt(2 * math.pi))  # of the normal distribution at 0
 
     def sgn(x: Any) -> Any:
         return where(x > zero, one, where(x < zero, -one, x))
@@ -112,6 +117,19 @@ def formulas(p: Primitives) -> dict[str, Formula]:
         up = where(up < -limit, -limit, up)
         return gate / (one + exp(-alpha * gate)) * (up + shift)
 
+    def swish_back(dy: Any, x: Any, s: Any, slope: Any) -> Any:  # of x * s, s = sigmoid(u(x))
+        return dy * (s + x * s * (one - s) * slope)
+
+    swish_back_of = p.declare("swish_back", swish_back)
+
+    def gelu_back(dy: Any, x: Any) -> Any:
+        s = one / (one + exp(-x * (gelu_b + gelu_a * (x * x))))
+        return swish_back_of(dy, x, s, gelu_b + three * gelu_a * (x * x))
+
+    def gelu_erf_back(dy: Any, x: Any) -> Any:
+        density = exp(-half * (x * x)) * density_0
+        return dy * (half * (one + erf(x * sqrt_half)) + x * density)
+
     declared: dict[str, Formula] = {
         "sgn": sgn,
         "neg": lambda x: -x,
@@ -137,6 +155,10 @@ def formulas(p: Primitives) -> dict[str, Formula]:
         "clamp": clamp,
         "scale": lambda x, s, b: x * s + b,
         LIMITED: limited,
+        "silu_back": lambda dy, x: swish_back_of(dy, x, one / (one + exp(-x)), one),
+        "gelu_back": gelu_back,
+        "gelu_quick_back": lambda dy, x: swish_back_of(dy, x, one / (one + exp(-quick * x)), quick),
+        "gelu_erf_back": gelu_erf_back,
     }
     primitives = ("abs", "exp", "expm1", "log", "tanh", "sqrt", "sin", "cos", "floor", "ceil")
     return {

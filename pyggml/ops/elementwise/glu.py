@@ -10,11 +10,13 @@ Source: Shazeer, "GLU Variants Improve Transformer".
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...tensor import Tensor
 from ..op import (
     F16,
@@ -22,6 +24,7 @@ from ..op import (
     FLOATS,
     Array,
     Case,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -33,6 +36,7 @@ from ..op import (
     source,
 )
 from .formulas import LIMITED, reference
+from .unary import activation_gradient
 
 __all__ = [
     "geglu", "geglu_erf", "geglu_erf_split", "geglu_erf_swapped", "geglu_quick",
@@ -86,6 +90,31 @@ def _glu(a: Array, b: Array | None, kind: str, swapped: bool, alpha: float, limi
     return reference(LIMITED, a, b, *limits(kind, alpha, limit))
 
 
+def _gradient(of: str, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor | None:
+    """The gradient of ``a`` or ``b``: of a packed ``a``, that of both halves side by side."""
+    a, b, kind = y.src[0], y.src[1], y.op_params["kind"]
+    assert a is not None
+    if kind not in ACTIVATIONS:
+        raise UnsupportedOp(f"GLU: {kind} has no gradient; there are {[*ACTIVATIONS]}")
+    packed, swapped = b is None, y.op_params["swapped"]
+    if packed:
+        half = {"ne": y.ne, "nb": a.nb}
+        a, b = ops.view(a, **half), ops.view(a, **half, offset=y.nb[1])
+    gate, up = (b, a) if swapped else (a, b)
+    assert gate is not None
+    activation = ACTIVATIONS[kind]
+
+    def d_gate() -> Tensor | None:
+        return activation_gradient(ops, activation, gate, ops.mul(dy, up))
+
+    def d_up() -> Tensor:
+        return ops.mul(dy, ops.unary(gate, kind=activation))
+
+    if not packed:
+        return d_gate() if of == "a" else d_up()
+    return ops.concat(*((d_up(), d_gate()) if swapped else (d_gate(), d_up())), dim=0)
+
+
 def _cases() -> list[Case]:
     cases = []
     numbers: dict[str, dict[str, Any]] = {
@@ -127,6 +156,7 @@ GLU = define_op(
     cases=_cases,
     max_nmse=half_nmse,
     doc="`activation(gate) * up`; both in one tensor (packed) or in two (split).",
+    gradients={"a": partial(_gradient, "a"), "b": partial(_gradient, "b")},
 )
 
 

@@ -20,7 +20,9 @@ from ..op import (
     FLOATS,
     Arg,
     Array,
+    Gradient,
     Op,
+    OpBuilders,
     arg,
     case,
     define_op,
@@ -41,6 +43,15 @@ def _edges(*values: float) -> Arg:
     """A row that repeats ``values``, so that vectorised and scalar code gets each of them."""
     row = np.resize(np.array(values, np.float32), 67)
     return Arg((67,), values=lambda rng: row.reshape(1, 1, 1, -1))
+
+
+_GRADIENTS: dict[str, Gradient] = {
+    "SQR": lambda ops, y, dy: ops.scale(ops.mul(dy, y.src[0]), s=2.0),
+    "SQRT": lambda ops, y, dy: ops.scale(ops.div(dy, y), s=0.5),
+    "LOG": lambda ops, y, dy: ops.div(dy, y.src[0]),
+    "SIN": lambda ops, y, dy: ops.mul(dy, ops.cos(y.src[0])),
+    "COS": lambda ops, y, dy: ops.unary(ops.mul(dy, ops.sin(y.src[0])), kind="neg"),
+}
 
 
 def _define(name: str, low: float, high: float, inplace_ok: bool) -> Op:
@@ -68,6 +79,7 @@ def _define(name: str, low: float, high: float, inplace_ok: bool) -> Op:
         inplace_ok=inplace_ok,
         max_nmse=half_nmse,
         doc=f"`{name.lower()}` of every element.",
+        gradients={"x": _GRADIENTS[name]},
     )
 
 
@@ -76,6 +88,12 @@ SQRT = _define("SQRT", 0, 100, True)
 LOG = _define("LOG", 1e-3, 100, True)
 SIN = _define("SIN", -20, 20, False)
 COS = _define("COS", -20, 20, False)
+
+
+def _leaky_relu_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    slope = y.op_params["negative_slope"]
+    return ops.mul(dy, ops.scale(ops.unary(y.src[0], kind="step"), s=1 - slope, b=slope))
+
 
 LEAKY_RELU = define_op(
     "LEAKY_RELU",
@@ -92,7 +110,16 @@ LEAKY_RELU = define_op(
     ],
     max_nmse=half_nmse,
     doc="`x` where it is positive, `negative_slope * x` elsewhere.",
+    gradients={"x": _leaky_relu_gradient},
 )
+
+
+def _clamp_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    x, p = y.src[0], y.op_params
+    above = ops.unary(ops.scale(x, s=1.0, b=-p["min"]), kind="step")
+    below = ops.unary(ops.scale(x, s=-1.0, b=p["max"]), kind="step")
+    return ops.mul(ops.mul(dy, above), below)
+
 
 CLAMP = define_op(
     "CLAMP",
@@ -112,6 +139,7 @@ CLAMP = define_op(
     exact=True,
     inplace_ok=True,
     doc="`x`, but at most `max` and then at least `min`.",
+    gradients={"x": _clamp_gradient},
 )
 
 

@@ -29,6 +29,7 @@ SCALE = define_op(
     ],
     inplace_ok=True,
     doc="`s * x + b`.",
+    gradients={"x": lambda ops, y, dy: ops.scale(dy, s=y.op_params["s"])},
 )
 
 

@@ -8,19 +8,26 @@ in an F16 table).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...tensor import Tensor
 from ..op import (
     ALL_FLOATS,
     BF16,
     F16,
+    F32,
+    OPS,
     Array,
     Case,
+    Op,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -34,8 +41,8 @@ from .formulas import PARAMETERS, reference
 
 __all__ = [
     "abs", "ceil", "elu", "exp", "expm1", "floor", "gelu", "gelu_erf", "gelu_quick",
-    "hardsigmoid", "hardswish", "neg", "relu", "round", "sgn", "sigmoid", "silu", "softplus",
-    "step", "tanh", "trunc", "unary", "xielu",
+    "hardsigmoid", "hardswish", "neg", "relu", "round", "sgn", "sigmoid", "silu", "silu_back",
+    "softplus", "step", "tanh", "trunc", "unary", "xielu",
 ]  # fmt: skip
 
 KINDS = (
@@ -73,6 +80,74 @@ def _cases() -> list[Case]:
     return cases
 
 
+SMOOTH = ("silu", "gelu", "gelu_quick", "gelu_erf")  # kinds with a backward op of their own
+
+# kind -> (ops, x, gradient of the result) -> gradient of x; None where it is always zero
+_GRADIENTS: dict[str, Callable[[OpBuilders, Tensor, Tensor], Tensor | None]] = {
+    **dict.fromkeys(("sgn", "step", "floor", "ceil", "round", "trunc"), lambda ops, x, dy: None),
+    "neg": lambda ops, x, dy: ops.unary(dy, kind="neg"),
+    "abs": lambda ops, x, dy: ops.mul(dy, ops.unary(x, kind="sgn")),
+    "relu": lambda ops, x, dy: ops.mul(dy, ops.unary(x, kind="step")),
+    "elu": lambda ops, x, dy: ops.mul(
+        dy, ops.unary(ops.clamp(x, min=-math.inf, max=0.0), kind="exp")
+    ),
+    "exp": lambda ops, x, dy: ops.mul(dy, ops.unary(x, kind="exp")),
+    "expm1": lambda ops, x, dy: ops.mul(dy, ops.unary(x, kind="exp")),
+    "softplus": lambda ops, x, dy: ops.mul(dy, ops.unary(x, kind="sigmoid")),
+    "tanh": lambda ops, x, dy: ops.mul(
+        dy, ops.scale(ops.sqr(ops.unary(x, kind="tanh")), s=-1.0, b=1.0)
+    ),
+    "sigmoid": lambda ops, x, dy: ops.mul(
+        ops.mul(dy, ops.unary(x, kind="sigmoid")),
+        ops.unary(ops.unary(x, kind="neg"), kind="sigmoid"),
+    ),
+    "silu": lambda ops, x, dy: ops.silu_back(dy, x),
+    "gelu": lambda ops, x, dy: ops.gelu_back(dy, x),
+    "gelu_quick": lambda ops, x, dy: ops.gelu_quick_back(dy, x),
+    "gelu_erf": lambda ops, x, dy: ops.gelu_erf_back(dy, x),
+}
+
+
+def activation_gradient(ops: OpBuilders, kind: str, x: Tensor, dy: Tensor) -> Tensor | None:
+    """The gradient of ``x`` where ``dy`` is that of ``unary(x, kind)``.
+
+    Raises:
+        UnsupportedOp: the kind has none.
+    """
+    if kind not in _GRADIENTS:
+        raise UnsupportedOp(f"UNARY: {kind} has no gradient; there are {[*_GRADIENTS]}")
+    return _GRADIENTS[kind](ops, x, dy)
+
+
+def _infer_back(name: str, dy: Tensor, x: Tensor) -> Out:
+    require(dy.ne == x.ne, name, f"dy '{dy.name}' {dy.ne} must have the sizes of x {x.ne}")
+    return same(dy)
+
+
+def _define_back(kind: str) -> Op:
+    x = partial(arg, low=-8, high=8)
+    return define_op(
+        f"{kind.upper()}_BACK",
+        src={"dy": source(F32), "x": source(F32)},
+        infer=partial(_infer_back, f"{kind.upper()}_BACK"),
+        reference=partial(reference, f"{kind}_back"),
+        cases=lambda: [
+            case(arg(1), x(1)),
+            case(arg(65, 17, 3, 2), x(65, 17, 3, 2)),
+            case(arg(17, 3, 5, permute=(0, 2, 1, 3)), x(17, 5, 3)),
+            case(arg(17, 5, 3), arg(17, 3, 5, low=-100, high=100, permute=(0, 2, 1, 3))),
+            case(arg(26400), x(26400)),
+            case(arg(1536, 512), x(1536, 512), perf=True),
+        ],
+        inplace_ok=True,
+        doc=f"The gradient of `x`, where `dy` is that of `{kind}` of `x`.",
+    )
+
+
+for _kind in SMOOTH:
+    _define_back(_kind)
+
+
 UNARY = define_op(
     "UNARY",
     src={"x": source(*ALL_FLOATS)},
@@ -83,6 +158,7 @@ UNARY = define_op(
     inplace_ok=True,
     max_nmse=half_nmse,
     doc="An element-wise function; `kind` says which.",
+    gradients={"x": lambda ops, y, dy: activation_gradient(ops, y.op_params["kind"], y.src[0], dy)},
 )
 
 
@@ -115,6 +191,11 @@ def xielu(
         beta=float(beta),
         eps=float(eps),
     )
+
+
+def silu_back(ctx: Context, dy: Tensor, x: Tensor) -> Tensor:
+    """The gradient of ``x``, where ``dy`` is that of ``silu(x)``; both F32 of one size."""
+    return OPS["SILU_BACK"].build(ctx, dy, x)
 
 
 def _builder(kind: str) -> Callable[[Context, Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Convolutions: IM2COL, CONV_2D and CONV_2D_DW, and builders that use a matmul.
+"""Convolutions: IM2COL (and IM2COL_BACK), CONV_2D and CONV_2D_DW; builders that use a matmul.
 
     y = conv_2d(ctx, kernel, image, p0=1, p1=1)            # IM2COL, MUL_MAT and reshapes
     y = conv_2d_direct(ctx, kernel, image, p0=1, p1=1)     # one CONV_2D
@@ -15,15 +15,28 @@ import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
-from ...tensor import Tensor
+from ...tensor import Dims, Tensor
 from ..matrix.matmul import mul_mat
 from ..movement.cpy import cont
 from ..movement.view import permute, reshape_2d, reshape_3d, reshape_4d
-from ..op import F16, F32, FLOATS, Array, Cost, Out, arg, case, define_op, require, source
+from ..op import (
+    F16,
+    F32,
+    FLOATS,
+    Array,
+    Cost,
+    OpBuilders,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    source,
+)
 
 __all__ = [
     "conv_1d", "conv_2d", "conv_2d_direct", "conv_2d_dw_direct", "conv_2d_s1_ph",
-    "conv_2d_sk_p0", "im2col",
+    "conv_2d_sk_p0", "im2col", "im2col_back",
 ]  # fmt: skip
 
 STEPS = {"s0": 1, "s1": 1, "p0": 0, "p1": 0, "d0": 1, "d1": 1}
@@ -104,7 +117,79 @@ IM2COL = define_op(
     ],
     exact=True,
     doc="What the kernel `a` sees at each place of the images `b`, as rows for a matmul.",
+    gradients={
+        "a": lambda ops, y, dy: None,  # only its sizes are used
+        "b": lambda ops, y, dy: ops.im2col_back(dy, y.src[0], **_back_params(y)),
+    },
 )
+
+
+def _back_params(y: Tensor) -> dict[str, Any]:
+    """The parameters of IM2COL_BACK for a node of IM2COL or CONV_2D."""
+    assert y.src[1] is not None
+    steps = {name: y.op_params[name] for name in STEPS}
+    return {**steps, "is_2d": y.op_params.get("is_2d", True), "ne": y.src[1].ne}
+
+
+def _infer_im2col_back(dy: Tensor, a: Tensor, is_2d: bool, ne: Dims, **v: int) -> Out:
+    image = Tensor(F32, ne)
+    want = _infer_im2col(a, image, is_2d, F32, **v)
+    require(
+        dy.ne == want.ne, "IM2COL_BACK", f"dy {dy.ne} must be {want.ne} for {a.ne} on an image {ne}"
+    )
+    return Out(F32, ne)
+
+
+def _im2col_back(dy: Array, a: Array, is_2d: bool, ne: Dims, **v: int) -> Array:
+    if not is_2d:  # an image of one row: [n, 1, ow, c * k]
+        dy, a = dy.reshape(dy.shape[1], 1, dy.shape[2], dy.shape[3]), a.swapaxes(0, 1)
+        ne, v = (ne[0], 1, ne[1], ne[2]), {**v, "s1": 1, "p1": 0, "d1": 1}
+        return _im2col_back(dy, a.swapaxes(1, 2), True, ne, **v).reshape(1, ne[3], ne[2], ne[0])
+    w, h, c, n = ne
+    kh, kw = a.shape[2:]
+    oh, ow = dy.shape[1:3]
+    seen = dy.reshape(n, oh, ow, c, kh, kw)
+    out = np.zeros((n, c, h + 2 * v["p1"], w + 2 * v["p0"]))
+    for ky, kx in np.ndindex(kh, kw):
+        y, x = ky * v["d1"], kx * v["d0"]
+        rows = slice(y, y + (oh - 1) * v["s1"] + 1, v["s1"])
+        columns = slice(x, x + (ow - 1) * v["s0"] + 1, v["s0"])
+        out[:, :, rows, columns] += seen[..., ky, kx].transpose(0, 3, 1, 2)
+    return out[:, :, v["p1"] : v["p1"] + h, v["p0"] : v["p0"] + w]
+
+
+IM2COL_BACK = define_op(
+    "IM2COL_BACK",
+    src={"dy": source(F32), "a": None},
+    params={**STEPS, "is_2d": True, "ne": (1, 1, 1, 1)},
+    infer=_infer_im2col_back,
+    reference=_im2col_back,
+    cases=lambda: [
+        case(arg(1, 1, 1, 1), arg(1, 1, 1, 1), ne=(1, 1, 1, 1)),
+        case(arg(27, 10, 10), arg(3, 3, 3, 3), ne=(10, 10, 3, 1), p0=1, p1=1),
+        case(arg(27, 7, 12, 2), arg(3, 3, 3), ne=(17, 12, 3, 2), s0=2, p1=1, d0=2),
+        case(arg(24, 12, 2, 2), arg(4, 2, 3), ne=(9, 7, 3, 2), s1=3, p0=3, d1=3),
+        case(arg(27, 10, 9, permute=(0, 2, 1, 3)), arg(3, 3, 3), ne=(9, 10, 3, 1), p0=1, p1=1),
+        case(arg(6, 20, 2), arg(3, 2, 3), ne=(20, 2, 2, 1), is_2d=False, p0=1),
+        case(arg(15, 6), arg(3, 5, 3), ne=(17, 5, 1, 1), is_2d=False, s0=3, p0=3, d0=3),
+        case(arg(288, 58, 58), arg(3, 3, 32), ne=(58, 58, 32, 1), p0=1, p1=1, perf=True),
+    ],
+    doc="Images of the sizes `ne`: the gradient of `b`, where `dy` is that of `im2col`.",
+)
+
+
+def im2col_back(
+    ctx: Context, dy: Tensor, a: Tensor, ne: Dims, is_2d: bool = True, **steps: int
+) -> Tensor:
+    """The gradient of images ``b``, where ``dy`` is that of ``im2col(a, b, is_2d, **steps)``.
+
+    Args:
+        ne: sizes of the images.
+
+    Shape:
+        dy F32 [c * kh * kw, ow, oh, n] (or [c * k, ow, n]), a [kw, kh, c, _] -> F32 ``ne``
+    """
+    return IM2COL_BACK.build(ctx, dy, a, ne=ne, is_2d=is_2d, **steps)
 
 
 def im2col(
@@ -147,6 +232,33 @@ def conv_cost(node: Tensor) -> Cost:
     return Cost(node.nbytes + a.nbytes + b.nbytes, node.nelements * per_element)
 
 
+def _rows(ops: OpBuilders, dy: Tensor) -> Tensor:
+    """A gradient [ow, oh, oc, n] with the channels of a place side by side: [oc, ow * oh * n]."""
+    ow, oh, oc, n = dy.ne
+    rows = ops.cont(ops.permute(dy, axes=(1, 2, 0, 3)))  # [oc, ow, oh, n]
+    out: Tensor = ops.reshape(rows, ne=(oc, ow * oh * n, 1, 1))
+    return out
+
+
+def _gradient_of_kernel(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    a, b = y.src
+    assert a is not None
+    seen = ops.im2col(a, ops.cont(b), **y.op_params)
+    k, places = seen.ne[0], seen.nrows
+    seen = ops.reshape(seen, ne=(k, places, 1, 1))
+    return ops.reshaped(ops.out_prod(seen, _rows(ops, dy)), a)
+
+
+def _gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    a, (ow, oh, oc, n) = y.src[0], y.ne
+    assert a is not None
+    k = a.nelements // oc
+    kernel = ops.reshape(ops.contiguous(a), ne=(k, oc, 1, 1))
+    seen = ops.out_prod(kernel, ops.transpose(_rows(ops, dy)))  # [k, ow * oh * n]
+    seen = ops.reshape(seen, ne=(k, ow, oh, n))
+    return ops.im2col_back(seen, a, **_back_params(y))
+
+
 CONV_2D = define_op(
     "CONV_2D",
     src={"a": source(*FLOATS, gaps=True), "b": source(F32, gaps=True)},
@@ -167,6 +279,7 @@ CONV_2D = define_op(
     max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Convolution of the images `b` with the kernels `a`.",
+    gradients={"a": _gradient_of_kernel, "b": _gradient_of_images},
 )
 
 

@@ -1,4 +1,4 @@
-"""Pooling: POOL_1D and POOL_2D, the maximum or the mean of each window.
+"""Pooling: POOL_1D and POOL_2D, the maximum or the mean of each window, and POOL_2D_BACK.
 
     y = pool_2d(ctx, image, "max", 2, 2)                  # half the width and height
     y = pool_1d(ctx, x, "avg", 3, s0=1, p0=1)
@@ -9,7 +9,7 @@ elements that are inside. The maximum ignores NaN, and is at least -3.4e38.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...tensor import Tensor
 from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
 from .conv import conv_size, patches
 
-__all__ = ["pool_1d", "pool_2d"]
+__all__ = ["pool_1d", "pool_2d", "pool_2d_back"]
 
 Pool = Literal["max", "avg"]
 POOLS: tuple[Pool, ...] = ("max", "avg")
@@ -111,7 +111,75 @@ POOL_2D = define_op(
         case(arg(224, 224, 16), perf=True),
     ],
     doc="The largest element or the mean of the elements in windows of each image.",
+    gradients={"x": lambda ops, y, dy: ops.pool_2d_back(dy, y.src[0], **y.op_params)},
 )  # fmt: skip
+
+
+def _infer_2d_back(dy: Tensor, x: Tensor, **v: Any) -> Out:
+    want = _infer_2d(x, **v)
+    require(dy.ne == want.ne, "POOL_2D_BACK", f"dy {dy.ne} must be {want.ne} for x {x.ne}")
+    return Out(F32, x.ne)
+
+
+def _pool_2d_back(dy: Array, x: Array, pool: str, k0: int, k1: int, **v: int) -> Array:
+    steps = {**v, "d0": 1, "d1": 1}
+    n, c, h, w = x.shape
+    places = np.arange(n * c * h * w, dtype=np.float64).reshape(x.shape)
+    where = patches(places, k1, k0, steps, -1).astype(np.int64)  # [n, c, k1, k0, oh, ow]
+    where = where.reshape(n, c, k1 * k0, *where.shape[4:])
+    out = np.zeros(x.size)
+    if pool == "max":
+        seen = patches(x, k1, k0, steps, -np.inf).reshape(where.shape)
+        seen = np.where(np.isnan(seen), -np.inf, seen)
+        best = np.where(where >= 0, seen, -np.inf).argmax(axis=2)[:, :, None]
+        chosen = np.take_along_axis(where, best, axis=2)
+        has_one = np.take_along_axis(seen, best, axis=2) > LOWEST
+        chosen, dy = np.where(has_one, chosen, -1), dy[:, :, None]
+    else:
+        chosen = where
+        dy = np.broadcast_to(dy[:, :, None] / (k0 * k1), where.shape)
+    np.add.at(out, chosen[chosen >= 0], dy[chosen >= 0])
+    return out.reshape(x.shape)
+
+
+POOL_2D_BACK = define_op(
+    "POOL_2D_BACK",
+    src={"dy": source(F32), "x": source(F32)},
+    params={"pool": "max", "k0": 2, "k1": 2, "s0": 2, "s1": 2, "p0": 0, "p1": 0},
+    infer=_infer_2d_back,
+    reference=_pool_2d_back,
+    cases=lambda: [
+        *(
+            case(dy, c, pool=pool, k0=k0, k1=k1, s0=s0, s1=s1, p0=p0, p1=p1)
+            for pool in POOLS
+            for dy, c, k0, k1, s0, s1, p0, p1 in (
+                (arg(1, 1), arg(1, 1), 1, 1, 1, 1, 0, 0),
+                (arg(5, 9, 3, 2), arg(10, 9, 3, 2), 1, 3, 2, 1, 0, 1),
+                (arg(17, 8, 5), arg(33, 17, 5), 3, 2, 2, 2, 1, 0),
+                (arg(11, 5, 3), arg(9, 3, 5, permute=(0, 2, 1, 3)), 3, 3, 1, 1, 2, 1),
+                (arg(11, 3, 5, permute=(0, 2, 1, 3)), arg(9, 3, 3), 3, 3, 1, 1, 2, 2),
+                (arg(9, 5, 2), arg(4, 4, 2), 2, 2, 1, 2, 3, 3),
+            )
+        ),
+        case(arg(112, 112, 16), arg(224, 224, 16), perf=True),
+    ],
+    doc="The gradient of `x`, where `dy` is that of `pool_2d` of `x`.",
+)  # fmt: skip
+
+
+def pool_2d_back(
+    ctx: Context, dy: Tensor, x: Tensor, pool: Pool, k0: int, k1: int, s0: int | None = None,
+    s1: int | None = None, p0: int = 0, p1: int = 0,
+) -> Tensor:  # fmt: skip
+    """The gradient of ``x``, where ``dy`` is that of ``pool_2d`` with the same arguments.
+
+    Of equal largest elements, the first one of a window gets its gradient.
+
+    Shape:
+        dy F32 of the result's sizes, x F32 [w, h, ...] -> F32 of x's sizes
+    """
+    steps = {"s0": k0 if s0 is None else s0, "s1": k1 if s1 is None else s1}
+    return POOL_2D_BACK.build(ctx, dy, x, pool=pool, k0=k0, k1=k1, p0=p0, p1=p1, **steps)
 
 
 def pool_2d(

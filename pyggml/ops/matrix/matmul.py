@@ -22,6 +22,7 @@ from ..op import (
     Array,
     Case,
     Cost,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -98,6 +99,22 @@ def _cases() -> list[Case]:
     return cases
 
 
+def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """That of each matrix of ``b``; those that were multiplied by the same of ``a`` are added."""
+    a, b = y.src
+    assert a is not None and b is not None
+    da: Tensor = ops.out_prod(b, dy)  # [k, m, B2, B3]
+    k, m, a2, a3 = a.ne
+    b2, b3 = b.ne[2:]
+    if b2 != a2:  # matrix i of a goes with matrices i * B2 // A2 and the following ones
+        da = ops.reshape(da, ne=(k * m, b2 // a2, a2 * b3, 1))
+        da = ops.reshape(ops.repeat_back(da, ne=(k * m, 1, a2 * b3, 1)), ne=(k, m, a2, b3))
+    if b3 != a3:
+        da = ops.reshape(da, ne=(k * m * a2, b3 // a3, a3, 1))
+        da = ops.reshape(ops.repeat_back(da, ne=(k * m * a2, 1, a3, 1)), ne=a.ne)
+    return da
+
+
 MUL_MAT = define_op(
     "MUL_MAT",
     src={"a": source(*ALL_FLOATS, quantized=True), "b": source(*ALL_FLOATS)},
@@ -107,6 +124,10 @@ MUL_MAT = define_op(
     max_nmse=lambda node: 1e-7 if node.src[0].type == F32 == node.src[1].type else 5e-4,
     cost=_cost,
     doc="Dot products of the rows of `a` with the rows of `b`.",
+    gradients={
+        "a": _gradient_of_a,
+        "b": lambda ops, y, dy: ops.out_prod(y.src[0], ops.transpose(dy)),
+    },
 )
 
 

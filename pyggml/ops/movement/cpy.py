@@ -113,6 +113,10 @@ CPY = define_op(
     exact=True,
     cost=_cost,
     doc="Copies `a` into `b` (a view of it) or into new memory of `type`, converting.",
+    gradients={
+        "a": lambda ops, y, dy: ops.reshaped(dy, y.src[0]),
+        "b": lambda ops, y, dy: None,  # all of it is overwritten
+    },
 )
 
 
@@ -170,6 +174,7 @@ CONT = define_op(
     exact=True,
     cost=_cost,
     doc="A copy of `a` without gaps, in order; `ne` reshapes it on the way.",
+    gradients={"a": lambda ops, y, dy: ops.reshaped(dy, y.src[0])},
 )
 
 
@@ -206,6 +211,7 @@ DUP = define_op(
     exact=True,
     cost=_cost,
     doc="A copy of `a`.",
+    gradients={"a": lambda ops, y, dy: dy},
 )
 
 

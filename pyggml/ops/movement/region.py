@@ -20,6 +20,7 @@ from ..op import (
     Array,
     Case,
     Cost,
+    OpBuilders,
     Out,
     View,
     arg,
@@ -38,6 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 Strides = tuple[int, int, int]  # nb[1], nb[2], nb[3]
+_ELEMENT = 4  # bytes, of F32 and I32
 
 
 def _infer(name: str, a: Tensor, b: Tensor, nb: Strides, offset: int, inplace: bool) -> Out | View:
@@ -70,8 +72,9 @@ def _infer(name: str, a: Tensor, b: Tensor, nb: Strides, offset: int, inplace: b
 
 def _region(out: Array, b: Array, nb: Strides, offset: int) -> Array:
     """The part of a contiguous array that ``b`` goes to."""
-    flat = out.reshape(-1)[offset // out.itemsize :]
-    return np.lib.stride_tricks.as_strided(flat, b.shape, (*nb[::-1], out.itemsize))
+    flat = out.reshape(-1)[offset // _ELEMENT :]
+    strides = (n // _ELEMENT * out.itemsize for n in (*nb[::-1], _ELEMENT))
+    return np.lib.stride_tricks.as_strided(flat, b.shape, tuple(strides))
 
 
 def _write(
@@ -101,6 +104,21 @@ def _cases() -> list[Case]:
 
 _PARAMS = {"nb": (0, 0, 0), "offset": 0, "inplace": False}
 
+
+def _region_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    b, p = y.src[1], y.op_params
+    assert b is not None
+    nb = (y.nb[0], *p["nb"])
+    return ops.view(ops.contiguous(dy), ne=b.ne, nb=nb, offset=p["offset"])
+
+
+def _outside_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    b = y.src[1]
+    assert b is not None
+    zeros = ops.fill(ops.contiguous(b), c=0.0)
+    return ops.set(ops.contiguous(dy), zeros, nb=y.op_params["nb"], offset=y.op_params["offset"])
+
+
 SET = define_op(
     "SET",
     src=("a", "b"),
@@ -123,6 +141,7 @@ SET = define_op(
     exact=True,
     cost=lambda node: Cost(2 * (node.src[1] if node.op_params["inplace"] else node).nbytes),
     doc="`a` with a region replaced by `b`.",
+    gradients={"a": _outside_gradient, "b": _region_gradient},
 )
 
 ACC = define_op(
@@ -135,6 +154,7 @@ ACC = define_op(
     exact=True,
     cost=lambda node: Cost(3 * (node.src[1] if node.op_params["inplace"] else node).nbytes),
     doc="`a` with `b` added to a region.",
+    gradients={"a": lambda ops, y, dy: dy, "b": _region_gradient},
 )
 
 

@@ -1,9 +1,11 @@
-"""Larger tensors from copies of smaller ones: REPEAT and CONCAT.
+"""Larger tensors from copies of smaller ones: REPEAT and CONCAT; REPEAT_BACK adds copies up.
 
 y = concat(ctx, cached, new, dim=1)            # rows of new after those of cached
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -11,9 +13,23 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...errors import TypeMismatch
 from ...tensor import Dims, Tensor
-from ..op import BF16, F16, I32, Array, Out, arg, case, define_op, require, require_rows
+from ..op import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    Array,
+    OpBuilders,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    require_rows,
+    source,
+)
 
-__all__ = ["concat", "repeat", "repeat_4d"]
+__all__ = ["concat", "repeat", "repeat_4d", "repeat_back"]
 
 NONE: Dims = (0, 0, 0, 0)
 
@@ -59,7 +75,57 @@ REPEAT = define_op(
     ],
     exact=True,
     doc="`a` side by side until it has the sizes `ne`.",
+    gradients={"a": lambda ops, y, dy: ops.summed_to(dy, y.src[0])},
 )
+
+
+def _infer_repeat_back(a: Tensor, ne: Dims) -> Out:
+    require(
+        min(ne) > 0 and all(m % n == 0 for n, m in zip(ne, a.ne, strict=True)),
+        "REPEAT_BACK",
+        f"{ne} does not repeat over '{a.name}' {a.ne}",
+    )
+    return Out(F32, ne)
+
+
+def _repeat_back(a: Array, ne: Dims) -> Array:
+    pairs = [n for m, n in zip(a.shape, ne[::-1], strict=True) for n in (m // n, n)]
+    return np.asarray(a.reshape(pairs).sum(axis=(0, 2, 4, 6), dtype=np.float64))
+
+
+REPEAT_BACK = define_op(
+    "REPEAT_BACK",
+    src={"a": source(F32)},
+    params={"ne": NONE},
+    infer=_infer_repeat_back,
+    reference=_repeat_back,
+    cases=lambda: [
+        case(arg(1), ne=(1, 1, 1, 1)),
+        case(arg(65, 17, 3, 2), ne=(65, 1, 1, 1)),
+        case(arg(65, 18, 4, 6), ne=(65, 9, 2, 3)),
+        case(arg(66, 17, 3, 2), ne=(33, 17, 3, 1)),
+        case(arg(65, 17, 3, 2), ne=(1, 1, 3, 1)),  # as a bias of channels
+        case(arg(65, 17), ne=(1, 1, 1, 1)),
+        case(arg(64, 3, 5, permute=(0, 2, 1, 3)), ne=(64, 1, 3, 1)),
+        case(arg(26400, 2), ne=(26400, 1, 1, 1)),
+        case(arg(2, 4000), ne=(2, 1, 1, 1)),
+        case(arg(576, 512), ne=(576, 1, 1, 1), perf=True),
+    ],
+    doc="The sum of the parts of `a` that have the sizes `ne`: the gradient of a repeated tensor.",
+    gradients={"a": lambda ops, y, dy: ops.repeat(dy, ne=y.src[0].ne)},
+)
+
+
+def repeat_back(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the parts of ``a`` (F32) that have the sizes of ``b``.
+
+    Shape:
+        each size of b divides that of a -> b's
+
+    Raises:
+        ShapeError, TypeMismatch: sizes do not fit, or not F32.
+    """
+    return REPEAT_BACK.build(ctx, a, ne=b.ne)
 
 
 def repeat(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
@@ -83,9 +149,9 @@ def _infer_concat(a: Tensor, b: Tensor, dim: int) -> Out:
     require(0 <= dim <= 3, "CONCAT", f"dim is {dim}, want 0 to 3")
     if a.type != b.type:
         raise TypeMismatch(f"CONCAT: a is {a.type.name} and b is {b.type.name}, want one type")
-    for source, x in (("a", a), ("b", b)):
+    for name, x in (("a", a), ("b", b)):
         if x.type.is_quantized:
-            require_rows("CONCAT", source, x)
+            require_rows("CONCAT", name, x)
     require(
         all(a.ne[i] == b.ne[i] for i in range(4) if i != dim),
         "CONCAT",
@@ -93,6 +159,13 @@ def _infer_concat(a: Tensor, b: Tensor, dim: int) -> Out:
     )
     ne0, ne1, ne2, ne3 = (n + b.ne[i] * (i == dim) for i, n in enumerate(a.ne))
     return Out(a.type, (ne0, ne1, ne2, ne3))
+
+
+def _concat_gradient(which: int, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """The part of the gradient that is the source's, as a view."""
+    a, x, dim = y.src[0], y.src[which], y.op_params["dim"]
+    assert a is not None and x is not None
+    return ops.view(dy, ne=x.ne, nb=dy.nb, offset=which * a.ne[dim] * dy.nb[dim])
 
 
 CONCAT = define_op(
@@ -123,6 +196,7 @@ CONCAT = define_op(
     ],
     exact=True,
     doc="`b` after `a` along dimension `dim`.",
+    gradients={"a": partial(_concat_gradient, 0), "b": partial(_concat_gradient, 1)},
 )
 
 

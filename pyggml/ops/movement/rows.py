@@ -1,4 +1,4 @@
-"""Reading and writing rows by index: GET_ROWS (embeddings) and SET_ROWS (KV cache).
+"""Reading and writing rows by index: GET_ROWS (embeddings), its gradient, SET_ROWS (KV cache).
 
     x = get_rows(ctx, tok_embd, tokens)            # F32 [n_embd, n_tokens]
     set_rows(ctx, k_cache, k, cells)               # writes; returns a view of k_cache
@@ -35,7 +35,7 @@ from ..op import (
     source,
 )
 
-__all__ = ["get_rows", "set_rows"]
+__all__ = ["get_rows", "get_rows_back", "set_rows"]
 
 I64 = GGMLType.I64
 BF16 = GGMLType.BF16
@@ -98,6 +98,7 @@ GET_ROWS = define_op(
     max_nmse=lambda node: 1e-12 if node.src[0].type.is_quantized else 0.0,
     cost=lambda node: Cost(2 * node.nbytes),
     doc="Picks rows of `a` by `ids`; quantized rows come as F32.",
+    gradients={"a": lambda ops, y, dy: ops.get_rows_back(dy, y.src[1], n=y.src[0].ne[1])},
 )
 
 
@@ -108,6 +109,53 @@ def get_rows(ctx: Context, a: Tensor, ids: Tensor) -> Tensor:
         a [n, n_rows, ne2, ne3], ids I32 [r, ne2, ne3] -> [n, r, ne2, ne3]
     """
     return GET_ROWS.build(ctx, a, ids)
+
+
+def _infer_get_rows_back(dy: Tensor, ids: Tensor, n: int) -> Out:
+    require(
+        dy.ne[1:] == ids.ne[:3] and ids.ne[3] == 1,
+        "GET_ROWS_BACK",
+        f"ids {ids.ne} must be {(*dy.ne[1:], 1)}, one for each row of dy {dy.ne}",
+    )
+    return Out(F32, (dy.ne[0], n, *dy.ne[2:]))
+
+
+def _get_rows_back(dy: Array, ids: Array, n: int) -> Array:
+    if ids.size and (ids.min() < 0 or ids.max() >= n):
+        raise IndexError(f"row {ids.min()}..{ids.max()} of {n}")
+    out = np.zeros((*dy.shape[:2], n, dy.shape[3]))
+    i3, i2, _ = np.indices(ids.shape[1:])
+    np.add.at(out, (i3, i2, ids[0]), dy)
+    return out
+
+
+GET_ROWS_BACK = define_op(
+    "GET_ROWS_BACK",
+    src={"dy": source(F32), "ids": source(I32, gaps=True)},
+    params={"n": 1},
+    infer=_infer_get_rows_back,
+    reference=_get_rows_back,
+    cases=lambda: [
+        case(arg(1, 1), _ids(1, n_rows=1), n=1),
+        case(arg(65, 3), _ids(3, n_rows=17), n=17),
+        case(arg(65, 40), _ids(40, n_rows=5), n=5),  # rows that are picked again and again
+        case(arg(64, 5, 3, 2), _ids(5, 3, 2, n_rows=17), n=17),
+        case(arg(33, 3, 5, permute=(0, 2, 1, 3)), _ids(5, 3, n_rows=7), n=7),
+        case(arg(1130, 40), _ids(40, n_rows=9), n=9),
+        case(arg(576, 512), _ids(512, n_rows=49152), n=49152, perf=True),
+    ],
+    cost=lambda node: Cost(node.nbytes + 2 * node.src[0].nbytes),
+    doc="Rows of zeros, `n` a matrix, to which rows `dy` are added at `ids`.",
+)
+
+
+def get_rows_back(ctx: Context, dy: Tensor, ids: Tensor, a: Tensor) -> Tensor:
+    """The gradient of ``a``, where ``dy`` is that of ``get_rows(a, ids)``.
+
+    Shape:
+        dy F32 [n, r, ne2, ne3], ids I32 [r, ne2, ne3] -> F32 of a's sizes [n, n_rows, ne2, ne3]
+    """
+    return GET_ROWS_BACK.build(ctx, dy, ids, n=a.ne[1])
 
 
 def _infer_set_rows(b: Tensor, idx: Tensor, a: Tensor) -> View:

@@ -14,7 +14,7 @@ from math import prod
 from ...context import Context
 from ...errors import TypeMismatch
 from ...tensor import Dims, Tensor, strides
-from ..op import Cost, View, define_op, derive_name, require
+from ..op import Cost, OpBuilders, View, define_op, derive_name, require
 
 __all__ = [
     "permute", "reshape", "reshape_1d", "reshape_2d", "reshape_3d", "reshape_4d", "transpose",
@@ -46,6 +46,7 @@ RESHAPE = define_op(
     reference=None,
     cost=lambda node: _FREE,
     doc="The same memory with other sizes.",
+    gradients={"a": lambda ops, y, dy: ops.reshaped(dy, y.src[0])},
 )
 
 
@@ -79,6 +80,19 @@ def reshape_4d(ctx: Context, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) 
     return derive_name(node, a, "reshaped")
 
 
+def _view_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """Zeros with the gradient in the window."""
+    a, p = y.src[0], y.op_params
+    assert a is not None
+    require(
+        a.is_contiguous() and p["nb"][0] == a.type.type_size,
+        "VIEW",
+        f"'{a.name}' {a.ne} has strides {a.nb}: a gradient needs a cont() before the view",
+    )
+    zeros = ops.fill(a, c=0.0)
+    return ops.acc(zeros, dy, nb=p["nb"][1:], offset=p["offset"])
+
+
 VIEW = define_op(
     "VIEW",
     src=("a",),
@@ -87,6 +101,7 @@ VIEW = define_op(
     reference=None,
     cost=lambda node: _FREE,
     doc="A window into `a` with its own sizes, strides and offset.",
+    gradients={"a": _view_gradient},
 )
 
 
@@ -150,6 +165,10 @@ def _infer_permute(a: Tensor, axes: tuple[int, ...]) -> View:
     return View(a, (ne0, ne1, ne2, ne3), (nb0, nb1, nb2, nb3))
 
 
+def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axes.index(i) for i in range(4))
+
+
 PERMUTE = define_op(
     "PERMUTE",
     src=("a",),
@@ -158,6 +177,7 @@ PERMUTE = define_op(
     reference=None,
     cost=lambda node: _FREE,
     doc="The same memory with axes in another order.",
+    gradients={"a": lambda ops, y, dy: ops.permute(dy, axes=_inverse(y.op_params["axes"]))},
 )
 
 
@@ -183,6 +203,7 @@ TRANSPOSE = define_op(
     reference=None,
     cost=lambda node: _FREE,
     doc="The same memory with the first two axes exchanged.",
+    gradients={"a": lambda ops, y, dy: ops.transpose(dy)},
 )
 
 

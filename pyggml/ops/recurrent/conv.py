@@ -91,7 +91,7 @@ SSM_CONV = define_op(
     ],
     max_nmse=1e-11,
     doc="A causal convolution over time, of each channel with weights of its own.",
-    updates="states?",
+    updates=("states?",),
 )
 
 
@@ -162,7 +162,7 @@ TOKEN_SHIFT = define_op(
     ],
     exact=True,
     doc="The row of the token before, from its run or from the state.",
-    updates="states",
+    updates=("states",),
 )
 
 

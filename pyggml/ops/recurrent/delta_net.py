@@ -140,7 +140,7 @@ GATED_DELTA_NET = define_op(
     max_nmse=1e-10,
     cost=_cost,
     doc="`S = S exp(g)`, `S = S + beta (v - S k) k^T`, `y = S q / sqrt(S_v)` from token to token.",
-    updates="state",
+    updates=("state",),
 )
 
 

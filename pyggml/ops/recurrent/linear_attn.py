@@ -83,7 +83,7 @@ GATED_LINEAR_ATTN = define_op(
     max_nmse=1e-11,
     cost=_cost,
     doc="`S = g S + k v^T`, `y = scale S^T q` from token to token.",
-    updates="state",
+    updates=("state",),
 )
 
 

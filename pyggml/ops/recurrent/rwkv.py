@@ -124,7 +124,7 @@ RWKV_WKV6 = define_op(
     max_nmse=1e-11,
     cost=_cost,
     doc="`y = (S + k tf v^T)^T r`, `S = td S + k v^T` from token to token: RWKV 6.",
-    updates="state",
+    updates=("state",),
 )
 
 RWKV_WKV7 = define_op(
@@ -150,7 +150,7 @@ RWKV_WKV7 = define_op(
     max_nmse=1e-11,
     cost=_cost,
     doc="`S = S w + v k^T + (S a) b^T`, `y = S r` from token to token: RWKV 7.",
-    updates="state",
+    updates=("state",),
 )
 
 

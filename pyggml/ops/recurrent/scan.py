@@ -156,7 +156,7 @@ SSM_SCAN = define_op(
     max_nmse=1e-10,
     cost=_cost,
     doc="`S = a S + dt x B^T`, `y = S^T C` from token to token: the scan of Mamba 1 and 2.",
-    updates="s",
+    updates=("s",),
 )
 
 

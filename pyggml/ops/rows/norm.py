@@ -1,10 +1,13 @@
 """Normalisation of rows (RMS_NORM, NORM, L2_NORM) and of groups of channels (GROUP_NORM).
 
+RMS_NORM_BACK and NORM_BACK are gradients of the first two.
+
 y = mul(ctx, rms_norm(ctx, x, 1e-5), weight)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,9 +15,9 @@ import numpy as np
 from ...context import Context
 from ...rounding import ceil_div
 from ...tensor import Tensor
-from ..op import F32, Array, Case, Out, arg, case, define_op, require, same, source
+from ..op import F32, Array, Case, Op, Out, arg, case, define_op, require, same, source
 
-__all__ = ["group_norm", "l2_norm", "norm", "rms_norm"]
+__all__ = ["group_norm", "l2_norm", "norm", "norm_back", "rms_norm", "rms_norm_back"]
 
 
 def _infer(name: str, x: Tensor, eps: float) -> Out:
@@ -49,7 +52,62 @@ RMS_NORM = define_op(
     cases=lambda: [*_cases(), case(arg(4096, 7), eps=1e-5, perf=True)],
     inplace_ok=True,
     doc="Rows divided by the root of their mean square.",
+    gradients={"x": lambda ops, y, dy: ops.rms_norm_back(dy, y.src[0], eps=y.op_params["eps"])},
 )
+
+
+def _infer_back(name: str, dy: Tensor, x: Tensor, eps: float) -> Out:
+    require(dy.ne == x.ne, name, f"dy '{dy.name}' {dy.ne} must have the sizes of x {x.ne}")
+    return _infer(name, dy, eps)
+
+
+def _rms_norm_back(dy: Array, x: Array, eps: float) -> Array:
+    dy, x = dy.astype(np.float64), x.astype(np.float64)
+    s = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    out: Array = s * (dy - x * s * np.mean(dy * x * s, axis=-1, keepdims=True))
+    return out
+
+
+def _norm_back(dy: Array, x: Array, eps: float) -> Array:
+    x = x.astype(np.float64)
+    return _rms_norm_back(
+        dy - dy.mean(axis=-1, keepdims=True), x - x.mean(axis=-1, keepdims=True), eps
+    )
+
+
+def _define_back(name: str, reference: Callable[..., Array]) -> Op:
+    return define_op(
+        f"{name}_BACK",
+        src={"dy": source(F32), "x": source(F32)},
+        params={"eps": 1e-5},
+        infer=partial(_infer_back, f"{name}_BACK"),
+        reference=reference,
+        cases=lambda: [
+            case(arg(1), arg(1), eps=0.1),  # with less, almost all of it cancels
+            case(arg(3, 5), arg(3, 5), eps=0.1),
+            case(arg(65, 5, 4, 3), arg(65, 5, 4, 3), eps=1e-6),
+            case(arg(64, 3, 5, permute=(0, 2, 1, 3)), arg(64, 5, 3), eps=1e-5),
+            case(arg(64, 5, 3), arg(64, 3, 5, permute=(0, 2, 1, 3)), eps=1e-5),
+            case(arg(65, 2, low=1000, high=1001), arg(65, 2, low=9, high=11), eps=1e-5),
+            case(arg(576, 512), arg(576, 512), eps=1e-5, perf=True),
+        ],
+        inplace_ok=True,
+        doc=f"The gradient of `x`, where `dy` is that of `{name.lower()}` of `x`.",
+    )
+
+
+RMS_NORM_BACK = _define_back("RMS_NORM", _rms_norm_back)
+NORM_BACK = _define_back("NORM", _norm_back)
+
+
+def rms_norm_back(ctx: Context, dy: Tensor, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """The gradient of ``x``, where ``dy`` is that of ``rms_norm(x, eps)``; F32 of one size."""
+    return RMS_NORM_BACK.build(ctx, dy, x, eps=float(eps))
+
+
+def norm_back(ctx: Context, dy: Tensor, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """The gradient of ``x``, where ``dy`` is that of ``norm(x, eps)``; F32 of one size."""
+    return NORM_BACK.build(ctx, dy, x, eps=float(eps))
 
 
 def rms_norm(ctx: Context, x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -78,6 +136,7 @@ NORM = define_op(
     reference=_norm,
     cases=lambda: [*_cases(), case(arg(65, 2, low=1000, high=1001), eps=1e-5)],
     doc="Rows without their mean, divided by the root of their variance.",
+    gradients={"x": lambda ops, y, dy: ops.norm_back(dy, y.src[0], eps=y.op_params["eps"])},
 )
 
 

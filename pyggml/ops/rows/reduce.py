@@ -112,6 +112,7 @@ SUM = define_op(
     max_nmse=half_nmse,
     cost=_sum_cost,
     doc="The sum of all elements.",
+    gradients={"x": lambda ops, y, dy: ops.repeat(dy, ne=y.src[0].ne)},
 )
 
 
@@ -149,6 +150,7 @@ SUM_ROWS = define_op(
     ],
     cost=_sum_cost,
     doc="The sum of each row.",
+    gradients={"x": lambda ops, y, dy: ops.repeat(dy, ne=y.src[0].ne)},
 )
 
 MEAN = define_op(
@@ -165,6 +167,9 @@ MEAN = define_op(
     ],
     cost=_sum_cost,
     doc="The mean of each row.",
+    gradients={
+        "x": lambda ops, y, dy: ops.repeat(ops.scale(dy, s=1 / y.src[0].ne[0]), ne=y.src[0].ne)
+    },
 )
 
 

@@ -1,4 +1,4 @@
-"""Softmax over rows with mask, scale, ALiBi and sinks: SOFT_MAX.
+"""Softmax over rows with mask, scale, ALiBi and sinks: SOFT_MAX, and its gradient SOFT_MAX_BACK.
 
     p = soft_max_ext(ctx, kq, mask, 1 / sqrt(n_embd_head), 0.0)
 
@@ -28,7 +28,7 @@ from ..op import (
     source,
 )
 
-__all__ = ["soft_max", "soft_max_ext"]
+__all__ = ["soft_max", "soft_max_ext", "soft_max_ext_back"]
 
 
 def alibi_steps(n_head: int, max_bias: float) -> tuple[int, float, float]:
@@ -159,7 +159,49 @@ SOFT_MAX = define_op(
     inplace_ok=True,
     max_nmse=1e-6,
     doc="Softmax of `scale * x + slope * mask` over rows; zeros where all is masked.",
+    gradients={"x": lambda ops, y, dy: ops.soft_max_back(dy, y, scale=y.op_params["scale"])},
 )
+
+
+def _infer_back(dy: Tensor, y: Tensor, scale: float) -> Out:
+    require(dy.ne == y.ne, "SOFT_MAX_BACK", f"dy {dy.ne} must have the sizes of y {y.ne}")
+    return same(dy)
+
+
+def _soft_max_back(dy: Array, y: Array, scale: float) -> Array:
+    dy = dy.astype(np.float64)
+    out: Array = scale * y * (dy - np.sum(dy * y, axis=-1, keepdims=True))
+    return out
+
+
+SOFT_MAX_BACK = define_op(
+    "SOFT_MAX_BACK",
+    src={"dy": source(F32), "y": source(F32)},
+    params={"scale": 1.0},
+    infer=_infer_back,
+    reference=_soft_max_back,
+    cases=lambda: [
+        case(arg(1), arg(1, low=0)),
+        case(arg(65, 17, 3, 2), arg(65, 17, 3, 2, low=0), scale=0.125),
+        case(arg(64, 3, 5, permute=(0, 2, 1, 3)), arg(64, 5, 3, low=0), scale=2.0),
+        case(arg(64, 5, 3), arg(64, 3, 5, low=0, permute=(0, 2, 1, 3))),
+        case(arg(512, 512, 9), arg(512, 512, 9, low=0), scale=0.125, perf=True),
+    ],
+    inplace_ok=True,
+    max_nmse=1e-6,
+    doc="The gradient of `x`, where `dy` is that of `y`, the softmax of `scale * x`.",
+)
+
+
+def soft_max_ext_back(ctx: Context, dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    """The gradient of ``x``, where ``dy`` is that of ``y = soft_max_ext(x, mask, scale)``.
+
+    A mask does not matter to it: elements that are hidden are 0 in ``y``.
+
+    Shape:
+        dy and y F32 of one size -> the same
+    """
+    return SOFT_MAX_BACK.build(ctx, dy, y, scale=float(scale))
 
 
 def soft_max(ctx: Context, x: Tensor) -> Tensor:

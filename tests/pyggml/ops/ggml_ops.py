@@ -28,10 +28,6 @@ _WHY = {
     "`MAP_CUSTOM` is all of them: it takes up to ten sources": (
         "MAP_CUSTOM1 MAP_CUSTOM2 MAP_CUSTOM3 CUSTOM"
     ),
-    "for training: there is no backward pass yet": """
-        REPEAT_BACK SILU_BACK RMS_NORM_BACK GET_ROWS_BACK SOFT_MAX_BACK ROPE_BACK IM2COL_BACK
-        POOL_2D_BACK CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK OPT_STEP_ADAMW OPT_STEP_SGD
-    """,
     "unfinished in ggml too": "FLASH_ATTN_BACK",
     "of one model family, which is not supported": (
         "LIGHTNING_INDEXER DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"

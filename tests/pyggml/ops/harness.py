@@ -75,15 +75,14 @@ class CaseRun:
         assert self.op.reference is not None
         want = self.op.reference(*sources, **self.node.op_params)
         self.updated = self.op.updated(self.node)
-        if self.updated is not None:
-            want, self.want_updated = want
+        if self.updated:
+            want, *self.want_updated = want
         self.want = self._rounded(want, old)
         self.start = np.array(self.memory.bytes())
         self.program = self.backend.compile(self.graph)
         self.run(self.program)
         self.got = self._values(self.node)
-        if self.updated is not None:
-            self.got_updated = self._values(self.updated)
+        self.got_updated = [self._values(t) for t in self.updated]
 
     def run(self, program: Program) -> None:
         """Run a program of the case's graph in memory as it was before the first run."""
@@ -95,10 +94,10 @@ class CaseRun:
 
     def error(self) -> float:
         """NMSE of the result, or of the updated source if larger; 0 only if all are equal."""
-        error = _error(self.got, self.want)
-        if self.updated is not None:
-            error = max(error, _error(self.got_updated, self.want_updated))
-        return error
+        if not self.updated:
+            return _error(self.got, self.want)
+        pairs = zip([self.got, *self.got_updated], [self.want, *self.want_updated], strict=True)
+        return max(_error(got, want) for got, want in pairs)
 
     def _source(self, a: Arg | None) -> Tensor | None:
         if a is None:
@@ -124,12 +123,11 @@ class CaseRun:
             place_view(t)
 
     def _outside(self) -> npt.NDArray[np.uint8]:
-        """All bytes except those of the result and of an updated source."""
+        """All bytes except those of the result and of updated sources."""
         kept = np.ones(self.memory.nbytes, bool)
-        for tensor in (self.node, self.updated):
-            if tensor is not None:
-                start = tensor.data - self.buffer.base
-                kept[start : start + tensor.nbytes] = False
+        for tensor in (self.node, *self.updated):
+            start = tensor.data - self.buffer.base
+            kept[start : start + tensor.nbytes] = False
         return self.memory.bytes()[kept]
 
     def _values(self, tensor: Tensor) -> npt.NDArray[Any]:

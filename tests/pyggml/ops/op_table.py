@@ -88,6 +88,7 @@ def _row(op: Op, backends: list[Backend]) -> str:
         _support(op, nodes, backends),
         "" if op.is_view else _tolerance(op, nodes),
         "yes" if op.inplace_ok else "",
+        ", ".join(f"`{name}`" for name in op.gradients),
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -95,6 +96,7 @@ def _row(op: Op, backends: list[Backend]) -> str:
 def markdown(backends: list[Backend]) -> str:
     """The tables of the page."""
     head = ["op", "meaning", "sources", "parameters", "result", "backends", "tolerance", "in place"]
+    head.append("gradients")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     lines += [_row(OPS[name], backends) for name in sorted(OPS)]
     lines += ["", "## Ops of ggml that are missing", "", "| ops | why |", "|---|---|"]
@@ -121,6 +123,7 @@ Made by `python -m tests.pyggml.ops.op_table > docs/ops.md`.
 | backends | "n of m cases": the backend takes those; the scheduler runs the rest on another |
 | tolerance | largest sum of squared errors divided by the sum of squares, against the reference |
 | in place | the allocator may give the result the memory of the first source |
+| gradients | of which sources, for [training](training.md) |
 
 ## All ops
 """

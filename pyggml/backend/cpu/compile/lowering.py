@@ -183,8 +183,7 @@ class CpuLowering:
         else:
             written = byte_range(writes or node)
             self._producer[writes or node] = number
-        updated = node.op.updated(node) if node.op else None
-        more = [] if updated is None else [byte_range(updated)]
+        more = [byte_range(t) for t in node.op.updated(node)] if node.op else []
         chunks = max(1, chunks)
         self.launches.append(
             CpuLaunch(

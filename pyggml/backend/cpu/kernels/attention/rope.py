@@ -1,4 +1,4 @@
-"""ROPE: normal and neox pairs, partial rows, frequency factors, YaRN.
+"""ROPE and ROPE_BACK: normal and neox pairs, partial rows, frequency factors, YaRN.
 
 A chunk is a range of tokens. The angles of a token are built once for all its heads, by the rule of
 ``ops/attention/rope.py``; sines and cosines are vectorised, in thread scratch.
@@ -32,7 +32,8 @@ class Rope(NamedTuple):
     ext_factor: float
     low: float  # YaRN's ramp: first dimension, and how many
     span: float
-    magnitude: float
+    magnitude: float  # of cosines
+    sin_magnitude: float  # of sines: negative for ROPE_BACK
 
 
 @inline_strict
@@ -63,13 +64,13 @@ def _angles(node, position, half, freqs, angle):
 @inline_strict
 def rope_table(node, position, half, freqs, scratch):
     """Write cosines and then sines, float32[half] each, times the magnitude, to ``scratch``."""
-    magnitude = params_of(node, Rope).magnitude
+    magnitude, sin_magnitude = params_of(node, Rope).magnitude, params_of(node, Rope).sin_magnitude
     _angles(node, position, half, freqs, scratch)
     cos, sin = f32_ptr(scratch), f32_ptr(scratch + 4 * half)
     for i in range(half):
         s, c = sincos_f32(cos[i])
         cos[i] = c * magnitude
-        sin[i] = s * magnitude
+        sin[i] = s * sin_magnitude
 
 
 @cache
@@ -110,6 +111,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
+@lowers("ROPE_BACK", _supports)
 def _lower_rope(lowering: CpuLowering, node: Tensor) -> None:
     p, values = node.op_params, rope_values(node.op_params)
     params = Rope(
@@ -120,6 +122,7 @@ def _lower_rope(lowering: CpuLowering, node: Tensor) -> None:
         low=values.ramp_low,
         span=values.ramp_span,
         magnitude=float(values.magnitude),
+        sin_magnitude=float(values.magnitude if node.op.name == "ROPE" else -values.magnitude),
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * lowering.n_threads))
     kernel = rope_kernel(int(p["mode"]), int(node.type))

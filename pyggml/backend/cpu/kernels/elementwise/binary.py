@@ -1,5 +1,7 @@
 """ADD, SUB, MUL, DIV, ADD1: element by element, the second source repeating over the first.
 
+SILU_BACK and its like are functions of two sources too, of equal sizes.
+
 Access: rows front to back. Tuned for rows of equal length (bias, residual, gate) and for one number
 a row; a second source with shorter or strided rows takes a scalar loop.
 """
@@ -10,6 +12,7 @@ from functools import cache
 
 from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
+from .....ops.elementwise.unary import SMOOTH
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
@@ -57,12 +60,11 @@ def _supports(node: Tensor) -> bool:
 
 
 def _lower(lowering: CpuLowering, node: Tensor) -> None:
-    parts, chunks = split(lowering, node, GRAIN)
+    name = node.op.name.lower().removesuffix("1")
+    parts, chunks = split(lowering, node, 1024 if name.endswith("_back") else GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
-    lowering.launch(
-        binary_kernel(node.op.name.lower().removesuffix("1"), *types), node, Parts(parts), chunks
-    )
+    lowering.launch(binary_kernel(name, *types), node, Parts(parts), chunks)
 
 
-for _op in ("ADD", "SUB", "MUL", "DIV", "ADD1"):
+for _op in ("ADD", "SUB", "MUL", "DIV", "ADD1", *(f"{kind.upper()}_BACK" for kind in SMOOTH)):
     lowers(_op, _supports)(_lower)

@@ -29,7 +29,9 @@ from ...simd.math import (
     with_sign,
 )
 
-_CONTRACTED = ("sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf")  # LLVM may use multiply-adds
+_SMOOTH = ("silu", "gelu", "gelu_quick", "gelu_erf")
+# LLVM may use multiply-adds in these
+_CONTRACTED = ("sigmoid", *_SMOOTH, *(f"{name}_back" for name in ("swish", *_SMOOTH)))
 
 
 def _declare(name: str, formula: Callable[..., Any]) -> Any:

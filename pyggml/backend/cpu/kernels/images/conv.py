@@ -1,4 +1,4 @@
-"""IM2COL, CONV_2D, CONV_2D_DW, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
+"""IM2COL, IM2COL_BACK, CONV_2D, CONV_2D_DW, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
 
 Access: a chunk is a range of result rows. IM2COL writes its rows front to back. A direct
 convolution keeps one result row in cache and adds to it, for each element of the kernel, a row of
@@ -31,7 +31,7 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import CpuLowering, lowers
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 
 _ZERO = np.float32(0)
@@ -98,13 +98,56 @@ def im2col_kernel(source: int, kind: int) -> CpuKernel:
     return kernel(im2col, f"im2col_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
 
 
-@lowers("IM2COL")
-def _lower_im2col(lowering: CpuLowering, node: Tensor) -> None:
-    a, b = node.src
+def _params(node: Tensor, a: Tensor) -> Im2Col:
     is_2d = bool(node.op_params["is_2d"])
     steps = {name: node.op_params[name] for name in Conv._fields}
     kh, channels = (a.ne[1], a.ne[2]) if is_2d else (1, a.ne[1])
-    params = Im2Col(**steps, kw=a.ne[0], kh=kh, channels=channels, is_2d=is_2d)
+    return Im2Col(**steps, kw=a.ne[0], kh=kh, channels=channels, is_2d=is_2d)
+
+
+@kernel
+def im2col_back_f32(node, chunk, n_chunks, scratch):
+    """Rows of images: each adds up the elements of patches (SRC0) that show it, in one order."""
+    p = params_of(node, Im2Col)
+    is_2d, kw, kh, channels, w = p.is_2d != 0, p.kw, p.kh, p.channels, ne(node, DST, 0)
+    h = ne(node, DST, 1) if is_2d else 1
+    ow, oh = ne(node, SRC0, 1), ne(node, SRC0, 2) if is_2d else 1
+    nb_image = nb(node, SRC0, 3) if is_2d else nb(node, SRC0, 2)
+    d1, s1, p1 = (p.d1, p.s1, p.p1) if is_2d else (1, 1, 0)
+    d0, s0, p0 = p.d0, p.s0, p.p0
+    total = nrows(node, DST)
+    for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+        rest = r // h
+        image = rest // channels
+        c, y = rest - image * channels, r - rest * h
+        out = f32_ptr(row_address(node, DST, r))
+        for x in range(w):
+            out[x] = 0.0
+        for ky in range(kh):
+            from_top = y + p1 - ky * d1
+            oy = from_top // s1
+            if oy < 0 or oy >= oh or oy * s1 != from_top:
+                continue
+            patches = data(node, SRC0) + image * nb_image + oy * nb(node, SRC0, 2) * is_2d
+            for kx in range(kw):
+                place = (c * kh + ky) * kw + kx
+                for ox in range(ow):
+                    x = ox * s0 - p0 + kx * d0
+                    if 0 <= x < w:
+                        out[x] += load_elem(F32, patches + ox * nb(node, SRC0, 1), place)
+
+
+@lowers("IM2COL_BACK")
+def _lower_im2col_back(lowering: CpuLowering, node: Tensor) -> None:
+    dy, a = node.src
+    chunks = max(1, min(node.nrows, dy.nelements // GRAIN, 8 * lowering.n_threads))
+    lowering.launch(im2col_back_f32, node, _params(node, a), chunks, src=(dy,))
+
+
+@lowers("IM2COL")
+def _lower_im2col(lowering: CpuLowering, node: Tensor) -> None:
+    a, b = node.src
+    params = _params(node, a)
     kernel = im2col_kernel(int(b.type), int(node.type))
     lowering.launch(kernel, node, params, lowering.row_chunks(node), src=(None, b))
 

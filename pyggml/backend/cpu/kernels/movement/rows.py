@@ -1,4 +1,4 @@
-"""GET_ROWS and SET_ROWS: rows by index, converted on the way.
+"""GET_ROWS and SET_ROWS: rows by index, converted on the way; GET_ROWS_BACK.
 
 Access: each row is read and written front to back. An index after the last row writes nothing and
 reports an error; for SET_ROWS, a negative index is legal and writes nothing.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     BAD_INDEX,
@@ -19,6 +20,7 @@ from ...abi import (
     SRC0,
     SRC1,
     data,
+    f32_ptr,
     first_row,
     i32_ptr,
     i64_ptr,
@@ -32,11 +34,12 @@ from ...abi import (
 from ...codec import DECODED, ENCODED, row_encoder
 from ...codec.blocks import decode_block, decode_k_block, get_block
 from ...codec.rows import Decoder, decode_columns, encode_row
-from ...compile.lowering import CpuLowering, lowers
-from ...simd.element import F16, F32, I32, load_elem, store_elem
+from ...compile.lowering import GRAIN, CpuLowering, lowers
+from ...simd.element import F16, F32, I32, load_elem, store_elem, zero_run
 from ...weights.buffer import is_repacked
 from ...weights.layout import K_TYPES, ROWS, block_bytes
 from ..matrix.weights import decoder_of, tile_kind
+from ..span import BLOCK, Parts, columns
 
 
 class SetRows(NamedTuple):
@@ -110,6 +113,41 @@ def _lower_get_rows(lowering: CpuLowering, node: Tensor) -> None:
     kernel = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
     params = Decoder(decoder_of(a.type, tiled))
     lowering.launch(kernel, node, params, lowering.row_chunks(node), scratch=a.type.type_size)
+
+
+@kernel
+def get_rows_back_f32(node, chunk, n_chunks, scratch):
+    """A range of columns of all rows, so that rows are added in the order of the ids."""
+    n, n_rows, n_ids = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
+    ne2, parts = ne(node, DST, 2), params_of(node, Parts).parts
+    units = ne2 * ne(node, DST, 3) * parts
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        matrix = u // parts
+        begin, end = columns(n, u - matrix * parts, parts)
+        i2, i3 = matrix % ne2, matrix // ne2
+        out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+        for row in range(n_rows):
+            zero_run(out + row * nb(node, DST, 1) + 4 * begin, end - begin)
+        ids = data(node, SRC1) + i2 * nb(node, SRC1, 1) + i3 * nb(node, SRC1, 2)
+        for r in range(n_ids):
+            row = i32_ptr(ids + r * nb(node, SRC1, 0))[0]
+            if row < 0 or row >= n_rows:
+                set_error(node, BAD_INDEX)
+                continue
+            x = data(node, SRC0) + r * nb(node, SRC0, 1)
+            x += i2 * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
+            y = out + row * nb(node, DST, 1)
+            sums = f32_ptr(y)
+            for i in range(begin, end):
+                store_elem(F32, y, i, sums[i] + load_elem(F32, x, i))
+
+
+@lowers("GET_ROWS_BACK")
+def _lower_get_rows_back(lowering: CpuLowering, node: Tensor) -> None:
+    matrices = node.ne[2] * node.ne[3]
+    chunks = max(1, min(node.nelements // GRAIN, 8 * lowering.n_threads))
+    parts = max(1, min(ceil_div(chunks, matrices), node.ne[0] // BLOCK))
+    lowering.launch(get_rows_back_f32, node, Parts(parts), min(chunks, matrices * parts))
 
 
 @inline

@@ -1,5 +1,5 @@
 """RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
-L2_NORM and GROUP_NORM.
+L2_NORM and GROUP_NORM; RMS_NORM_BACK and NORM_BACK.
 
 A row (a group) is computed by one thread with a fixed order of sums: its bits depend on it alone.
 Access: a row is read two or three times (after the first time from L1) and written once.
@@ -20,7 +20,7 @@ from ....common.norm import norm_rows
 from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
-from ...simd.total import squares_f32
+from ...simd.total import dot_f32, squares_f32
 from ...weights.layout import Q8_BLOCK
 from ..elementwise.elementwise import IDS, function
 from ..quantize import BLOCK, quantize_row
@@ -141,6 +141,53 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
             x, y = row_address(node, SRC0, start + r), row_address(node, DST, start + r)
             for i in range(n):
                 store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
+
+
+@kernel
+def rms_norm_back_f32(node, chunk, n_chunks, scratch):
+    """SRC0: the gradient of the result, SRC1: what was normalized."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), params_of(node, Norm).eps
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        dy, x = row_address(node, SRC0, row), row_address(node, SRC1, row)
+        y = row_address(node, DST, row)
+        square = np.float32(1) / (squares_f32(x, n) / np.float32(n) + eps)
+        s, c = math.sqrt(square), square * dot_f32(F32, dy, x, n) / np.float32(n)
+        for i in range(n):
+            store_elem(F32, y, i, s * (load_elem(F32, dy, i) - c * load_elem(F32, x, i)))
+
+
+@inline
+def centred_products(x, y, n, mean_x, mean_y):
+    """The float64 sum of products of distances from the means, in one order for each ``n``."""
+    total = 0.0
+    for i in range(n):
+        v = np.float64(load_elem(F32, x, i)) - mean_x
+        total += v * (np.float64(load_elem(F32, y, i)) - mean_y)
+    return total
+
+
+@kernel
+def norm_back_f32(node, chunk, n_chunks, scratch):
+    """SRC0: the gradient of the result, SRC1: what was normalized."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        dy, x = row_address(node, SRC0, row), row_address(node, SRC1, row)
+        y = row_address(node, DST, row)
+        mean_dy, mean = sum_f32(dy, n) / n, sum_f32(x, n) / n
+        square = 1 / (centred_squares(x, n, mean) / n + eps)
+        s, c = math.sqrt(square), square * centred_products(dy, x, n, mean_dy, mean) / n
+        for i in range(n):
+            d = np.float64(load_elem(F32, dy, i)) - mean_dy
+            v = s * (d - c * (np.float64(load_elem(F32, x, i)) - mean))
+            store_elem(F32, y, i, np.float32(v))
+
+
+@lowers("RMS_NORM_BACK", all_f32)
+@lowers("NORM_BACK", all_f32)
+def _lower_norm_back(lowering: CpuLowering, node: Tensor) -> None:
+    kernel = rms_norm_back_f32 if node.op.name == "RMS_NORM_BACK" else norm_back_f32
+    chunks = max(1, min(node.nrows, node.nelements // _GRAIN, 8 * lowering.n_threads))
+    lowering.launch(kernel, node, Norm(node.op_params["eps"]), chunks)
 
 
 _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}

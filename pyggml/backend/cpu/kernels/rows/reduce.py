@@ -1,4 +1,4 @@
-"""ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM and COUNT_EQUAL.
+"""ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM, COUNT_EQUAL and REPEAT_BACK.
 
 ARGMAX gives the first of equal maxima: a row is read once, in blocks of 512 with a vectorised
 maximum, and the best block again. SUM and COUNT_EQUAL reduce pieces of about 8192 elements, then
@@ -23,6 +23,7 @@ from ...abi import (
     SRC1,
     data,
     f32_bits,
+    f32_ptr,
     f64_ptr,
     first_row,
     i64_ptr,
@@ -32,9 +33,10 @@ from ...abi import (
     params_of,
     row_address,
 )
-from ...compile.lowering import CpuLowering, by_rows, lowers
+from ...compile.lowering import GRAIN, CpuLowering, by_rows, lowers
 from ...simd.element import F32, I32, load_elem, store_elem
-from ..span import columns
+from ...simd.total import total_f32
+from ..span import BLOCK, Parts, columns
 
 _BLOCK = 512
 _PIECE = 8192  # elements
@@ -216,6 +218,42 @@ def _lower_sum_rows(lowering: CpuLowering, node: Tensor) -> None:
     x = node.src[0]
     divisor = x.ne[0] if node.op.name == "MEAN" else 1
     lowering.launch(sum_rows_f32, node, RowSum(divisor), lowering.row_chunks(x))
+
+
+@kernel
+def repeat_back_f32(node, chunk, n_chunks, scratch):
+    """A part of a row of the result: the rows that repeat it are added in order."""
+    n, period, parts = ne(node, SRC0, 0), ne(node, DST, 0), params_of(node, Parts).parts
+    ne1, ne2, ne3 = ne(node, DST, 1), ne(node, DST, 2), ne(node, DST, 3)
+    units = nrows(node, DST) * parts
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        row = u // parts
+        begin, end = columns(period, u - row * parts, parts)
+        i1, rest = row % ne1, row // ne1
+        i2, i3 = rest % ne2, rest // ne2
+        out = row_address(node, DST, row)
+        sums = f32_ptr(out)
+        for i in range(begin, end):
+            sums[i] = 0.0
+        for j3 in range(i3, ne(node, SRC0, 3), ne3):
+            for j2 in range(i2, ne(node, SRC0, 2), ne2):
+                x = data(node, SRC0) + j2 * nb(node, SRC0, 2) + j3 * nb(node, SRC0, 3)
+                for j1 in range(i1, ne(node, SRC0, 1), ne1):
+                    r = x + j1 * nb(node, SRC0, 1)
+                    if period == 1:
+                        sums[0] += total_f32(r, n)
+                        continue
+                    for k in range(n // period):
+                        for i in range(begin, end):
+                            v = sums[i] + load_elem(F32, r + 4 * period * k, i)
+                            store_elem(F32, out, i, v)
+
+
+@lowers("REPEAT_BACK")
+def _lower_repeat_back(lowering: CpuLowering, node: Tensor) -> None:
+    chunks = max(1, min(node.src[0].nelements // GRAIN, 8 * lowering.n_threads))
+    parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))
+    lowering.launch(repeat_back_f32, node, Parts(parts), min(chunks, node.nrows * parts))
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""SOFT_MAX with mask, ALiBi slopes and sinks.
+"""SOFT_MAX with mask, ALiBi slopes and sinks, and SOFT_MAX_BACK.
 
 Access: a row is read once with its mask row, then updated in place in the result (L1 or L2). A row
 is computed by one thread with a fixed order of sums.
@@ -16,6 +16,7 @@ from .....compiler.jit import CpuKernel, inline, kernel
 from .....dtype import GGMLType
 from .....ops.rows.softmax import alibi_steps
 from .....tensor import Tensor
+from ....common.lowering import all_f32
 from ...abi import (
     DST,
     SRC0,
@@ -33,7 +34,7 @@ from ...abi import (
 from ...compile.lowering import CpuLowering, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.math import INF, ZERO, abs_f32, exp_f32
-from ...simd.total import max_f32, total_f32
+from ...simd.total import dot_f32, max_f32, total_f32
 
 _TYPES = (GGMLType.F32, GGMLType.F16)
 
@@ -98,6 +99,31 @@ def soft_max_kernel(mask_type: int) -> CpuKernel:
                 ys[i] = ys[i] * inverse
 
     return kernel(soft_max, f"soft_max_{GGMLType(mask_type).name.lower()}")
+
+
+class SoftMaxBack(NamedTuple):
+    """The values of SOFT_MAX_BACK."""
+
+    scale: float
+
+
+@kernel
+def soft_max_back_f32(node, chunk, n_chunks, scratch):
+    """SRC0: the gradient of the result, SRC1: the result."""
+    n, rows, scale = ne(node, DST, 0), nrows(node, DST), params_of(node, SoftMaxBack).scale
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        dy, p = row_address(node, SRC0, row), row_address(node, SRC1, row)
+        y = row_address(node, DST, row)
+        mean = dot_f32(F32, dy, p, n)
+        for i in range(n):
+            v = scale * load_elem(F32, p, i) * (load_elem(F32, dy, i) - mean)
+            store_elem(F32, y, i, v)
+
+
+@lowers("SOFT_MAX_BACK", all_f32)
+def _lower_soft_max_back(lowering: CpuLowering, node: Tensor) -> None:
+    params = SoftMaxBack(node.op_params["scale"])
+    lowering.launch(soft_max_back_f32, node, params, lowering.row_chunks(node))
 
 
 def _supports(node: Tensor) -> bool:

@@ -1,0 +1,135 @@
+"""Gradients: the backward part of a graph.
+
+    w.set_param()                                  # a trainable leaf
+    loss.set_loss()                                # one number
+    graph.build_forward_expand(loss)
+    build_backward_expand(ctx, graph)              # appends nodes
+    graph.get_grad(w)                              # the gradient of the loss, of w's sizes
+
+Each op declares its gradients (``ops/op.py``). They are nodes like any other: planned, scheduled,
+computed and drawn with the rest. Nothing is computed here.
+
+With ``grad_accs`` each compute adds a gradient to memory that is given for it, which
+``graph.reset()`` sets to 0: micro-batches add up to a batch.
+Source: ggml, ``ggml_build_backward_expand``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .cgraph import CGraph
+from .context import Context
+from .dtype import GGMLType
+from .errors import PyggmlError, ShapeError, UnsupportedOp
+from .ops.op import OpBuilders
+from .tensor import Flag, Tensor
+
+_FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+def build_backward_expand(
+    ctx: Context, graph: CGraph, grad_accs: Mapping[Tensor, Tensor] | None = None
+) -> None:
+    """Append the gradients of all losses with respect to all parameters of a forward graph.
+
+    Args:
+        ctx: gets the new tensors.
+        grad_accs: F32 tensors with memory, to which gradients are added, by the parameter (or
+            other node). That of a loss is its own gradient; without one it is 1.
+
+    Raises:
+        PyggmlError: the graph has no parameter or no loss, or has its gradients already.
+        ShapeError: an accumulator does not have the sizes of its tensor.
+        UnsupportedOp: an op between a parameter and a loss has no gradient.
+    """
+    _check(graph, grad_accs or {})
+    graph.n_forward = len(graph.nodes)
+    graph.grad_accs = dict(grad_accs or {})
+    ops, needed = OpBuilders(ctx), _needed(graph)
+    for node in graph.nodes[::-1]:
+        dy = graph.grads.get(node)
+        acc = graph.grad_accs.get(node)
+        if node.flags & Flag.LOSS:
+            seed = ops.fill(node, c=1.0) if acc is None else acc
+            dy = seed if dy is None else ops.add(dy, seed)
+            _set_grad(graph, node, dy)
+        elif dy is not None and acc is not None:
+            _set_grad(graph, node, _added_in_place(ops, acc, dy))
+        if dy is not None and node in needed:
+            _expand_sources(ops, graph, node, dy, needed)
+
+
+def _check(graph: CGraph, grad_accs: Mapping[Tensor, Tensor]) -> None:
+    flags = Flag.NONE
+    for node in graph.nodes:
+        flags |= node.flags
+    if not flags & Flag.PARAM:
+        raise PyggmlError("the graph has no trainable parameter: call set_param() on some leafs")
+    if not flags & Flag.LOSS:
+        raise PyggmlError("the graph has no loss to minimize: call set_loss() on a node")
+    if graph.n_forward is not None:
+        raise PyggmlError("the graph has a backward part already")
+    for tensor, acc in grad_accs.items():
+        if acc.ne != tensor.ne or acc.type is not GGMLType.F32 or not acc.is_contiguous():
+            raise ShapeError(
+                f"accumulator '{acc.name}' {acc.type.name} {acc.ne} must be F32 {tensor.ne}, "
+                f"without gaps, as '{tensor.name}'"
+            )
+
+
+def _needed(graph: CGraph) -> set[Tensor]:
+    """The tensors that depend on a parameter."""
+    needed: set[Tensor] = set()
+    for node in graph.nodes:
+        depends = node.type in _FLOATS and any(s in needed for s in node.src)
+        if depends or node.flags & Flag.PARAM:
+            needed.add(node)
+    return needed
+
+
+def _expand_sources(
+    ops: OpBuilders, graph: CGraph, node: Tensor, dy: Tensor, needed: set[Tensor]
+) -> None:
+    """Add what a node's gradient contributes to those of its sources."""
+    if node.op is None:
+        return
+    in_place = node.view_src is not None and not node.op.is_view and node.op.name != "CPY"
+    for name, source in zip(node.op.src, node.src, strict=False):
+        if source is None or source not in needed:
+            continue
+        rule = node.op.gradients.get(name.removesuffix("?"))
+        if rule is None or in_place:
+            what = "in place " * in_place
+            raise UnsupportedOp(
+                f"'{node.name}' = {node.op.name} {what}has no gradient for its source {name} "
+                f"'{source.name}', which depends on a parameter"
+            )
+        dx = rule(ops, node, dy)
+        if dx is not None:
+            if not dx.is_contiguous_rows():
+                dx = ops.cont(dx)
+            before = graph.grads.get(source)
+            _set_grad(graph, source, dx if before is None else _sum(ops, before, dx))
+
+
+def _set_grad(graph: CGraph, tensor: Tensor, grad: Tensor) -> None:
+    graph.grads[tensor] = grad
+    if not grad.name:
+        grad.set_name(f"grad for {tensor.name}")
+    graph.build_forward_expand(grad)
+
+
+def _sum(ops: OpBuilders, x: Tensor, y: Tensor) -> Tensor:
+    """``x + y``; if y is zeros but for a region (the gradient of a view), only that is added."""
+    zeros = y.src[0] if y.op is not None and y.op.name == "ACC" else None
+    if zeros is not None and zeros.op is not None and zeros.op.name == "FILL":
+        out: Tensor = ops.acc(ops.contiguous(x), y.src[1], **y.op_params)
+    else:
+        out = ops.add(x, y)
+    return out
+
+
+def _added_in_place(ops: OpBuilders, acc: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = ops.acc(acc, x, nb=acc.nb[1:], offset=0, inplace=True)
+    return out

@@ -1,0 +1,1 @@
+"""Ops that only training uses: losses and steps of optimizers."""

@@ -1,0 +1,148 @@
+"""Every declared gradient against central differences of the op's reference in float64.
+
+Add a case to the op, or to ``VIEWS`` for an op that only makes views.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+
+import pyggml as ggml
+from pyggml.backend.interface import Backend
+from pyggml.backend.registry import init_backend
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import UnsupportedOp
+from pyggml.ops.movement.view import PERMUTE
+from pyggml.ops.op import OPS, Case, Op, arg, case
+from pyggml.tensor import Tensor
+
+from ..float64 import Array, evaluate
+from .harness import random_values
+
+F32, I32 = GGMLType.F32, GGMLType.I32
+MAX_ELEMENTS = 7000  # of a source
+VIEWS = [
+    (OPS["RESHAPE"], case(arg(12, 5), ne=(3, 4, 5, 1))),
+    (OPS["VIEW"], case(arg(17, 5, 3), ne=(17, 5, 3, 1), nb=(4, 68, 340, 1020))),
+    (OPS["VIEW"], case(arg(17, 5, 3), ne=(4, 3, 2, 1), nb=(4, 68, 340, 1020), offset=68 + 8)),
+    (OPS["PERMUTE"], case(arg(7, 5, 3, 2), axes=(0, 2, 1, 3))),
+    (OPS["PERMUTE"], case(arg(7, 5, 3, 2), axes=(2, 0, 3, 1))),
+    (OPS["TRANSPOSE"], case(arg(7, 5, 3))),
+]
+
+
+def _is_small(c: Case) -> bool:
+    """Whether a case has F32 data, for which differences can be computed."""
+    args = [a for a in c.args if a is not None]
+    return (
+        all(a.type in (F32, I32) and 0 < prod(a.ne) <= MAX_ELEMENTS for a in args)
+        and any(a.type is F32 for a in args)
+        and c.params.get("type", F32) in (F32, None)
+    )
+
+
+CASES = VIEWS + [(op, c) for op in OPS.values() if op.gradients for c in op.cases if _is_small(c)]
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    started = init_backend("cpu", n_threads=2)
+    yield started
+    started.close()
+
+
+@dataclass
+class Loss:
+    """The loss ``sum(op(sources) * weights)``, and the values that it is computed from."""
+
+    op: Op
+    case: Case
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(zlib.crc32(f"{self.op.name} {self.case.id}".encode()))
+        self.ctx = ctx = Context()
+        self.given: dict[Tensor, Array] = {}
+        sources = []
+        for a in self.case.args:
+            if a is None:
+                sources.append(None)
+                continue
+            leaf = ctx.new_tensor(a.type, a.ne)
+            values = np.asarray(random_values(a, self.rng)).reshape(leaf.ne[::-1])
+            self.given[leaf] = values
+            leaf.set(values)
+            sources.append(leaf if a.permute is None else PERMUTE.build(ctx, leaf, axes=a.permute))
+        self.params = [
+            s.root
+            for s, name in zip(sources, self.op.src, strict=False)
+            if s is not None and s.type is F32 and name.removesuffix("?") in self.op.gradients
+        ]
+        y = self.op.build(ctx, *sources, **self.case.params)
+        if y.type is not F32:
+            pytest.skip(f"the result is {y.type.name}")
+        weights = ctx.new_tensor(F32, y.ne)
+        self.given[weights] = self.rng.uniform(-1, 1, y.ne[::-1]).astype(np.float32)
+        weights.set(self.given[weights])
+        self.loss = ggml.sum(ctx, ggml.mul(ctx, ggml.cont(ctx, y), weights)).set_loss()
+        for leaf in self.params:
+            leaf.set_param()
+        self.forward, self.graph = CGraph(), CGraph()
+        for graph in (self.forward, self.graph):
+            graph.build_forward_expand(self.loss)
+
+    def at(self, param: Tensor, change: Array) -> float:
+        """The loss where a parameter is changed."""
+        given = {**self.given, param: self.given[param].astype(np.float64) + change}
+        return float(evaluate(self.forward, given)[self.loss].item())
+
+    def slope(self, param: Tensor, direction: Array) -> float:
+        sizes = np.abs(self.given[param])
+        h = 1e-6 * max(1.0, 1e-3 * float(sizes[np.isfinite(sizes)].max()))
+        return (self.at(param, h * direction) - self.at(param, -h * direction)) / (2 * h)
+
+
+@pytest.mark.parametrize(("op", "case"), CASES, ids=lambda v: getattr(v, "name", None) or v.id)
+def test_gradient(op: Op, case: Case, backend: Backend) -> None:
+    loss = Loss(op, case)
+    if not loss.params:
+        pytest.skip("no source is F32")
+    with np.errstate(invalid="ignore"):
+        value = loss.at(loss.params[0], np.zeros(loss.params[0].ne[::-1]))
+    if not abs(value) < 1e30:
+        pytest.skip("the result has infinities, as DIAG_MASK_INF's")
+    try:
+        ggml.build_backward_expand(loss.ctx, loss.graph)
+    except UnsupportedOp as error:  # of a kind, which the message names
+        pytest.skip(str(error))
+    backend.graph_compute(loss.graph)
+    for param in loss.params:
+        grad = loss.graph.get_grad(param)
+        if grad is None:  # zero everywhere
+            assert loss.slope(param, np.ones(param.ne[::-1])) == 0
+            continue
+        assert grad.ne == param.ne
+        got = grad.numpy(squeeze=False).astype(np.float64)
+        for direction in _directions(loss.rng, got.shape):
+            want = loss.slope(param, direction)
+            length = np.linalg.norm(got[direction != 0]) * np.linalg.norm(direction)
+            assert np.sum(got * direction) == pytest.approx(
+                want, rel=2e-4, abs=2e-5 * length + 1e-7
+            )
+
+
+def _directions(rng: np.random.Generator, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Two random directions, and some single elements."""
+    for _ in range(2):
+        yield rng.uniform(-1, 1, shape)
+    for _ in range(4):
+        one = np.zeros(shape)
+        one.flat[rng.integers(one.size)] = 1
+        yield one

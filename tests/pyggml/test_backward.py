@@ -1,0 +1,214 @@
+"""Backward parts of whole graphs: sums, accumulators, memory, bits, errors, pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pyggml as ggml
+from pyggml.backend.registry import init_backend
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import PyggmlError, ShapeError, TypeMismatch, UnsupportedOp
+from pyggml.sched import Sched
+from pyggml.tensor import Tensor
+from pyggml.viz import graph_dump_dot
+
+from .float64 import Array, evaluate
+
+F32, I32 = GGMLType.F32, GGMLType.I32
+
+
+class Attention:
+    """A layer of attention and a feed-forward part over a batch, with the loss of class labels.
+
+    Every parameter is read in another way: as a table, a weight, a bias, by two readers, by views.
+    """
+
+    def __init__(self, ctx: Context, n_tokens: int = 12) -> None:
+        rng = np.random.default_rng(3)
+        n, head, n_head, n_vocab = 32, 8, 4, 17
+        self.params: dict[str, Tensor] = {}
+        self.values: dict[Tensor, Array] = {}
+
+        def param(name: str, *ne: int) -> Tensor:
+            self.params[name] = t = ctx.new_tensor(F32, ne).set_name(name).set_param()
+            self.values[t] = rng.normal(0, 0.3, t.ne[::-1]).astype(np.float32)
+            return t
+
+        def given(values: Array) -> Tensor:
+            type = I32 if values.dtype.kind == "i" else F32
+            t = ctx.new_tensor(type, values.shape[::-1]).set_input()
+            self.values[t] = values.reshape(t.ne[::-1])
+            return t
+
+        tokens = given(rng.integers(0, n_vocab, n_tokens))
+        table = param("token_embd", n, n_vocab)  # also the output matrix
+        x = ggml.get_rows(ctx, table, tokens)
+        y = ggml.mul(ctx, ggml.rms_norm(ctx, x), param("norm", n))
+        qkv = ggml.add(ctx, ggml.mul_mat(ctx, param("qkv", n, 2 * n), y), param("bias", 2 * n))
+        pos = given(np.arange(n_tokens))
+
+        def part(first: int, n_heads: int) -> Tensor:
+            ne, nb = (head, n_heads, n_tokens), (4 * head, qkv.nb[1])
+            return ggml.view_3d(ctx, qkv, ne, nb, 4 * head * first)
+
+        q, k, v = part(0, n_head), part(4, 2), part(6, 2)
+        q, k = (ggml.rope(ctx, ggml.cont(ctx, t), pos, head, 2) for t in (q, k))
+        q, k = (ggml.permute(ctx, t, 0, 2, 1, 3) for t in (q, k))
+        kq = ggml.mul_mat(ctx, k, q)  # [n_tokens, n_tokens, n_head], keys of 2 heads repeat
+        mask = given(np.where(np.tri(n_tokens) > 0, np.float32(0), np.float32(-np.inf)))
+        p = ggml.soft_max_ext(ctx, kq, mask, head**-0.5)
+        out = ggml.mul_mat(ctx, ggml.cont(ctx, ggml.permute(ctx, v, 1, 2, 0, 3)), p)
+        out = ggml.cont_2d(ctx, ggml.permute(ctx, out, 0, 2, 1, 3), n, n_tokens)
+        x = ggml.add(ctx, x, ggml.mul_mat(ctx, param("output", n, n), out))
+        y = ggml.norm(ctx, x)
+        gate, up = (ggml.mul_mat(ctx, param(name, n, 48), y) for name in ("gate", "up"))
+        down = ggml.mul_mat(ctx, param("down", 48, n), ggml.swiglu_split(ctx, gate, up))
+        logits = ggml.mul_mat(ctx, table, ggml.add(ctx, x, down))
+        labels = given(rng.integers(-1, n_vocab, n_tokens))
+        self.loss = ggml.cross_entropy_loss(ctx, logits, labels).set_name("loss").set_loss()
+
+    def graph(self) -> CGraph:
+        graph = CGraph()
+        graph.build_forward_expand(self.loss)
+        return graph
+
+    def set(self) -> None:
+        for tensor, values in self.values.items():
+            tensor.set(values)
+
+
+def test_gradients_of_a_layer_are_those_of_differences() -> None:
+    ctx = Context(no_alloc=True)
+    layer = Attention(ctx)
+    forward, graph = layer.graph(), layer.graph()
+    ggml.build_backward_expand(ctx, graph)
+    values = evaluate(graph, layer.values)
+    rng, h = np.random.default_rng(0), 1e-5
+    for param in layer.params.values():
+        direction = rng.uniform(-1, 1, param.ne[::-1])
+        losses = [
+            evaluate(forward, {**layer.values, param: layer.values[param] + s * h * direction})
+            for s in (1, -1)
+        ]
+        want = (losses[0][layer.loss].item() - losses[1][layer.loss].item()) / (2 * h)
+        grad = graph.get_grad(param)
+        assert grad is not None and grad.ne == param.ne
+        assert np.sum(values[grad] * direction) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_kernels_and_planned_memory_give_the_same_gradients_on_any_threads(
+    scheduled: bool,
+) -> None:
+    found = []
+    for n_threads in (1, 2, 3):
+        ctx = Context(no_alloc=True)
+        layer = Attention(ctx)
+        graph = layer.graph()
+        ggml.build_backward_expand(ctx, graph)
+        for param in layer.params.values():
+            graph.grads[param].set_output()
+        cpu = init_backend("cpu", n_threads=n_threads)
+        if scheduled:
+            schedule = Sched([cpu, init_backend("reference")]).compile(graph)
+            layer.set()
+            schedule.run()
+        else:
+            ggml.GraphAllocator(cpu.buffer_type()).alloc_graph(graph)
+            layer.set()
+            cpu.graph_compute(graph)
+        found.append([np.array(graph.grads[p].numpy(squeeze=False)) for p in layer.params.values()])
+        cpu.close()
+    bits = [[grad.tobytes() for grad in grads] for grads in found]
+    assert bits[0] == bits[1] == bits[2]
+    want = evaluate(graph, layer.values)
+    for param, grad in zip(layer.params.values(), found[0], strict=True):
+        exact = want[graph.grads[param]]
+        assert np.abs(grad - exact).max() <= 2e-6 * np.abs(exact).max() + 1e-9
+
+
+def test_accumulated_gradients_add_up_until_reset() -> None:
+    ctx = Context()
+    w = ctx.from_numpy(np.array([2.0, 3.0], np.float32), "w").set_param()
+    x = ctx.from_numpy(np.array([1.0, 10.0], np.float32))
+    loss = ggml.sum(ctx, ggml.mul(ctx, ggml.sqr(ctx, w), x)).set_loss()  # gradient 2 w x
+    acc, seed = ctx.new_tensor_1d(F32, 2), ctx.new_tensor_1d(F32, 1)
+    graph = CGraph()
+    graph.build_forward_expand(loss)
+    ggml.build_backward_expand(ctx, graph, {w: acc, loss: seed})
+    assert graph.get_grad_acc(w) is acc
+    graph.reset()
+    for n in (1, 2):
+        ggml.graph_compute_with_ctx(ctx, graph)
+        assert acc.numpy().tolist() == [n * 4, n * 60]
+    graph.reset()
+    seed.set([0.5])
+    ggml.graph_compute_with_ctx(ctx, graph)
+    assert graph.get_grad(w).numpy().tolist() == acc.numpy().tolist() == [2, 30]
+
+
+def test_optimizers_step_in_the_graph() -> None:
+    ctx = Context()
+    w = ctx.from_numpy(np.array([1.0, -2.0], np.float32)).set_param()
+    loss = ggml.sum(ctx, ggml.sqr(ctx, w)).set_loss()
+    graph = CGraph()
+    graph.build_forward_expand(loss)
+    ggml.build_backward_expand(ctx, graph)
+    m, v = (ctx.from_numpy(np.ones(2, np.float32)) for _ in range(2))
+    params = ctx.from_numpy(np.array([0.1, 0.9, 0.99, 0, 0, 1, 1], np.float32))
+    graph.build_forward_expand(ggml.opt_step_adamw(ctx, w, graph.grads[w], m, v, params))
+    graph.reset()
+    ggml.graph_compute_with_ctx(ctx, graph)
+    assert m.numpy() == pytest.approx([0.2, -0.4])
+    assert w.numpy() == pytest.approx([1 - 0.1, -2 + 0.1])  # 0.1 * 0.2 / sqrt(0.01 * 4)
+
+
+def test_what_cannot_be_trained_is_said() -> None:
+    ctx = Context(no_alloc=True)
+    x, w = ctx.new_tensor_2d(F32, 8, 4), ctx.new_tensor_2d(F32, 8, 4)
+
+    def expand(loss: Tensor, acc: Tensor | None = None) -> None:
+        graph = CGraph()
+        graph.build_forward_expand(loss)
+        ggml.build_backward_expand(ctx, graph, None if acc is None else {w: acc})
+
+    with pytest.raises(TypeMismatch, match="F32"):
+        ctx.new_tensor_1d(GGMLType.F16, 8).set_param()
+    with pytest.raises(ShapeError, match="leaf"):
+        ggml.sqr(ctx, x).set_param()
+    with pytest.raises(ShapeError, match="one F32 number"):
+        x.set_loss()
+    loss = ggml.sum(ctx, ggml.mul(ctx, x, w))
+    with pytest.raises(PyggmlError, match="set_param"):
+        expand(loss)
+    w.set_param()
+    with pytest.raises(PyggmlError, match="set_loss"):
+        expand(loss)
+    loss.set_loss()
+    with pytest.raises(ShapeError, match="accumulator"):
+        expand(loss, acc=ctx.new_tensor_1d(F32, 8))
+    with pytest.raises(UnsupportedOp, match="L2_NORM has no gradient for its source x"):
+        expand(ggml.sum(ctx, ggml.l2_norm(ctx, w)).set_loss())
+    with pytest.raises(UnsupportedOp, match="in place"):
+        other = ggml.acc_inplace(ctx, w, x, w.nb[1:], 0)
+        expand(ggml.sum(ctx, other).set_loss())
+    graph = CGraph()
+    graph.build_forward_expand(loss)
+    ggml.build_backward_expand(ctx, graph)
+    with pytest.raises(PyggmlError, match="already"):
+        ggml.build_backward_expand(ctx, graph)
+
+
+def test_the_backward_part_has_its_own_colour() -> None:
+    ctx = Context(no_alloc=True)
+    layer = Attention(ctx)
+    graph = layer.graph()
+    forward = graph_dump_dot(graph)
+    ggml.build_backward_expand(ctx, graph)
+    text = graph_dump_dot(graph)
+    assert ">backward" not in forward
+    assert f">backward {len(graph.backward)}<" in text
+    assert '"grad for qkv"' in text
