@@ -121,7 +121,8 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         got["n_ff_exp"] = file.get_int(f"{arch}.expert_feed_forward_length", same)
         _check_range(file, "n_ff_exp", got["n_ff_exp"])
     known = {f.name for f in fields(HParams)}
-    got["own"] = {name: got.pop(name) for name in declared.keys() - known - {"n_rot"}}
+    own = sorted(declared.keys() - known - {"n_rot"})  # sorted for ``Model.fingerprint``
+    got["own"] = {name: got.pop(name) for name in own}
     hp = HParams(**got)
     if hp.n_expert and not hp.ffn_beside_experts:
         n_ff = [0 if hp.has_experts(i) else n for i, n in enumerate(hp.n_ff_arr)]
@@ -174,9 +175,13 @@ def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> 
 
 
 def _n_layer(file: GGUFFile, arch: str) -> int:
-    """The number of layers without those that only draft tokens (multi-token prediction)."""
+    """The number of layers without those that only draft tokens (multi-token prediction).
+
+    Where an encoder and a decoder have different numbers, the larger one.
+    """
     nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
-    return file.get_int(f"{arch}.block_count") - nextn
+    n_decoder = file.get_int(f"{arch}.decoder_block_count", 0)
+    return max(file.get_int(f"{arch}.block_count"), n_decoder) - nextn
 
 
 def _by_layer(
