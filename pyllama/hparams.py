@@ -130,6 +130,7 @@ class HParams:
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
+    has_encoder: bool = False  # it reads a text, which a decoder attends to while it generates
     encoder: bool = False  # computes embeddings and scores only: there is no output matrix
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none
@@ -300,6 +301,11 @@ class HParams:
         Sparse attention is computed as that to all keys, which it is up to so many.
         """
         return self.n_ctx_train if self.learned_positions else self.n_sparse_keys
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it computes whole texts at once, whose tokens attend to later ones too."""
+        return self.has_encoder or not self.causal
 
     @property
     def n_ctx_orig(self) -> int:

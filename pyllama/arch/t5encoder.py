@@ -38,8 +38,9 @@ LAYER = {  # of the encoder and of the decoder
     "ffn_up.weight": ("n_embd", "n_ff"),
     "ffn_down.weight": ("n_ff", "n_embd"),
 }
+LAYERS = {f"enc.blk.{{i}}.{name}": ne for name, ne in LAYER.items()}
 TENSORS = {
-    **{f"enc.blk.{{i}}.{name}": ne for name, ne in LAYER.items()},
+    **LAYERS,
     "enc.output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),
 }
@@ -47,19 +48,30 @@ TENSORS = {
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    b.weights = {name.removeprefix("enc."): weight for name, weight in b.weights.items()}
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    act = "gelu" if "blk.0.ffn_gate.weight" in b.weights else "relu"
+    return b.output(layers(b, b.hparams.n_layer))
+
+
+def layers(b: GraphBuilder, n_layer: int) -> Tensor:
+    """The output of the encoder: [n_embd, n_embeddings]; for a decoder [n_embd, T]."""
+    b.use_part("enc.")
+    inp, act = b.embed("token_embd.weight"), activation(b)  # [n_embd, T]
     distances = None  # of the last layer that has them; in T5 only the first one does
-    for i in range(b.hparams.n_layer):
+    for i in range(n_layer):
         if f"blk.{i}.attn_rel_b.weight" in b.weights:
             distances = b.distance_bias(f"blk.{i}.attn_rel_b.weight")
         q, k, v = b.qkv(b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
-        cur, inp = b.select_outputs(i, b.attention(q, k, v, i, distances), inp)
+        cur = b.attention(q, k, v, i, distances)
+        if not b.encodes:
+            cur, inp = b.select_outputs(i, cur, inp)
         inp = b.linear(cur, f"blk.{i}.attn_o", f"ffn_inp-{i}", residual=inp)
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, act, residual=inp)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+        inp = b.layer_output(ffn(b, cur, i, act, residual=inp), i)
+    return b.rms_norm(inp, "output_norm", "result_norm")
+
+
+def activation(b: GraphBuilder) -> str:
+    """The activation of the feed-forward part: T5 1.1 has a gate and GELU."""
+    return "gelu" if "blk.0.ffn_gate.weight" in b.weights else "relu"
 
 
 def keys(config: Config) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _sampled(context: Context, run: TextRun, draft: Draft | None, first: int) ->
         nonlocal logits, ids
         logits = context.logits_ith(first + i)
         if request.processors or request.criteria:
-            ids = np.array([*run.tokens, *(one.token for one in found)], np.intc)
+            ids = np.array([*run.tokens[run.n_text :], *(one.token for one in found)], np.intc)
             return apply_logits_processors(request.processors, ids, logits)
         return logits
 

@@ -68,6 +68,7 @@ class TextRun:
 
     Attributes:
         tokens: prompt and generated tokens, without those removed by a context shift.
+        n_text: those at the beginning that an encoder reads; the decoder's start token is next.
         ends: tokens that end it.
         max_cells: a text of more tokens ends.
         sink: called with its events.
@@ -114,6 +115,7 @@ class TextRun:
     is_run: bool = False
     paused: bool = False
     n_prompt: int = 0
+    n_text: int = 0
     n_cached: int = -1
     n_shared_cells: int = 0
     n_generated: int = 0
@@ -285,7 +287,12 @@ def _check_pooled(context: Context, n: int, pooling: str) -> None:
     if pooling not in POOLINGS:
         raise BatchError(f"pooling is {pooling!r}, want one of {', '.join(POOLINGS)}")
     check_prompt(n, 0, context.n_ctx_seq, min_room=0)
-    if not context.hparams.causal and n > context.n_ubatch:
+    if context.hparams.reads_texts:
+        _check_whole(context, n)
+
+
+def _check_whole(context: Context, n: int) -> None:
+    if n > context.n_ubatch:
         raise BatchError(
             f"the text has {n} tokens, which attend to later ones, so it must fit "
             f"into one ubatch of {context.n_ubatch}; use `n_ubatch={n}` or more"
@@ -294,7 +301,7 @@ def _check_pooled(context: Context, n: int, pooling: str) -> None:
 
 def _check_adapters(context: Context, adapters: Mapping[Adapter, float]) -> None:
     context.scales(adapters)
-    if not context.hparams.causal and adapters != context.applied:
+    if context.hparams.reads_texts and adapters != context.applied:
         raise BatchError(
             "tokens of this context attend to later ones: its requests have the adapters that the "
             "context applies, for all of them"
@@ -318,11 +325,18 @@ def _check_text(context: Context, request: Request, n: int) -> None:
     if (request.n_indent > 0 or request.max_predict_s is not None) and not request.text:
         raise SamplingError("n_indent and max_predict_s end a text at a line: they need text=True")
     if request.n_keep is None or request.sampling.prompt_logprobs is not None:
-        check_prompt(n, 0, context.n_ctx_seq, min_room=0)
+        least = 2 if context.hparams.has_encoder else 0  # the decoder's start, and a token
+        check_prompt(n, 0, context.n_ctx_seq, min_room=least)
     else:
         check_prompt(min(n, 1), 0, 1, min_room=0)
     if request.n_keep is not None:
         context.kv.check_shift()
+    if context.hparams.has_encoder:
+        if request.sampling.prompt_logprobs is not None:
+            raise BatchError(
+                "an encoder reads the prompt of this model, so its tokens have no probabilities"
+            )
+        _check_whole(context, n)
 
 
 @cache
@@ -357,6 +371,9 @@ def make_runs(
     if pooling is not None and request.sampling is not PLAIN:
         request = replace(request, sampling=PLAIN)
     tokenizer, params, grammar = context.model.tokenizer, request.sampling, request.grammar
+    n_prompt, n_text = len(tokens), 0
+    if context.hparams.has_encoder and pooling is None:
+        n_text, tokens = n_prompt, [*tokens, context.hparams.own["decoder_start"]]
     n_vocab, known = context.model.hparams.n_vocab, [token for token in tokens if token >= 0]
     ends: dict[int, EndReason] = dict.fromkeys(params.stop_token_ids, "stop")
     if request.stop_at_eog:
@@ -376,11 +393,11 @@ def make_runs(
         if pooling is not None:
             chain, pooled = (
                 _unused_chain(),
-                PooledRows(pooling, len(tokens), context.hparams.causal),
+                PooledRows(pooling, n_prompt, not context.hparams.reads_texts),
             )
         else:
             chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
-            chain.accept_prompt(known)
+            chain.accept_prompt(known[n_text:])
         if request.text and pooling is None:
             text = TextAssembler(
                 tokenizer,
@@ -400,7 +417,8 @@ def make_runs(
             sink=sink,
             lease=lease,
             deadline=None if request.deadline_s is None else begun_s + request.deadline_s,
-            n_prompt=len(tokens),
+            n_prompt=n_prompt,
+            n_text=n_text,
             n_logprobs=n_logprobs,
             prompt_logprobs=prompt_logprobs,
             pooled=pooled,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..errors import ContextFull
+from ..errors import BatchError, ContextFull
 from .engine import Engine
 from .request import Floats, Ids, Request, Run
 from .rows import Row, batches
@@ -164,7 +164,12 @@ class Lease:
 
         Args:
             append: prepend the tokens of the sequence to those of the request.
+
+        Raises:
+            BatchError: as `Engine.submit`; with ``append``, an encoder has read its text.
         """
+        if append and self._sequence.n_text:
+            raise BatchError("an encoded text cannot be continued by another one; reset() first")
         held = self.tokens if append else []
         tokens = [*held, *map(int, request.tokens)]
         return self.engine.run_in(self._sequence, request, tokens, holder=self)

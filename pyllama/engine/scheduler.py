@@ -164,7 +164,7 @@ class Scheduler:
             return [self._row(*pair) for pair in zip(active, drafts, strict=True)]
         ones, longer = list[TextRun](), list[TextRun]()
         for run in active:
-            n = self._n_to_compute(run)
+            n = self.n_to_compute(run)
             if n:
                 (ones if n == 1 else longer).append(run)
         n_batch = self.context.n_batch
@@ -180,7 +180,7 @@ class Scheduler:
                 room -= len(rows[-1].tokens)
         return rows
 
-    def _n_to_compute(self, run: TextRun) -> int:
+    def n_to_compute(self, run: TextRun) -> int:
         """Number of tokens to evaluate for a running text; 0 if it no longer runs."""
         sequence, tokens = run.sequence, run.tokens
         if sequence is None:  # preempted for an earlier text of this step
@@ -218,7 +218,7 @@ class Scheduler:
         generates = any(run.n_generated for run in self.running)
         most = len(self.running) + (self.policy.max_admitted if generates else len(self.waiting))
         for run in list(self.waiting):
-            if run.paused:
+            if run.paused or (run.pooled is not None and self.context.hparams.has_encoder):
                 continue
             if run.lease is not None:
                 users = [other for other in self.running if other.sequence is run.lease]
@@ -260,7 +260,7 @@ class Scheduler:
     def _best_prefix(self, run: TextRun) -> tuple[CacheSequence | None, int]:
         """The sequence with the longest common prefix with a text, and its length."""
         source, length, ids = None, 0, np.array(run.reusable, np.intc)
-        for sequence in self.sequences:
+        for sequence in (one for one in self.sequences if one.n_text == run.n_text):
             n = min(sequence.n_reusable(ids, run.adapters), sequence.n_unshifted)
             if n > length:
                 source, length = sequence, n
@@ -322,6 +322,8 @@ class Scheduler:
                 self.prefixes.save(sequence)
             if self.prefixes.save_idle:
                 self.prefixes.save_unused(self.free(), self.context)
+        if sequence.n_text != run.n_text:  # an encoded text is reused as a whole
+            sequence.clear()
         n = self._restore(run, sequence) if run.saved else sequence.keep(*run.wanted)
         run.n_cached = n if run.n_cached < 0 else run.n_cached
         if run.request.progress:

@@ -72,6 +72,11 @@ class CacheSequence:
         self.n_at_outputs = 0
         self.adapters = uses_of(context.applied, ())
 
+    @property
+    def n_text(self) -> int:
+        """Those of its tokens that an encoder has read, see `TextRun`."""
+        return self.context.kv.encoded(self.seq_id)
+
     def tokens(self) -> Ids:
         """A copy of the tokens in the cache."""
         return self.ids[: self.n_tokens].copy()

@@ -21,7 +21,7 @@ from ..speculative import Draft, Speculation
 from .drafting import checked, verify
 from .jobs import End, TextRun
 from .logprobs import token_logprob
-from .request import Floats, Request
+from .request import Floats
 from .rows import Row, batch_of
 from .scheduler import Scheduler
 from .sequence import LAST, CacheSequence
@@ -54,10 +54,9 @@ class Stepper:
         scheduler = self._scheduler
         self._begin()
         scheduler.begin_step()
-        if not self._context.hparams.causal:
+        if self._context.hparams.reads_texts:
             self._step_texts()
-            self._was_interrupted = False
-            return
+            self._encode_prompts()
         drafts = None if scheduler.speculation is None else self._drafts(scheduler.speculation)
         if drafts is not None or not self._step_alone():
             self._step_rows(drafts)
@@ -173,13 +172,40 @@ class Stepper:
         seconds, n_reused = time.perf_counter() - start, context.n_reused - n_reused
         self.timings.count_decode(n_tokens, seconds, n_reused)
 
+    def _encode_prompts(self) -> None:
+        """Encode the texts of runs whose sequences are empty, for the decoder."""
+        context, scheduler = self._context, self._scheduler
+        n_reused, start = context.n_reused, time.perf_counter()
+        while rows := self._prompts_to_encode():
+            try:
+                texts = [row.tokens for row in rows]
+                context.encode(texts, seq_ids=[row.sequence.seq_id for row in rows])
+                break
+            except ContextFull as error:
+                scheduler.resync()  # earlier ubatches are stored
+                scheduler.make_room_for(rows, error)
+        if rows:
+            for row in rows:
+                row.sequence.append(row.tokens)
+            n, n_reused = sum(len(row.tokens) for row in rows), context.n_reused - n_reused
+            self.timings.count_decode(n, time.perf_counter() - start, n_reused)
+
+    def _prompts_to_encode(self) -> list[Row]:
+        found = list[Row]()
+        for run in list(self._scheduler.running):
+            is_new = run.n_text and not run.paused
+            if is_new and self._scheduler.n_to_compute(run) == len(run.tokens):
+                assert run.sequence is not None
+                found.append(Row(run.sequence, run.tokens[: run.n_text], "none", run=run))
+        return found
+
     def _texts_that_fit(self) -> list[TextRun]:
-        """Waiting texts for one ubatch: the first, and those after it for which there is room."""
+        """Texts to embed for one ubatch: the first, and those after it for which there is room."""
         waiting, room = self._scheduler.waiting, self._context.n_ubatch
         waiting.sort(key=lambda run: run.rank)
         fitting = list[TextRun]()
         for run in waiting:
-            if not run.paused and len(run.tokens) <= room:
+            if run.pooled is not None and not run.paused and len(run.tokens) <= room:
                 fitting.append(run)
                 room -= len(run.tokens)
                 if not room:
@@ -280,12 +306,13 @@ class Stepper:
             logits, argmax = context.output_ith(output)
             chain = run.chain
             if request.processors:
-                edited = apply_logits_processors(request.processors, sequence.tokens(), logits)
+                ids = sequence.tokens()[run.n_text :]
+                edited = apply_logits_processors(request.processors, ids, logits)
                 token = chain.sample(edited)
             else:
                 token = chain.sample(logits, argmax)
             chain.accept(token)
-            if request.criteria and _meets(request, sequence, logits):
+            if request.criteria and _meets(run, sequence, logits):
                 return self._scheduler.end(run, End("stop"))
             n = run.n_logprobs
             end = run.take_token(token, None if n is None else token_logprob(logits, token, n))
@@ -365,7 +392,7 @@ class Stepper:
         return True
 
 
-def _meets(request: Request, sequence: CacheSequence, logits: Floats) -> bool:
+def _meets(run: TextRun, sequence: CacheSequence, logits: Floats) -> bool:
     """Whether a criterion ends a text before the sampled token."""
-    ids = sequence.tokens()
-    return any(stop(ids, logits) for stop in request.criteria)
+    ids = sequence.tokens()[run.n_text :]
+    return any(stop(ids, logits) for stop in run.request.criteria)

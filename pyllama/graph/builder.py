@@ -68,12 +68,15 @@ class GraphBuilder:
         n_outputs: the number of tokens to compute logits for.
         n_embeddings: the number of tokens to compute embeddings for.
         adapters: whose changes are added; None for a graph without any.
+        encodes: whether it is the graph of the encoder of a model that has a decoder too.
 
     Attributes:
+        causal: whether tokens attend to no later tokens.
         tokens, positions: I32 [T].
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
+        cross_rows: I32 [6, T], the cells of the encoded text; None without cross-attention.
         ranges: without causality, for each attention window I32 [4, T], the tokens of the ubatch
             that each token attends to (see ``flash_attn_ranges``).
         token_types: I32 [T], of the tokens; None until a graph asks for it.
@@ -105,8 +108,12 @@ class GraphBuilder:
         n_outputs: int,
         n_embeddings: int = 0,
         adapters: AdapterBank | None = None,
+        *,
+        encodes: bool = False,
     ) -> None:
         self.hparams, self.weights, self.kv = hparams, weights, kv
+        self.causal, self.encodes = hparams.causal and not encodes, encodes
+        self._part = ""  # prefix of the names of `use_part`
         self.n_tokens, self.n_outputs, self.n_embeddings = n_tokens, n_outputs, n_embeddings
         self.ctx = Context(no_alloc=True)
         self.graph = CGraph()
@@ -117,9 +124,12 @@ class GraphBuilder:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
+        self.cross_rows: Tensor | None = None
+        if hparams.has_encoder and self.causal:
+            self.cross_rows = self._input(GGMLType.I32, "attn_inp_rows_cross", 6, n_tokens)
         self.ranges: dict[int, Tensor] = {}
         self._keys: dict[int, tuple[Tensor, Tensor]] = {}  # and values, by layer, without a cache
-        if not hparams.causal:
+        if not self.causal:
             for window in sorted({hparams.window(i) for i in range(hparams.n_layer)}):
                 name = f"attn_inp_ranges{'_swa' if window else ''}"
                 self.ranges[window] = self._input(GGMLType.I32, name, 4, n_tokens)
@@ -149,6 +159,11 @@ class GraphBuilder:
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
+
+    def use_part(self, part: str) -> None:
+        """Call the weights of a part of the model by names without its prefix, such as ``enc.``."""
+        self._part = part
+        self.weights = {name.removeprefix(part): w for name, w in self.weights.items()}
 
     def embed(self, name: str) -> Tensor:
         """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T].
@@ -291,9 +306,10 @@ class GraphBuilder:
             x: what the matrix multiplied; None for embeddings and for outputs of layers.
             ids: of experts: the matrix of each row.
         """
+        name = f"{self._part}{name}" if name.startswith("blk.") else name
         if self.adapters is None:
             n_in = y.ne[0] if x is None else x.ne[0]
-            n_expert = 1 if ids is None else self.weight(name).ne[2]
+            n_expert = 1 if ids is None else self.weight(name.removeprefix(self._part)).ne[2]
             self.adaptable[name] = (n_in, y.ne[0], n_expert, 1)
             return y
         term, scales = self.adapters.terms.get(name), self._row_scales
@@ -416,17 +432,41 @@ class GraphBuilder:
             q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
             [n_embd_out, T]
         """
-        if not self.hparams.causal:
+        if not self.causal:
             return self._attention_in_texts(q, k, v, layer, distances)
-        ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
-        index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
-        owner = self.hparams.cache_layer(layer)
+        kv = self.kv.of_layer(layer)
         q = self._hadamard(q, kv.rotate_k)
         self.graph.build_forward_expand(q)
+        self.store(k, v, layer)
+        return self._attend(q, layer, self.rows[self.kv.caches.index(kv)], distances)
+
+    def store(self, k: Tensor | None, v: Tensor | None, layer: int) -> None:
+        """Store keys and values of the tokens in the layer's cache.
+
+        Shape:
+            as of `attention`
+        """
+        kv, owner = self.kv.of_layer(layer), self.hparams.cache_layer(layer)
+        index = self.kv_index[self.kv.caches.index(kv)]
         for cache, new, n in ((kv.k[owner], k, kv.rotate_k), (kv.v[owner], v, kv.rotate_v)):
             if new is not None:  # [head_dim, n_head_kv, T]
-                new = ops.permute(ctx, self._hadamard(new, n), 0, 2, 1, 3)
-                self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
+                new = ops.permute(self.ctx, self._hadamard(new, n), 0, 2, 1, 3)
+                self.graph.build_forward_expand(ops.set_rows(self.ctx, cache, new, index))
+
+    def cross_attention(self, q: Tensor, layer: int) -> Tensor:
+        """Attend to the encoded text, whose keys and values are in the layer's cache.
+
+        Shape:
+            q [head_dim, n_head, T] -> [n_embd_out, T]
+        """
+        assert self.cross_rows is not None
+        q = self._hadamard(q, self.kv.of_layer(layer).rotate_k)
+        return self._attend(q, layer, self.cross_rows, None)
+
+    def _attend(self, q: Tensor, layer: int, rows: Tensor, distances: Tensor | None) -> Tensor:
+        """Attend to the cells of ``rows``."""
+        ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
+        owner = self.hparams.cache_layer(layer)
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
         cells, branches = kv.tables(owner)
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
@@ -604,7 +644,8 @@ class GraphBuilder:
 
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
-        inputs = (self.positions, *self.kv_index, *self.rows, *self.ranges.values())
+        inputs = [self.positions, *self.kv_index, *self.rows, *self.ranges.values()]
+        inputs += filter(None, [self.cross_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())

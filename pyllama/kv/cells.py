@@ -207,7 +207,7 @@ class CellLists(CellTable):
     def _set_spans(self, seq: int, rows: Ints, nodes: list[int], base: int) -> None:
         """Set first and end index in ``rows`` of the nodes of a tree at the positions from base."""
         shift = self._lengths[seq] - base  # from a position in the tree to its index
-        rows[nodes, 2] = rows[nodes, 3] + (shift + 1)
+        rows[nodes, 1], rows[nodes, 2] = self.encoded.get(seq, 0), rows[nodes, 3] + (shift + 1)
         for i in nodes if self.window else ():
             start = self.window_start(int(rows[i, 3]))
             rows[i, 1] = self.index(seq, start) if start < base else start + shift
@@ -320,6 +320,8 @@ class CellLists(CellTable):
         if self.window:
             starts = zip(first, positions, strict=True)
             rows[:, 1] = [self.index(s, self.window_start(position)) for s, position in starts]
+        elif self.encoded:
+            rows[:, 1] = [self.encoded.get(s, 0) for s in first]
         rows[:, 2] = [p + 1 for p in places]
         return rows
 
@@ -345,11 +347,19 @@ class CellLists(CellTable):
     # -- operations on sequences -----------------------------------------------------------------
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all)."""
+        """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all).
+
+        The tokens of an encoded text depend on each other: without one of them all are removed,
+        and those after the text.
+        """
         for s in range(self.n_seq_max) if seq < 0 else (seq,):
             self._check_seq(s)
             self.drop_tree(s)
-            self._remove(s, *self._range(s, p0, p1))
+            first, last = self._range(s, p0, p1)
+            if first < min(last, self.encoded.get(s, 0)):
+                first, last = 0, self._lengths[s]
+                del self.encoded[s]
+            self._remove(s, first, last)
             if self._evicted_in(s, p0, p1):
                 self._evicted[s] = max(p0, 0) - 1  # removed positions do not count as evicted
 
@@ -359,7 +369,8 @@ class CellLists(CellTable):
         Keys and values are copied only if sequences do not share cells (``unified`` is False).
 
         Raises:
-            BatchError: the target already reaches those positions; nothing has changed.
+            BatchError: the target already reaches those positions, or an encoded text is cut;
+                nothing has changed.
             ContextFull: the target has too few free cells; nothing has changed.
         """
         self._check_seq(source)
@@ -375,12 +386,20 @@ class CellLists(CellTable):
                 f"sequence {target} already reaches position {self.seq_pos_max(target)}: "
                 f"cannot add position {int(part[0, 1])} of sequence {source} after it"
             )
+        n_encoded = self.encoded.get(source, 0)
+        if n_encoded and len(part) and (n or first or last < n_encoded):
+            raise BatchError(
+                f"positions {first} to {last - 1} of sequence {source} cannot be added to the {n} "
+                f"of sequence {target}: an encoded text is copied as a whole, to an empty one"
+            )
         if not self.unified:
             part[:, 0] = self._copy_targets(target, part[:, 0])
         self._lists[target, n : n + len(part)] = part
         self._note_change(target, n)
         self._add_refs(part[:, 0])
         self._lengths[target] = n + len(part)
+        if n_encoded and len(part):
+            self.encoded[target] = n_encoded
         if first == 0:
             self._evicted[target] = max(self._evicted[target], self._evicted[source])
 

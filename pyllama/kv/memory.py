@@ -91,8 +91,8 @@ class Memory:
         caches: by ascending window; the first one decides whether the context is full. None without
             causality.
         can_shift: whether positions can change. Learned positions are part of keys and values,
-            chunks of attention are by position, so evicted cells may be in them again, and
-            a state cannot forget a token.
+            chunks of attention are by position, so evicted cells may be in them again, a state
+            cannot forget a token, and the tokens of an encoded text depend on each other.
         has_checkpoints: whether a sequence can only go back to checkpoints, at least after a while.
 
     Raises:
@@ -122,7 +122,7 @@ class Memory:
                 hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every
             )
         by_order = hparams.learned_positions or hparams.swa_chunked
-        self.can_shift = not (by_order or self.states is not None)
+        self.can_shift = not (by_order or hparams.has_encoder or self.states is not None)
         self.types = f"{type_k.name}/{type_v.name}"
         self.reads: HiddenReads | None = None
         by_window: dict[int, list[int]] = {}
@@ -197,6 +197,10 @@ class Memory:
         """The first position that all layers still have, -1 where the sequence is empty."""
         return max((cache.seq_pos_min(seq) for cache in self.caches), default=-1)
 
+    def encoded(self, seq: int) -> int:
+        """Tokens of the text that an encoder has read, at the beginning of a sequence."""
+        return self.caches[0].encoded.get(seq, 0) if self.caches else 0
+
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Whether all these tokens can be placed, ``n_ubatch`` at a time.
 
@@ -258,10 +262,11 @@ class Memory:
         """The largest position up to ``position`` at which a sequence can continue.
 
         If entries in the window of a token there were evicted, the newest checkpoint; of models
-        with recurrent layers, the newest position that has a state.
+        with recurrent layers, the newest position that has a state. Within an encoded text it is
+        0.
         """
         while True:
-            found = position
+            found = position if position >= self.encoded(seq) else 0
             if self.states is not None:
                 found = self.states.resume(seq, found)
             for cache in self.caches:
@@ -398,8 +403,9 @@ class Memory:
         """Raise BatchError unless ``can_shift``."""
         if not self.can_shift:
             raise BatchError(
-                "this model has learned positions, chunked attention or recurrent layers, so "
-                "positions cannot change and there is no context shift; use `n_keep=None`"
+                "this model has learned positions, chunked attention, recurrent layers or an "
+                "encoder, so positions cannot change and there is no context shift; use "
+                "`n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:

@@ -24,7 +24,7 @@ CHUNK = 256  # entries that attention reduces at once; lists are cut at multiple
 Ints = npt.NDArray[np.int32]
 MAX_BRANCHES = 64  # of the trees of a batch, besides the longest path of each tree
 _ARRAYS = ("_lists", "_n_refs")
-_VALUES = ("_lengths", "_trees", "_evicted", "_n_used", "_next", "pending")
+_VALUES = ("_lengths", "_trees", "_evicted", "encoded", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
@@ -80,6 +80,8 @@ class CellTable:
     Attributes:
         mirrored: whether devices have copies of the lists.
         pending: see ``Pending``.
+        encoded: by sequence, the entries at its beginning that are those of a text which an encoder
+            has read. Later tokens attend to them by cross-attention, and to those after them.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class CellTable:
         self._changed: dict[int, int] = {}  # first changed entry by sequence, if mirrored
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
+        self.encoded: dict[int, int] = {}
         self._n_refs = np.zeros(self.n_cells, np.int32)  # sequences that have the cell
         # of one item, a memoryview's is cheaper than NumPy's
         self._list_items, self._n_ref_items = self._lists.data, self._n_refs.data
@@ -183,6 +186,7 @@ class CellTable:
         """Remove everything."""
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max
+        self.encoded.clear()
         self._trees.clear()
         self._n_refs[:] = 0
         self._n_used = self._next = 0

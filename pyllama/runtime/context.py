@@ -41,7 +41,7 @@ from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.table import Ints, Seqs, seq_tuple
 from .adapters import Adapter, check_scale
 from .batch import Batch, Floats
-from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graph
+from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graphs
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .loader import header_graph
@@ -290,6 +290,8 @@ class Context:
                 scales = batch.scales(len(self.adapters), self._applied)
                 return self._run_texts(*texts, a, b, scales)
             tokens, seqs, positions, parents = self._validate(batch)
+            if self.hparams.has_encoder:
+                self._check_encoded(seqs)
             output_ids, embedded_ids, n = batch.outputs(), batch.embedded(), len(tokens)
             factors = batch.scales(len(self.adapters), self._applied)
             parts, finished = [], 0
@@ -340,21 +342,31 @@ class Context:
                 self._running = False
             self._outputs = Outputs.concatenated(parts) if len(parts) > 1 else parts[0]
 
-    def encode(self, texts: Sequence[Sequence[int]], embeddings: str = "all") -> None:
+    def encode(
+        self, texts: Sequence[Sequence[int]], embeddings: str = "all",
+        seq_ids: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         """Compute the embeddings of whole texts, without causality.
+
+        Of a model with an encoder and a decoder, this is the encoder.
 
         Args:
             texts: the tokens of each; any number of texts.
             embeddings: those of which tokens: ``"all"``, or the ``"first"`` or ``"last"`` of each
                 text.
+            seq_ids: the sequences that begin with the texts, which `decode` continues from the
+                decoder's start token on; None to store nothing. They must be empty.
 
         Raises:
-            BatchError: attention is causal, a text is empty or longer than a ubatch, or a token id
-                is illegal.
+            BatchError: attention is causal, a text is empty or longer than a ubatch, a token id is
+                illegal, or a sequence is not empty.
+            ContextFull: not enough free cells; texts of earlier ubatches are stored.
             GGUFError, Aborted, ComputeError: as `decode`.
         """
-        if self.hparams.causal:
+        if not self.hparams.reads_texts:
             raise BatchError("encode: attention is causal; use decode")
+        if seq_ids is not None:
+            self._check_new(seq_ids, len(texts))
         lengths = np.fromiter(map(len, texts), np.intp, len(texts))
         with self._lock.mutex:
             for file in self._files:
@@ -365,11 +377,31 @@ class Context:
             scales = self._applied
             if scales is not None:
                 scales = np.broadcast_to(scales, (len(tokens), len(scales)))
-            self._run_texts(tokens, lengths, np.empty(0, np.intp), ids[embeddings], scales)
+            none = np.empty(0, np.intp)
+            self._run_texts(tokens, lengths, none, ids[embeddings], scales, seq_ids)
+
+    def _check_new(self, seq_ids: Sequence[int], n: int) -> None:
+        """Raise BatchError unless these are sequences for ``n`` texts."""
+        if not self.hparams.has_encoder:
+            raise BatchError(f"{self.hparams.arch} models have no decoder: leave out `seq_ids`")
+        if len(seq_ids) != n or len(set(seq_ids)) != n:
+            raise BatchError(f"sequences {list(seq_ids)} for {n} texts: each needs one of its own")
+        for seq in seq_ids:
+            if self._end(seq) >= 0:
+                raise BatchError(f"sequence {seq} is not empty: a text begins a sequence")
+
+    def _check_encoded(self, seqs: Seqs) -> None:
+        """Raise BatchError unless these sequences begin with encoded texts."""
+        for seq in {s for group in set(seqs) for s in seq_tuple(group)}:
+            if not self.kv.encoded(seq):
+                raise BatchError(
+                    f"sequence {seq} has no encoded text for the decoder to attend to: call "
+                    "encode(texts, seq_ids=...) first"
+                )
 
     def _run_texts(
         self, tokens: Ids, lengths: Ids, output_ids: Ids, embedded_ids: Ids,
-        scales: Floats | None,
+        scales: Floats | None, seq_ids: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Evaluate texts that follow each other, in ubatches of whole texts.
 
@@ -377,6 +409,7 @@ class Context:
             tokens, lengths: of all texts together, and of each.
             output_ids, embedded_ids: ascending indices of tokens with logits and with embeddings.
             scales: factors of the adapters of each token; None: no adapters.
+            seq_ids: see `encode`.
         """
         self._check_texts(tokens, lengths)
         if self.hparams.encoder and len(output_ids):
@@ -399,24 +432,45 @@ class Context:
                 if len(outputs) or len(embedded):
                     factors = None if scales is None else scales[start:stop]
                     n = stop - start, len(outputs), len(embedded)
-                    graph = self._graph_for(*n, factors is not None)
+                    graph = self._graph_for(*n, factors is not None, self.hparams.has_encoder)
                     rows = [text_rows(part, w, self.hparams) for w in graph.builder.ranges]
                     types: Any = ()
                     if graph.builder.token_types is not None:
                         types = text_segments(tokens[start:stop], part, self._separator)
-                    placed = Placed([], None, rows, types)
+                    seqs = None if seq_ids is None else seq_ids[first:last]
+                    positions = text_positions(part)
+                    placed = Placed(self._place_texts(seqs, part, positions), None, rows, types)
                     made = graph.run(
-                        tokens[start:stop], text_positions(part), placed, outputs, embedded, factors
+                        tokens[start:stop], positions, placed, outputs, embedded, factors
                     )
+                    for seq, length in zip(seqs or (), part.tolist(), strict=False):
+                        self.kv.caches[0].encoded[seq] = length
                     parts.append(made if stop == len(tokens) else made.copy())
                 first, start = last, stop
         except BaseException:
             self._outputs = self._no_outputs
             self.sched.drain()
+            for seq in seq_ids or ():
+                if not self.kv.encoded(seq):
+                    self.kv.forget(seq, 0)
             raise
         finally:
             self._running = False
         self._outputs = Outputs.concatenated(parts) if len(parts) != 1 else parts[0]
+
+    def _place_texts(
+        self, seqs: Sequence[int] | None, lengths: Ids, positions: Ints
+    ) -> list[tuple[list[int], Ints]]:
+        """Cells for the keys and values that a decoder attends to: none without sequences."""
+        if not self.kv.caches:
+            return []
+        (cache,), n = self.kv.caches, len(positions)
+        cells = [-1] * n
+        if seqs is not None:
+            cells, _ = cache.place(np.repeat(seqs, lengths).tolist(), positions.tolist())
+            if cache.mirrored:
+                cache.update_tables()
+        return [(cells, np.zeros((n, 6), np.int32))]
 
     def _check_texts(self, tokens: Ids, lengths: Ids) -> None:
         """Raise BatchError unless these texts can be evaluated."""
@@ -625,14 +679,15 @@ class Context:
             start = stop
 
     def _graph_for(
-        self, n_tokens: int, n_outputs: int, n_embeddings: int, adapted: bool
-    ) -> DecodeGraph:
+        self, n_tokens: int, n_outputs: int, n_embeddings: int, adapted: bool,
+        encodes: bool = False,
+    ) -> DecodeGraph:  # fmt: skip
         """The graph for a ubatch, which may be larger."""
         if self._watched:
             if not n_embeddings:
                 n_outputs = max(1, n_outputs)  # a graph needs a result
-            return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings, adapted))
-        return self._graph(self._size(n_tokens, n_outputs, n_embeddings, adapted))
+            return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings, adapted, encodes))
+        return self._graph(self._size(n_tokens, n_outputs, n_embeddings, adapted, encodes))
 
     def _place(self, seqs: Seqs, positions: list[int], parents: list[int] | None) -> Placed:
         """Assign cells to the tokens of a ubatch."""
@@ -651,14 +706,16 @@ class Context:
 
     def _build(self, size: GraphSize) -> GraphBuilder:
         counts, bank = size[:3], self._bank if size.adapted else None
-        b = GraphBuilder(self.hparams, self._weights, self.kv, *counts, bank)
+        hp, encodes = self.hparams, size.encodes
+        b = GraphBuilder(hp, self._weights, self.kv, *counts, bank, encodes=encodes)
         b.finish(self.model.arch.build_graph(b))
         return b
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graph, so that no decode does."""
-        largest = largest_graph(self.hparams, self.n_ubatch)
-        self.compile_for([largest._replace(adapted=self._bank is not None)])
+        adapted = self._bank is not None
+        sizes = largest_graphs(self.hparams, self.n_ubatch)
+        self.compile_for([size._replace(adapted=adapted) for size in sizes])
 
     def compile_for(self, sizes: Iterable[GraphSize]) -> None:
         """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""
@@ -681,8 +738,9 @@ class Context:
                 self._graph(size)
 
     def _size(
-        self, n_tokens: int, n_outputs: int, n_embeddings: int = 0, adapted: bool = False
-    ) -> GraphSize:
+        self, n_tokens: int, n_outputs: int, n_embeddings: int = 0, adapted: bool = False,
+        encodes: bool = False,
+    ) -> GraphSize:  # fmt: skip
         """The size of the graph for a batch.
 
         Building a graph takes as long as many small batches: their size is built after some uses of
@@ -690,7 +748,8 @@ class Context:
         """
         if not n_embeddings:
             n_outputs = max(1, n_outputs)  # a graph needs a result
-        size = GraphSize(bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings), adapted)
+        counts = bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings)
+        size = GraphSize(*counts, adapted, encodes)
         if size in self._graphs or size in self._preferred or not 1 < n_tokens <= _FEW:
             return size
         self._n_missed[size] += 1
@@ -721,6 +780,7 @@ class Context:
             oldest = next(other for other in self._graphs if other not in _ONE)
             del self._graphs[oldest]
         is_plain = len(self.kv.caches) == 1 and made.target_hidden is None
+        is_plain = is_plain and not self.hparams.has_encoder
         if size in _ONE and self._reuse and not self._watched and is_plain:
             self._token_graphs[size.adapted] = made
         return made

@@ -30,12 +30,16 @@ Floats = npt.NDArray[np.float32]
 
 
 class GraphSize(NamedTuple):
-    """Numbers of tokens, and of those with logits and with embeddings; whether any has adapters."""
+    """Numbers of tokens, and of those with logits and with embeddings; whether any has adapters.
+
+    ``encodes``: whether it is a graph of an encoder, of a model that has a decoder too.
+    """
 
     n_tokens: int
     n_outputs: int
     n_embeddings: int = 0
     adapted: bool = False
+    encodes: bool = False
 
 
 class Outputs:
@@ -103,9 +107,12 @@ class DecodeGraph:
         self._buckets: tuple[Ints, Ints] | None = None  # of distances: the input, and its values
         if builder.buckets is not None:
             hp = builder.hparams
-            values = relative_buckets(hp.own["n_rel_buckets"], hp.causal)
+            values = relative_buckets(hp.own["n_rel_buckets"], builder.causal)
             self._buckets = as_array(builder.buckets), values
         self.ranges = [t.numpy(squeeze=False)[0, 0] for t in ranges]  # [T, 4] of each window
+        self._cross: Ints | None = None  # [T, 6]
+        if builder.cross_rows is not None:
+            self._cross = builder.cross_rows.numpy(squeeze=False)[0, 0]
         self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
         if builder.runs is not None and builder.slots is not None:
             self._states = builder.runs.numpy(squeeze=False)[0, 0], as_array(builder.slots)
@@ -192,6 +199,9 @@ class DecodeGraph:
         ):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
+        if self._cross is not None:  # up to where self-attention begins
+            self._cross[:] = 0
+            self._cross[:, [0, 2, 3]] = self.rows[0][:, [0, 1, 3]]
         for whole, part in zip(self.ranges, placed.ranges, strict=True):
             whole[:n], whole[n:] = part, 0
         if self._types is not None:
@@ -281,10 +291,12 @@ def bucket(n: int) -> int:
     return round_up(n, step)
 
 
-def largest_graph(hparams: HParams, n_ubatch: int) -> GraphSize:
-    """The size of graph that a context reserves memory for.
+def largest_graphs(hparams: HParams, n_ubatch: int) -> list[GraphSize]:
+    """The sizes of graphs that a context reserves memory for.
 
     A context whose tokens attend to later ones computes embeddings, of large ubatches.
     """
     n = bucket(n_ubatch)
-    return GraphSize(n, n) if hparams.causal else GraphSize(n, int(not hparams.encoder), n)
+    if not hparams.causal:
+        return [GraphSize(n, int(not hparams.encoder), n)]
+    return [GraphSize(n, n), *([GraphSize(n, 0, n, encodes=True)] if hparams.has_encoder else [])]

@@ -187,16 +187,21 @@ def header_graph(
 
     Of a model with a classification head also with its scores.
     """
-    return _header_builder(arch, hparams, weights, n_tokens).graph
+    return _header_builders(arch, hparams, weights, n_tokens)[0].graph
 
 
-def _header_builder(
+def _header_builders(
     arch: Arch, hparams: HParams, weights: Mapping[str, Tensor], n_tokens: int = 1
-) -> GraphBuilder:
+) -> list[GraphBuilder]:
+    """The graph of `header_graph`, and that of the encoder if the model has one beside it."""
     sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
-    builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, *sizes)
-    builder.finish(arch.build_graph(builder))
-    return builder
+    memory = Memory(hparams, _CELLS)
+    made = [GraphBuilder(hparams, weights, memory, n_tokens, *sizes)]
+    if hparams.has_encoder:
+        made.append(GraphBuilder(hparams, weights, memory, n_tokens, 0, 1, encodes=True))
+    for builder in made:
+        builder.finish(arch.build_graph(builder))
+    return made
 
 
 def adaptable_tensors(
@@ -206,7 +211,8 @@ def adaptable_tensors(
 
     Of token embeddings both are ``n_embd``.
     """
-    return _header_builder(arch, hparams, weights).adaptable
+    builders = _header_builders(arch, hparams, weights)
+    return {name: ne for builder in builders for name, ne in builder.adaptable.items()}
 
 
 def _assign_devices(
@@ -254,7 +260,8 @@ def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set
     # Any activation will do: contexts may override it, and it has no weights.
     hparams = replace(hparams, hidden_act="relu")
     found: dict[str, set[str]] = {}
-    for node in header_graph(get_arch(hparams.arch), hparams, headers).nodes:
+    builders = _header_builders(get_arch(hparams.arch), hparams, headers)
+    for node in (node for builder in builders for node in builder.graph.nodes):
         for source in node.src:
             if source is not None and source.op is None and node.op is not None:
                 found.setdefault(source.root.name, set()).add(node.op.name)

@@ -27,7 +27,7 @@ from pyggml.tensor import BufferType, Tensor
 from ..arch import Arch
 from ..graph.builder import GraphBuilder
 from ..hparams import HParams
-from .decode_graph import largest_graph
+from .decode_graph import largest_graphs
 from .devices import (
     Offload,
     PlannedPlacement,
@@ -179,13 +179,15 @@ class Planner:
         real = kv_buffer_types(self.backends, tensors, hparams, params, host_kv)
         planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
         memory = params.memory(hparams, lambda layer: planned[real(layer)])
-        largest = largest_graph(hparams, params.n_ubatch)
-        builder = GraphBuilder(hparams, tensors, memory, *largest[:3])
-        builder.finish(self.arch.build_graph(builder))
         kv, compute = Counter[str](), Counter[str]()
+        for size in largest_graphs(hparams, params.n_ubatch):
+            builder = GraphBuilder(hparams, tensors, memory, *size[:3], encodes=size.encodes)
+            builder.finish(self.arch.build_graph(builder))
+            sizes = Counter[str]()
+            for buft, n_bytes in Sched(self.backends).sizes(builder.graph).items():
+                sizes[self._owner(buft)] += n_bytes
+            compute |= sizes  # they share the memory of the largest
         layers = [LayerUse(Counter(), Counter()) for _ in range(hparams.n_layer + 2)]
-        for buft, size in Sched(self.backends).sizes(builder.graph).items():
-            compute[self._owner(buft)] += size
         for buft, addresses in planned.items():
             kv[self._owner(buft)] += addresses.n_bytes
         for name, tensor in tensors.items():

@@ -74,6 +74,8 @@ def dump_state(
                 "lost": [cache.evicted(s) for s in seqs],
             }
         )
+        if cache.encoded:
+            caches[-1]["encoded"] = [cache.encoded.get(s, 0) for s in seqs]
     header = {
         "model": _fingerprint(context, adapters),
         "type": context.kv.types,
@@ -181,7 +183,9 @@ class _CacheState:
         if len(lengths) > n_seq and any(lengths[n_seq:]):
             raise StateError(f"{path}: {len(lengths)} sequences, this context has {n_seq}")
         self._cache, self._n, self._path = cache, n, path
-        self._evicted = info["lost"]
+        self._evicted, self._encoded = info["lost"], info.get("encoded", ())
+        if any(m > length for m, length in zip(self._encoded, lengths, strict=False)):
+            raise StateError(f"{path}: encoded texts of {self._encoded[:9]} tokens; damaged")
         tensors = cache.stored
         shapes = [(t.ne[2], n, t.nb[1]) for t in tensors]
         sizes = [8 * length for length in lengths] + [int(np.prod(s)) for s in shapes]
@@ -233,6 +237,9 @@ class _CacheState:
 
     def write(self, seqs: Sequence[int]) -> None:
         cells = self._cache.import_lists(seqs, self._lists, self._evicted, self._n)
+        for seq, n_encoded in zip(seqs, self._encoded, strict=False):
+            if n_encoded:
+                self._cache.encoded[seq] = n_encoded
         for tensor, values in self._values:
             self._cache.write_cells(tensor, cells, values)
 
@@ -296,18 +303,20 @@ def _is_header(header: Mapping[str, Any]) -> bool:
             *header.get("states", ()),
             *(c[k] for c in caches for k in ("lengths", "lost")),
         ]
+        encoded = [c.get("encoded", []) for c in caches]
         sizes = [c[k] for c in caches for k in ("window", "layers", "cells")]
         sizes += [length for c in caches for length in c["lengths"]]
         paired = all(len(c["lengths"]) == len(c["lost"]) for c in caches)
     except (KeyError, TypeError):
         return False
+    lists += encoded
     if not (paired and all(isinstance(one, list) for one in lists)):
         return False
     numbers = [*sizes, *(x for one in lists for x in one)]
     return (
         all(isinstance(text, str) and len(text) <= _MAX_CHARS for text in texts)
         and all(type(x) is int and -1 <= x < 1 << 31 for x in numbers)
-        and all(x >= 0 for x in sizes)
+        and all(x >= 0 for x in (*sizes, *(n for one in encoded for n in one)))
     )
 
 

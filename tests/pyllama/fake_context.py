@@ -57,7 +57,10 @@ class FakeModel:
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, causal=True, pooling_type=0)
+        self.hparams = SimpleNamespace(
+            n_vocab=TOKENIZER.n_vocab, causal=True, pooling_type=0, has_encoder=False,
+            reads_texts=False,
+        )  # fmt: skip
         self.closed = False
         self.given: dict[str, Any] = {}  # what it was loaded with
 
@@ -116,6 +119,9 @@ class FakeKV:
 
     def length(self, seq: int) -> int:
         return len(self.sequences[seq])
+
+    def encoded(self, seq: int) -> int:
+        return 0
 
     def seq_pos_max(self, seq: int) -> int:
         return len(self.sequences[seq]) - 1

@@ -225,14 +225,16 @@ class ServedModel:
 
     @property
     def n_prompt_max(self) -> int:
-        """The most tokens of a prompt; without causality, those of a ubatch."""
-        context = self.engine.context
-        return self.n_ctx - 1 if context.hparams.causal else min(self.n_ctx, context.n_ubatch)
+        """The most tokens of a prompt; of a text that is read as a whole, those of a ubatch."""
+        context, hparams = self.engine.context, self.engine.context.hparams
+        n = self.n_ctx - int(hparams.causal) - int(hparams.has_encoder)
+        return min(n, context.n_ubatch) if hparams.reads_texts else n
 
     def _check_room(self, n: int) -> None:
         if n > self.n_prompt_max:
-            generates = self.engine.context.hparams.causal
-            raise prompt_too_long(n, self.n_prompt_max + int(generates))
+            hparams = self.engine.context.hparams
+            room = int(hparams.causal) + int(hparams.has_encoder)
+            raise prompt_too_long(n, self.n_prompt_max + room)
 
     def cut_prompt(self, text: str) -> list[int]:
         """The tokens of a text up to the most that fit, with the end that the tokenizer adds."""

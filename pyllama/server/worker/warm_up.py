@@ -51,7 +51,9 @@ def _sizes(served: ServedModel) -> list[GraphSize]:
         drafted = [] if speculation is None else speculation.sizes(1)
         numbers = {*range(2, _FEW + 1), *map(bucket, drafted)}
         found = [GraphSize(_MANY, 1), *(GraphSize(n, n) for n in sorted(numbers))]
-    if served.options.pooling is not None:
+    if context.hparams.has_encoder:
+        found += [GraphSize(n, 0, n, encodes=True) for n in (1, _FEW, _MANY)]
+    elif served.options.pooling is not None:
         found += [GraphSize(n, int(not context.hparams.encoder), n) for n in (1, _FEW, _MANY)]
     return [size for size in found if size.n_tokens <= context.n_ubatch]
 

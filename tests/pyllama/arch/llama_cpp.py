@@ -112,3 +112,53 @@ def generate(server: Any, tokens: list[int], n: int) -> tuple[list[int], np.ndar
         for one in token["top_logprobs"]:
             row[one["id"]] = one["logprob"]
     return [token["id"] for token in content], logprobs
+
+
+def generate_encoded(path: Path, texts: list[list[int]], n: int) -> list[list[int]]:
+    """llama.cpp's greedy tokens for texts that its encoder reads, in the way of its ``simple.cpp``.
+
+    Its server has no encoders, so these are calls of its C functions by xllamacpp's library. They
+    take structures by value; a larger one, copied from the function of the defaults, will do.
+    """
+    import ctypes
+
+    import xllamacpp
+
+    class Params(ctypes.Structure):
+        _fields_ = (("data", ctypes.c_uint32 * 256),)
+
+    class Batch(ctypes.Structure):
+        _fields_ = (("data", ctypes.c_uint64 * 32),)
+
+    lib = ctypes.CDLL(str(Path(xllamacpp.__file__).with_name("xllamacpp.abi3.so")))
+    for name, returned in (
+        ("llama_model_default_params", Params), ("llama_context_default_params", Params),
+        ("llama_model_load_from_file", ctypes.c_void_p), ("llama_batch_get_one", Batch),
+        ("llama_init_from_model", ctypes.c_void_p), ("llama_get_memory", ctypes.c_void_p),
+        ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float * N_VOCAB)),
+    ):  # fmt: skip
+        getattr(lib, name).restype = returned
+    lib.llama_backend_init()
+    load, pointer = lib.llama_model_load_from_file, ctypes.c_void_p
+    model = pointer(load(str(path).encode(), lib.llama_model_default_params()))
+    context = pointer(lib.llama_init_from_model(model, lib.llama_context_default_params()))
+    found = []
+
+    def batch(tokens: list[int]) -> Any:
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        return array, lib.llama_batch_get_one(array, len(tokens))
+
+    for text in texts:
+        lib.llama_memory_clear(pointer(lib.llama_get_memory(context)), True)
+        array, one = batch(text)
+        assert lib.llama_encode(context, one) == 0, array
+        tokens = [lib.llama_model_decoder_start_token(model)]
+        while len(tokens) <= n:
+            array, one = batch(tokens[-1:])
+            assert lib.llama_decode(context, one) == 0, array
+            logits = np.array(lib.llama_get_logits_ith(context, -1).contents)
+            tokens.append(int(logits.argmax()))
+        found.append(tokens[1:])
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    return found

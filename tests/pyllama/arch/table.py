@@ -37,7 +37,7 @@ _LEFT_OUT = """\
 Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `kimi-k3` `qwen4exp`: not added yet;
-- encoders, and models with an encoder: `gemma-embedding2` `t5`;
+- encoders: `gemma-embedding2`;
 - draft heads of other models: `dflash` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; of language models of image
@@ -62,7 +62,7 @@ def _positions(arch: Arch) -> str:
 
 
 def _proof(variant: str) -> str:
-    same = variant in LLAMA_CPP or variant in encoders.LLAMA_CPP
+    same = variant in (*LLAMA_CPP, *encoders.LLAMA_CPP, *encoders.GENERATING)
     return "†" if variant in SHAPES else "*" if same else ""
 
 

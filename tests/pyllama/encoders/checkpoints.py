@@ -26,6 +26,7 @@ _TOKENIZERS = {
     "nomic_bert": "bert",
     "modernbert": "roberta",
     "eurobert": "roberta",
+    "umt5": "t5",
     "neobert": "bert",
     "jina_embeddings_v3": "xlm-roberta",
     "nomic-bert-moe": "xlm-roberta",

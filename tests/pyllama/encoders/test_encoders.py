@@ -102,7 +102,10 @@ def test_the_same_bits_among_other_texts(folders: Any, name: str) -> None:
     context = Context(model, n_seq_max=1)
     seqs = [i for i, text in enumerate(texts) for _ in text]
     tokens = [token for text in texts for token in text]
-    context.decode(Batch(tokens, seq_id=seqs, logits="none", embeddings="all"))
+    if model.hparams.has_encoder:
+        context.encode(texts)
+    else:
+        context.decode(Batch(tokens, seq_id=seqs, logits="none", embeddings="all"))
     assert np.array_equal(context.embeddings, np.concatenate(alone))
 
 

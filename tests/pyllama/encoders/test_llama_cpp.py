@@ -1,5 +1,7 @@
 """llama.cpp (xllamacpp, if installed) computes the same vectors from our files of encoders.
 
+With a decoder too, it generates the same tokens.
+
 Its GELU is always the approximation by tanh, which it reads from a table: argument and result are
 F16. Here it is computed in the same way; exact ones, as in transformers, differ by up to 1.5e-4.
 """
@@ -17,11 +19,13 @@ from pyggml.tensor import Tensor
 from pyllama import Context, Model
 from pyllama.convert import convert
 from pyllama.embeddings import embed_many, normalize
-from pyllama.engine import Engine
+from pyllama.engine import Engine, Request
 from pyllama.runtime.overrides import Overrides
+from pyllama.sampling import SamplingParams
 
+from ..arch.llama_cpp import generate_encoded
 from .checkpoints import parts, recorded, write_checkpoint
-from .variants import LLAMA_CPP
+from .variants import GENERATING, LLAMA_CPP
 
 xllamacpp = pytest.importorskip("xllamacpp")
 
@@ -74,3 +78,16 @@ def test_the_same_vectors(tmp_path: Path, name: str) -> None:
     got = embed_many(Engine(Context(model, overrides=overrides)), texts, "mean")
     for a, b in zip(got, wanted, strict=True):
         assert np.abs(normalize(a) - b).max() < 1e-4
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("gelu_of_llama_cpp")
+@pytest.mark.parametrize("name", GENERATING)
+def test_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
+    path = convert(write_checkpoint(tmp_path / name, name), tmp_path / "x.gguf", "f32")
+    texts, n = [x.tolist() for x in parts(recorded(name), "tokens")], 16
+    engine, found = Engine(Context(Model.load(path), n_ctx=512)), []
+    for text in texts:
+        request = Request(text, SamplingParams(temp=0.0), max_tokens=n, stop_at_eog=False)
+        found.append([token for event in engine.run(request) for token in event.tokens])
+    assert found == generate_encoded(path, texts, n)

@@ -29,6 +29,10 @@ DIFFERENT: Mapping[str, tuple[str, ...]] = {
     for module in OF_ARCH.values()
     for name, keys in getattr(module, "DIFFERENT", {}).items()
 }
+GENERATING = tuple(
+    name for module in OF_ARCH.values() for name in getattr(module, "GENERATING", ())
+)
+"""Variants with a decoder too, with whose file llama.cpp generates the same tokens."""
 SHAPES: Mapping[str, Mapping[str, list[int]]] = {
     name: shapes
     for module in OF_ARCH.values()
