@@ -40,7 +40,7 @@ from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
 from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halves
 from .general import fill_file_name, read_general
-from .modules import dense_keys, dense_tensors, pooling_keys
+from .modules import dense_keys, dense_tensors, model_folder, pooling_keys
 from .nextn import nextn_keys, nextn_layers
 from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
 from .plan import (
@@ -119,7 +119,8 @@ def convert(
     """
     if outtype not in (*OUTTYPES, "auto"):
         raise ModelError(f"outtype is {outtype!r}, must be one of {', '.join(OUTTYPES)}, auto")
-    source, options = Folder(Path(folder)), options or ConvertOptions()
+    whole, options = Folder(Path(folder)), options or ConvertOptions()
+    source = model_folder(whole)
     folder = source.path
     config = read_params(source) if is_mistral(source) else read_config(source)
     name, arch = find_arch(folder, config)
@@ -133,7 +134,7 @@ def convert(
         raise ModelError(f"{folder}: a whole model drafts for any other: leave the target out")
     with config_errors(folder, arch):
         keys = arch.CONVERT.keys(config)
-    keys |= pooling_keys(source)
+    keys |= pooling_keys(whole)
     planned: list[ConvertedTensor] = []
     n_nextn = 0
     values: dict[str, float | list[float]] = {}
@@ -141,7 +142,7 @@ def convert(
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
-        dense = dense_tensors(source)
+        dense = dense_tensors(whole)
         keys |= {**nextn_keys(keys, n_nextn, mtp_of(arch)), **dense_keys(dense)}
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
@@ -154,7 +155,7 @@ def convert(
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
     shapes = {one.name: one.shape for one in planned}
-    general = read_general(source, name, shapes, options.model_name, options.metadata)
+    general = read_general(whole, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
@@ -173,7 +174,7 @@ def convert(
         form = Form(planned)
     else:
         form = _form(source, planned, hparams, arch, keys, options)
-    path = folder if outfile is None else Path(outfile)
+    path = whole.path if outfile is None else Path(outfile)
     if path.is_dir():
         file_name = general.file_name(outtype if planned else None, form.ending)
         path /= f"mtp-{file_name}" if options.mtp_only else file_name

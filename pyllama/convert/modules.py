@@ -1,5 +1,6 @@
 """What modules.json of a sentence-transformers folder says comes after the model.
 
+    model_folder(folder).json("config.json")       # 0_Transformer/config.json in old folders
     pooling_keys(folder)                           # {"pooling_type": 3}; {} for another folder
     dense_tensors(folder)                          # dense_2.weight and so on; [] without
 
@@ -28,6 +29,17 @@ _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+
+
+def model_folder(folder: Folder) -> Folder:
+    """Return the folder of the model: that which modules.json names, if this one has none.
+
+    Raises: ModelError: a file is damaged.
+    """
+    if folder.has("config.json") or not folder.has("modules.json"):
+        return folder
+    names = _paths(folder, "Transformer")
+    return Folder(folder.path / names[0], folder.budget) if names else folder
 
 
 def pooling_keys(folder: Folder) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile
 from pyllama import Context, Model
 from pyllama.convert import convert
 from pyllama.convert.files.folder import Folder
@@ -20,6 +21,7 @@ from pyllama.engine import Engine
 from pyllama.errors import ModelError
 
 from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_checkpoint
+from ..encoders.checkpoints import write_checkpoint as write_encoder
 from .folders import write_safetensors
 
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -51,6 +53,26 @@ def test_poolings(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
 def test_folders_without_pooling(tmp_path: Path) -> None:
     assert pooling_keys(Folder(tmp_path)) == {}
     assert pooling_keys(write(tmp_path, MODULES[:1])) == {}
+
+
+def test_a_model_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """As older versions of sentence-transformers saved it."""
+    folder = write_encoder(tmp_path / "one", "bert")
+    plain = GGUFFile(convert(folder, tmp_path / "x.gguf", "f32"))
+    inner = tmp_path / "two" / "0_Transformer"
+    folder.rename(inner.parent)
+    inner.mkdir()
+    for path in [*inner.parent.iterdir()]:
+        if path.name not in ("modules.json", "1_Pooling", "0_Transformer"):
+            path.rename(inner / path.name)
+    write(inner.parent, [{**MODULES[0], "path": "0_Transformer"}, POOLING])
+    made = GGUFFile(convert(inner.parent, outtype="f32"))
+    assert Path(made.path).parent == inner.parent
+    assert made.metadata.keys() == plain.metadata.keys()
+    for key, value in plain.metadata.items():
+        assert key == "general.name" or np.array_equal(made.metadata[key], value), key
+    for name in plain.tensors:
+        assert np.array_equal(made.tensor_bytes(name), plain.tensor_bytes(name))
 
 
 def write_dense(folder: Path, name: str, shape: tuple[int, ...], activation: str) -> None:
