@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import BatchError, GrammarError, SamplingError
+from ..errors import BatchError, ContextFull, GrammarError, SamplingError
 from ..grammar import Grammar, Matcher
 from ..hparams import POOLINGS
 from ..runtime.adapters import Adapter, AdapterUses, uses_of
@@ -266,6 +266,11 @@ def check_request(
         BatchError, ContextFull, GrammarError, ModelError, SamplingError: see `Engine.submit`.
     """
     n, n_vocab, least = len(tokens), context.model.hparams.n_vocab, 0
+    learned = context.hparams.n_ctx_train if context.hparams.learned_positions else n
+    if n > learned:
+        raise ContextFull(
+            f"the text has {n} tokens, but the model has learned {learned} positions: shorten it"
+        )
     if request.pooling is not None:
         _check_pooled(context, n, request.pooling)
     else:

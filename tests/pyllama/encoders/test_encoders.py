@@ -18,7 +18,7 @@ from pyggml.viz import graph_dump_dot
 from pyllama import Batch, Context, Model
 from pyllama.embeddings import cosine_similarity, embed_many, rerank
 from pyllama.engine import Engine
-from pyllama.errors import ModelError
+from pyllama.errors import ContextFull, ModelError
 
 from ..arch.checkpoints import conversions
 from ..arch.llama_cpp import described
@@ -57,6 +57,16 @@ def test_hidden_states_of_transformers(folders: Any, name: str) -> None:
         for vector, rows in zip(embed_many(engine, ids, pooling), wanted, strict=True):
             pooled = {"mean": rows.mean(0), "cls": rows[0], "last": rows[-1]}[pooling]
             assert cosine_similarity(vector, pooled) > 0.999999
+
+
+def test_a_text_beyond_the_learned_positions(folders: Any) -> None:
+    model = Model.load(folders("bert"))
+    n = model.hparams.n_ctx_train
+    engine = Engine(Context(model, n_ctx=2 * n))
+    assert len(embed_many(engine, [[5] * n], "mean")) == 1
+    line = f"text 1: the text has {n + 1} tokens, but the model has learned {n} positions"
+    with pytest.raises(ContextFull, match=line):
+        embed_many(engine, [[5], [5] * (n + 1)], "mean")
 
 
 @pytest.mark.parametrize("name", RANKING)
