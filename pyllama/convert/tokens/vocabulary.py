@@ -4,8 +4,9 @@
     keys["tokenizer.ggml.tokens"]
 
 The vocabulary is read from the first of: RWKV's text file, tekken.json (if there is no
-tokenizer.json), a SentencePiece model, tokenizer.json, WordPiece's vocab.txt, vocab.json with
-merges.txt. Added and special tokens are read from the other JSON files.
+tokenizer.json), tokenizer.model of SentencePiece, tokenizer.json, WordPiece's vocab.txt, vocab.json
+with merges.txt, SentencePiece's spiece.model and sentencepiece.bpe.model. Added and special tokens
+are read from the other JSON files.
 Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
 """
 
@@ -24,7 +25,7 @@ from .bpe import read_tokenizer_json, read_vocab_json
 from .rwkv import NAME as RWKV
 from .rwkv import read_rwkv
 from .special_tokens import special_keys
-from .spm import is_sentencepiece, read_sentencepiece
+from .spm import FAIRSEQ, is_sentencepiece, read_sentencepiece
 from .tekken import NAME as TEKKEN
 from .tekken import read_tekken
 from .tokens import MAX_TOKENS, FileToken, FileVocabulary
@@ -34,11 +35,9 @@ from .wordpiece import read_wordpiece
 log = logging.getLogger(__name__)
 
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-# vocabularies of other forms: SentencePiece's other names, tiktoken
-_OTHERS = (
-    "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-    "tiktoken.model", "qwen.tiktoken",
-)  # fmt: skip
+_SENTENCEPIECE = ("spiece.model", FAIRSEQ)  # where there is no tokenizer.json
+_OTHER_IDS = ("camembert", "mbart", "nllb")  # models whose ids are not those of XLM-RoBERTa
+_OTHERS = (*_SENTENCEPIECE, "tokenizer.model", "tiktoken.model", "qwen.tiktoken")
 _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
 
@@ -53,7 +52,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
         TokenizerError: there is no vocabulary, or it is damaged or of an unsupported kind.
         ModelError: a file cannot be read.
     """
-    vocabulary = _read_base(folder)
+    vocabulary = _read_base(folder, config)
     n_vocab = config.get("vocab_size", max(vocabulary.tokens, default=0) + 1)
     if type(n_vocab) is not int or not 0 < n_vocab <= MAX_TOKENS:
         raise TokenizerError(f"{folder.path / 'config.json'}: vocab_size is {shown(n_vocab)}")
@@ -90,7 +89,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | special
 
 
-def _read_base(folder: Folder) -> FileVocabulary:
+def _read_base(folder: Folder, config: Config) -> FileVocabulary:
     """Return the vocabulary without added tokens."""
     if folder.has(RWKV):
         return read_rwkv(folder)
@@ -108,6 +107,10 @@ def _read_base(folder: Folder) -> FileVocabulary:
         return read_tokenizer_json(folder)
     if folder.has("vocab.json") and folder.has("merges.txt"):
         return read_vocab_json(folder)
+    known = _SENTENCEPIECE[:1] if config.get("model_type") in _OTHER_IDS else _SENTENCEPIECE
+    for name in known:
+        if is_sentencepiece(folder, name):
+            return read_sentencepiece(folder, name)
     others = [name for name in _OTHERS if folder.has(name)]
     own = f"; {', '.join(others)} has another form, which cannot be converted" if others else ""
     raise TokenizerError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.tokens.vocabulary import read_vocabulary
@@ -15,6 +17,7 @@ from pyllama.errors import PyllamaError
 from pyllama.tokenizer import load_tokenizer
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 
+from ..encoders.texts import TEXTS
 from ..tokenizer.vocabularies import DATA, cases
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
@@ -62,6 +65,44 @@ def test_sentencepiece(tmp_path: Path) -> None:
     roles = {role: keys[f"{P}{role}_token_id"] for role in ("bos", "eos", "unknown")}
     assert roles == {"bos": 1, "eos": 2, "unknown": 0} and f"{P}padding_token_id" not in keys
     assert encode(keys, "a", add_special=True)[0] == 1  # the default, not stored in the file
+
+
+@pytest.fixture(scope="module")
+def unigram() -> dict[str, bytes]:
+    """Unigram models by file name, trained on the texts of encoders' tests."""
+    found = {}
+    for name, ids in (
+        ("spiece.model", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),
+        ("sentencepiece.bpe.model", {"unk_id": 0, "bos_id": 1, "eos_id": 2}),
+    ):
+        file = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 4), model_writer=file, vocab_size=220, **ids,
+            hard_vocab_limit=False, minloglevel=2, normalization_rule_name="nmt_nfkc",
+        )  # fmt: skip
+        found[name] = file.getvalue()
+    return found
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "sentencepiece.bpe.model"])
+def test_unigram_of_sentencepiece(tmp_path: Path, unigram: dict[str, bytes], name: str) -> None:
+    """T5's ids are sentencepiece's, XLM-RoBERTa's those of transformers."""
+    (tmp_path / name).write_bytes(unigram[name])
+    model = sentencepiece.SentencePieceProcessor(model_proto=unigram[name])
+    n = model.GetPieceSize()
+    keys = vocabulary_of(tmp_path, {"vocab_size": n + 2})
+    first, last = ([], [1]) if name == "spiece.model" else ([0], [2])
+    for text in TEXTS:
+        ids = model.EncodeAsIds(text)
+        if first:
+            ids = [{0: 3, 1: 0, 2: 2}.get(i, i + 1) for i in ids]
+        assert encode(keys, text) == ids
+        assert encode(keys, text, add_special=True) == [*first, *ids, *last]
+    assert keys[P + "model"] == "t5" and keys[P + "padding_token_id"] == len(first)
+    assert keys[P + "token_type"][n + 1] == (CONTROL if first else UNUSED)
+    if first:
+        with pytest.raises(PyllamaError, match=f"{name} has another form"):
+            vocabulary_of(tmp_path, {"model_type": "camembert"})
 
 
 @pytest.mark.parametrize("names", [["tokenizer.json"], ["vocab.json", "merges.txt"]])
