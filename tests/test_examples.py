@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import runpy
 import sys
 from pathlib import Path
@@ -9,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pyggml.gguf import write_gguf
-
-from .pyggml import digits
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "examples"
 
@@ -22,7 +19,8 @@ def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / f"{name}.py"))
 
 
-SCRIPTS = [p.name for p in sorted(FOLDER.glob("*.py")) if p.stem != "digits"]  # it needs a model
+APART = ("digits", "train_mnist")  # they take arguments, and have tests of their own
+SCRIPTS = [p.name for p in sorted(FOLDER.glob("*.py")) if p.stem not in APART]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -80,21 +78,34 @@ def test_gpt2(n: int) -> None:
     np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-3 * np.abs(want).max())
 
 
-@pytest.mark.parametrize(("arch", "train"), [("fc", digits.train_fc), ("cnn", digits.train_cnn)])
-def test_digits(
-    arch: str, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("name", "least"), [("fc", 97), ("cnn", 98)])
+def test_digits_are_learned_and_classified(
+    name: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    images, labels = digits.load()
-    order = np.random.default_rng(0).permutation(len(images))
-    known, unknown = order[:1300], order[1300:]
-    path = tmp_path / f"digits-{arch}.gguf"
-    write_gguf(path, {}, train(images[known], labels[known]), arch=f"digits-{arch}")
+    names, path = example("train_mnist"), tmp_path / "model.gguf"
+    names["main"](name, path)
+    assert float(capsys.readouterr().out.split()[0]) >= least
 
-    found = example("digits")["classify"](path, images[unknown])
-    assert np.mean(found == labels[unknown]) > 0.95
+    _, held_out = names["digits"]()
+    found = example("digits")["classify"](path, held_out.data)
+    assert 100 * np.mean(found == held_out.labels) >= least
 
-    np.save(tmp_path / "images.npy", images[unknown[:4]])
+    np.save(tmp_path / "images.npy", held_out.data[:4])
     monkeypatch.setattr(sys, "argv", ["digits.py", str(path), str(tmp_path / "images.npy")])
     runpy.run_path(str(FOLDER / "digits.py"), run_name="__main__")
     assert capsys.readouterr().out.split() == str(found[:4]).split()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_files_are_read(packed: bool, tmp_path: Path) -> None:
+    rng, suffix = np.random.default_rng(0), ".gz" if packed else ""
+    images = rng.integers(0, 256, (3, 28, 28), np.uint8)
+    for part in ("train", "t10k"):
+        contents = {"images-idx3": bytes(16) + images.tobytes(), "labels-idx1": bytes(8) + b"123"}
+        for name, data in contents.items():
+            file = tmp_path / f"{part}-{name}-ubyte{suffix}"
+            file.write_bytes(gzip.compress(data) if packed else data)
+    for data in example("train_mnist")["mnist"](tmp_path):
+        assert np.array_equal(data.data, (images / 255).astype(np.float32))
+        assert data.labels.tolist() == [49, 50, 51]

@@ -1,0 +1,70 @@
+"""Checkpoints: parameters and the optimizer's state in a GGUF file.
+
+save_checkpoint("run.gguf", trainer, epoch=3)  # atomic: a killed run leaves the last one whole
+epoch = load_checkpoint("run.gguf", trainer)   # training goes on with the same bits
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from ..errors import GGUFError
+from ..gguf import GGUFFile, write_gguf
+from ..tensor import Tensor
+from .context import OptContext
+
+_STEP, _EPOCH, _OPTIMIZER = "training.step", "training.epoch", "training.optimizer"
+
+
+def _tensors(trainer: OptContext) -> dict[str, Tensor]:
+    """Parameters by name, moments by the parameter's name and their own."""
+    tensors = dict(trainer.params)
+    for name, w in trainer.params.items():
+        kept = zip(trainer.optimizer.moments, trainer.moments.get(w, ()), strict=False)
+        tensors |= {f"{name}.{moment}": tensor for moment, tensor in kept}
+    return tensors
+
+
+def save_checkpoint(path: str | os.PathLike[str], trainer: OptContext, epoch: int = 0) -> None:
+    """Write all that training goes on from, after a whole step. Raises: GGUFError."""
+    metadata = {
+        _STEP: np.uint64(trainer.step),
+        _EPOCH: np.uint64(epoch),
+        _OPTIMIZER: trainer.optimizer.name,
+    }
+    tensors = {name: (t.bytes(), t.type, t.ne) for name, t in _tensors(trainer).items()}
+    write_gguf(path, metadata, tensors, arch="checkpoint")
+
+
+def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
+    """Read parameters and the optimizer's state; returns the epoch.
+
+    Raises:
+        GGUFError: no such file, or that of another model or optimizer; nothing was changed.
+    """
+    with GGUFFile(path) as file:
+        if _STEP not in file.metadata:
+            raise GGUFError(f"{path}: not a checkpoint of training")
+        optimizer = file.get_str(_OPTIMIZER)
+        if optimizer != trainer.optimizer.name:
+            raise GGUFError(f"{path}: the optimizer is {optimizer}, not {trainer.optimizer.name}")
+        tensors = _tensors(trainer)
+        for name, tensor in tensors.items():
+            info = file.tensors.get(name)
+            if info is None or info.type != tensor.type or _dims(info.ne) != tensor.ne:
+                has = "none" if info is None else f"{info.type.name} {tuple(info.ne)}"
+                raise GGUFError(
+                    f"{path}: tensor '{name}' is {has}, want {tensor.type.name} {tensor.ne}: it is "
+                    "of another model"
+                )
+        for name, tensor in tensors.items():
+            assert tensor.buffer is not None
+            tensor.buffer.set_tensor(tensor, np.frombuffer(file.tensor_bytes(name), np.uint8))
+        trainer.step = file.get_int(_STEP)
+        return file.get_int(_EPOCH)
+
+
+def _dims(ne: tuple[int, ...]) -> tuple[int, ...]:
+    return (*ne, *(1,) * (4 - len(ne)))

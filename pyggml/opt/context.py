@@ -1,0 +1,225 @@
+"""The graph that trains a model: forward, backward and the optimizer's steps, in one plan.
+
+    inputs = ctx.new_tensor_2d(F32, 64, 50)        # [elements of a data point, a micro-batch]
+    trainer = OptContext(backend, ctx, inputs, model(ctx, inputs), OptParams(n_batch=100))
+    trainer.inputs.set(x); trainer.labels.set(y)
+    trainer.eval(train=True)                       # every second call is a step of the optimizer
+    trainer.loss_value()
+
+Parameters are leafs with memory and names, marked by ``set_param``. All memory is allocated at the
+start. ``eval`` blocks; its results have the same bits for any number of threads.
+Source: ggml-opt, ``ggml_opt_init``, ``ggml_opt_eval``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..alloc import GraphAllocator, alloc_ctx_tensors
+from ..backend.interface import Backend, Program
+from ..backward import build_backward_expand
+from ..cgraph import CGraph
+from ..context import Context
+from ..dtype import GGMLType
+from ..errors import PyggmlError, ShapeError
+from ..ops.op import OpBuilders
+from ..tensor import Flag, Tensor
+from .optimizer import AdamW, Optimizer
+
+F32, I32 = GGMLType.F32, GGMLType.I32
+
+
+def _mean_squared_error(ops: OpBuilders, y: Tensor, labels: Tensor) -> Tensor:
+    total: Tensor = ops.sum(ops.sqr(ops.sub(y, labels)))
+    return ops.scale(total, s=1 / y.nelements)
+
+
+# (ops, outputs, labels) -> loss
+LOSSES: dict[str, Callable[[OpBuilders, Tensor, Tensor], Tensor]] = {
+    "cross_entropy": lambda ops, y, labels: ops.cross_entropy_loss(y, labels),
+    "mean_squared_error": _mean_squared_error,
+    "mean": lambda ops, y, labels: ops.scale(ops.sum(y), s=1 / y.nelements),
+    "sum": lambda ops, y, labels: ops.sum(y),
+}
+_WITHOUT_LABELS = ("mean", "sum")
+
+
+@dataclass(frozen=True)
+class OptParams:
+    """How a model is trained.
+
+    Args:
+        loss: a name of ``LOSSES``.
+        optimizer: ``AdamW`` or ``SGD``.
+        n_batch: data points of an optimizer's step, a multiple of those in the inputs (of which
+            gradients are added up); 0: as many.
+        max_norm: gradients are scaled so that all together are at most so long; 0: they are not.
+        class_labels: labels are numbers of classes; else they have the outputs' sizes.
+    """
+
+    loss: str = "cross_entropy"
+    optimizer: Optimizer = field(default_factory=AdamW)
+    n_batch: int = 0
+    max_norm: float = 0.0
+    class_labels: bool = True
+
+
+class OptContext:
+    """A model with its loss, gradients and optimizer, ready to run.
+
+    Attributes:
+        inputs: [elements of a data point, data points of a micro-batch]; the caller writes it.
+        outputs: the model's result.
+        labels: I32 [rows of outputs] or F32 of the outputs' sizes; None if the loss has none.
+        loss: one number, divided by ``period``.
+        pred, n_correct: of cross entropy: the class of each row, and how many are right.
+        params: by name; moments: of the optimizer, by parameter.
+        period: micro-batches of an optimizer's step.
+        step: steps of the optimizer that were made.
+        grad_norm: the length of all gradients before they are limited, if they are.
+
+    Args:
+        ctx: gets the new tensors; ``no_alloc``.
+        inputs: a leaf without memory.
+
+    Raises:
+        PyggmlError: no parameter, one without name or memory, two of one name, an unknown loss.
+        ShapeError: ``n_batch`` is no multiple of the inputs' data points.
+        UnsupportedOp: as ``build_backward_expand``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        ctx: Context,
+        inputs: Tensor,
+        outputs: Tensor,
+        params: OptParams | None = None,
+    ) -> None:
+        p = params or OptParams()
+        if p.loss not in LOSSES:
+            raise PyggmlError(f"loss is {p.loss!r}, want one of {', '.join(LOSSES)}")
+        self.inputs, self.outputs = inputs.set_input(), outputs.set_output()
+        self.n_micro_batch = inputs.ne[1]
+        n_batch = p.n_batch or self.n_micro_batch
+        if n_batch % self.n_micro_batch:
+            raise ShapeError(f"n_batch {n_batch} is no multiple of the {self.n_micro_batch} inputs")
+        self.period, self.optimizer = n_batch // self.n_micro_batch, p.optimizer
+        self.step = self._done = 0
+        self._backend, self._static, self._ops = backend, Context(no_alloc=True), OpBuilders(ctx)
+        self.graph = CGraph()
+        self.graph.build_forward_expand(outputs)
+        self._add_loss(p)
+        self.params = self._named_params()
+        ends = [len(self.graph)]
+        accs = {w: self._like(w, "acc") for w in self.params.values()} if self.period > 1 else {}
+        build_backward_expand(ctx, self.graph, accs)
+        ends.append(len(self.graph))
+        self._add_steps(p.max_norm)
+        ends.append(len(self.graph))
+        alloc_ctx_tensors(self._static, backend.buffer_type())
+        GraphAllocator(backend.buffer_type()).alloc_graph(self.graph)
+        self._ends, self._programs = ends, dict[int, Program]()
+        self.reset()
+
+    @property
+    def is_class_labels(self) -> bool:
+        """Whether labels are numbers of classes."""
+        return self.labels is not None and self.labels.type is I32
+
+    def reset(self) -> None:
+        """Forget moments and accumulated gradients; parameters stay."""
+        self.graph.reset()
+        self.step = self._done = 0
+
+    def eval(self, train: bool) -> None:
+        """Compute loss and predictions of the inputs; with ``train`` also gradients, or a step."""
+        if not train:
+            self._run(0)
+            return
+        if self._done == 0:
+            for acc in self.graph.grad_accs.values():
+                acc.set(np.zeros(acc.shape, np.float32))
+        self._done = (self._done + 1) % self.period
+        if self._done:
+            self._run(1)
+            return
+        self._numbers.set(np.array(self.optimizer.values(self.step), np.float32))
+        self._run(2)
+        self.step += 1
+
+    def loss_value(self) -> float:
+        """The loss of the last micro-batch."""
+        value = float(self.loss.bytes().view(np.float32)[0])
+        return value * self.period if self._per_row else value
+
+    def _run(self, part: int) -> None:
+        """Run the forward nodes (0), with the backward ones (1), with the steps (2)."""
+        if part not in self._programs:
+            nodes = self.graph.nodes[: self._ends[part]]
+            self._programs[part] = self._backend.compile(self.graph.part(nodes))
+        self._programs[part].enqueue()
+        self._backend.queue.synchronize()
+
+    def _add_loss(self, p: OptParams) -> None:
+        y, ops = self.outputs, self._ops
+        rows, self._per_row = y.nrows, p.loss != "sum"
+        self.labels: Tensor | None = None
+        self.pred: Tensor | None = None
+        self.n_correct: Tensor | None = None
+        if p.loss not in _WITHOUT_LABELS:
+            classes = p.class_labels and p.loss == "cross_entropy"
+            type, ne = (I32, (rows, 1, 1, 1)) if classes else (F32, y.ne)
+            self.labels = self._static.new_tensor(type, ne).set_name("labels").set_input()
+        loss = LOSSES[p.loss](ops, y, self.labels)  # type: ignore[arg-type]
+        if self._per_row and self.period > 1:
+            loss = ops.scale(loss, s=1 / self.period)
+        self.loss = loss.set_name("loss").set_output().set_loss()
+        self.graph.build_forward_expand(self.loss)
+        if p.loss == "cross_entropy":
+            assert self.labels is not None
+            matrix = (y.ne[0], rows, 1, 1)
+            self.pred = ops.argmax(ops.reshape(y, ne=matrix)).set_name("pred").set_output()
+            want = self.labels
+            if want.type is not I32:
+                want = ops.argmax(ops.reshape(want, ne=matrix))
+            self.n_correct = ops.count_equal(self.pred, want).set_name("n_correct").set_output()
+            self.graph.build_forward_expand(self.n_correct)
+
+    def _named_params(self) -> dict[str, Tensor]:
+        params: dict[str, Tensor] = {}
+        for node in self.graph:
+            if node.flags & Flag.PARAM:
+                if not node.data:
+                    raise PyggmlError(f"parameter '{node.name}' {node.ne} has no memory")
+                if node.name in params:
+                    raise PyggmlError(f"two parameters have the name '{node.name}'")
+                params[node.name] = node
+        return params
+
+    def _like(self, w: Tensor, what: str) -> Tensor:
+        return self._static.new_tensor(F32, w.ne).set_name(f"{what} of {w.name}")
+
+    def _add_steps(self, max_norm: float) -> None:
+        ops, graph = self._ops, self.graph
+        n = self.optimizer.n_params
+        self._numbers = self._static.new_tensor_1d(F32, n).set_name("optimizer").set_input()
+        self.moments: dict[Tensor, list[Tensor]] = {}
+        self.grad_norm: Tensor | None = None
+        grads = {w: grad for w in self.params.values() if (grad := graph.get_grad(w)) is not None}
+        if max_norm > 0:
+            squares = [ops.sum(ops.sqr(grad)) for grad in grads.values()]
+            total = squares[0]
+            for square in squares[1:]:
+                total = ops.add(total, square)
+            self.grad_norm = ops.sqrt(total).set_name("grad norm").set_output()
+            length = ops.scale(self.grad_norm, s=1.0, b=1e-6)
+            factor = ops.clamp(ops.div(ops.fill(length, c=max_norm), length), min=0.0, max=1.0)
+            grads = {w: ops.mul(grad, factor) for w, grad in grads.items()}
+        for w, grad in grads.items():
+            self.moments[w] = [self._like(w, name) for name in self.optimizer.moments]
+            step = self.optimizer.build(ops, w, grad, self.moments[w], self._numbers)
+            graph.build_forward_expand(step.set_name(f"step of {w.name}"))

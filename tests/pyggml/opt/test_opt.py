@@ -1,0 +1,181 @@
+"""Training loops: bits, micro-batches, resumed runs, limits, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyggml as ggml
+from pyggml import opt
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import ComputeError, GGUFError, PyggmlError, ShapeError
+
+F32 = GGMLType.F32
+RNG = np.random.default_rng(5)
+CENTRES = RNG.normal(0, 1, (3, 8)).astype(np.float32)
+CLASSES = RNG.integers(0, 3, 96).astype(np.int32)
+POINTS = (CENTRES[CLASSES] + RNG.normal(0, 0.3, (96, 8))).astype(np.float32)
+
+
+def trainer(
+    n_micro: int = 8, n_threads: int = 2, n_hidden: int = 16, n_out: int = 3, **params: Any
+) -> opt.OptContext:
+    """Two layers on points of 8 numbers; equal weights each time."""
+    rng, backend = np.random.default_rng(1), ggml.init_backend("cpu", n_threads=n_threads)
+    static, ctx = Context(no_alloc=True), Context(no_alloc=True)
+    shapes = {"a": (8, n_hidden), "bias": (n_hidden,), "b": (n_hidden, n_out)}
+    w = {k: static.new_tensor(F32, ne).set_name(k).set_param() for k, ne in shapes.items()}
+    ggml.alloc_ctx_tensors(static, backend.buffer_type())
+    for tensor in w.values():
+        tensor.set(rng.normal(0, 0.5, tensor.shape))
+    x = ctx.new_tensor_2d(F32, 8, n_micro)
+    y = ggml.add(ctx, ggml.mul_mat(ctx, w["a"], x), w["bias"])
+    y = ggml.mul_mat(ctx, w["b"], ggml.silu(ctx, y))
+    return opt.OptContext(backend, ctx, x, y, opt.OptParams(**params))
+
+
+def weights(t: opt.OptContext) -> dict[str, Any]:
+    return {name: np.array(w.numpy()) for name, w in t.params.items()}
+
+
+def bits(t: opt.OptContext) -> bytes:
+    return b"".join(w.tobytes() for w in weights(t).values())
+
+
+def points() -> opt.Dataset:
+    return opt.Dataset(POINTS, CLASSES)
+
+
+@pytest.mark.parametrize("optimizer", [opt.AdamW(0.02, wd=0.01), opt.SGD(0.5, wd=1e-3)])
+def test_a_model_is_trained_with_equal_bits_on_any_threads(optimizer: opt.Optimizer) -> None:
+    runs = []
+    for n_threads in (1, 2, 3):
+        t = trainer(n_threads=n_threads, optimizer=optimizer)
+        train, held_out = points().split(0.25)
+        results = opt.fit(t, train, 8, val=held_out, callback=None)
+        assert results[-1][1] is not None
+        assert results[-1][0].loss < 0.3 * results[0][0].loss
+        assert results[-1][1].accuracy >= 0.95 and results[-1][1].n_data == len(held_out) == 24
+        runs.append(bits(t))
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.05])
+def test_micro_batches_are_one_batch(max_norm: float) -> None:
+    found = []
+    for n_micro in (24, 8):
+        t = trainer(n_micro, n_batch=24, max_norm=max_norm, optimizer=opt.SGD(0.5))
+        first = opt.fit(t, points(), 2, callback=None)[0][0]
+        assert t.step == 8
+        found.append((first.loss, weights(t)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for name, w in found[0][1].items():
+        assert found[1][1][name] == pytest.approx(w, rel=1e-6, abs=1e-6)
+
+
+def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
+    schedule = opt.warmup_cosine(5, 60)
+    whole = trainer(optimizer=opt.AdamW(0.02, schedule=schedule))
+    opt.fit(whole, points(), 4, callback=None)
+    for n_epoch in (1, 3, 4):
+        part = trainer(optimizer=opt.AdamW(0.02, schedule=schedule))
+        opt.fit(part, points(), n_epoch, callback=None, checkpoint=tmp_path / "run.gguf")
+    assert bits(part) == bits(whole) and part.step == whole.step == 48
+
+
+def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.gguf"
+    opt.save_checkpoint(path, trainer())
+    before = bits(other := trainer(n_hidden=17))
+    with pytest.raises(GGUFError, match=r"tensor 'b' is F32 .* of another model"):
+        opt.load_checkpoint(path, other)
+    assert bits(other) == before
+    with pytest.raises(GGUFError, match="optimizer is adamw, not sgd"):
+        opt.load_checkpoint(path, trainer(optimizer=opt.SGD()))
+    ggml.gguf.write_gguf(path, {}, {})
+    with pytest.raises(GGUFError, match="not a checkpoint"):
+        opt.load_checkpoint(path, trainer())
+
+
+def test_gradients_are_limited() -> None:
+    t = trainer(n_micro=96, max_norm=0.01, optimizer=opt.SGD(1.0))
+    before = weights(t)
+    opt.epoch(t, points(), 0)
+    assert t.grad_norm is not None and t.grad_norm.numpy().item() > 0.01
+    moved = [weights(t)[name] - w for name, w in before.items()]
+    assert np.sqrt(sum(np.sum(m**2) for m in moved)) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_losses() -> None:
+    targets = np.sin(POINTS[:, :3]).astype(np.float32)
+    soft = np.eye(3, dtype=np.float32)[CLASSES]
+    for loss, labels, classes in (
+        ("mean_squared_error", targets, True), ("cross_entropy", soft, False),
+        ("mean", None, True), ("sum", None, True),
+    ):  # fmt: skip
+        t = trainer(loss=loss, class_labels=classes, n_batch=16, optimizer=opt.SGD(0.01))
+        data = opt.Dataset(POINTS, labels)
+        before = opt.epoch(t, data).loss
+        opt.epoch(t, data, 0)
+        assert opt.epoch(t, data).loss < before
+    hard = opt.epoch(trainer(), points()).loss
+    assert opt.epoch(trainer(class_labels=False), opt.Dataset(POINTS, soft)).loss == pytest.approx(
+        hard, rel=1e-6
+    )
+
+
+def test_evaluation_visits_all_data_and_changes_nothing() -> None:
+    t = trainer()
+    before = bits(t)
+    whole = opt.epoch(trainer(n_micro=61), opt.Dataset(POINTS[:61], CLASSES[:61]))
+    found = opt.epoch(t, opt.Dataset(POINTS[:61], CLASSES[:61]))
+    assert found.n_data == len(found.pred) == 61
+    assert found.pred == whole.pred and found.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert bits(t) == before
+
+
+def test_orders_depend_on_seed_and_epoch() -> None:
+    data = points()
+    assert sorted(data.order(0)) == list(range(96))
+    assert data.order(3).tolist() == points().order(3).tolist() != data.order(4).tolist()
+    assert opt.Dataset(POINTS, CLASSES, seed=1).order(3).tolist() != data.order(3).tolist()
+
+
+def test_schedule() -> None:
+    factor = opt.warmup_cosine(4, 20, least=0.1)
+    assert [factor(i) for i in range(5)] == [0.25, 0.5, 0.75, 1, 1]
+    assert factor(12) == pytest.approx(0.55) and factor(20) == factor(99) == pytest.approx(0.1)
+
+
+def test_the_progress_bar_is_a_line_an_epoch_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    opt.fit(trainer(), points(), 1, val=points())
+    train, test = capsys.readouterr().err.splitlines()
+    assert train.startswith("train [####################] 96 data, loss=")
+    assert test.startswith("test ") and "accuracy=" in test
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ShapeError, match="empty"):
+        opt.Dataset(POINTS[:0])
+    with pytest.raises(ShapeError, match="96 data points have 95 labels"):
+        opt.Dataset(POINTS, CLASSES[1:])
+    with pytest.raises(ShapeError, match="multiple of the 8"):
+        trainer(n_batch=12)
+    with pytest.raises(PyggmlError, match="want one of cross_entropy"):
+        trainer(loss="nope")
+    with pytest.raises(ShapeError, match="7 data points are less than a batch of 8"):
+        opt.epoch(trainer(), opt.Dataset(POINTS[:7], CLASSES[:7]), 0)
+    with pytest.raises(ShapeError, match="a data has 7 elements, the model wants 8"):
+        opt.epoch(trainer(), opt.Dataset(POINTS[:, 1:], CLASSES))
+    with pytest.raises(ShapeError, match="needs labels"):
+        opt.epoch(trainer(), opt.Dataset(POINTS))
+    with pytest.raises(ShapeError, match="want integers"):
+        opt.epoch(trainer(), opt.Dataset(POINTS, CLASSES.astype(np.float32)))
+    with pytest.raises(ComputeError, match="index"):
+        opt.epoch(trainer(), opt.Dataset(POINTS, CLASSES + 1), 0)
+    with pytest.raises(ComputeError, match="the loss is nan after"):
+        opt.epoch(trainer(), opt.Dataset(np.full_like(POINTS, np.nan), CLASSES), 0)
