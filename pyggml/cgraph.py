@@ -43,21 +43,24 @@ class CGraph:
 
     def build_forward_expand(self, tensor: Tensor) -> None:
         """Append ``tensor`` and everything it needs that the graph does not have yet."""
-        if tensor in self._use_counts:
+        counts = self._use_counts
+        if tensor in counts:
             return
-        self._use_counts[tensor] = 0
-        stack: list[tuple[Tensor, Iterator[Tensor]]] = [(tensor, _sources(tensor))]
+        counts[tensor] = 0
+        stack = [(tensor, iter(tensor.src))]
         while stack:  # an explicit stack: long chains must not meet Python's recursion limit
             parent, sources = stack[-1]
-            source = next(sources, None)
-            if source is None:
+            for source in sources:
+                if source is None:
+                    continue
+                seen = source in counts
+                counts[source] = counts.get(source, 0) + 1
+                if not seen:
+                    stack.append((source, iter(source.src)))
+                    break
+            else:
                 stack.pop()
                 self._append(parent)
-                continue
-            seen = source in self._use_counts
-            self._use_counts[source] = self._use_counts.get(source, 0) + 1
-            if not seen:
-                stack.append((source, _sources(source)))
 
     @classmethod
     def in_order(cls, nodes: list[Tensor], leafs: list[Tensor]) -> CGraph:

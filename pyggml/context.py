@@ -145,5 +145,5 @@ def _dims(ne: tuple[int, ...] | list[int]) -> Dims:
         raise ShapeError(f"a tensor has 1 to {MAX_DIMS} dimensions, got {len(ne)}: {tuple(ne)}")
     if min(ne) < 0:
         raise ShapeError(f"sizes cannot be negative: {tuple(ne)}")
-    a, b, c, d = (*(int(n) for n in ne), *(1,) * (MAX_DIMS - len(ne)))
+    a, b, c, d = (*map(int, ne), *(1,) * (MAX_DIMS - len(ne)))
     return a, b, c, d

@@ -199,14 +199,12 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last one, gaps included."""
-        ne, nb = self.ne, self.nb
-        if min(ne) <= 0:
+        type, (n0, n1, n2, n3), (nb0, nb1, nb2, nb3) = self.type, self.ne, self.nb
+        if n0 <= 0 or n1 <= 0 or n2 <= 0 or n3 <= 0:
             return 0
-        if self.type.is_quantized:
-            row = row_size(self.type, ne[0])
-        else:
-            row = self.type.type_size + (ne[0] - 1) * nb[0]
-        return row + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
+        quantized = type.block_size > 1
+        row = row_size(type, n0) if quantized else type.type_size + (n0 - 1) * nb0
+        return row + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -242,6 +242,14 @@ class Backend(Protocol):
         """
         ...
 
+    def prepare(self, graph: CGraph) -> None:
+        """Compile the kernels of an allocated graph, and reserve what else ``compile`` would.
+
+        Raises:
+            UnsupportedOp: as ``compile``.
+        """
+        self.compile(graph)
+
     def graph_compute(self, graph: CGraph, stop: StopToken | None = None) -> None:
         """Compile a graph, run it once and wait for the results; ``stop`` stops it.
 

@@ -173,7 +173,7 @@ class Op:
     name: str
     src: tuple[str, ...]
     checks: tuple[Check | None, ...]
-    params: Mapping[str, Any]
+    params: MappingProxyType[str, Any]
     infer: Callable[..., Out | View]
     reference: Callable[..., Any] | None
     make_cases: Callable[[], Sequence[Case]]
@@ -198,9 +198,15 @@ class Op:
         """Whether nodes of this op are views, for which nothing runs."""
         return self.reference is None
 
-    @property
+    @cached_property
     def n_required(self) -> int:
         return sum(not s.endswith("?") for s in self.src)
+
+    @cached_property
+    def _checked(self) -> list[tuple[int, str, Check]]:
+        """Number, name and check of each source that has one."""
+        named = enumerate(zip(self.src, self.checks, strict=True))
+        return [(i, name.removesuffix("?"), check) for i, (name, check) in named if check]
 
     def updated(self, node: Tensor) -> tuple[Tensor, ...]:
         """The sources that a node writes besides its result, see ``updates``; none for most."""
@@ -221,15 +227,15 @@ class Op:
         Raises:
             ShapeError, TypeMismatch: the op's rule refuses the sources.
         """
-        params = {**self.params, **params}
+        params = self.params | params
         if len(params) > len(self.params):
             raise TypeError(f"{self.name} has no parameter {set(params) - set(self.params)}")
         src = (*src, *(None,) * (len(self.src) - len(src)))
-        if len(src) > len(self.src) or any(s is None for s in src[: self.n_required]):
+        if len(src) > len(self.src) or None in src[: self.n_required]:
             raise TypeError(f"{self.name} takes the sources {self.src}, got {src}")
-        for name, check, x in zip(self.src, self.checks, src, strict=True):
-            if check is not None and x is not None:
-                check(self.name, name.removesuffix("?"), x)
+        for i, name, check in self._checked:
+            if (x := src[i]) is not None:
+                check(self.name, name, x)
         out = self.infer(*src, **params)
         node = ctx.new_view(*out) if isinstance(out, View) else ctx.new_tensor(*out)
         node.op = self
@@ -302,11 +308,11 @@ def require_type(op: str, source: str, x: Tensor, types: Collection[GGMLType]) -
 
 def require_rows(op: str, source: str, x: Tensor) -> None:
     """Raise ShapeError with the op's name unless the rows of ``x`` have no gaps."""
-    require(
-        x.is_contiguous_rows(),
-        op,
-        f"{source} '{x.name}' {x.ne} has rows with gaps (strides {x.nb}); use cont() first",
-    )
+    if not x.is_contiguous_rows():
+        raise ShapeError(
+            f"{op}: {source} '{x.name}' {x.ne} has rows with gaps (strides {x.nb}); "
+            "use cont() first"
+        )
 
 
 def half_nmse(node: Tensor) -> float:

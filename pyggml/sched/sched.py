@@ -189,6 +189,14 @@ class Sched:
             made.lower()
         return made
 
+    def prepare(self, graph: CGraph, *, pins: Mapping[Tensor, Backend] | None = None) -> None:
+        """Reserve memory for a graph and compile its kernels, so that ``compile`` does neither.
+
+        For graphs of its size or less, with the same kernels. Args, Raises: as ``compile``.
+        """
+        pinned = {tensor: self._index(backend) for tensor, backend in (pins or {}).items()}
+        self._place(graph, pinned, self._callback is None).prepare()
+
     def alloc_graph(self, graph: CGraph) -> None:
         """Assign, split and allocate a graph for ``graph_compute``, in place of the previous one.
 
@@ -338,6 +346,13 @@ class Schedule:
         if len(made) == len(self.splits) == 1 and blocks and not self.splits[0].copies:
             self._only = made[0]
 
+    def prepare(self) -> None:
+        """Compile the kernels of all splits. Raises: UnsupportedOp."""
+        for split in self.splits:
+            part = self._part(split, 0, len(split.nodes))
+            if part is not None:
+                self._sched.backends[split.backend].prepare(part)
+
     @property
     def programs(self) -> list[Program]:
         """The programs of all splits that have nodes to run. Raises: UnsupportedOp."""
@@ -472,19 +487,19 @@ class Schedule:
         """The program of nodes [first, end) of a split; None if no node runs."""
         key = split, first, end
         if key not in self._programs:
-            nodes = [node for node in split.nodes[first:end] if runs(node)]
-            made = None
-            if nodes:
-                if self._cut is not None:
-                    part = self._cut.part(nodes)
-                elif end - first == len(self._graph.nodes):
-                    part = self._graph
-                else:
-                    part = self._graph.part(nodes)
-                backend = self._sched.backends[split.backend]
-                made = backend.compile(part, **self._options)
+            part, backend = self._part(*key), self._sched.backends[split.backend]
+            made = None if part is None else backend.compile(part, **self._options)
             self._programs[key] = made
         return self._programs[key]
+
+    def _part(self, split: Split, first: int, end: int) -> CGraph | None:
+        """The graph of nodes [first, end) of a split; None if no node runs."""
+        nodes = [node for node in split.nodes[first:end] if runs(node)]
+        if not nodes:
+            return None
+        if self._cut is not None:
+            return self._cut.part(nodes)
+        return self._graph if end - first == len(self._graph.nodes) else self._graph.part(nodes)
 
     def _run(self, split: Split, first: int, end: int, stop: StopToken) -> None:
         """Run the nodes [first, end) of a split."""

@@ -721,7 +721,7 @@ class Context:
         """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""
         for size in sizes:
             builder = self._build(size)
-            self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
+            self.sched.prepare(builder.graph, pins=self.pinned_nodes(builder.graph))
 
     def reserve(self, sizes: Iterable[int], logits: str = "all", *, build: bool = True) -> None:
         """Prefer graphs of so many tokens: other small batches use the next larger one at first.

@@ -108,11 +108,12 @@ class Lowerings(Generic[LoweringT]):
         """
         node = nodes[i]
         assert node.op is not None
-        if lowering.fusion:
-            for ops, stored, lower in self.patterns.get(node.op.name, ()):
+        patterns = self.patterns.get(node.op.name, ()) if lowering.fusion else ()
+        longest = max((len(pattern.ops) for pattern in patterns), default=0)
+        names = tuple(n.op.name for n in nodes[i : i + longest] if n.op)
+        for ops, stored, lower in patterns:
+            if names[: len(ops)] == ops:
                 group = nodes[i : i + len(ops)]
-                if tuple(n.op.name for n in group if n.op) != ops:
-                    continue
                 if _is_private(lowering.graph, group, stored) and lower(lowering, *group):
                     return len(ops)
         if not self.supports_node(node):

@@ -149,11 +149,18 @@ class CpuBackend(Backend):
         phases.interruptible = interruptible
         return CpuProgram(phases, self._inside)
 
+    def prepare(self, graph: CGraph) -> None:
+        """Compile the kernels of an allocated graph. Raises: UnsupportedOp."""
+        self._lowered(graph).compile()
+
     def kernels(self, graph: CGraph) -> list[CpuKernel]:
         """The kernels that an allocated graph needs; compiles none. Raises: UnsupportedOp."""
+        return self._lowered(graph).kernels()
+
+    def _lowered(self, graph: CGraph) -> CpuLowering:
         lowering = CpuLowering(graph, self.n_threads, WorkMemory(self._store), self.fusion)
         lowering.run()
-        return lowering.kernels()
+        return lowering
 
     def run_launches(self, lowering: CpuLowering) -> None:
         """Run launches that belong to no graph. Raises: Aborted, ComputeError."""

@@ -256,6 +256,7 @@ class CpuLowering:
             known, at = self._quantized[x, columns]
             if known.intact and not self._written(x, at):
                 known.use(len(self.launches))
+                self._quantized[x, columns] = known, len(self.launches) - 1
                 return known
         n_bytes = x.nrows * (x.ne[0] // columns) * ACTIVATION_BYTES[columns]
         made = self._producer.get(_same_rows(x), -1)
@@ -285,7 +286,7 @@ class CpuLowering:
         if any(self._written(x, number) for x in sources if x is not None):
             return None
         made.use(len(self.launches))
-        return made
+        return self.remember(key, made)  # what was looked at is not looked at again
 
     def remember(self, key: Hashable, made: WorkRange) -> WorkRange:
         """Remember the result of the last launch under a key, for ``known``; returns it."""
@@ -294,7 +295,8 @@ class CpuLowering:
 
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch after ``since`` writes bytes of ``x``."""
-        return any(any_overlap([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
+        ranges = [byte_range(x)]
+        return any(any_overlap(ranges, launch.writes) for launch in self.launches[since + 1 :])
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""

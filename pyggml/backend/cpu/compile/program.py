@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -31,53 +32,31 @@ from .work import WorkMemory, WorkStore
 
 Longs = npt.NDArray[np.int64]
 _MAX_CHUNKS, _MAX_PHASES = loop.MAX_CHUNKS, loop.MAX_PHASES
-_GRANULES = 8192  # pieces, about, into which conflict tracking cuts each span of memory
 
 
 class _Hazards:
-    """The last phases that read and wrote each piece of memory."""
+    """The last phases that read and wrote each piece of memory; accesses begin and end pieces."""
 
     def __init__(self, launches: list[CpuLaunch]) -> None:
-        spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
-        self._starts = [start for start, _ in spans]
-        self._shift = [max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans]
-        sizes = [
-            ((end - start) >> shift) + 1
-            for (start, end), shift in zip(spans, self._shift, strict=True)
-        ]
-        self._wrote = [np.full(n, -1, np.int32) for n in sizes]
-        self._read = [np.full(n, -1, np.int32) for n in sizes]
+        ends = {x for launch in launches for r in (*launch.reads, *launch.writes) for x in r}
+        self._number = {address: i for i, address in enumerate(sorted(ends))}
+        self._wrote, self._read = [-1] * len(ends), [-1] * len(ends)
 
     def place(self, launch: CpuLaunch) -> int:
         """The first phase in which the launch may run, after noting its accesses."""
-        reads = [self._locate(r) for r in launch.reads]
-        writes = [self._locate(r) for r in launch.writes]
-        phase = 0
-        for i, part in (*reads, *writes):
-            phase = max(phase, int(self._wrote[i][part].max()) + 1)
-        for i, part in writes:
-            phase = max(phase, int(self._read[i][part].max()) + 1)
-        for i, part in reads:
-            np.maximum(self._read[i][part], phase, out=self._read[i][part])
-        for i, part in writes:
-            self._wrote[i][part] = phase
+        reads = [self._pieces(r) for r in launch.reads]
+        writes = [self._pieces(r) for r in launch.writes]
+        before = [max(self._wrote[pieces], default=-1) for pieces in (*reads, *writes)]
+        before += [max(self._read[pieces], default=-1) for pieces in writes]
+        phase = max(before) + 1
+        for pieces in reads:
+            self._read[pieces] = [max(last, phase) for last in self._read[pieces]]
+        for pieces in writes:
+            self._wrote[pieces] = [phase] * (pieces.stop - pieces.start)
         return phase
 
-    def _locate(self, r: Range) -> tuple[int, slice]:
-        i = bisect_right(self._starts, r[0]) - 1
-        start, shift = self._starts[i], self._shift[i]
-        return i, slice((r[0] - start) >> shift, ((r[1] - 1 - start) >> shift) + 1)
-
-
-def _merge(ranges: list[Range]) -> list[Range]:
-    """Overlapping or touching ranges as one, in order of address."""
-    spans: list[Range] = []
-    for start, end in sorted(set(ranges)):
-        if spans and start <= spans[-1][1]:
-            spans[-1] = spans[-1][0], max(end, spans[-1][1])
-        else:
-            spans.append((start, end))
-    return spans
+    def _pieces(self, r: Range) -> slice:
+        return slice(self._number[r[0]], self._number[r[1]])
 
 
 @dataclass(eq=False)
@@ -106,7 +85,7 @@ class PhaseTable:
         self.seconds = float("inf")  # of the last run
         self.interruptible = True
         self.launches = lowering.launches
-        self._records: list[tuple[Longs, CpuLaunch]] = []
+        self._records: list[tuple[Longs, list[int], list[CpuLaunch]]] = []  # see `launch_at`
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None
@@ -149,9 +128,11 @@ class PhaseTable:
             self.parts.append((None, some, self._encode(some, uses, error_slot)))
 
     def launch_at(self, record: int) -> CpuLaunch | None:
-        for records, launch in self._records:
-            if 0 <= record - records.ctypes.data < records.nbytes:
-                return launch
+        """The launch that has the record at an address."""
+        for records, first_bytes, launches in self._records:
+            offset = record - int(records.ctypes.data)
+            if 0 <= offset < records.nbytes:
+                return launches[bisect_right(first_bytes, offset) - 1]
         return None
 
     def _encode(
@@ -166,18 +147,21 @@ class PhaseTable:
         number = {launch: i for i, launch in enumerate(launches)}
         size = max(map(replica_bytes, made), default=0)
         memory = [zeroed(size) for _ in range(self.n_threads)]
-        addresses = [int(m.ctypes.data) for m in memory]
-        table = np.zeros((len(launches), loop.LAUNCH_WORDS), np.int64)
-        for row, launch in zip(table, launches, strict=True):
+        addresses = np.array([m.ctypes.data for m in memory], np.int64)
+        made_records = [thread_records(la, uses.get(la), addresses, error_slot) for la in launches]
+        records = np.concatenate([one.reshape(-1) for one in made_records])
+        first_bytes = list(accumulate((one.nbytes for one in made_records), initial=0))[:-1]
+        base = int(records.ctypes.data)
+        rows = []
+        for launch, one, first_byte in zip(launches, made_records, first_bytes, strict=True):
             assert launch.kernel is not None
-            use = uses.get(launch)
-            records = thread_records(launch, use, addresses, error_slot)
-            stride = records.strides[0] if len(records) > 1 else 0
-            replica = 0 if use is None else number[use.launch]
+            stride = one.strides[0] if len(one) > 1 else 0
+            replica = number[uses[launch].launch] if launch in uses else 0
             n_chunks = launch.whole or launch.chunks
-            row[:] = launch.kernel.address, records.ctypes.data, n_chunks, stride, replica
-            self._keep.append((launch.kernel, launch.node.buffer))
-            self._records.append((records, launch))
+            rows.append((launch.kernel.address, base + first_byte, n_chunks, stride, replica))
+        table = np.array(rows, np.int64)  # [launches, LAUNCH_WORDS]
+        self._records.append((records, first_bytes, launches))
+        self._keep.append([launch.node.buffer for launch in launches])
         shared = launches[: sizes.sum()]
         begins = shares(np.array([launch.chunks for launch in shared]), first, self.n_threads)
         begins += np.array([launch.first for launch in shared])[:, None]

@@ -136,7 +136,7 @@ def _may_move(reader: CpuLaunch, ranges: list[Range]) -> bool:
 
 
 def thread_records(
-    launch: CpuLaunch, use: ReplicaUse | None, memory: list[int], error_slot: int
+    launch: CpuLaunch, use: ReplicaUse | None, memory: npt.NDArray[np.int64], error_slot: int
 ) -> npt.NDArray[np.int64]:
     """The records of a launch: one, or one per thread if it uses the threads' own memory.
 
@@ -152,10 +152,10 @@ def thread_records(
     records = np.repeat(words[None], len(memory), axis=0)
     at = integer_places(type(launch.params))
     at = [*at, DST] if launch is use.launch else [*at, *range(SRC0, len(words), TENSOR_WORDS)]
-    found, mine = words.tolist(), np.array(memory)
+    found, offset = words.tolist(), 0
     for r in use.launch.writes:
-        for word in at:
-            if r in use.ranges and r[0] <= found[word] < r[1]:
-                records[:, word] += mine - r[0]
-        mine += _aligned(r)
+        for word in at if r in use.ranges else ():
+            if r[0] <= found[word] < r[1]:
+                records[:, word] += memory + (offset - r[0])
+        offset += _aligned(r)
     return records
