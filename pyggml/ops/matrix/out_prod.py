@@ -60,6 +60,9 @@ OUT_PROD = define_op(
         case(arg(17, 5, 1, 2), arg(9, 5, 3, 4)),
         case(arg(65, 17), arg(17, 33, permute=(1, 0, 2, 3))),
         case(arg(32, 3, 7, permute=(0, 2, 1, 3)), arg(9, 7, 3)),
+        case(arg(150, 600), arg(300, 600)),  # several pieces, panels and blocks
+        case(arg(150, 300, 2), arg(300, 70, 4, permute=(1, 0, 2, 3))),
+        case(arg(256, 300, type=QUANTS[1]), arg(300, 300)),
         case(arg(65, 17, type=F16), arg(33, 17)),
         *(case(arg(64, 17, 1, 2, type=t), arg(5, 17, 2, 2)) for t in QUANTS),
         *(case(arg(256, 5, type=t), arg(3, 5)) for t in OTHER_QUANTS),

@@ -1,16 +1,20 @@
-"""OUT_PROD: a row of the result is a sum of rows of ``a``, weighted by a column of ``b``.
+"""OUT_PROD: a matmul over rows, ``b.T @ a``, with the register tile of MUL_MAT.
 
-Access: the result's row stays in cache while the rows of ``a`` are read front to back; ``b`` may
-have any strides. Quantized rows are decoded into scratch, again for each row of the result.
+A chunk is a block of 64 to 256 rows of the result times some panels of 16 columns of ``a``: 256
+rows of a panel at a time are copied next to each other (quantized ones are decoded), and multiplied
+while they are in cache; the sums of such pieces are added in order. A column of ``b`` must have no
+gaps: those of a transposed tensor have none, others are transposed into work memory first.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
 from .....ops.op import ALL_FLOATS
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -22,43 +26,120 @@ from ...abi import (
     load_f32,
     nb,
     ne,
-    nrows,
     params_of,
-    row_address,
 )
 from ...codec import DECODED
-from ...codec.rows import Decoder, decode_columns
-from ...compile.lowering import CpuLowering, lowers
+from ...codec.rows import decode_columns
+from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F16, F32, load_elem, store_elem
-from .weights import decoder_of, tile_kind
+from ...weights.layout import ROWS
+from .weights import (
+    RESULTS_BYTES,
+    decoder_of,
+    reg_tile,
+    tile_kind,
+    tile_size,
+    tiles_for,
+    weight_traits,
+)
+
+_LEAST_ROWS, _MOST_ROWS = 64, 256  # of the result in a chunk: for many threads, and for few
+_WIDTH = 64  # columns of a chunk, where there are enough for several chunks
+_PIECE = 256  # rows of ``a`` that are multiplied at a time
+_COLUMN = 4 * ROWS  # bytes of a row of a panel
+_PANEL = _COLUMN * _PIECE
+
+
+class OutProd(NamedTuple):
+    """The values of OUT_PROD."""
+
+    traits: int  # of F32 weights
+    decoder: int  # address of the function that decodes columns of ``a``, or 0
+    width: int  # columns of a chunk, a multiple of 16
+    blocks: int  # of rows of the result
+    x: int  # address of b's columns
+    nb1: int  # bytes from one of them to the next, and between matrices
+    nb2: int
+    nb3: int
+
+
+class Columns(NamedTuple):
+    """The values of ``columns_f32``: the address of the transposed matrices."""
+
+    out: int
+
+
+@kernel
+def columns_f32(node, chunk, n_chunks, scratch):
+    """Transpose the matrices of SRC1, 16 columns at a time."""
+    p, n, n2 = ne(node, SRC1, 0), ne(node, SRC1, 1), ne(node, SRC1, 2)
+    out, parts = params_of(node, Columns).out, (p + ROWS - 1) // ROWS
+    units = parts * n2 * ne(node, SRC1, 3)
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        matrix = u // parts
+        first = (u - matrix * parts) * ROWS
+        x = data(node, SRC1) + matrix % n2 * nb(node, SRC1, 2) + matrix // n2 * nb(node, SRC1, 3)
+        y = f32_ptr(out + 4 * n * (matrix * p + first))
+        for j in range(n):
+            row = x + j * nb(node, SRC1, 1)
+            for i in range(min(ROWS, p - first)):
+                y[i * n + j] = load_f32(row + (first + i) * nb(node, SRC1, 0))
 
 
 @cache
 def out_prod_kernel(kind: int) -> CpuKernel:
     """The kernel of ``a``'s type, F32 for rows that are decoded."""
+    size = GGMLType(kind).type_size
 
     def out_prod(node, chunk, n_chunks, scratch):
-        m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
+        v = params_of(node, OutProd)
+        traits, width, blocks, decoder = v.traits, v.width, v.blocks, v.decoder
+        m, p, n = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         n2, n3 = ne(node, DST, 2), ne(node, DST, 3)
-        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            rest = r // p
-            i1, i2, i3 = r - rest * p, rest % n2, rest // n2
-            x = data(node, SRC0) + i2 // (n2 // ne(node, SRC0, 2)) * nb(node, SRC0, 2)
-            x += i3 // (n3 // ne(node, SRC0, 3)) * nb(node, SRC0, 3)
-            weights = data(node, SRC1) + i1 * nb(node, SRC1, 0)
-            weights += i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
-            y = row_address(node, DST, r)
-            total_row = f32_ptr(y)
-            for i in range(m):
-                total_row[i] = 0.0
-            for j in range(n):
-                w = load_f32(weights + j * nb(node, SRC1, 1))
-                row = x + j * nb(node, SRC0, 1)
-                if kind == F32 and params_of(node, Decoder).decoder != 0:
-                    decode_columns(params_of(node, Decoder).decoder, row, scratch, m, 0)
-                    row = scratch
-                for i in range(m):
-                    store_elem(F32, y, i, total_row[i] + w * load_elem(kind, row, i))
+        places, panels = (m + width - 1) // width, scratch + RESULTS_BYTES
+        decoded = panels + width // ROWS * _PANEL
+        units = places * blocks * n2 * n3
+        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            rest = u // places
+            column, matrix = (u - rest * places) * width, rest // blocks
+            block = rest - matrix * blocks
+            i2, i3 = matrix % n2, matrix // n2
+            t0, t1 = first_row(p, block, blocks), first_row(p, block + 1, blocks)
+            columns = min(width, m - column)
+            a = data(node, SRC0) + i2 // (n2 // ne(node, SRC0, 2)) * nb(node, SRC0, 2)
+            a += i3 // (n3 // ne(node, SRC0, 3)) * nb(node, SRC0, 3)
+            x = v.x + i2 * v.nb2 + i3 * v.nb3
+            out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3) + 4 * column
+            for j0 in range(0, max(n, 1), _PIECE):
+                piece = min(_PIECE, n - j0)
+                for j in range(piece):
+                    row = a + (j0 + j) * nb(node, SRC0, 1)
+                    if decoder != 0:
+                        decode_columns(decoder, row, decoded, columns, column)
+                        row = decoded
+                    else:
+                        row += column * size
+                    for c in range(0, columns, ROWS):
+                        panel = panels + c // ROWS * _PANEL + j * _COLUMN
+                        for r in range(min(ROWS, columns - c)):
+                            store_elem(F32, panel, r, load_elem(kind, row, c + r))
+                t = t0
+                while t < t1:  # the rows of x stay in L1 for all panels
+                    tokens, which = tile_size(traits, t1 - t)
+                    place = x + t * v.nb1 + 4 * j0
+                    for c in range(0, columns, ROWS):
+                        panel, some = panels + c // ROWS * _PANEL, min(ROWS, columns - c)
+                        reg_tile(traits, which, panel, place, v.nb1, scratch, piece, 0)
+                        for k in range(tokens):
+                            tile = f32_ptr(scratch + _COLUMN * k)
+                            y = f32_ptr(out + (t + k) * nb(node, DST, 1) + 4 * c)
+                            if j0 == 0:
+                                for r in range(some):
+                                    y[r] = tile[r]
+                            else:
+                                for r in range(some):
+                                    y[r] += tile[r]
+                    t += tokens
 
     return kernel(out_prod, f"out_prod_{GGMLType(kind).name.lower()}")
 
@@ -70,8 +151,38 @@ def _supports(node: Tensor) -> bool:
 
 @lowers("OUT_PROD", _supports)
 def _lower_out_prod(lowering: CpuLowering, node: Tensor) -> None:
-    a = node.src[0]
-    chunks = lowering.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    kernel = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
-    params = Decoder(decoder_of(a.type, ALL_FLOATS))
-    lowering.launch(kernel, node, params, chunks, scratch=4 * a.ne[0])
+    a, b = node.src
+    work = []
+    if b.nb[1] == 4:
+        x, nb1, nb2, nb3 = b.data, b.nb[0], b.nb[2], b.nb[3]
+    else:
+        p, n, n2, n3 = b.ne
+        columns = lowering.take(max(1, 4 * b.nelements))
+        units = ceil_div(p, ROWS) * n2 * n3
+        chunks = max(1, min(units, b.nelements // GRAIN, 8 * lowering.n_threads))
+        lowering.launch(
+            columns_f32, node, Columns(columns.address), chunks, src=(None, b), writes=columns
+        )
+        work, x, nb1 = [columns], columns.address, 4 * n
+        nb2, nb3 = nb1 * p, nb1 * p * n2
+    floats = Tensor(GGMLType.F32, a.ne)  # what the tile multiplies
+    wide = node.ne[0] >= 2 * _WIDTH
+    width = max(_WIDTH if wide else ROWS, a.type.block_size)
+    places = ceil_div(node.ne[0], width) * node.ne[2] * node.ne[3]
+    least, most = (max(1, ceil_div(node.ne[1], rows)) for rows in (_MOST_ROWS, _LEAST_ROWS))
+    blocks = max(least, min(most, ceil_div(4 * lowering.n_threads, places)))
+    params = OutProd(
+        weight_traits(lowering, floats, *tiles_for(floats, ceil_div(node.ne[1], blocks))),
+        decoder_of(a.type, ALL_FLOATS), width, blocks, x, nb1, nb2, nb3,
+    )  # fmt: skip
+    units = places * blocks
+    macs = node.nelements * a.ne[1]
+    chunks = max(1, min(units, macs // (1 << 17), 16 * lowering.n_threads))
+    lowering.launch(
+        out_prod_kernel(tile_kind(a.type, ALL_FLOATS)),
+        node,
+        params,
+        chunks,
+        work=work,
+        scratch=RESULTS_BYTES + width // ROWS * _PANEL + 4 * width,
+    )
