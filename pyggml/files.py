@@ -279,16 +279,17 @@ def _locked(path: Path, flags: int) -> int | None:
 
 def _delete_abandoned(folder: Path, prefix: str | None = None) -> None:
     """Delete temporary files of ended processes; with ``prefix`` also such folders."""
+    working = None if prefix is None else re.compile(_working_name(prefix))
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            is_folder = prefix is not None and _is_working(entry.name, prefix)
+            is_folder = working is not None and working.fullmatch(entry.name) is not None
             if is_folder or _TEMPORARY.fullmatch(entry.name):
                 with contextlib.suppress(OSError):  # another user's, or already deleted
                     _delete_if_abandoned(Path(entry.path), is_folder)
 
 
-def _is_working(name: str, prefix: str) -> bool:
-    return re.fullmatch(f"{re.escape(prefix)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}", name) is not None
+def _working_name(prefix: str) -> str:
+    return f"{re.escape(prefix)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"
 
 
 def _delete_if_abandoned(path: Path, is_folder: bool) -> None:
