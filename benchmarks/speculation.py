@@ -1,12 +1,17 @@
 """Measures generation with drafts beside generation without, on a chat model.
 
     python -m benchmarks.speculation [MODEL.gguf] [--threads 2] [--rounds 5] [--drafters suffix]
+    python -m benchmarks.speculation --drafters --head eagle3.gguf --lengths 0 2 4 --cpu-time
 
 A line a model in results/speculation.jsonl: for each task and drafter the tokens/s without and with
-drafts, ``ratio`` as the median over rounds in turns, the accepted share of drafted tokens, and the
-time of the drafter, in which a draft model also reads the prompt. The tasks quote their prompt (an
-edit of a file) or do not (a story, an explanation). Every text is compared with the one without
-drafts.
+drafts, ``ratio`` as the median over rounds in turns, the accepted share of drafted tokens, by
+position too (``at``), and the time of the drafter, in which a draft model also reads the prompt.
+The tasks quote their prompt (an edit of a file) or do not (a story, an explanation). Every text is
+compared with the one without drafts.
+
+``--head`` is an EAGLE-3 head, with a context of its own that keeps hidden states, and ``--lengths``
+are fixed lengths of its drafts, 0 for the adaptive one. On a machine that does other work too,
+``--cpu-time`` counts the process's own seconds; with one thread they are those of an idle one.
 """
 
 from __future__ import annotations
@@ -15,10 +20,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.bench_model import head, save
+from benchmarks.bench_model import head as of_machine
+from benchmarks.bench_model import save
 from pyllama import Context, Model
 from pyllama.engine import Engine, Request
 from pyllama.hub.demo import demo_model_path
@@ -29,6 +36,7 @@ from pyllama.speculative import (
     PromptLookup,
     Speculation,
     SuffixDecoding,
+    eagle3_drafter,
     self_draft,
 )
 
@@ -85,30 +93,48 @@ DRAFTERS: dict[str, Callable[[Context], Any]] = {  # of a target
 }
 
 
-def generated(context: Context, request: Request, drafter: Any) -> tuple[list[int], float, Any]:
+class Drafted(NamedTuple):
+    """A drafter for a context, and the fixed length of its drafts; 0: it adapts."""
+
+    context: Context
+    drafter: Any = None
+    length: int = 0
+
+    def speculation(self) -> Speculation | None:
+        if self.drafter is None:
+            return None
+        if self.length:
+            return Speculation(self.drafter, self.length, adaptive=False)
+        return Speculation(self.drafter)
+
+
+def generated(
+    drafted: Drafted, request: Request, clock: Callable[[], float]
+) -> tuple[list[int], float, Any]:
     """The tokens, their number per second after the first, and the statistics."""
+    context, speculation = drafted.context, drafted.speculation()
     context.kv.clear()
-    speculation = None if drafter is None else Speculation(drafter)
     tokens: list[int] = []
     start = 0.0
     for event in Engine(context, speculation=speculation).run(request):
         tokens += event.tokens
-        start = start or time.perf_counter()
-    speed = (len(tokens) - 1) / (time.perf_counter() - start)
+        start = start or clock()
+    speed = (len(tokens) - 1) / (clock() - start)
     return tokens, speed, None if speculation is None else speculation.stats
 
 
 def measure(
-    context: Context, request: Request, drafters: dict[str, Callable[[Context], Any]], rounds: int
-) -> dict[str, Any]:
+    context: Context, request: Request, drafters: dict[str, Callable[[], Drafted]], rounds: int,
+    clock: Callable[[], float],
+) -> dict[str, Any]:  # fmt: skip
     """Speeds of a task without drafts and with each drafter."""
     speeds: dict[str, list[float]] = {"plain": [], **{name: [] for name in drafters}}
     stats: dict[str, Any] = {}
     for number in range(rounds + 1):
-        text, speed, _ = generated(context, request, None)
+        text, speed, _ = generated(Drafted(context), request, clock)
         measured = {"plain": speed}
         for name, make in drafters.items():
-            tokens, measured[name], stats[name] = generated(context, request, make(context))
+            tokens, measured[name], stats[name] = generated(make(), request, clock)
             if tokens != text and request.sampling.temp == 0:
                 raise SystemExit(f"{name}: the text is not the one without drafts")
         for name, value in measured.items() if number else ():  # the first round compiles
@@ -123,6 +149,7 @@ def measure(
             "ratio": round(statistics.median(ratios), 3),
             "drafted": one.n_drafted,
             "accepted": round(one.n_accept / max(one.n_drafted, 1), 3),
+            "at": [round(n / max(one.n_drafts, 1), 3) for n in one.accepted_at[:8]],
             "draft_s": round(one.draft_s, 4),
         }
     return found
@@ -134,21 +161,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", "--n-predict", type=int, default=200)
-    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=[*DRAFTERS])
+    parser.add_argument("--drafters", nargs="*", choices=DRAFTERS, default=[*DRAFTERS])
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[0])
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--request", help="in place of the tasks")
     args = parser.parse_args()
+    clock = time.process_time if args.cpu_time else time.perf_counter
     model = Model.load(args.model or demo_model_path(), n_threads=args.threads)
     context = Context(model, n_ctx=2048, n_threads=args.threads)
-    line: dict[str, Any] = {}
-    for name, (question, answer) in TASKS.items():
+    drafters: dict[str, Callable[[], Drafted]] = {
+        name: partial(lambda make: Drafted(context, make(context)), DRAFTERS[name])
+        for name in args.drafters
+    }
+    if args.head is not None:
+        own = Context(model, n_ctx=2048, n_threads=args.threads)
+        head = eagle3_drafter(own, args.head)
+        for n in args.lengths:
+            drafters[f"EAGLE-3 head, {n or 'adaptive'}"] = partial(Drafted, own, head, n)
+    line: dict[str, Any] = {"clock": "cpu"} if args.cpu_time else {}
+    tasks = TASKS if args.request is None else {args.request: (args.request, "")}
+    for name, (question, answer) in tasks.items():
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
         tokens = model.tokenizer.encode(prompt, add_special=False, parse_special=True)
         request = Request(
             tokens, SamplingParams(temp=0.0), max_tokens=args.n_predict, stop=("```",)
         )
-        drafters = {one: DRAFTERS[one] for one in args.drafters}
-        line[name] = measure(context, request, drafters, args.rounds)
+        line[name] = measure(context, request, drafters, args.rounds, clock)
         print(name, line[name])
-    save(head(model, args.threads) | line, "speculation.jsonl")
+    save(of_machine(model, args.threads) | line, "speculation.jsonl")
 
 
 if __name__ == "__main__":
