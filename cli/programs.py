@@ -36,6 +36,7 @@ COMMANDS = {
         "export-lora": ".commands.quantize:export_lora",
         "quantize": ".commands.quantize:command",
         "imatrix": ".commands.imatrix:command",
+        "cvector-generator": ".commands.imatrix:cvector_generator",
         "gguf": ".commands.gguf:command",
         "powerinfer": ".commands.powerinfer:command",
     },

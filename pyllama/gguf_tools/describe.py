@@ -35,6 +35,7 @@ def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> d
         "parts": [str(part.path) for part in file.parts],
         "metadata": {key: _entry(file, i, key, arrays) for i, key in enumerate(file.value_types)},
         **_sparse(file),
+        **_adapter(file),
         "types": _totals(file),
     }
     if tensors:
@@ -87,6 +88,33 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
     if not isinstance(threshold, int | float):
         threshold = None
     return {"sparse": {"threshold": threshold, "down_transposed": down, "predictor_ranks": ranks}}
+
+
+def _adapter(file: GGUFFile) -> dict[str, Any]:
+    """Return what a LoRA adapter or a control vector changes; {} for other files."""
+    base = file.metadata.get("general.architecture")
+    if base == "controlvector":
+        hint = file.metadata.get("controlvector.model_hint")
+        layers = (re.fullmatch(r"direction\.([0-9]{1,6})", name) for name in file.tensors)
+        found: dict[str, Any] = {"layers": sorted(int(match[1]) for match in layers if match)}
+        return {"adapter": {"kind": "control vector", "architecture": hint} | found}
+    if file.metadata.get("adapter.type") != "lora":
+        return {}
+    alpha = file.metadata.get("adapter.lora.alpha")
+    tokens = file.metadata.get("adapter.alora.invocation_tokens")
+    ranks = {
+        name.removesuffix(".lora_b"): info.ne[0]
+        for name, info in file.tensors.items()
+        if name.endswith(".lora_b")
+    }
+    found = {
+        "kind": "LoRA",
+        "architecture": base,
+        "alpha": alpha if isinstance(alpha, int | float) else None,
+        "ranks": ranks,
+        "invocation_tokens": tokens.tolist() if isinstance(tokens, np.ndarray) else [],
+    }
+    return {"adapter": found}
 
 
 def _layers(file: GGUFFile, part: str) -> list[int]:

@@ -18,9 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.interface import Backend, Bytes, WeightUse
 from pyggml.buffer import HOST, HostBuffer
+from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.tensor import Tensor
+from pyggml.host import advise_hugepages
+from pyggml.ops.matrix.lora import PANEL
+from pyggml.quants import quantize
+from pyggml.rounding import ceil_div
+from pyggml.tensor import BufferType, Tensor
 
 Floats = npt.NDArray[Any]  # float32 or float16
 EMBEDDING = "token_embd.weight"
@@ -56,7 +63,7 @@ def layer_output(i: int) -> str:
 
 
 class BankTerm(NamedTuple):
-    """The matrices of all adapters of one tensor, as sources of LORA_SHRINK and LORA_EXPAND."""
+    """The matrices of all adapters of one tensor, as sources of LORA."""
 
     a: Tensor | None
     b: Tensor
@@ -65,60 +72,103 @@ class BankTerm(NamedTuple):
 
 
 class AdapterBank:
-    """The matrices of some adapters in host memory.
+    """The matrices of some adapters, in host memory in the order in which a graph reads them.
 
-    They are F32 where the tensor that they change is F32, else F16.
+    They are F32 where the tensor that they change is F32, and Q8_0 where it is quantized; else, and
+    where blocks do not fit, F16.
 
     Args:
         adapters: their terms, which have been checked against the model.
         weights: the model's.
+        backend: on which LORA runs.
 
     Attributes:
         n: number of adapters.
         terms: by the name of the tensor.
+
+    Raises:
+        AllocError: they do not fit into memory.
     """
 
-    def __init__(self, adapters: Sequence[Terms], weights: Mapping[str, Tensor]) -> None:
-        self.n = len(adapters)
-        self.terms = {
-            name: _joined(name, [terms.get(name) for terms in adapters], weights)
-            for name in dict.fromkeys(name for terms in adapters for name in terms)
-        }
+    def __init__(
+        self, adapters: Sequence[Terms], weights: Mapping[str, Tensor], backend: Backend
+    ) -> None:
+        self.n, self._backend = len(adapters), backend
+        self._contexts: dict[BufferType, Context] = {}
+        self._values: list[tuple[Tensor, Bytes]] = []
+        self._small: dict[bytes, Tensor] = {}
+        found = {name for terms in adapters for name in terms}
+        names = [*(name for name in weights if name in found), *sorted(found - weights.keys())]
+        parts = {name: [terms.get(name) for terms in adapters] for name in names}
+        types = {name: weights[name].type if name in weights else GGMLType.F32 for name in names}
+        a = {name: self._a(name, parts[name], types[name]) for name in names}
+        b = {name: self._b(name, parts[name], types[name]) for name in names}
+        self.terms = {name: BankTerm(a[name], b[name], *self._of(parts[name])) for name in names}
+        for buft, ctx in self._contexts.items():
+            buffer = alloc_ctx_tensors(ctx, buft)
+            if isinstance(buffer, HostBuffer):
+                advise_hugepages(buffer.mem)
+        for _ in backend.set_weights(self._values):
+            pass
+        self._values.clear()
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the matrices."""
-        pairs = ((term.a, term.b) for term in self.terms.values())
-        return sum(t.nbytes for pair in pairs for t in pair if t is not None)
+    def _a(self, name: str, parts: Sequence[LowRank | None], kind: GGMLType) -> Tensor | None:
+        given = [part.a for part in parts if part is not None and part.a is not None]
+        if not given:
+            return None
+        a = np.concatenate(given, -1 if name == EMBEDDING else -2, dtype=np.float32)
+        if kind.is_quantized:
+            in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
+            kind = kind if in_blocks else GGMLType.F16
+        return self._tensor(f"{name}.lora_a", a, kind)
+
+    def _b(self, name: str, parts: Sequence[LowRank | None], kind: GGMLType) -> Tensor:
+        given = [_panels(part.b.astype(np.float32)) for part in parts if part is not None]
+        b = np.concatenate(given, -2)
+        if kind.is_quantized and all(part is None or part.rank % 2 == 0 for part in parts):
+            return self._tensor(f"{name}.lora_b", b.reshape(*b.shape[:-2], -1, 2 * PANEL), kind)
+        return self._tensor(f"{name}.lora_b", b, GGMLType.F16 if kind.is_quantized else kind)
+
+    def _of(self, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
+        """Spans and gains, one tensor for all matrices with equal ones."""
+        spans = np.cumsum([0, *(0 if part is None else part.rank for part in parts)])
+        gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
+        made = []
+        for values, kind in ((spans.astype(np.int32), GGMLType.I32), (gains, GGMLType.F32)):
+            key = kind.name.encode() + values.tobytes()
+            if key not in self._small:
+                self._small[key] = self._store(kind.name, kind, values.shape, values)
+            made.append(self._small[key])
+        return made[0], made[1]
+
+    def _tensor(self, name: str, values: Floats, kind: GGMLType) -> Tensor:
+        if np.abs(values).max(initial=0) > _MAX_F16:
+            kind = GGMLType.F32
+        if kind.is_quantized:
+            data = quantize(values, GGMLType.Q8_0)
+            return self._store(name, GGMLType.Q8_0, values.shape, data)
+        if kind is GGMLType.F32:
+            return self._store(name, kind, values.shape, values)
+        return self._store(name, GGMLType.F16, values.shape, values.astype(np.float16))
+
+    def _store(self, name: str, kind: GGMLType, shape: tuple[int, ...], data: Floats) -> Tensor:
+        """A tensor whose memory is allocated, and filled with ``data``, with that of the others."""
+        op = "GET_ROWS" if name.startswith(EMBEDDING) else "LORA"
+        a, b, c, d = (*shape[::-1], *(1,) * (4 - len(shape)))
+        ne = a, b, c, d
+        layouts = self._backend.layouts(WeightUse(kind, ne, frozenset([op])))
+        buft = layouts[0].buft if name.endswith(".lora_a") else HOST
+        ctx = self._contexts.setdefault(buft, Context(no_alloc=True))
+        tensor = ctx.new_tensor(kind, ne).set_name(name)
+        self._values.append((tensor, data.reshape(-1).view(np.uint8)))
+        return tensor
 
 
-def _joined(name: str, parts: Sequence[LowRank | None], weights: Mapping[str, Tensor]) -> BankTerm:
-    given = [part for part in parts if part is not None]
-    spans = np.cumsum([0, *(0 if part is None else part.rank for part in parts)]).astype(np.int32)
-    gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
-    weight = weights.get(name)
-    exact = weight is None or weight.type is GGMLType.F32
-    b = [part.b.swapaxes(-1, -2) for part in given]  # a column of B is a row
-    a = [part.a for part in given if part.a is not None]
-    return BankTerm(
-        _tensor(f"{name}.lora_a", a, -1 if name == EMBEDDING else -2, exact) if a else None,
-        _tensor(f"{name}.lora_b", b, -2, exact),
-        _host(spans, GGMLType.I32, f"{name}.spans"),
-        _host(gains, GGMLType.F32, f"{name}.gains"),
-    )
-
-
-def _tensor(name: str, parts: Sequence[Floats], axis: int, exact: bool) -> Tensor:
-    large = any(np.abs(part).max(initial=0) > _MAX_F16 for part in parts)
-    kind = GGMLType.F32 if exact or large else GGMLType.F16
-    dtype = np.float32 if kind is GGMLType.F32 else np.float16
-    return _host(np.concatenate([part.astype(dtype) for part in parts], axis), kind, name)
-
-
-def _host(values: npt.NDArray[Any], type: GGMLType, name: str) -> Tensor:
-    """A tensor of its own buffer."""
-    values = np.ascontiguousarray(values)
-    tensor = Tensor(type, (*values.shape[::-1], *(1,) * (4 - values.ndim)))
-    buffer = HostBuffer(values.reshape(-1).view(np.uint8), HOST)
-    tensor.buffer, tensor.data = buffer, buffer.base
-    return tensor.set_name(name)
+def _panels(b: Floats) -> Floats:
+    """A matrix B as LORA reads it: [.., n_out, rank] -> [.., rank * panels, 16]."""
+    *experts, m, rank = b.shape
+    n = ceil_div(m, PANEL)
+    padded = np.zeros((*experts, n * PANEL, rank), np.float32)
+    padded[..., :m, :] = b
+    columns = padded.reshape(*experts, n, PANEL, rank).swapaxes(-1, -2)
+    return columns.reshape(*experts, n * rank, PANEL)

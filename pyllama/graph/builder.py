@@ -315,15 +315,12 @@ class GraphBuilder:
         term, scales = self.adapters.terms.get(name), self._row_scales
         if term is None or scales is None:
             return y
-        ctx, h = self.ctx, None
-        if x is not None and term.a is not None:
-            h = ops.lora_shrink(ctx, term.a, x, scales, term.spans, ids)
-        elif term.a is not None:
-            h = ops.get_rows(ctx, term.a, self.tokens)
-        if h is not None:
-            h = h.set_name(f"{y.name}_lora_a")
-        change = term.b, scales, term.spans, term.gains, h, ids
-        return ops.lora_expand(ctx, y, *change).set_name(f"{y.name}_lora")
+        a = term.a
+        if a is not None and x is None:  # of embeddings, whose rows are products
+            x = ops.get_rows(self.ctx, a, self.tokens).set_name(f"{y.name}_lora_a")
+            a = None
+        change = term.b, scales, term.spans, term.gains, a, x, ids
+        return ops.lora(self.ctx, y, *change).set_name(f"{y.name}_lora")
 
     def add_residual(self, x: Tensor, residual: Tensor, name: str) -> Tensor:
         """``x`` times ``residual_scale``, plus the residual."""
@@ -586,6 +583,7 @@ class GraphBuilder:
         """The columns of the tokens in ``out_ids``; all that follows is about these."""
         if self._row_scales is not None and self._row_scales is self.adapter_scales:
             self._row_scales = ops.get_rows(self.ctx, self._row_scales, self.out_ids)
+            self.graph.build_forward_expand(self._row_scales)  # not between a matmul and its LORA
         return ops.get_rows(self.ctx, x, self.out_ids)
 
     def output(self, x: Tensor) -> Tensor:

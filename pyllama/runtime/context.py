@@ -141,7 +141,10 @@ class Context:
             AllocError: it does not fit into memory; nothing has changed.
         """
         with self._lock.mutex:
-            bank = AdapterBank([one.terms for one in adapters], self._weights) if adapters else None
+            bank = None
+            if adapters:
+                terms = [one.terms for one in adapters]
+                bank = AdapterBank(terms, self._weights, self.sched.backends[-1])
             before, self._bank = self._bank, bank
             try:
                 if bank is not None:

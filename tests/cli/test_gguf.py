@@ -17,6 +17,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 
 from ..pyggml.gguf.sample import write_sample
+from ..pyllama.adapters import write_lora, write_vector
 from ..pyllama.models import random_weights, write_model
 from .gguf_tool import SPEC, run, script, write_tiny
 
@@ -255,3 +256,29 @@ def test_bad_files_are_one_line(tmp_path: Path) -> None:
         result = run(*args, tmp_path / "none.gguf", *more, code=1)
         text = result.stdout if args == ["validate"] else result.stderr
         assert "no such file" in text and len(text.strip().splitlines()) == 1
+
+
+def test_dump_says_what_an_adapter_changes(tmp_path: Path) -> None:
+    terms = {
+        "blk.0.attn_q.weight": (np.ones((4, 32), np.float32), np.ones((32, 4), np.float32)),
+        "blk.1.ffn_up.weight": (np.ones((8, 32), np.float32), np.ones((48, 8), np.float32)),
+    }
+    tokens = {"adapter__alora__invocation_tokens": np.array([5, 7], np.uint32)}
+    lora = write_lora(tmp_path / "a.gguf", "llama", terms, 16, **tokens)
+    said = (
+        "LoRA of llama models: alpha 16; rank 4 (blk.0.attn_q.weight), rank 8 "
+        "(blk.1.ffn_up.weight); aLoRA, invoked by the tokens 5, 7"
+    )
+    assert f"* {said}\n" in run("dump", lora).stdout
+    assert f"\n{said}\n" in run("dump", "--markdown", lora).stdout
+    assert json.loads(run("dump", "--json", lora).stdout)["adapter"] == {
+        "kind": "LoRA",
+        "architecture": "llama",
+        "alpha": 16.0,
+        "ranks": {"blk.0.attn_q.weight": 4, "blk.1.ffn_up.weight": 8},
+        "invocation_tokens": [5, 7],
+    }
+    vector = write_vector(tmp_path / "v.gguf", 32, 5)
+    assert (
+        "* control vector of llama models: directions of layers 1-4\n" in run("dump", vector).stdout
+    )

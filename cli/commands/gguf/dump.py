@@ -61,6 +61,8 @@ def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
     yield _headline(found)
     if "sparse" in found:
         yield f"* {_sparse(found['sparse'])}"
+    if "adapter" in found:
+        yield f"* {_adapter(found['adapter'])}"
     yield f"* {len(found['metadata'])} metadata entries"
     for key, entry in found["metadata"].items():
         kind, n, value = _shown(entry, arrays)
@@ -87,6 +89,8 @@ def _markdown(found: dict[str, Any], arrays: bool) -> Iterator[str]:
     yield from (f"# {Path(found['filename']).name}", "", _headline(found)[2:], "")
     if "sparse" in found:
         yield from (_sparse(found["sparse"]), "")
+    if "adapter" in found:
+        yield from (_adapter(found["adapter"]), "")
     yield from ("## Metadata", "")
     rows = []
     for key, entry in found["metadata"].items():
@@ -134,6 +138,23 @@ def _sparse(found: dict[str, Any]) -> str:
         f"ffn_down_t in layers {_spans(found['down_transposed']) or 'none'}; "
         f"predictor ranks {', '.join(predictors) or 'none'}"
     )
+
+
+def _adapter(found: dict[str, Any]) -> str:
+    what = f"{found['kind']} of {visible(str(found['architecture']), limit=_LONG)} models"
+    if "layers" in found:
+        return f"{what}: directions of layers {_spans(found['layers']) or 'none'}"
+    of_rank: dict[int, list[str]] = {}
+    for name, rank in found["ranks"].items():
+        of_rank.setdefault(rank, []).append(name)
+    ranks = (
+        f"rank {rank} ({', '.join(names) if len(names) <= _FEW else f'{len(names)} matrices'})"
+        for rank, names in sorted(of_rank.items())
+    )
+    alpha, tokens = found["alpha"], found["invocation_tokens"]
+    invoked = f"; aLoRA, invoked by the tokens {', '.join(map(str, tokens))}" if tokens else ""
+    shown = "none" if alpha is None else f"{alpha:g}"
+    return f"{what}: alpha {shown}; {visible(', '.join(ranks) or 'no matrices')}{invoked}"
 
 
 def _spans(layers: Sequence[int]) -> str:

@@ -107,7 +107,7 @@ class CpuBackend(Backend):
             return ()
         tensor = Tensor(use.type, use.ne)
         plain = WeightLayout(HOST, tensor.nbytes)
-        if not REPACK.accepts(tensor) or not use.ops or not use.ops <= READS_INTERLEAVED:
+        if not REPACK.accepts(tensor) or not use.ops or not use.ops <= READS_INTERLEAVED.keys():
             return (plain,)
         return WeightLayout(REPACK, REPACK.alloc_size(tensor)), plain
 

@@ -19,7 +19,7 @@ PROMPT = "The quick brown fox"
 @pytest.fixture
 def adapted(serve: Serve, model: Model, tmp_path: Path) -> TestClient:
     """A server with a LoRA adapter that is applied, another, and a control vector."""
-    client, loaded = serve(slot_save_path=tmp_path), []
+    client, loaded = serve(slot_save_path=tmp_path, pooling="mean"), []
     context, hp = client.served.engine.context, model.hparams  # type: ignore[attr-defined]
     for i in range(2):
         terms = random_terms(adaptable(model), hp.n_vocab, rank=4, seed=i, size=2.0)
@@ -67,6 +67,20 @@ def test_wrong_factors_change_nothing(adapted: TestClient, lora: Any) -> None:
         reply = adapted.post(path, json=body)
         assert reply.status_code == 400 and "\n" not in reply.json()["error"]["message"]
     assert adapted.get("/lora-adapters").json() == before
+
+
+def test_embeddings_with_adapters(adapted: TestClient) -> None:
+    def vector(**more: Any) -> list[float]:
+        reply = adapted.post("/v1/embeddings", json={"input": PROMPT, **more})
+        assert reply.status_code == 200, reply.text
+        found: list[float] = reply.json()["data"][0]["embedding"]
+        return found
+
+    applied, plain = vector(), vector(lora=[{"id": 0, "scale": 0}])
+    other = vector(lora=[{"id": 1, "scale": 1.0}])
+    assert applied != plain != other and vector(lora=[{"id": 0, "scale": 1}]) == applied
+    reply = adapted.post("/v1/embeddings", json={"input": PROMPT, "lora": [{"id": 9, "scale": 1}]})
+    assert reply.status_code == 400 and "no adapter 9" in reply.json()["error"]["message"]
 
 
 def test_a_slot_file_belongs_to_its_adapters(adapted: TestClient) -> None:

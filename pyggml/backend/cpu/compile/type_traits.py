@@ -34,7 +34,7 @@ class TypeTraits:
         self, numbers: Mapping[int, int], functions: Mapping[int, Callable[[], CpuKernel]]
     ) -> None:
         self._functions = functions
-        self._words = np.zeros(1 + max(*numbers, *functions), np.int64)
+        self._words = np.zeros(1 + max([*numbers, *functions]), np.int64)
         for place, number in numbers.items():
             self._words[place] = number
         self.address = int(self._words.ctypes.data)

@@ -4,7 +4,7 @@
     squares_f32(x, n)                              # of their squares
     max_f32(x, n)                                  # the largest: LLVM vectorises no maximum
     dot_f32(F16, x, y, n)                          # of n F16 or F32 with n float32
-    add_rows(F16, rows, factors, n_rows, x, y, n)  # y = x + sum of factors times rows
+    add_columns(Q8_0, columns, factors, n, y, ahead)   # y += sum of factors times columns
 
 LLVM would choose the number of partial sums by the width of the host's vectors. Here they are 32:
 column i belongs to sum i % 32; four vectors of 8 are added in pairs, then halves to halves; the
@@ -22,20 +22,25 @@ from llvmlite import ir
 from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
+from ....dtype import GGMLType
+from ....rounding import ceil_div
 from .isa import fma, load_floats, widen
 from .vector import (
+    F16,
     F32,
-    broadcast_f32,
+    LINE,
+    at,
+    broadcast,
     const,
     counted_loop,
     f32,
+    i8,
     i16,
     i32,
-    i64,
     item_at,
     load,
     part_of,
-    pieces,
+    prefetch_lines,
     splat,
     store,
     times,
@@ -45,6 +50,7 @@ from .vector import (
 Value = Any
 Step = Callable[[Value, Value, Value], Value]
 _SUMS = 32
+Q8_0 = int(GGMLType.Q8_0)
 
 
 def _add(b: Value, total: Value, x: Value) -> Value:
@@ -123,26 +129,53 @@ def dot_f32(b: Value, kind: int, x: Value, y: Value, n: Value) -> Value:
     return _reduced(b, n, many, one, _add, 0.0)
 
 
-@intrinsic_from_ir(literals=1, args=(types.int64,) * 6)
-def add_rows(
-    b: Value, kind: int, rows: Value, factors: Value, n_rows: Value, x: Value, y: Value, n: Value
+@intrinsic_from_ir(literals=1, args=(types.int64,) * 5)
+def add_columns(
+    b: Value, kind: int, columns: Value, factors: Value, n: Value, y: Value, ahead: Value
 ) -> None:
-    """``y = x + sum of factors[r] * row r`` of ``n`` columns; y may be x.
+    """``y += sum of factors[i] * column i``, of ``n`` columns of 16 values: F32, F16 or Q8_0.
+
+    Two columns are a block of Q8_0. Column i belongs to sum i % 4; the last n % 4 are added to
+    their total.
 
     Args:
-        rows: address of the addresses of rows of a type, F16 or F32.
-        factors: address of float32.
+        factors, y: addresses of float32.
+        ahead: bytes from a column to the line that is prefetched with it.
     """
-    for offset, size in pieces(b, n, (_SUMS, 8, 1)):
-        place = offset if kind == F32 else b.lshr(offset, const(1))
+    two = 34 if kind == Q8_0 else 2 * 16 * (4 if kind == F32 else 2)  # bytes of two columns
 
-        def add(
-            r: Value, carried: list[Value], place: Value = place, size: int = size
-        ) -> list[Value]:
-            row = b.add(load(b, item_at(b, rows, r, 8), i64), place)
-            factor = broadcast_f32(b, item_at(b, factors, r, 4), size)
-            return [fma(b, load_floats(b, kind, row, size), factor, carried[0])]
+    def column(i: Value, half: int, total: Value) -> Value:
+        """``total`` plus column 2 i + half."""
+        factor = load(b, at(b, item_at(b, factors, i, 8), 4 * half), f32)
+        place = item_at(b, columns, i, two)
+        if kind != Q8_0:
+            values = load_floats(b, kind, at(b, place, half * two // 2), 16)
+        else:
+            factor = b.fmul(factor, widen(b, F16, load(b, place, i16)))
+            codes = load(b, at(b, place, 2 + 16 * half), vec(i8, 16))
+            values = b.sitofp(b.sext(codes, vec(i32, 16)), vec(f32, 16))
+        return fma(b, values, broadcast(b, factor, 16), total)
 
-        (change,) = counted_loop(b, n_rows, [splat(f32, size, 0.0)], add)
-        before = load(b, b.add(x, offset), vec(f32, size))
-        store(b, b.fadd(before, change), b.add(y, offset))
+    def four(i: Value, sums: list[Value]) -> list[Value]:
+        first = times(b, i, 2)
+        start = b.add(item_at(b, columns, first, two), ahead)
+        prefetch_lines(b, start, ceil_div(2 * two, LINE), 3)
+        pairs = [(b.add(first, const(k // 2)), k % 2) for k in range(4)]
+        return [column(*pair, x) for pair, x in zip(pairs, sums, strict=True)]
+
+    fours = b.lshr(n, const(2))
+    sums = counted_loop(b, fours, [splat(f32, 16, 0.0)] * 4, four)
+    total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
+    done, left = b.shl(fours, const(1)), b.and_(n, const(3))
+
+    def pair(i: Value, carried: list[Value]) -> list[Value]:
+        return [column(b.add(done, i), 1, column(b.add(done, i), 0, carried[0]))]
+
+    (total,) = counted_loop(b, b.lshr(left, const(1)), [total], pair)
+    done = b.add(done, b.lshr(left, const(1)))
+
+    def last(i: Value, carried: list[Value]) -> list[Value]:
+        return [column(done, 0, carried[0])]
+
+    (total,) = counted_loop(b, b.and_(left, const(1)), [total], last)
+    store(b, b.fadd(load(b, y, vec(f32, 16)), total), y)

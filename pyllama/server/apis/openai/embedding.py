@@ -14,10 +14,12 @@ from starlette.responses import Response
 from ....embeddings import normalize
 from ....engine import Event
 from ....engine import Request as EngineRequest
+from ....runtime.adapters import Adapter
 from ...http.sse import finished, long_response, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
-from ...request.request_options import default_options
+from ...request.request_options import default_options, read_scales
+from ...worker.adapters import factors
 from ...worker.choice import Choice, Piece
 from ...worker.served import ServedModel, check_number
 from ...worker.stream import Stream
@@ -97,7 +99,10 @@ async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> R
     def prepare() -> tuple[Stream, list[Embedded]]:
         if openai:
             _dimensions(served, fields)  # a wrong number is found now
-        return submit(served, _inputs(served, fields), pooling)
+        lora, adapters = fields.get("lora", [], list), None
+        if lora:
+            adapters = factors(served.engine.context, read_scales(lora, "Field 'lora'"))
+        return submit(served, _inputs(served, fields), pooling, adapters)
 
     stream, texts = await served.prepare(prepare)
     write = _openai if openai else _plain
@@ -156,9 +161,15 @@ def _entry(entry: Any) -> Any:
 
 
 def submit(
-    served: ServedModel, prompts: Sequence[list[int]], pooling: str
+    served: ServedModel,
+    prompts: Sequence[list[int]],
+    pooling: str,
+    adapters: Mapping[Adapter, float] | None = None,
 ) -> tuple[Stream, list[Embedded]]:
     """Queue the embeddings of some texts.
+
+    Args:
+        adapters: with their factors; None for those that the context applies.
 
     Raises:
         ApiError: a text is too long, or not made of tokens of the model.
@@ -170,7 +181,9 @@ def submit(
         served.check(prompt)
     deadline = served.options.deadline_s
     requests = [
-        EngineRequest(prompt, pooling=pooling, progress=True, deadline_s=deadline)
+        EngineRequest(
+            prompt, pooling=pooling, progress=True, deadline_s=deadline, adapters=adapters
+        )
         for prompt in prompts
     ]
     return served.runner.submit(requests, texts), texts

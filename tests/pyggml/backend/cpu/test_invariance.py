@@ -50,13 +50,13 @@ def _out_prod(ctx: Context, x: Tensor) -> Tensor:
 
 
 def _adapters(ctx: Context, x: Tensor) -> Tensor:
-    """Two adapters of all rows: products of rows, then sums of rows."""
-    rng, n_rows = np.random.default_rng(1), x.ne[1]
-    low = [ctx.from_numpy(rng.standard_normal((9, x.ne[0]), np.float32)) for _ in range(2)]
+    """Two adapters of all rows."""
+    rng, n_rows, k = np.random.default_rng(1), x.ne[1], x.ne[0]
+    a = ctx.from_numpy(rng.standard_normal((9, k), np.float32))
+    b = ctx.from_numpy(rng.standard_normal(((k + 15) // 16 * 9, 16), np.float32))
     scales = ctx.from_numpy(np.full((n_rows, 2), (0.5, -1), np.float32))
     spans, gains = ctx.from_numpy(np.array([0, 4, 9], np.int32)), ctx.from_numpy(np.ones(2, "f4"))
-    h = ops.lora_shrink(ctx, low[0], x, scales, spans)
-    return ops.lora_expand(ctx, x, low[1], scales, spans, gains, h)
+    return ops.lora(ctx, x, b, scales, spans, gains, a, x)
 
 
 BUILDS: dict[str, Build] = {

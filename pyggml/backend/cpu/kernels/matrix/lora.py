@@ -1,18 +1,24 @@
-"""LORA_SHRINK and LORA_EXPAND: rows of a batch with the matrices of their adapters.
+"""LORA: the changes of rows by their adapters, in two launches or at the end of a matmul's.
 
-A unit is a part of a row: every ``parts``-th of its products, or 32 columns and more. Sums are
-taken in an order that depends on the adapters of the row alone.
-Access: an adapter's rows front to back; nothing of adapters that a row does not have.
+The first launch stores for each row of y, in work memory, what the second one needs: which columns
+of B it adds, and their factors ``scale gain (A x)``. A row there is the number of its adapters; for
+each of them the place of its columns in B (in bytes), their number, and the place of the factors in
+the row; then the factors. The second launch adds the columns, a panel of 16 rows of B at a time.
+MUL_MAT does it itself with each of its tiles, which are such panels (``add_changes``).
+
+Sums are taken in an order that depends on the adapters of the row alone.
+Access: an adapter's rows of A front to back; of B its columns of each panel, of which the next ones
+are prefetched. Nothing of adapters that a row does not have.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
-from .....compiler.jit import CpuKernel, inline, kernel
+from .....compiler.jit import CpuKernel, inline, kernel, named_kernel
 from .....dtype import GGMLType
-from .....ops.op import FLOATS
+from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...abi import (
     BAD_INDEX,
@@ -23,7 +29,6 @@ from ...abi import (
     SRC3,
     SRC4,
     SRC5,
-    SRC6,
     data,
     f32_ptr,
     first_row,
@@ -36,36 +41,69 @@ from ...abi import (
     row_address,
     set_error,
 )
+from ...atomics import call_address
 from ...compile.lowering import CpuLowering, lowers
-from ...simd.element import F32, copy_run
-from ...simd.total import add_rows, dot_f32
-from ..span import columns
+from ...compile.type_traits import TypeTraits, trait
+from ...compile.work import WorkRange
+from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
+from ...simd.total import add_columns
+from ...weights.buffer import is_repacked
+from ...weights.layout import QUANTIZED, ROWS, activation_bytes
+from ..quantize import add_quantize
+from .weights import (
+    AHEAD_ONE,
+    BLOCK_BYTES,
+    COLUMNS,
+    REG_TILE_1,
+    ROW_TILES,
+    layout_name,
+    reg_tile,
+    times_rows,
+    weight_traits,
+)
 
-_MACS = 1 << 13  # of a unit, at least
+_MACS = 1 << 12  # of a chunk, at least
+_WORDS = 3  # of an adapter in a row of factors
 
 
-class LoraParts(NamedTuple):
-    """The values of LORA_SHRINK and LORA_EXPAND."""
+class Factors(NamedTuple):
+    """The values of ``lora_factors``."""
 
+    out: int  # address of the rows of factors
+    stride: int  # bytes of one
+    n_rows: int
+    rank: int  # columns of all adapters
+    column_bytes: int  # of B, from one adapter's first column to the next one's
+    activations: int  # address of the quantized rows of x, 0: SRC4 is read
+    row_bytes: int  # of these
+    traits: int  # of A
+    plain: int  # whether A has ggml's layout
+
+
+class Changes(NamedTuple):
+    """The values of ``lora_changes``."""
+
+    factors: int
+    stride: int
+    traits: int  # of B
     parts: int  # of each row
 
 
 @inline
-def _matrix(node, low, ids, row):
-    """The address of a row's matrix: the only one, or that of its expert; 0: there is none."""
+def _expert(node, ids, row, n_expert):
+    """The number of a row's matrix, 0 without ids; -1: there is none, and the node has an error."""
     if data(node, ids) == 0:
-        return data(node, low)
-    expert = i32_ptr(data(node, ids))[row] + 0
-    if expert < 0 or expert >= ne(node, low, 2):
-        set_error(node, BAD_INDEX)
         return 0
-    return data(node, low) + expert * nb(node, low, 2)
+    expert = i32_ptr(data(node, ids))[row] + 0
+    if expert < 0 or expert >= n_expert:
+        set_error(node, BAD_INDEX)
+        return -1
+    return expert
 
 
 @inline
-def _ascend(node, rank):
+def _ascend(node, spans, n, rank):
     """Whether the spans ascend from 0 to ``rank``; else the node has an error."""
-    spans, n = i32_ptr(data(node, SRC3)), ne(node, SRC2, 0)
     legal = spans[0] == 0 and spans[n] == rank
     for j in range(n):
         legal = legal and spans[j] <= spans[j + 1]
@@ -74,97 +112,198 @@ def _ascend(node, rank):
     return legal
 
 
+@kernel
+def lora_factors(node, chunk, n_chunks, scratch):
+    """A chunk is every ``n_chunks``-th group of 16 rows of A, times a row of x.
+
+    SRC0 to SRC5: scales, spans, gains, A or nothing, x or nothing, ids or nothing.
+    Scratch: row pointers, products.
+    """
+    p = params_of(node, Factors)
+    n, per_token, traits = ne(node, SRC0, 0), p.n_rows // ne(node, SRC0, 1), p.traits
+    spans, gains = i32_ptr(data(node, SRC1)), f32_ptr(data(node, SRC2))
+    groups, values_at = (p.rank + ROWS - 1) // ROWS, 8 * (1 + _WORDS * n)
+    products, k, blocks, group_bytes = f32_ptr(scratch + TABLE_BYTES), ne(node, SRC3, 0), 0, 0
+    if traits != 0:
+        blocks = k // trait(traits, COLUMNS)
+        group_bytes = blocks * trait(traits, BLOCK_BYTES)
+    if not _ascend(node, spans, n, p.rank):
+        return
+    for u in range(chunk, p.n_rows * groups, n_chunks):
+        row = u // groups
+        begin = (u - row * groups) * ROWS
+        out, x, token = p.out + row * p.stride, data(node, SRC4), row // per_token
+        head, values = i64_ptr(out), f32_ptr(out + values_at)
+        scales = f32_ptr(data(node, SRC0) + 4 * n * token)
+        if x != 0:
+            x_row = row
+            if data(node, SRC5) != 0:
+                n_x = ne(node, SRC4, 1)
+                x_row = token * n_x + (row - token * per_token) % n_x
+            x = row_address(node, SRC4, x_row)
+            if p.activations != 0:
+                x = p.activations + x_row * p.row_bytes
+        a = data(node, SRC3)
+        if a != 0:
+            expert = _expert(node, SRC5, row, ne(node, SRC3, 2))
+            if expert < 0:
+                return
+            a += expert * (nb(node, SRC3, 2) if p.plain != 0 else groups * group_bytes)
+        count, multiplied = 0, False
+        for j in range(n):
+            first, end = spans[j] + 0, spans[j + 1] + 0
+            if scales[j] == 0 or first == end:
+                continue
+            if begin == 0:
+                words = _WORDS * count + 1
+                head[words] = first * p.column_bytes
+                head[words + 1] = end - first
+                head[words + 2] = values_at + 4 * first
+                count += 1
+            first, end = max(first, begin), min(end, begin + ROWS)
+            if first >= end:
+                continue
+            if a != 0 and not multiplied:
+                if p.plain != 0:
+                    set_row_pointers(scratch, a, nb(node, SRC3, 1), begin, p.rank)
+                    n_rows = min(ROWS, p.rank - begin)
+                    times_rows(traits, 1, scratch, n_rows, x, 0, scratch + TABLE_BYTES, 0, k)
+                else:
+                    ahead, group = trait(traits, AHEAD_ONE), a + begin // ROWS * group_bytes
+                    reg_tile(traits, REG_TILE_1, group, x, 0, scratch + TABLE_BYTES, blocks, ahead)
+                multiplied = True
+            factor = scales[j] * gains[j]
+            for r in range(first, end):
+                values[r] = factor
+                if a != 0:
+                    values[r] = factor * products[r - begin]
+                elif x != 0:
+                    values[r] = factor * f32_ptr(x)[r]
+        if begin == 0:
+            head[0] = count
+
+
 @cache
-def shrink_kernel(kind: int) -> CpuKernel:
-    """The kernel for matrices of a type."""
+def _adder(kind: int) -> CpuKernel:
+    """The function that ``add_changes`` calls, for B of a type."""
+    two = 2 * ROWS // GGMLType(kind).block_size * GGMLType(kind).type_size  # bytes of two columns
 
-    def lora_shrink(node, chunk, n_chunks, scratch):
-        k, rank, total = ne(node, SRC0, 0), ne(node, DST, 0), nrows(node, DST)
-        n, n_tokens, parts = ne(node, SRC2, 0), ne(node, SRC2, 1), params_of(node, LoraParts).parts
-        spans, n_used, n_b = i32_ptr(data(node, SRC3)), ne(node, DST, 1), ne(node, SRC1, 1)
-        units = total * parts
-        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
-            row = u // parts
-            part = u - row * parts
-            h = f32_ptr(data(node, DST) + row * nb(node, DST, 1))
-            scales = f32_ptr(data(node, SRC2) + 4 * n * (row // (total // n_tokens)))
-            a, x_row = _matrix(node, SRC0, SRC4, row), row
-            if data(node, SRC4) != 0:
-                token = row // n_used
-                x_row = token * n_b + (row - token * n_used) % n_b
-            x = row_address(node, SRC1, x_row)
-            for r in range(part, rank, parts):
-                h[r] = 0
-            if not _ascend(node, rank):
-                a = 0
-            for j in range(n if a != 0 else 0):
-                if scales[j] != 0:
-                    first = spans[j] + 0
-                    first += (part - first) % parts
-                    for r in range(first, spans[j + 1] + 0, parts):
-                        h[r] = dot_f32(kind, a + r * nb(node, SRC0, 1), x, k)
+    def add_changes(b, panel, factors, stride, tokens, tile):
+        for t in range(tokens):
+            row = factors + t * stride
+            head = i64_ptr(row)
+            for j in range(1, _WORDS * head[0] + 1, _WORDS):
+                rank = head[j + 1] + 0
+                columns, ahead = b + head[j] + panel * rank * two // 2, rank * two // 2
+                add_columns(kind, columns, row + head[j + 2], rank, tile + 4 * ROWS * t, ahead)
 
-    return kernel(lora_shrink, f"lora_shrink_{GGMLType(kind).name.lower()}")
+    return named_kernel(add_changes, GGMLType(kind).name)
 
 
 @cache
-def expand_kernel(kind: int) -> CpuKernel:
-    """The kernel for matrices of a type. Scratch: addresses and factors of a row's rows of b."""
-
-    def lora_expand(node, chunk, n_chunks, scratch):
-        m, total, rank = ne(node, DST, 0), nrows(node, DST), ne(node, SRC1, 1)
-        n, n_tokens, parts = ne(node, SRC2, 0), ne(node, SRC2, 1), params_of(node, LoraParts).parts
-        spans, gains = i32_ptr(data(node, SRC3)), f32_ptr(data(node, SRC4))
-        rows, factors, units = i64_ptr(scratch), f32_ptr(scratch + 8 * rank), total * parts
-        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
-            row = u // parts
-            begin, end = columns(m, u - row * parts, parts)
-            h = f32_ptr(data(node, SRC5) + row * nb(node, SRC5, 1))
-            scales = f32_ptr(data(node, SRC2) + 4 * n * (row // (total // n_tokens)))
-            b, count = _matrix(node, SRC1, SRC6, row), 0
-            if not _ascend(node, rank):
-                b = 0
-            for j in range(n if b != 0 else 0):
-                if scales[j] != 0:
-                    factor = scales[j] * gains[j]
-                    for r in range(spans[j] + 0, spans[j + 1] + 0):
-                        rows[count] = b + r * nb(node, SRC1, 1) + begin * (4 if kind == F32 else 2)
-                        factors[count] = factor * h[r] if data(node, SRC5) != 0 else factor
-                        count += 1
-            x = row_address(node, SRC0, row) + 4 * begin
-            y = row_address(node, DST, row) + 4 * begin
-            if count > 0:
-                add_rows(kind, scratch, scratch + 8 * rank, count, x, y, end - begin)
-            elif x != y:
-                copy_run(x, y, end - begin)
-
-    return kernel(lora_expand, f"lora_expand_{GGMLType(kind).name.lower()}")
+def _adder_traits(kind: int) -> TypeTraits:
+    return TypeTraits({}, {0: partial(_adder, kind)})
 
 
-def _parts(lowering: CpuLowering, macs: int, most: int, n_rows: int) -> tuple[int, int]:
-    """(parts of each row, chunks) for rows of so many multiply-adds."""
-    units = max(1, min(macs * n_rows // _MACS, 8 * lowering.n_threads))
-    parts = max(1, min(-(-units // max(n_rows, 1)), most))
-    return parts, max(1, min(units, parts * n_rows))
+@inline
+def add_changes(traits, b, panel, factors, stride, tokens, tile):
+    """Add to a tile, the 16 rows of a panel of some tokens, the changes by the adapters of each.
+
+    Args:
+        traits: of B, as of ``FactorRows``; ``b``: its address.
+        factors: address of the first token's row of factors; ``stride`` bytes to the next.
+    """
+    call_address(trait(traits, 0), (b, panel, factors, stride, tokens, tile))
 
 
-def _supports(node: Tensor) -> bool:
-    low = node.src[1 if node.op.name == "LORA_EXPAND" else 0]
-    return low.type in FLOATS
+@kernel
+def lora_changes(node, chunk, n_chunks, scratch):
+    """A chunk is a range of parts of rows: some panels each.
+
+    SRC0 to SRC2: y, B, ids or nothing. Scratch: a panel.
+    """
+    p = params_of(node, Changes)
+    m = ne(node, DST, 0)
+    panels = (m + ROWS - 1) // ROWS
+    units = nrows(node, DST) * p.parts
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        row = u // p.parts
+        part = u - row * p.parts
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        factors, b = p.factors + row * p.stride, data(node, SRC1)
+        expert = _expert(node, SRC2, row, ne(node, SRC1, 2))
+        if expert < 0:
+            return
+        b += expert * nb(node, SRC1, 2)
+        for g in range(first_row(panels, part, p.parts), first_row(panels, part + 1, p.parts)):
+            n, tile = min(ROWS, m - ROWS * g), f32_ptr(scratch)
+            source, target = f32_ptr(x + 4 * ROWS * g), f32_ptr(y + 4 * ROWS * g)
+            for i in range(n):
+                tile[i] = source[i]
+            add_changes(p.traits, b, g, factors, p.stride, 1, scratch)
+            for i in range(n):
+                target[i] = tile[i]
 
 
-@lowers("LORA_SHRINK", _supports)
-def _lower_shrink(lowering: CpuLowering, node: Tensor) -> None:
-    a = node.src[0]
-    parts, chunks = _parts(lowering, a.ne[0] * a.ne[1], a.ne[1], node.nrows)
-    made = shrink_kernel(int(a.type))
-    lowering.launch(made, node, LoraParts(parts), chunks)
+class FactorRows(NamedTuple):
+    """The rows of factors of a node, which its first launch has written."""
+
+    work: WorkRange
+    stride: int
+    traits: int  # of B
 
 
-@lowers("LORA_EXPAND", _supports)
-def _lower_expand(lowering: CpuLowering, node: Tensor) -> None:
-    b = node.src[1]
-    parts, chunks = _parts(lowering, b.ne[0] * b.ne[1], max(1, b.ne[0] // 32), node.nrows)
+def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
+    """Launch the products with A of a LORA."""
+    _, b, scales, spans, gains, a, x, ids = node.src
+    panels, n_rows = ceil_div(node.ne[0], ROWS), node.nrows
+    rank = b.ne[0] * b.ne[1] // (ROWS * panels)
+    stride = round_up(8 * (1 + _WORDS * scales.ne[0]) + 4 * rank, 64)
+    act, macs, traits, plain = [], rank * n_rows, 0, True
+    if a is not None:
+        macs, plain = macs * a.ne[0], not is_repacked(a)
+        traits = weight_traits(lowering, a, ROW_TILES + 1 if plain else REG_TILE_1)
+        if a.type in QUANTIZED:
+            act = [lowering.quantized(x, a.type.block_size, add_quantize)]
+    out = lowering.take(n_rows * stride)
+    params = Factors(
+        out=out.address,
+        stride=stride,
+        n_rows=n_rows,
+        rank=rank,
+        column_bytes=b.nb[2] // max(1, rank),
+        activations=act[0].address if act else 0,
+        row_bytes=activation_bytes(a.type, a.ne[0]) if act else 0,
+        traits=traits,
+        plain=plain,
+    )
     lowering.launch(
-        expand_kernel(int(b.type)), node, LoraParts(parts), chunks, scratch=12 * b.ne[1]
+        lora_factors,
+        node,
+        params,
+        min(n_rows * ceil_div(rank, ROWS), macs // _MACS, 8 * lowering.n_threads),
+        src=(scales, spans, gains, a, x, ids),
+        work=act,
+        writes=out,
+        scratch=TABLE_BYTES + 4 * ROWS,
+        variant=layout_name(a) if a is not None else "",
+    )
+    return FactorRows(out, stride, lowering.traits(_adder_traits(int(b.type)), 0))
+
+
+@lowers("LORA")
+def _lower_lora(lowering: CpuLowering, node: Tensor) -> None:
+    y, b, ids = node.src[0], node.src[1], node.src[7]
+    rows = factor_rows(lowering, node)
+    units = max(1, min(b.ne[0] * b.ne[1] * node.nrows // _MACS, 8 * lowering.n_threads))
+    parts = max(1, min(ceil_div(units, node.nrows), ceil_div(node.ne[0], ROWS)))
+    params = Changes(rows.work.address, rows.stride, rows.traits, parts)
+    lowering.launch(
+        lora_changes,
+        node,
+        params,
+        min(units, parts * node.nrows),
+        src=(y, b, ids),
+        work=[rows.work],
+        scratch=4 * ROWS,
     )

@@ -1,4 +1,4 @@
-"""MUL_MAT: weights times one or many tokens, with the residual or GLU after it.
+"""MUL_MAT: weights times one or many tokens, with the adapters, residual or GLU after it.
 
 A chunk is a range of 16-row groups times a range of up to 64 tokens; the weights of a group stay in
 L1 for all tokens of the chunk. Quantized weights are multiplied by int8 activations, made once per
@@ -14,6 +14,7 @@ tiles, and chunks begin at such multiples. All of these give the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -23,7 +24,21 @@ from .....ops.elementwise.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ....common.memory import overlap
-from ...abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
+from ...abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    SRC5,
+    data,
+    f32_ptr,
+    first_row,
+    nb,
+    ne,
+    params_of,
+)
 from ...compile.lowering import CpuLowering, fuses, lowers
 from ...compile.type_traits import trait
 from ...simd.element import F32, load_elem, store_elem
@@ -33,6 +48,7 @@ from ...weights.buffer import is_repacked
 from ...weights.layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..elementwise.elementwise import IDS, function
 from ..quantize import add_quantize, quantize_blocks, widened
+from .lora import add_changes, factor_rows
 from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,
@@ -63,6 +79,7 @@ _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # work of a thread's only chunk for a few tokens, at least
 _FEW_MACS = 1 << 20  # work of a chunk if a thread has several: some microseconds
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+_FACTORS = (("factors", "factor_bytes"), ("up_factors", "up_factor_bytes"))
 
 
 class MulMat(NamedTuple):
@@ -76,6 +93,12 @@ class MulMat(NamedTuple):
     traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit works; 0: it is not used
+    # Of LORA, for SRC4 and for the weights of ``up`` with SRC5: rows of factors, bytes of one
+    factors: int = 0  # 0: there is none
+    factor_bytes: int = 0
+    up_factors: int = 0
+    up_factor_bytes: int = 0
+    adapter_traits: int = 0
 
 
 @inline
@@ -111,6 +134,13 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):
         else:
             for r in range(rows):
                 y[r] = x[r]
+
+
+@inline
+def _add_changes(node, b, factors, factor_bytes, g, t, tokens, tile):
+    """Add the changes of group g by the adapters of tokens t, t + 1, .. to a tile."""
+    traits, rows = params_of(node, MulMat).adapter_traits, factors + t * factor_bytes
+    add_changes(traits, data(node, b), g, rows, factor_bytes, tokens, tile)
 
 
 @kernel
@@ -156,6 +186,8 @@ def mul_mat(node, chunk, n_chunks, scratch):
             decode_to_scratch(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
                 times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
+                if p.factors != 0:
+                    _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t0, 1, scratch)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
             pack_group(traits, table, k, packed)
@@ -165,6 +197,8 @@ def mul_mat(node, chunk, n_chunks, scratch):
             tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
             ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
             multiply(traits, which, w, y, stride, scratch, blocks, tokens, ahead, panel)
+            if p.factors != 0:
+                _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t, tokens, scratch)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
     stop_unit(traits, by_unit)
@@ -212,6 +246,10 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
                         traits, which, gate_w, x, stride, scratch, blocks, tokens, ahead, panel
                     )
                     multiply(traits, which, up_w, x, stride, up, blocks, tokens, ahead, panel)
+                    if p.factors != 0:
+                        _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t, tokens, scratch)
+                    if p.up_factors != 0:
+                        _add_changes(node, SRC5, p.up_factors, p.up_factor_bytes, g, t, tokens, up)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
@@ -258,14 +296,16 @@ def _chunks(lowering: CpuLowering, w: Tensor, n: int, batch: int, rows: int) -> 
 
 
 def _launch(
-    lowering: CpuLowering, node: Tensor, dst: Tensor, *add: Tensor, glu: CpuKernel | None = None
-) -> None:
+    lowering: CpuLowering, node: Tensor, dst: Tensor, *add: Tensor, glu: CpuKernel | None = None,
+    changed: Sequence[Tensor | None] = (),
+) -> None:  # fmt: skip
     """Launch a MUL_MAT with the nodes after it.
 
     Args:
         dst: the last of these.
         add: what is added; of GLU, the weights of ``up``.
         glu: the kernel of MUL_MAT, MUL_MAT and GLU.
+        changed: LORA of the product, and of that with ``up``.
     """
     w, x = node.src[0], node.src[1]
     plain = not is_repacked(w)
@@ -274,6 +314,7 @@ def _launch(
         act = [lowering.quantized(x, w.type.block_size, add_quantize)]
     elif x.type is not GGMLType.F32:
         act = [widened(lowering, x)]
+    rows = [change and factor_rows(lowering, change) for change in changed]
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(lowering, w, node.ne[1], batch, 32 if glu else ROWS)
     functions = tiles_for(w, node.ne[1])
@@ -292,13 +333,19 @@ def _launch(
         plain=plain,
         panel=panel,
     )
+    for one, (factors, n_bytes) in zip(rows, _FACTORS, strict=False):
+        if one is not None:
+            fields = {factors: one.work.address, n_bytes: one.stride, "adapter_traits": one.traits}
+            params = params._replace(**fields)
+    none = (None,) * (2 - len(add))
+    src = (w, x, *add, *none, *(change and change.src[1] for change in changed))
     lowering.launch(
         glu or mul_mat,
         dst,
         params,
         row_chunks * token_chunks * batch,
-        src=(w, x, *add),
-        work=act,
+        src=src,
+        work=[*act, *(one.work for one in rows if one is not None)],
         scratch=scratch,
         quantizes=glu is not None,
         streams=w,
@@ -328,38 +375,52 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
     return not any(overlap(total, t) for t in ([w] if w.type in QUANTIZED else [w, x]))
 
 
-@fuses("MUL_MAT", "ADD", "ADD")
-def _lower_mul_mat_add_add(
-    lowering: CpuLowering, node: Tensor, biased: Tensor, total: Tensor
+def _changes(product: Tensor, node: Tensor) -> bool:
+    """Whether a LORA is of a product, by matrices that MUL_MAT can add."""
+    return node.src[0] is product and node.src[7] is None and product.ne[2] * product.ne[3] == 1
+
+
+@fuses("MUL_MAT", "LORA", "MUL_MAT", "LORA", "GLU")
+def _lower_mul_mat_lora_glu(
+    lowering: CpuLowering, gate: Tensor, changed: Tensor, up: Tensor, up_changed: Tensor,
+    glu: Tensor,
+) -> bool:  # fmt: skip
+    return _lower_glu(lowering, (gate, up), (changed, up_changed), glu)
+
+
+@fuses("MUL_MAT", "LORA", "MUL_MAT", "GLU")
+def _lower_mul_mat_gate_lora_glu(
+    lowering: CpuLowering, gate: Tensor, changed: Tensor, up: Tensor, glu: Tensor
 ) -> bool:
-    """MUL_MAT that also adds a bias row and then a residual."""
-    bias, residual = _added(node, biased), _added(biased, total)
-    if bias is None or residual is None or not _may_add(node, total):
-        return False
-    if bias.nrows != 1 or residual.ne != node.ne or overlap(bias, total):
-        return False
-    _launch(lowering, node, total, bias, residual)
-    return True
+    return _lower_glu(lowering, (gate, up), (changed, None), glu)
 
 
-@fuses("MUL_MAT", "ADD")
-def _lower_mul_mat_add(lowering: CpuLowering, node: Tensor, total: Tensor) -> bool:
-    """MUL_MAT that also adds a residual or a bias row."""
-    other = _added(node, total)
-    if other is None or not _may_add(node, total):
-        return False
-    _launch(lowering, node, total, other)
-    return True
+@fuses("MUL_MAT", "MUL_MAT", "LORA", "GLU")
+def _lower_mul_mat_up_lora_glu(
+    lowering: CpuLowering, gate: Tensor, up: Tensor, changed: Tensor, glu: Tensor
+) -> bool:
+    return _lower_glu(lowering, (gate, up), (None, changed), glu)
 
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
 def _lower_mul_mat_glu(lowering: CpuLowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+    return _lower_glu(lowering, (gate, up), (None, None), glu)
+
+
+def _lower_glu(
+    lowering: CpuLowering, products: tuple[Tensor, Tensor],
+    changed: tuple[Tensor | None, Tensor | None], glu: Tensor,
+) -> bool:  # fmt: skip
     """Gate and up matmuls in one launch, which stores only the GLU of both."""
+    gate, up = products
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]
     if gate_w is None or up_w is None or x is None or up.src[1] is not x:
         return False
-    if glu.src[0] is not gate or glu.src[1] is not up or glu.op_params["swapped"]:
+    if any(c is not None and not _changes(y, c) for y, c in zip(products, changed, strict=True)):
+        return False
+    sources = tuple(c or y for y, c in zip(products, changed, strict=True))
+    if glu.src[:2] != sources or glu.op_params["swapped"]:
         return False
     if glu.op_params["kind"] not in GLU_ACTIVATIONS:
         return False
@@ -370,5 +431,43 @@ def _lower_mul_mat_glu(lowering: CpuLowering, gate: Tensor, up: Tensor, glu: Ten
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
     kernel = mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]])
-    _launch(lowering, gate, glu, up_w, glu=kernel)
+    _launch(lowering, gate, glu, up_w, glu=kernel, changed=changed)
     return True
+
+
+def _lower_sum(
+    lowering: CpuLowering, product: Tensor, changed: Tensor | None, *sums: Tensor
+) -> bool:
+    """MUL_MAT with LORA after it, or None, and with ADD of a bias and of a residual, or of one."""
+    if changed is not None and not _changes(product, changed):
+        return False
+    before, added = changed or product, []
+    for total in sums:
+        other = _added(before, total)
+        if other is None:
+            return False
+        added.append(other)
+        before = total
+    if not _may_add(product, before):
+        return False
+    if len(added) == 2:
+        bias, residual = added
+        if bias.nrows != 1 or residual.ne != product.ne or overlap(bias, before):
+            return False
+    _launch(lowering, product, before, *added, changed=() if changed is None else (changed,))
+    return True
+
+
+@fuses("MUL_MAT", "ADD")
+@fuses("MUL_MAT", "ADD", "ADD")  # registered first, so tried first
+def _lower_mul_mat_add(lowering: CpuLowering, node: Tensor, *sums: Tensor) -> bool:
+    return _lower_sum(lowering, node, None, *sums)
+
+
+@fuses("MUL_MAT", "LORA")
+@fuses("MUL_MAT", "LORA", "ADD")
+@fuses("MUL_MAT", "LORA", "ADD", "ADD")
+def _lower_mul_mat_lora(
+    lowering: CpuLowering, node: Tensor, changed: Tensor, *sums: Tensor
+) -> bool:
+    return _lower_sum(lowering, node, changed, *sums)

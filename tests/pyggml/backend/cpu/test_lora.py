@@ -1,0 +1,120 @@
+"""LORA at the end of matmuls: bits of separate launches, of tokens alone, of those without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import pyggml as ops
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.compile.program import compile_program
+from pyggml.backend.cpu.compile.work import WorkStore
+from pyggml.backend.cpu.run.pool import get_pool
+from pyggml.backend.cpu.weights.buffer import REPACK
+from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.ops.matrix.lora import PANEL
+from pyggml.quants import quantize
+from pyggml.tensor import Tensor
+from tests.pyggml.ops.harness import encoded
+
+Array = npt.NDArray[Any]
+N, N_FF, SPANS = 96, 192, np.array([0, 16, 22, 22, 28], np.int32)
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((9, N)).astype(np.float32)
+SCALES = np.where(RNG.random((9, 4)) < 0.5, RNG.uniform(0.5, 2, (9, 4)), 0).astype(np.float32)
+SCALES[[2, 5]] = 0
+SCALES[6:] = [0, 1, 0, 0.5]
+KINDS = [(GGMLType.F32, HOST), (GGMLType.Q4_1, REPACK), (GGMLType.Q4_1, HOST)]
+kinds = pytest.mark.parametrize(("kind", "buft"), KINDS, ids=lambda x: x.name)
+
+
+class Layer:
+    """A feed-forward part whose three matrices have adapters, or those of some names."""
+
+    def __init__(self, kind: GGMLType, buft: Any, adapted: str = "gate up down") -> None:
+        rng, self.ctx = np.random.default_rng(1), Context(no_alloc=True)
+        sizes = {"gate": (N, N_FF), "up": (N, N_FF), "down": (N_FF, N)}
+        self.w = {name: self.ctx.new_tensor_2d(kind, *ne) for name, ne in sizes.items()}
+        buffer = alloc_ctx_tensors(self.ctx, buft)
+        for t in self.w.values():
+            values = rng.standard_normal((t.ne[1], t.ne[0])).astype(np.float32) / 10
+            data = encoded(values, kind) if kind.is_quantized else values.view(np.uint8)
+            buffer.set_tensor(t, data.reshape(-1))
+        self.bias = rng.standard_normal(N).astype(np.float32)
+        low = GGMLType.Q8_0 if kind.is_quantized else GGMLType.F32
+        self.low, rank = {}, int(SPANS[-1])
+        for name in adapted.split():
+            k, m = sizes[name]
+            a = rng.standard_normal((rank, k)).astype(np.float32)
+            b = rng.standard_normal((m // PANEL * rank // 2, 2 * PANEL)).astype(np.float32)
+            pair = (a, b) if low is GGMLType.F32 else (quantize(a, low), quantize(b, low))
+            self.low[name] = k, m, pair
+        self.kind = low
+
+    def run(
+        self, x: Array, scales: Array, n_threads: int = 1, fusion: bool = True
+    ) -> tuple[Array, list[str]]:
+        """The result, and the names of the kernels."""
+        ctx = Context()
+        given = ctx.from_numpy(scales), ctx.from_numpy(SPANS)
+        gains = ctx.from_numpy(np.array([1, 0.5, 1, 2], np.float32))
+
+        def linear(name: str, x: Tensor) -> Tensor:
+            y = ops.mul_mat(ctx, self.w[name], x)
+            if name not in self.low:
+                return y
+            k, m, pair = self.low[name]
+            rank, width = int(SPANS[-1]), max(PANEL, self.kind.block_size)
+            low = [
+                ctx.new_tensor_2d(self.kind, k, rank),
+                ctx.new_tensor_2d(self.kind, width, m * rank // width),
+            ]
+            for t, values in zip(low, pair, strict=True):
+                assert t.buffer is not None
+                t.buffer.set_tensor(t, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+            return ops.lora(ctx, y, low[1], *given, gains, low[0], x)
+
+        inp = ctx.from_numpy(x)
+        gate, up = linear("gate", inp), linear("up", inp)
+        down = linear("down", ops.swiglu_split(ctx, gate, up))
+        node = ops.add(ctx, ops.add(ctx, down, ctx.from_numpy(self.bias)), inp)
+        graph = CGraph()
+        graph.build_forward_expand(node)
+        program = compile_program(
+            graph, n_threads, get_pool().error_slot, WorkStore(), fusion=fusion
+        )
+        get_pool().run(program)
+        return node.numpy().reshape(x.shape).copy(), [one.name for one in program.launches]
+
+
+@kinds
+def test_bits_of_each_token_alone(kind: GGMLType, buft: Any) -> None:
+    layer = Layer(kind, buft)
+    whole, names = layer.run(X, SCALES)
+    assert "lora_changes" not in names  # all are at the end of matmuls
+    if buft is REPACK:
+        assert [n for n in names if "mul_mat" in n] == ["mul_mat_glu_silu_q4_1_x16",
+                                                        "mul_mat_q4_1_x16"]  # fmt: skip
+    for i in range(len(X)):
+        assert layer.run(X[i : i + 1], SCALES[i : i + 1], 2)[0].tobytes() == whole[i].tobytes()
+    for n, n_threads, fusion in ((9, 2, False), (9, 7, True), (5, 3, True), (8, 1, False)):
+        got, _ = layer.run(X[:n], SCALES[:n], n_threads, fusion)
+        assert got.tobytes() == whole[:n].tobytes(), (n, n_threads, fusion)
+
+
+@kinds
+@pytest.mark.parametrize("adapted", ["gate", "up", "down", "gate down"])
+def test_tokens_without_adapters_keep_their_bits(kind: GGMLType, buft: Any, adapted: str) -> None:
+    plain, _ = Layer(kind, buft, "").run(X, SCALES, 2)
+    layer = Layer(kind, buft, adapted)
+    changed, _ = layer.run(X, SCALES, 2)
+    same = [a.tobytes() == b.tobytes() for a, b in zip(plain, changed, strict=True)]
+    assert same == [not row.any() for row in SCALES[:, [0, 1, 3]]]  # adapter 2 has no columns
+    assert layer.run(X, SCALES, 1, False)[0].tobytes() == changed.tobytes()
