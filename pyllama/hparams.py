@@ -65,6 +65,7 @@ KEYS: Values = {
     "n_dense_lead": Key("leading_dense_block_count", 0),
     "causal": Key("attention.causal", True),
     "pooling_type": Key("pooling_type", 0),
+    "head_pooling": Key("classifier.pooling_type", -1),
     "dense_2_feat_out": Key("dense_2_feat_out", 0),
     "dense_3_feat_out": Key("dense_3_feat_out", 0),
 }
@@ -135,6 +136,9 @@ class HParams:
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none
     dense_3_feat_out: int = 0
+    # index of POOLINGS: which rows the classification head reads; none: each, and the scores are
+    # averaged; -1: the first row, of a causal model the last
+    head_pooling: int = -1
     n_cls_out: int = 1  # outputs of the classification head, if the model has one
     head_act: str = "tanh"  # after the dense layer of the classification head
     softmax_scores: bool = False  # the scores of the classification head are probabilities

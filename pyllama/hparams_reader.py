@@ -62,6 +62,7 @@ _RANGES = {
     "dense_2_feat_out": (0, 1 << 20),
     "dense_3_feat_out": (0, 1 << 20),
     "pooling_type": (0, len(POOLINGS) - 1),
+    "head_pooling": (-1, POOLINGS.index("last")),
 }
 _FLOATS = (  # positive; positive or 0
     ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
@@ -110,8 +111,6 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
     labels = file.get_strings(f"{arch}.classifier.output_labels", None)
     got["n_cls_out"] = len(labels) if labels is not None and len(labels) else 1
-    head_pooling = file.get_int(f"{arch}.classifier.pooling_type", -1)
-    _check(file, head_pooling != 1, "classifier.pooling_type = 1 (mean)", "another")
     for name, value in declared.items():
         if callable(value):
             got[name] = value(got)
@@ -268,6 +267,8 @@ def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
 
 
 def _check_choices(file: GGUFFile, hp: HParams) -> None:
+    averages = POOLINGS[hp.head_pooling] in ("none", "mean") and hp.head_pooling >= 0
+    _check(file, not (hp.causal and averages), "a mean for its classification head", "another")
     for what, value, choices in (
         ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
         ("hidden_act", hp.hidden_act, ("", *ACTS)),

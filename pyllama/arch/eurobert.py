@@ -12,12 +12,16 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.tensors import GATED_FFN, QKV, tensors
-from ..hparams import Values
-from ..mapping.encoders import NOT_OF_ENCODERS
+from ..hparams import Key, Values
+from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier
 from ..mapping.rules import Config, Convert
 from . import llama
 
-HPARAMS: Values = {"encoder": True, "rope_neox": True}
+HPARAMS: Values = {
+    "encoder": True,
+    "rope_neox": True,
+    "head_act": Key("classifier.activation", "gelu_erf"),
+}
 
 TENSORS = tensors(
     {
@@ -38,13 +42,27 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    return llama.keys(config) | {"attention.causal": False, "rope.scaling.type": "none"}
+    keys = llama.keys(config) | {"attention.causal": False, "rope.scaling.type": "none"}
+    if not is_classifier(config):
+        return keys
+    pooling = _POOLINGS.index(str(config.get("classifier_pooling") or "late"))
+    return keys | classifier_keys(config) | {"classifier.pooling_type": pooling}
+
+
+_POOLINGS = ("late", "mean", "bos")  # in the order of ``POOLINGS``
 
 
 CONVERT = Convert(
-    models=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
-    tensors=llama.CONVERT.tensors,
+    models=(
+        "EuroBertModel", "EuroBertForMaskedLM", "EuroBertForSequenceClassification",
+        "JinaEmbeddingsV5Model",
+    ),
+    tensors={
+        **llama.CONVERT.tensors,
+        "dense.*": "cls.*",
+        "classifier.*": "cls.output.*",
+    },
     keys=_keys,
     ignored=NOT_OF_ENCODERS,
     prefix="model.",
-)
+)  # fmt: skip

@@ -15,9 +15,17 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
-from ..hparams import Got, Key, Values
-from ..mapping.encoders import NOT_OF_ENCODERS
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act, window_keys
+from ..hparams import POOLINGS, Got, Key, Values
+from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier, without_pooler
+from ..mapping.rules import (
+    Config,
+    Convert,
+    base_keys,
+    check_config,
+    float32,
+    hidden_act,
+    window_keys,
+)
 
 NAME = "modern-bert"
 
@@ -42,6 +50,8 @@ HPARAMS: Values = {
     "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
     "activation": Key("hidden_activation", "gelu"),
     "hidden_act": _hidden_act,
+    "head_act": Key("classifier.activation", "gelu_erf"),
+    "head_pooling": Key("classifier.pooling_type", POOLINGS.index("mean")),
 }
 
 TENSORS = tensors(
@@ -94,11 +104,20 @@ def _keys(config: Config) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": eps,
         "rope.scaling.type": "none",
         "hidden_activation": next(theirs for theirs, ours in _ACTS.items() if ours == act),
-    }  # fmt: skip
+    } | _head(config)  # fmt: skip
+
+
+def _head(config: Config) -> dict[str, Any]:
+    """The keys of a classifier's head; {} of other models."""
+    if not is_classifier(config):
+        return {}
+    check_config(config, classifier_activation="gelu")
+    pooling = POOLINGS.index(str(config.get("classifier_pooling") or "cls"))
+    return classifier_keys(config) | {"classifier.pooling_type": pooling}
 
 
 CONVERT = Convert(
-    models=("ModernBertModel", "ModernBertForMaskedLM"),
+    models=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
     tensors={
         "model.embeddings.tok_embeddings.weight": "token_embd.weight",
         "model.embeddings.norm.*": "token_embd_norm.*",
@@ -109,8 +128,12 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.Wi.*": "blk.{i}.ffn_up.*",
         "model.layers.{i}.mlp.Wo.*": "blk.{i}.ffn_down.*",
         "model.final_norm.*": "output_norm.*",
+        "head.dense.*": "cls.*",
+        "head.norm.*": "cls.norm.*",
+        "classifier.*": "cls.output.*",
     },
     keys=_keys,
-    ignored=(*NOT_OF_ENCODERS, "head.*", "decoder.*"),
+    change=without_pooler,
+    ignored=(*NOT_OF_ENCODERS, "decoder.*"),
     prefix="model.",
 )

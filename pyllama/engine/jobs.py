@@ -398,7 +398,12 @@ def make_runs(
         if pooling is not None:
             chain, pooled = (
                 _unused_chain(),
-                PooledRows(pooling, n_prompt, not context.hparams.reads_texts),
+                PooledRows(
+                    pooling,
+                    n_prompt,
+                    not context.hparams.reads_texts,
+                    averages_scores=context.hparams.head_pooling == 0,
+                ),
             )
         else:
             chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)

@@ -27,14 +27,17 @@ class PooledRows:
             first one if the model attends to later tokens.
         n_tokens: tokens of the text.
         causal: whether rows depend on earlier tokens only, so that the text may be cut.
+        averages_scores: whether ``rank`` averages the scores of all rows.
 
     Attributes:
         pooling: as given.
     """
 
-    def __init__(self, pooling: str, n_tokens: int, causal: bool) -> None:
+    def __init__(
+        self, pooling: str, n_tokens: int, causal: bool, averages_scores: bool = False
+    ) -> None:
         self.pooling, self._n_tokens, self._causal = pooling, n_tokens, causal
-        self._takes_all = pooling in ("none", "mean")
+        self._takes_all = pooling in ("none", "mean") or (pooling == "rank" and averages_scores)
         self._kept: list[Floats] = []  # the result's rows
         self._sum: npt.NDArray[np.float64] | None = None
         self._is_last = pooling == "last" or (pooling == "rank" and causal)

@@ -19,7 +19,7 @@ from pyggml.dtype import GGMLType
 from pyggml.tensor import Dims, Tensor
 
 from ..errors import ModelError
-from ..hparams import HParams
+from ..hparams import POOLINGS, HParams
 from ..kv.cache import KVCache
 from ..kv.distances import FARTHEST
 from ..kv.memory import HiddenReads, Memory
@@ -48,6 +48,8 @@ NEXTN_TENSORS = {  # of a layer of multi-token prediction as a model of its own,
 CLASSIFIER = {  # the head of a reranker, of any architecture; a dense layer and tanh come first
     "cls.weight?": ("n_embd", "n_embd"),
     "cls.bias?": ("n_embd",),
+    "cls.norm.weight?": ("n_embd",),
+    "cls.norm.bias?": ("n_embd",),
     f"{HEAD}?": ("n_embd", "n_cls_out"),
     "cls.output.bias?": ("n_cls_out",),
 }
@@ -575,9 +577,19 @@ class GraphBuilder:
         Shape:
             xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
         """
-        if i < self.hparams.n_layer - 1 or self.kv.reads:
+        if i < self.hparams.n_layer - 1 or self._has_all_rows:
             return xs
         return tuple(self.of_outputs(x) for x in xs)
+
+    @property
+    def _has_all_rows(self) -> bool:
+        """Whether the last layer has the rows of all tokens."""
+        return bool(self.kv.reads) or self._head_reads_mean
+
+    @property
+    def _head_reads_mean(self) -> bool:
+        """Whether the classification head reads the mean of a text's rows."""
+        return HEAD in self.weights and POOLINGS[self.hparams.head_pooling] == "mean"
 
     def of_outputs(self, x: Tensor) -> Tensor:
         """The columns of the tokens in ``out_ids``; all that follows is about these."""
@@ -595,12 +607,13 @@ class GraphBuilder:
             x [n_embd, n_outputs + n_embeddings], or [n_embd, T] where hidden states are kept ->
             [n_vocab, n_outputs]
         """
-        if self.kv.reads:
-            x = self.of_outputs(x)
+        rows = self._mean_of_text(x) if self._head_reads_mean else x
+        if self._has_all_rows:
+            x, rows = self.of_outputs(x), self.of_outputs(rows)
         if self.n_embeddings:
             self.embeddings = self._dense(x)
             if HEAD in self.weights:
-                self.scores = self._classify(x)
+                self.scores = self._classify(rows)
             if not self.n_outputs:
                 return self.embeddings
             x = ops.view_2d(self.ctx, x, x.ne[0], self.n_outputs, x.nb[1])
@@ -629,6 +642,18 @@ class GraphBuilder:
                 x = self.linear(x, name, f"result_{name}")
         return x
 
+    def _mean_of_text(self, x: Tensor) -> Tensor:
+        """The mean of each token's text, by attention whose scores are all 0.
+
+        Shape:
+            x [n_embd, T] -> the same
+        """
+        ctx, hp = self.ctx, self.hparams
+        heads = ops.reshape_3d(ctx, x, hp.head_dim, x.ne[0] // hp.head_dim, self.n_tokens)
+        heads = ops.permute(ctx, heads, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        mean = ops.flash_attn_ranges(ctx, heads, heads, heads, self.ranges[0], 0.0)
+        return ops.reshape_2d(ctx, mean, *x.ne[:2]).set_name("result_mean")
+
     def _classify(self, x: Tensor) -> Tensor:
         """The scores of the classification head: [n_embd, n] -> [n_cls_out, n].
 
@@ -637,6 +662,8 @@ class GraphBuilder:
         if "cls.weight" in self.weights:
             act = self.hparams.head_act
             x = ops.unary(self.ctx, self.linear(x, "cls", "cls"), act).set_name(f"cls_{act}")
+        if "cls.norm.weight" in self.weights:
+            x = self.layer_norm(x, "cls.norm", "cls_norm")
         x = self.linear(x, "cls.output", "cls_output")
         return ops.soft_max(self.ctx, x) if self.hparams.softmax_scores else x
 

@@ -59,7 +59,7 @@ class FakeModel:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
         self.hparams = SimpleNamespace(
             n_vocab=TOKENIZER.n_vocab, causal=True, pooling_type=0, has_encoder=False,
-            reads_texts=False, learned_positions=False,
+            reads_texts=False, learned_positions=False, head_pooling=-1,
         )  # fmt: skip
         self.closed = False
         self.given: dict[str, Any] = {}  # what it was loaded with

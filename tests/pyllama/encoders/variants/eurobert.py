@@ -27,5 +27,13 @@ VARIANTS = {
     "eurobert_masked_lm": {
         **_EURO, "architectures": ["EuroBertForMaskedLM"], "num_key_value_heads": 4,
     },
+    **{
+        f"eurobert_{pooling}": {
+            **_EURO, "architectures": ["EuroBertForSequenceClassification"],
+            "classifier_pooling": pooling, "id2label": {"0": "no", "1": "maybe", "2": "yes"},
+            "label2id": {"no": 0, "maybe": 1, "yes": 2},
+        }
+        for pooling in ("late", "mean", "bos")
+    },
 }  # fmt: skip
 LLAMA_CPP = ("eurobert", "eurobert_masked_lm")

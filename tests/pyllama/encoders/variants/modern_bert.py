@@ -35,6 +35,16 @@ VARIANTS = {
         **_MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True,
         "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING],
     },
+    "modern-bert_reranker": {
+        **_MODERN, "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "mean", "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
+    },
+    "modern-bert_labels": {
+        **_MODERN, "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "cls", "classifier_bias": True, "norm_bias": True,
+        "id2label": {"0": "no", "1": "maybe", "2": "yes"},
+        "label2id": {"no": 0, "maybe": 1, "yes": 2},
+    },
 }  # fmt: skip
 FILES = {
     "modern-bert": {
