@@ -19,7 +19,7 @@ from ..graph.encoder import post_norm_encoder
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import ENCODER, tensors
 from ..hparams import Key, Values
-from ..mapping.encoders import NOT_OF_ENCODERS, with_prefixes, without_pooler
+from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, with_prefixes, without_pooler
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
 from .bert import CONVERT as BERT
 
@@ -75,7 +75,7 @@ def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
 def _keys(config: Config) -> dict[str, Any]:
     check_config(config, position_embedding_type="alibi", feed_forward_type="geglu")
     check_config(config, is_decoder=False, add_cross_attention=False)
-    return {"attention.causal": False, **base_keys(config)}
+    return {"attention.causal": False, **base_keys(config), **classifier_keys(config)}
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
@@ -88,7 +88,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 _LAYER = "encoder.layer.{i}"
 CONVERT = Convert(
-    models=("JinaBertModel", "JinaBertForMaskedLM"),
+    models=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
     tensors={
         **BERT.tensors,
         **with_prefixes(

@@ -74,9 +74,10 @@ def _nomic_experts(config: Config, w: Weights, name: str, x: torch.Tensor) -> to
 
 
 def _embed(config: Config, w: Weights, tokens: torch.Tensor, norm: str) -> torch.Tensor:
-    """Embeddings of tokens and of the first type, normed."""
+    """Embeddings of tokens and of their types, normed; a classifier's second text has type 1."""
     x = w["embeddings.word_embeddings.weight"][tokens]
-    x = x + w["embeddings.token_type_embeddings.weight"][0]
+    ends = (tokens == config.get("sep_token_id", -1)).long()
+    x = x + w["embeddings.token_type_embeddings.weight"][(ends.cumsum(0) - ends).clamp(max=1)]
     return _norm(w, norm, x, config.get("layer_norm_eps") or config["layer_norm_epsilon"])
 
 
@@ -111,7 +112,8 @@ def jina_bert_v3(config: Config, w: Weights, tokens: torch.Tensor) -> torch.Tens
 
 
 def jina_bert_v2(config: Config, w: Weights, tokens: torch.Tensor) -> torch.Tensor:
-    """Both codes: that of text, and that of code with norms of queries and keys."""
+    """Both codes: that of text, and that of code with norms of queries and keys; a classifier."""
+    w = {name.removeprefix("bert."): x for name, x in w.items()}
     eps, n_head, n = config["layer_norm_eps"], config["num_attention_heads"], len(tokens)
     slopes = 2 ** (-8 * (torch.arange(n_head) + 1) / n_head)  # of a power of two heads
     distances = (torch.arange(n)[:, None] - torch.arange(n)).abs()
@@ -136,6 +138,8 @@ def jina_bert_v2(config: Config, w: Weights, tokens: torch.Tensor) -> torch.Tens
             gate, up = _linear(w, f"{layer}.mlp.gated_layers", out).chunk(2, -1)
             x = _linear(w, f"{layer}.mlp.wo", F.gelu(gate) * up) + out
             x = _norm(w, f"{layer}.mlp.layernorm", x, eps)
+    if "classifier.weight" in w:
+        return _linear(w, "classifier", _linear(w, "pooler.dense", x[:1]).tanh())
     return x
 
 

@@ -24,7 +24,11 @@ _JINA: dict[str, Any] = {
 VARIANTS = {
     "jina-bert-v2": _JINA,
     "jina-bert-v2_code": {**_JINA, "architectures": ["JinaBertModel"], "layer_norm_eps": 1e-5},
-}
+    "jina-bert-v2_labels": {
+        **_JINA, "architectures": ["JinaBertForSequenceClassification"], "sep_token_id": 3,
+        "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1},
+    },
+}  # fmt: skip
 _ENCODER = {
     "embeddings.word_embeddings.weight": [512, 64],
     "embeddings.token_type_embeddings.weight": [2, 64],
@@ -62,5 +66,10 @@ SHAPES = {
             for end in ("weight", "bias")
         },
     },
+}
+SHAPES["jina-bert-v2_labels"] = {
+    **{f"bert.{name}": shape for name, shape in SHAPES["jina-bert-v2"].items()},
+    "classifier.weight": [2, 64],
+    "classifier.bias": [2],
 }
 LLAMA_CPP = ("jina-bert-v2", "jina-bert-v2_code")
