@@ -267,8 +267,8 @@ def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
 
 
 def _check_choices(file: GGUFFile, hp: HParams) -> None:
-    averages = POOLINGS[hp.head_pooling] in ("none", "mean") and hp.head_pooling >= 0
-    _check(file, not (hp.causal and averages), "a mean for its classification head", "another")
+    averages = hp.causal and POOLINGS[hp.head_pooling] in ("none", "mean")
+    _check(file, not averages, f"classifier.pooling_type = {hp.head_pooling}", "another")
     for what, value, choices in (
         ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
         ("hidden_act", hp.hidden_act, ("", *ACTS)),
