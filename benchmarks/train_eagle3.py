@@ -3,7 +3,7 @@
     nice python -m benchmarks.train_eagle3 [--folder DIR]   # ~/.cache/pyllama/eagle3/head.gguf
     python -m benchmarks.speculation --head ~/.cache/pyllama/eagle3/head.gguf
 
-Needs torch (``pip install 'pyggml[bench]'``), twenty minutes of one core. Each stage is kept in the
+Needs torch (``pip install 'pyggml[bench]'``), ten minutes of one core. Each stage is kept in the
 folder, so a run that was stopped goes on with the next one. The head learns the distributions of
 the model at each token of these texts (its 32 likeliest tokens), three tokens ahead: of the second
 and third it reads its own hidden states, as in a draft. The paper's heads learned from half a
@@ -281,7 +281,7 @@ def write(model: Model, head: Head, drafted: Tensor, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("-n", "--n-predict", type=int, default=300)
     args = parser.parse_args()
     torch.set_num_threads(1)
