@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...context import Context
+from ...errors import ShapeError
 from ...tensor import Tensor
 from ..op import (
     F16,
@@ -149,11 +150,11 @@ def _infer(x: Tensor, pos: Tensor, freqs: Tensor | None, **params: Any) -> Out:
         op,
         f"n_dims is {n_dims}, want an even number up to the row's {x.ne[0]}",
     )
-    require(
-        pos.ne == (x.ne[2], 1, 1, 1),
-        op,
-        f"pos {pos.ne} must be one position for each of the {x.ne[2]} tokens (ne[2] of x {x.ne})",
-    )
+    if pos.ne != (x.ne[2], 1, 1, 1):
+        raise ShapeError(
+            f"{op}: pos {pos.ne} must be one position for each of the {x.ne[2]} tokens (ne[2] of "
+            f"x {x.ne})"
+        )
     require(
         params["mode"] in (RopeMode.NORMAL, RopeMode.NEOX),
         op,

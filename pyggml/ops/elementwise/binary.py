@@ -13,7 +13,7 @@ import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
-from ...errors import TypeMismatch
+from ...errors import ShapeError, TypeMismatch
 from ...tensor import Tensor
 from ..op import (
     ALL_FLOATS,
@@ -47,11 +47,8 @@ def repeats_over(b: Tensor, a: Tensor) -> bool:
 
 
 def _infer(name: str, a: Tensor, b: Tensor) -> Out:
-    require(
-        repeats_over(b, a),
-        name,
-        f"b '{b.name}' {b.ne} does not repeat over a '{a.name}' {a.ne}",
-    )
+    if not repeats_over(b, a):
+        raise ShapeError(f"{name}: b '{b.name}' {b.ne} does not repeat over a '{a.name}' {a.ne}")
     return same(a)
 
 

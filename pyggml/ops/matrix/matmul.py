@@ -12,6 +12,7 @@ import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
+from ...errors import ShapeError
 from ...tensor import Tensor
 from ..op import (
     ALL_FLOATS,
@@ -27,7 +28,6 @@ from ..op import (
     arg,
     case,
     define_op,
-    require,
     source,
 )
 
@@ -38,16 +38,13 @@ BF16 = GGMLType.BF16
 
 def _infer(a: Tensor, b: Tensor) -> Out:
     op = "MUL_MAT"
-    require(
-        a.ne[0] == b.ne[0],
-        op,
-        f"rows of a '{a.name}' {a.ne} have {a.ne[0]} elements, of b '{b.name}' {b.ne} {b.ne[0]}",
-    )
-    require(
-        a.ne[2] > 0 and a.ne[3] > 0 and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
-        op,
-        f"ne[2:] of b {b.ne[2:]} must be multiples of a's {a.ne[2:]}",
-    )
+    if a.ne[0] != b.ne[0]:
+        raise ShapeError(
+            f"{op}: rows of a '{a.name}' {a.ne} have {a.ne[0]} elements, of b '{b.name}' {b.ne} "
+            f"{b.ne[0]}"
+        )
+    if a.ne[2] <= 0 or a.ne[3] <= 0 or b.ne[2] % a.ne[2] or b.ne[3] % a.ne[3]:
+        raise ShapeError(f"{op}: ne[2:] of b {b.ne[2:]} must be multiples of a's {a.ne[2:]}")
     return Out(F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]))
 
 

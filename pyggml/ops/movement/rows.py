@@ -12,6 +12,7 @@ import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
+from ...errors import ShapeError
 from ...tensor import Tensor
 from ..op import (
     ALL_FLOATS,
@@ -160,20 +161,13 @@ def get_rows_back(ctx: Context, dy: Tensor, ids: Tensor, a: Tensor) -> Tensor:
 
 def _infer_set_rows(b: Tensor, idx: Tensor, a: Tensor) -> View:
     op = "SET_ROWS"
-    require(
-        (a.ne[0], *a.ne[2:]) == (b.ne[0], *b.ne[2:]),
-        op,
-        f"rows b {b.ne} and target a {a.ne} may differ in ne[1] only",
-    )
-    require(
-        idx.ne[0] == b.ne[1]
-        and idx.ne[3] == 1
-        and min(idx.ne) > 0
-        and b.ne[2] % idx.ne[1] == 0
-        and b.ne[3] % idx.ne[2] == 0,
-        op,
-        f"idx {idx.ne} must be [{b.ne[1]}, divisor of {b.ne[2]}, divisor of {b.ne[3]}, 1]",
-    )
+    if (a.ne[0], *a.ne[2:]) != (b.ne[0], *b.ne[2:]):
+        raise ShapeError(f"{op}: rows b {b.ne} and target a {a.ne} may differ in ne[1] only")
+    fits = idx.ne[0] == b.ne[1] and idx.ne[3] == 1 and min(idx.ne) > 0
+    if not fits or b.ne[2] % idx.ne[1] or b.ne[3] % idx.ne[2]:
+        raise ShapeError(
+            f"{op}: idx {idx.ne} must be [{b.ne[1]}, divisor of {b.ne[2]}, divisor of {b.ne[3]}, 1]"
+        )
     return View(a, a.ne, a.nb)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from ...context import Context
-from ...errors import TypeMismatch
+from ...errors import ShapeError, TypeMismatch
 from ...tensor import Dims, Tensor, strides
 from ..op import Cost, OpBuilders, View, define_op, derive_name, require
 
@@ -25,16 +25,14 @@ _FREE = Cost(0)
 
 
 def _infer_reshape(a: Tensor, ne: Dims) -> View:
-    require(
-        a.is_contiguous(),
-        "RESHAPE",
-        f"'{a.name}' {a.ne} has strides {a.nb}, not contiguous; use cont() first",
-    )
-    require(
-        prod(ne) == a.nelements and min(ne) >= 0,
-        "RESHAPE",
-        f"'{a.name}' {a.ne} has {a.nelements} elements, {ne} has {prod(ne)}",
-    )
+    if not a.is_contiguous():
+        raise ShapeError(
+            f"RESHAPE: '{a.name}' {a.ne} has strides {a.nb}, not contiguous; use cont() first"
+        )
+    if prod(ne) != a.nelements or min(ne) < 0:
+        raise ShapeError(
+            f"RESHAPE: '{a.name}' {a.ne} has {a.nelements} elements, {ne} has {prod(ne)}"
+        )
     return View(a, ne, strides(a.type, ne))
 
 
