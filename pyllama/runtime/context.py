@@ -386,7 +386,7 @@ class Context:
     def _check_new(self, seq_ids: Sequence[int], n: int) -> None:
         """Raise BatchError unless these are sequences for ``n`` texts."""
         if not self.hparams.has_encoder:
-            raise BatchError(f"{self.hparams.arch} models have no decoder: leave out `seq_ids`")
+            raise BatchError(f"{self.hparams.arch} models have no decoder: leave out seq_ids")
         if len(seq_ids) != n or len(set(seq_ids)) != n:
             raise BatchError(f"sequences {list(seq_ids)} for {n} texts: each needs one of its own")
         for seq in seq_ids:
