@@ -63,7 +63,7 @@ class OutProd(NamedTuple):
     nb3: int
 
 
-class Columns(NamedTuple):
+class ColumnsTarget(NamedTuple):
     """The values of ``columns_f32``: the address of the transposed matrices."""
 
     out: int
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
 def columns_f32(node, chunk, n_chunks, scratch):
     """Transpose the matrices of SRC1, 16 columns at a time."""
     p, n, n2 = ne(node, SRC1, 0), ne(node, SRC1, 1), ne(node, SRC1, 2)
-    out, parts = params_of(node, Columns).out, (p + ROWS - 1) // ROWS
+    out, parts = params_of(node, ColumnsTarget).out, (p + ROWS - 1) // ROWS
     units = parts * n2 * ne(node, SRC1, 3)
     for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         matrix = u // parts
@@ -161,7 +161,7 @@ def _lower_out_prod(lowering: CpuLowering, node: Tensor) -> None:
         units = ceil_div(p, ROWS) * n2 * n3
         chunks = max(1, min(units, b.nelements // GRAIN, 8 * lowering.n_threads))
         lowering.launch(
-            columns_f32, node, Columns(columns.address), chunks, src=(None, b), writes=columns
+            columns_f32, node, ColumnsTarget(columns.address), chunks, src=(None, b), writes=columns
         )
         work, x, nb1 = [columns], columns.address, 4 * n
         nb2, nb3 = nb1 * p, nb1 * p * n2
