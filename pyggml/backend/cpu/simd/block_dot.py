@@ -174,12 +174,11 @@ def _unsigned_sums(b: Value, block: Any, acts: list[Value], parts: range) -> lis
         sums = [[v.u4_zero() if v.u4_is_i16 else _start(b, act, zero)] * len(parts) for act in acts]
         for line, halves in lines[first : first + fitting]:
             codes = [_slices(b, block, line, p) for p in parts]
-            for row, act in zip(sums, acts, strict=True):
-                places = (at(b, act, CODES_32 + half + 4 * line) for half in halves)
-                acts_of = [v.broadcast_bytes(b, place) for place in places]
-                for p, slices in enumerate(codes):
-                    for n, a in zip(slices, acts_of, strict=True):
-                        row[p] = v.u4_add(b, row[p], n, a)
+            for k, half in enumerate(halves):
+                for row, act in zip(sums, acts, strict=True):
+                    a = v.broadcast_bytes(b, at(b, act, CODES_32 + half + 4 * line))
+                    for p, slices in enumerate(codes):
+                        row[p] = v.u4_add(b, row[p], slices[k], a)
         groups.append(sums)
     if v.u4_is_i16:  # 32-bit totals of each group, and the initial value
         groups = [[[v.u4_total(b, x) for x in row] for row in sums] for sums in groups]

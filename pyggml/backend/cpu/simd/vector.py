@@ -32,6 +32,11 @@ def vec(element: ir.Type, lanes: int) -> ir.VectorType:
     return ir.VectorType(element, lanes)
 
 
+def kept_in_order(b: Value, x: Value) -> Value:
+    """``x``, which LLVM knows nothing of: it would make trees of sums, and spill."""
+    return b.asm(ir.FunctionType(x.type, [x.type]), "", "=x,0", [x], False)
+
+
 def splat(element: ir.Type, lanes: int, value: float) -> ir.Constant:
     """A constant vector of equal lanes."""
     return ir.Constant(vec(element, lanes), [value] * lanes)

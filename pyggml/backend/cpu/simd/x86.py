@@ -9,7 +9,19 @@ from typing import Any
 
 from llvmlite import ir
 
-from .vector import Generic, HardwareFloats, broadcast, call, i8, i16, i32, load, splat, vec
+from .vector import (
+    Generic,
+    HardwareFloats,
+    broadcast,
+    call,
+    i8,
+    i16,
+    i32,
+    kept_in_order,
+    load,
+    splat,
+    vec,
+)
 
 Value = Any
 
@@ -33,9 +45,8 @@ class Sse42(Generic):
         return splat(i16, 2 * self.lanes, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        # It never saturates; LLVM keeps its order. Plain sums it would make trees of, and spill.
         products = call(b, self._maddubs, acc.type, w, a)
-        return call(b, f"llvm.sadd.sat.v{2 * self.lanes}i16", acc.type, acc, products)
+        return kept_in_order(b, b.add(acc, products))
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return self._pairs(b, acc)
