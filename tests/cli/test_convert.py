@@ -51,7 +51,8 @@ def test_sparse_files(tmp_path: Path) -> None:
         ([], "-BF16.gguf", b"GGUF"),
     ):
         code, out, err = run(folder, *options)
-        assert (code, err) == (0, "") and out.endswith(f"{ending}\n")
+        assert code == 0 and out.endswith(f"{ending}\n")
+        assert err in ("", "converting\n")  # where it takes long
         assert Path(out.strip()).read_bytes()[:4] == magic
     code, out, err = run(folder, "--predictor", tmp_path / "none")
     assert (code, out) == (1, "") and err.count("\n") == 1
