@@ -249,6 +249,24 @@ def test_langchain_openai(url: str) -> None:
     assert len(embeddings.embed_documents(["a", "b"])) == 2
 
 
+def test_llama_index_embeddings(url: str) -> None:
+    openai = pytest.importorskip("llama_index.embeddings.openai_like")
+    ollama = pytest.importorskip("llama_index.embeddings.ollama")
+    httpx, texts, n = pytest.importorskip("httpx"), ["a cat", "a dog", "x"], 8
+    with httpx.Client() as http:
+        where: Any = {"model_name": MODEL, "api_base": f"{url}/v1", "http_client": http}
+        made = openai.OpenAILikeEmbedding(api_key="x", **where)
+        rows = made.get_text_embedding_batch(texts)
+        assert len(rows) == 3
+        assert made.get_query_embedding("a cat") == pytest.approx(rows[0], abs=1e-6)
+        short = openai.OpenAILikeEmbedding(api_key="x", dimensions=n, **where)
+        assert len(short.get_text_embedding("a cat")) == n
+    other = ollama.OllamaEmbedding(model_name=MODEL, base_url=url)
+    for row, same in zip(rows, other.get_text_embedding_batch(texts), strict=True):
+        assert same == pytest.approx(row, abs=1e-6)
+    other._client._client.close()
+
+
 def test_curl(url: str) -> None:
     curl = shutil.which("curl")
     if curl is None:
