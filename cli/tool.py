@@ -45,7 +45,7 @@ from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "pyllama.tool.given"  # key of the arguments in click's context
-_GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
+_GC_THRESHOLD = 100_000  # objects between garbage collections: imports make many, without cycles
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
