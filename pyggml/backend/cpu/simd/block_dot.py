@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, reduce
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -174,11 +175,13 @@ def _unsigned_sums(b: Value, block: Any, acts: list[Value], parts: range) -> lis
         sums = [[v.u4_zero() if v.u4_is_i16 else _start(b, act, zero)] * len(parts) for act in acts]
         for line, halves in lines[first : first + fitting]:
             codes = [_slices(b, block, line, p) for p in parts]
-            for k, half in enumerate(halves):
-                for row, act in zip(sums, acts, strict=True):
-                    a = v.broadcast_bytes(b, at(b, act, CODES_32 + half + 4 * line))
-                    for p, slices in enumerate(codes):
-                        row[p] = v.u4_add(b, row[p], slices[k], a)
+            # 16 registers hold the bytes of one slice: all tokens with it, then the next one
+            tokens, ks = range(len(acts)), range(len(halves))
+            order = product(ks, tokens) if v.u4_is_i16 else ((k, t) for t in tokens for k in ks)
+            for k, t in order:
+                a = v.broadcast_bytes(b, at(b, acts[t], CODES_32 + halves[k] + 4 * line))
+                for p, slices in enumerate(codes):
+                    sums[t][p] = v.u4_add(b, sums[t][p], slices[k], a)
         groups.append(sums)
     if v.u4_is_i16:  # 32-bit totals of each group, and the initial value
         groups = [[[v.u4_total(b, x) for x in row] for row in sums] for sums in groups]
