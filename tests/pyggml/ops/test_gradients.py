@@ -6,9 +6,11 @@ Add a case to the op, or to ``VIEWS`` for an op that only makes views.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +51,14 @@ def _is_small(c: Case) -> bool:
     )
 
 
-CASES = VIEWS + [(op, c) for op in OPS.values() if op.gradients for c in op.cases if _is_small(c)]
+def _cases() -> Iterator[Any]:
+    """All cases; those after the second one of an op and kind are long."""
+    counts = Counter[tuple[str, str]]()
+    some = [(op, c) for op in OPS.values() if op.gradients for c in op.cases if _is_small(c)]
+    for op, c in VIEWS + some:
+        key = op.name, str(c.params.get("kind"))
+        counts[key] += 1
+        yield pytest.param(op, c, marks=[pytest.mark.long] if counts[key] > 2 else [])
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +118,9 @@ class Loss:
         return (self.at(param, h * direction) - self.at(param, -h * direction)) / (2 * h)
 
 
-@pytest.mark.parametrize(("op", "case"), CASES, ids=lambda v: getattr(v, "name", None) or v.id)
+@pytest.mark.parametrize(
+    ("op", "case"), [*_cases()], ids=lambda v: getattr(v, "name", None) or v.id
+)
 def test_gradient(op: Op, case: Case, backend: Backend) -> None:
     loss = Loss(op, case)
     if not loss.params:
