@@ -92,13 +92,15 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
 
 def _adapter(file: GGUFFile) -> dict[str, Any]:
     """Return what a LoRA adapter or a control vector changes; {} for other files."""
-    base = file.metadata.get("general.architecture")
+    base, type, hint = (
+        value if isinstance(value := file.metadata.get(key), str) else None
+        for key in ("general.architecture", "adapter.type", "controlvector.model_hint")
+    )
     if base == "controlvector":
-        hint = file.metadata.get("controlvector.model_hint")
         layers = (re.fullmatch(r"direction\.([0-9]{1,6})", name) for name in file.tensors)
         found: dict[str, Any] = {"layers": sorted(int(match[1]) for match in layers if match)}
         return {"adapter": {"kind": "control vector", "architecture": hint} | found}
-    if file.metadata.get("adapter.type") != "lora":
+    if type != "lora":
         return {}
     alpha = file.metadata.get("adapter.lora.alpha")
     tokens = file.metadata.get("adapter.alora.invocation_tokens")
