@@ -6,8 +6,8 @@ FOLDER is a sentence-transformers folder, as that in the package all-minilm-l6-v
 those that are installed: llama.cpp (xllamacpp, on our file of the same type), onnxruntime on an
 export by torch (float32, and int8 by its dynamic quantization), sentence-transformers on torch.
 From text to normalized vectors, in turns in one process; onnxruntime gets texts in batches of 32
-ordered by length, as fastembed and sentence-transformers make them. The latency is that of one
-text.
+ordered by length, as fastembed and sentence-transformers make them. A text has at most 256 tokens.
+The latency is that of one text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyllama.engine import Engine
 
 ROOT = Path(__file__).parent
 Embed = Callable[[list[str]], np.ndarray]
-_BATCH = 32
+_BATCH, _MOST = 32, 256  # texts of a batch, tokens of a text
 
 
 def sentences(n_words: int, n: int) -> list[str]:
@@ -194,8 +194,12 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as tmp:
         of = engines(args.folder, args.types, args.threads, Path(tmp))
+        encode = Model.load(Path(tmp) / f"{args.types[0]}.gguf", vocab_only=True).tokenizer.encode
         for words in args.words:
-            texts = sentences(words, args.texts)
+            texts = [
+                text for text in sentences(words, 2 * args.texts) if len(encode(text)) <= _MOST
+            ]
+            texts = texts[: args.texts]
             found = measure(of, texts, args.repeats)
             line = {**machine.head(args.threads), "model": args.folder.name, "words": words,
                     "texts": len(texts), "engines": found}  # fmt: skip
