@@ -36,7 +36,8 @@ from .logs import BODY, TEXTS
 _MAX_VALUES = 1 << 18  # of a body: prompts may be lists of tokens
 _SHORT = 1 << 15  # bytes of a body that are parsed in a millisecond
 _NESTED = (dict, list, tuple, Iterator)
-_PART, _CHARACTERS = 2048, 8  # values, and characters for each, written in a millisecond
+_PART = 2048  # values in a part of a body, which takes about a millisecond to write
+_CHARACTERS = 8  # of a string that count as one value
 _BEGIN_S, _TURN_S = 0.005, 0.05  # in which a response is written in a thread
 _JSON = "application/json; charset=utf-8"
 PREFIX = "pyllama.api_prefix"
@@ -88,8 +89,8 @@ class JsonResponse(Response):
 async def long_response(make: Callable[[], Any]) -> Response:
     """The response with a JSON body that may take long to make and to write, in threads.
 
-    It is begun among small requests, and what takes longer is written before other work of large
-    ones: behind it a response of a thousand texts waited for a minute.
+    It begins in the thread of small requests. After 5 ms it goes on in that of large ones, before
+    other work there: in turns with it, a response of a thousand texts took a minute.
     """
     body = bytearray()  # of parts in a list, a million would be freed at once, with the GIL
     parts: Iterator[str] = iter(())
@@ -158,7 +159,7 @@ def _elements(items: Iterable[Any]) -> Iterator[tuple[str, Iterable[str]]]:
 def _size(value: Any, limit: int = _PART) -> int:
     """The number of values in a tree, where a long string counts as several.
 
-    It is counted up to a limit, which an iterator is above.
+    Counting ends above the limit. Iterators, whose values are not known, are above it.
     """
     if isinstance(value, str):
         return 1 + len(value) // _CHARACTERS

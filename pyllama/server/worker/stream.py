@@ -31,7 +31,7 @@ class Stream:
         id: of the response, by which other requests can find it; empty for none.
         numbers: of the engine's requests so far.
         n_open: number of texts that have not ended.
-        n_given: number of texts that the engine has got so far; of the thread that gives them.
+        n_given: number of texts that the engine has got so far; changed with the runner's lock.
         waiting: the engine's requests that it does not have yet, and their texts.
     """
 

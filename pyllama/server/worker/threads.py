@@ -31,7 +31,7 @@ _MAX_REST_S = 0.05
 
 
 class Workers:
-    """Daemon threads that run work in the order of `submit`, but first what ends a request.
+    """Daemon threads that run work in the order of `submit`; the last work of a request overtakes.
 
     Args:
         n: number of threads; each begins when it is first needed.
@@ -54,7 +54,7 @@ class Workers:
         """Run work in one of the threads; cancelling the result keeps it from beginning.
 
         Args:
-            ends: whether a request ends with it, which comes before all that goes on afterwards.
+            ends: whether it is the last work of a request; it begins before all other work.
 
         Raises:
             RuntimeError: after `close`.

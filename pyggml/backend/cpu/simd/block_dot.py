@@ -175,7 +175,7 @@ def _unsigned_sums(b: Value, block: Any, acts: list[Value], parts: range) -> lis
         sums = [[v.u4_zero() if v.u4_is_i16 else _start(b, act, zero)] * len(parts) for act in acts]
         for line, halves in lines[first : first + fitting]:
             codes = [_slices(b, block, line, p) for p in parts]
-            # 16 registers hold the bytes of one slice: all tokens with it, then the next one
+            # sets with 16-bit sums have 16 registers: they multiply all tokens by one slice first
             tokens, ks = range(len(acts)), range(len(halves))
             order = product(ks, tokens) if v.u4_is_i16 else ((k, t) for t in tokens for k in ks)
             for k, t in order:

@@ -33,7 +33,10 @@ def vec(element: ir.Type, lanes: int) -> ir.VectorType:
 
 
 def kept_in_order(b: Value, x: Value) -> Value:
-    """``x``, which LLVM knows nothing of: it would make trees of sums, and spill."""
+    """``x`` as a value that LLVM cannot look into, so that a chain of sums stays a chain.
+
+    It would make a tree of the chain, whose values do not fit the registers.
+    """
     return b.asm(ir.FunctionType(x.type, [x.type]), "", "=x,0", [x], False)
 
 
