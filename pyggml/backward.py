@@ -123,11 +123,16 @@ def _set_grad(graph: CGraph, tensor: Tensor, grad: Tensor) -> None:
 def _sum(ops: OpBuilders, x: Tensor, y: Tensor) -> Tensor:
     """``x + y``; if y is zeros but for a region (the gradient of a view), only that is added."""
     zeros = y.src[0] if y.op is not None and y.op.name == "ACC" else None
-    if zeros is not None and zeros.op is not None and zeros.op.name == "FILL":
+    if zeros is not None and _is_zeros(zeros):
         out: Tensor = ops.acc(ops.contiguous(x), y.src[1], **y.op_params)
     else:
         out = ops.add(x, y)
     return out
+
+
+def _is_zeros(x: Tensor) -> bool:
+    """Whether ``x`` is a FILL of zeros, and not the ones that are the gradient of a loss."""
+    return x.op is not None and x.op.name == "FILL" and x.op_params["c"] == 0
 
 
 def _added_in_place(ops: OpBuilders, acc: Tensor, x: Tensor) -> Tensor:

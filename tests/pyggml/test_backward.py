@@ -150,6 +150,18 @@ def test_accumulated_gradients_add_up_until_reset() -> None:
     assert graph.get_grad(w).numpy().tolist() == acc.numpy().tolist() == [2, 30]
 
 
+def test_the_gradient_of_a_loss_and_that_of_a_view_add_up() -> None:
+    ctx = Context()
+    w = ctx.from_numpy(np.array([2.0], np.float32)).set_param()
+    x = ggml.dup(ctx, w)
+    loss = ggml.add(ctx, ggml.add(ctx, ggml.view_1d(ctx, x, 1, 0), x), w).set_loss()  # 3 w
+    graph = CGraph()
+    graph.build_forward_expand(loss)
+    ggml.build_backward_expand(ctx, graph)
+    ggml.graph_compute_with_ctx(ctx, graph)
+    assert graph.get_grad(w).numpy().item() == 3
+
+
 def test_optimizers_step_in_the_graph() -> None:
     ctx = Context()
     w = ctx.from_numpy(np.array([1.0, -2.0], np.float32)).set_param()
