@@ -62,6 +62,7 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
         for name, tensor in tensors.items():
             assert tensor.buffer is not None
             tensor.buffer.set_tensor(tensor, np.frombuffer(file.tensor_bytes(name), np.uint8))
+        trainer.drop_micro_batches()
         trainer.step = file.get_int(_STEP)
         return file.get_int(_EPOCH)
 

@@ -135,6 +135,10 @@ class OptContext:
         self.graph.reset()
         self.step = self._done = 0
 
+    def drop_micro_batches(self) -> None:
+        """Forget the gradients of an unfinished batch: the next micro-batch starts a new one."""
+        self._done = 0
+
     def eval(self, train: bool) -> None:
         """Compute loss and predictions of the inputs; with ``train`` also gradients, or a step."""
         if not train:

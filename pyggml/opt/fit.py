@@ -101,6 +101,7 @@ def epoch(
         places = places[: len(places) // batch * batch]
         if not len(places):
             raise ShapeError(f"{len(dataset)} data points are less than a batch of {batch}")
+        trainer.drop_micro_batches()  # of an interrupted epoch
     elif not trainer.is_class_labels and len(places) % n:
         raise ShapeError(f"{len(dataset)} data points are no multiple of the {n} of a micro-batch")
     result, start, of = OptResult(), time.monotonic(), -(-len(places) // n)
@@ -174,7 +175,10 @@ def _set_batch(trainer: OptContext, dataset: Dataset, places: Array) -> None:
     trainer.inputs.set(_padded(dataset.data[places], missing, 0).reshape(trainer.inputs.shape))
     if trainer.labels is not None:
         assert dataset.labels is not None
-        labels = _padded(dataset.labels[places], missing, -1)
+        labels = dataset.labels[places]
+        if trainer.is_class_labels:
+            labels = labels.astype(np.int32)  # unsigned ones have no -1
+        labels = _padded(labels, missing, -1)
         trainer.labels.set(labels.reshape(trainer.labels.shape))
 
 

@@ -138,6 +138,26 @@ def test_evaluation_visits_all_data_and_changes_nothing() -> None:
     assert bits(t) == before
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_classes_of_any_integers(dtype: type) -> None:
+    """61 data points: the last micro-batch of 8 is padded."""
+    want = opt.epoch(trainer(), opt.Dataset(POINTS[:61], CLASSES[:61]))
+    found = opt.epoch(trainer(), opt.Dataset(POINTS[:61], CLASSES[:61].astype(dtype)))
+    assert found == want
+
+
+def test_an_epoch_drops_the_micro_batches_of_an_interrupted_one() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    t, whole = trainer(n_batch=24), trainer(n_batch=24)
+    with pytest.raises(KeyboardInterrupt):
+        opt.epoch(t, points(), 0, interrupt)
+    for each in (t, whole):
+        opt.epoch(each, points(), 0)
+    assert bits(t) == bits(whole)
+
+
 def test_orders_depend_on_seed_and_epoch() -> None:
     data = points()
     assert sorted(data.order(0)) == list(range(96))
