@@ -115,8 +115,9 @@ def _unigram(
         "remove_extra_whitespaces": bool(normalizer.get(4, True)),
         "add_eos_token": True,
     }
-    if normalizer.get(2):
-        more["precompiled_charsmap"] = np.frombuffer(normalizer[2], np.uint8)
+    charsmap = normalizer.get(2)
+    if isinstance(charsmap, bytes) and charsmap:
+        more["precompiled_charsmap"] = np.frombuffer(charsmap, np.uint8)
     return FileVocabulary(
         model="t5",
         tokens=tokens,
@@ -130,12 +131,14 @@ def _unigram(
 
 def _messages(data: bytes, number: int) -> dict[int, Any]:
     """Return the fields of a message inside a protobuf message, by number; {} without it."""
-    found = [value for field, value in _fields(data) if field == number]
+    found = [x for field, x in _fields(data) if field == number and isinstance(x, bytes)]
     return dict(_fields(found[-1])) if found else {}
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield number and value of the fields of a valid protobuf message: integers and bytes.
+
+    The fields of a group (an obsolete type, unknown to SentencePiece) count as the message's own.
 
     Source: Protocol Buffers, "Encoding".
     """
@@ -155,6 +158,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         if tag & 7 == 0:
             yield tag >> 3, varint()
         else:
-            n = varint() if tag & 7 == 2 else {1: 8, 5: 4}[tag & 7]
+            n = varint() if tag & 7 == 2 else {1: 8, 5: 4}.get(tag & 7, 0)  # 3, 4: of a group
             yield tag >> 3, data[at : at + n]
             at += n

@@ -105,6 +105,20 @@ def test_unigram_of_sentencepiece(tmp_path: Path, unigram: dict[str, bytes], nam
             vocabulary_of(tmp_path, {"model_type": "camembert"})
 
 
+def test_sentencepiece_with_fields_that_it_does_not_know(
+    tmp_path: Path, unigram: dict[str, bytes]
+) -> None:
+    """Fields of other types, which SentencePiece skips, do not hide its own."""
+    data = unigram["spiece.model"]
+    group, number, fixed = b"\xa3\x06\x08\x01\xa4\x06", b"\x10\x05\x18\x05", b"\xad\x06abcd"
+    found = []
+    for end in (b"", group, number, fixed):
+        (tmp_path / "spiece.model").write_bytes(data + end)
+        found.append(vocabulary_of(tmp_path, {}))
+        assert list(found[-1]) == list(found[0])
+        assert encode(found[-1], TEXTS[0]) == encode(found[0], TEXTS[0])
+
+
 @pytest.mark.parametrize("names", [["tokenizer.json"], ["vocab.json", "merges.txt"]])
 def test_bpe(tmp_path: Path, names: list[str]) -> None:
     config = {"vocab_size": 512, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
