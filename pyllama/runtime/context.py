@@ -229,7 +229,7 @@ class Context:
             reads: of nodes with ``n_embd`` columns each; ``kv.hidden`` returns what is kept.
 
         Raises:
-            BatchError: others are kept already.
+            BatchError: others are kept already, or tokens attend to later ones.
             ModelError: the graphs of this architecture have no such nodes.
         """
         with self._lock.mutex:
@@ -237,6 +237,11 @@ class Context:
                 return
             if self.kv.reads is not None:
                 raise BatchError("hidden states are kept for another head: only one can draft")
+            if self.hparams.reads_texts:
+                raise BatchError(
+                    f"{self.model.path}: heads draft for decoders only, whose tokens attend to no "
+                    "later ones; use another drafter"
+                )
             nodes = header_graph(self.model.arch, self.hparams, self._weights).nodes
             missing = set(reads.nodes) - {node.name for node in nodes}
             if missing:

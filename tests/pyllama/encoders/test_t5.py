@@ -17,6 +17,7 @@ from pyllama import Batch, Context, Model
 from pyllama.engine import Engine, Request
 from pyllama.engine.generate import generate, run_many
 from pyllama.errors import BatchError, ContextFull, StateError
+from pyllama.kv.memory import HiddenReads
 from pyllama.runtime.overrides import Overrides
 from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
@@ -230,3 +231,5 @@ def test_one_clear_line_for_what_cannot_be(model: Model) -> None:
             engine.submit(Request(tokens, **fields))
     with pytest.raises(BatchError, match="the decoder's attention must be causal"):
         Context(model, overrides=Overrides(causal=False))
+    with pytest.raises(BatchError, match="heads draft for decoders only"):
+        engine.context.keep_hidden(HiddenReads(("l_out-0",)))

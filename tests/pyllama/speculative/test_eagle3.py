@@ -277,7 +277,7 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
     ids = tensors["d2t"][0].view(np.int64)
 
     def of_ids(changed: np.ndarray) -> dict[str, Any]:
-        return {"d2t": (changed.view(np.uint8), GGMLType.I64, (N_DRAFTED,))}
+        return {"d2t": (changed.view(np.uint8), GGMLType.I64, changed.shape)}
 
     wrong: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "reads 32 columns of a layer, the model .* has 64": ({"target_hidden_size": 32}, {}),
@@ -291,6 +291,7 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
         "drafts other tokens": ({}, of_ids(ids + 300)),
         r"drafts other tokens \(": ({}, of_ids(ids * 0)),
         "drafts other tokens .'d": ({}, of_ids(ids - 512)),
+        "drafts other tokens .'d2": ({}, of_ids(ids[:0])),
         "lacks 'token_embd.weight' and has 48 columns": ({}, {"token_embd.weight": None}),
         "has 200 outputs for 512 tokens": ({}, {"d2t": None}),
         "'fc.weight' is missing": ({}, {"fc.weight": None}),
