@@ -29,14 +29,15 @@ from benchmarks.bench_model import save
 from pyllama import Context, Model
 from pyllama.engine import Engine, Request
 from pyllama.hub.demo import demo_model_path
+from pyllama.runtime.heads import eagle3_head
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import (
+    HeadDrafter,
     LookupCache,
     ModelDrafter,
     PromptLookup,
     Speculation,
     SuffixDecoding,
-    eagle3_drafter,
     self_draft,
 )
 
@@ -176,7 +177,7 @@ def main() -> None:
     }
     if args.head is not None:
         own = Context(model, n_ctx=2048, n_threads=args.threads)
-        head = eagle3_drafter(own, args.head)
+        head = HeadDrafter(own, eagle3_head(model, args.head))
         for n in args.lengths:
             drafters[f"EAGLE-3 head, {n or 'adaptive'}"] = partial(Drafted, own, head, n)
     line: dict[str, Any] = {"clock": "cpu"} if args.cpu_time else {}

@@ -30,20 +30,19 @@ from ..engine.request import Ids
 from ..errors import DraftError
 from ..parameters.drafting import DRAFT_MTP
 from ..runtime.context import Context
-from ..runtime.heads import is_eagle3
+from ..runtime.heads import eagle3_head, is_eagle3, mtp_head
 from ..runtime.model import Model
 from ..speculative import (
     Draft,
     Drafter,
     DraftView,
     FirstOf,
+    HeadDrafter,
     PromptLookup,
     Speculation,
     Stats,
     draft_model,
     drafter_by_name,
-    eagle3_drafter,
-    mtp_drafter,
 )
 from ..speculative.names import DRAFTERS, NONE
 
@@ -175,11 +174,13 @@ def speculation_for(given: object, target: Context) -> tuple[Speculation | None,
     if isinstance(given, LlamaPromptLookupDecoding) and type(given) is LlamaPromptLookupDecoding:
         return _speculation(given.drafter(), given.num_pred_tokens), opened
     if isinstance(given, str) and _is_named(given):
-        drafter = drafter_by_name(given, models={DRAFT_MTP: lambda: mtp_drafter(target)})
+        of_model = {DRAFT_MTP: lambda: HeadDrafter(target, mtp_head(target.model))}
+        drafter = drafter_by_name(given, models=of_model)
         return None if drafter is None else _speculation(drafter, name=given), opened
     with opened:  # closes them after an error
         if isinstance(given, str | os.PathLike) and is_eagle3(Path(given)):
-            return _speculation(eagle3_drafter(target, Path(given))), opened
+            head = eagle3_head(target.model, Path(given))
+            return _speculation(HeadDrafter(target, head)), opened
         if isinstance(given, str | os.PathLike):
             given = Model.load(Path(given))
             opened.callback(given.close)

@@ -158,8 +158,12 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
     n_drafted = infos["d2t"].ne[0] if "d2t" in infos else n_vocab
     if "d2t" in infos and infos["d2t"].type is GGMLType.I64:
         ids = file.tensor_bytes("d2t").view(np.int64)
-        legal = ((ids >= 0) & (ids < n_vocab)).all() and 0 < np.unique(ids).size == ids.size
-        check(bool(legal), "drafts other tokens ('d2t')", f"has {n_vocab}")
+        in_range = bool(((ids >= 0) & (ids < n_vocab)).all())
+        check(
+            in_range and 0 < np.unique(ids).size == ids.size,
+            "drafts other tokens ('d2t')",
+            f"has {n_vocab}",
+        )
     n_out = infos["output.weight"].ne[1] if "output.weight" in infos else n_vocab
     check(n_out == n_drafted, f"has {n_out} outputs for {n_drafted} tokens", f"has {n_vocab}")
 

@@ -11,7 +11,7 @@ Independent of the engine; `docs/speculation.md` has the rules.
 
 from .draft import Draft, Drafter, DraftView, Index, IndexDrafter
 from .first_of import FirstOf
-from .heads import HeadDrafter, eagle3_drafter, mtp_drafter
+from .heads import HeadDrafter
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
@@ -54,8 +54,6 @@ __all__ = [
     "Verifier",
     "draft_model",
     "drafter_by_name",
-    "eagle3_drafter",
     "mismatch",
-    "mtp_drafter",
     "self_draft",
 ]

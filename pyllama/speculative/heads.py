@@ -1,7 +1,7 @@
 """Drafts of a head: layers that were trained to draft, from the hidden states of the target.
 
-    drafter = mtp_drafter(target)                  # the model's own multi-token prediction
-    drafter = eagle3_drafter(target, Path("eagle3.gguf"))
+    drafter = HeadDrafter(target, mtp_head(target.model))      # its own multi-token prediction
+    drafter = HeadDrafter(target, eagle3_head(target.model, Path("eagle3.gguf")))
 
 At each token a head reads its embedding, and the target's hidden states at the token before it.
 In a draft the latter are the head's own. So it reads the text without its first token, and the
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ..runtime.context import Context
-from ..runtime.heads import Head, eagle3_head, mtp_head
+from ..runtime.heads import Head
 from ..runtime.params import ContextParams
 from ..sampling import SamplingParams
 from ..sampling.top import Floats
@@ -31,7 +30,7 @@ class HeadDrafter(ModelDrafter):
 
     Args:
         target: the context that verifies the drafts; keeps its hidden states from now on.
-        head: as a model, see ``runtime.heads``.
+        head: as a model: ``runtime.heads.mtp_head``, ``eagle3_head``.
         sampling, width, p_min, p_split: see `ModelDrafter`.
         params: of the head's context; None for those of the target. Overrides are the target's.
 
@@ -78,55 +77,3 @@ class HeadDrafter(ModelDrafter):
     def _states(self, view: DraftView, start: int) -> Floats:
         assert view.sequence_id is not None
         return self._target.kv.hidden(view.sequence_id, start)
-
-
-def mtp_drafter(
-    target: Context,
-    sampling: SamplingParams = LIKELIEST,
-    *,
-    path: Path | None = None,
-    width: int = 1,
-    p_min: float = 0.0,
-    p_split: float = 0.1,
-    params: ContextParams | None = None,
-) -> HeadDrafter:
-    """A drafter of the target's own layer of multi-token prediction.
-
-    Args:
-        path: the file of the layer; None for the target's.
-        target, sampling, width, p_min, p_split, params: see `HeadDrafter`.
-
-    Raises:
-        GGUFError, ModelError: see ``runtime.heads.mtp_head``.
-        AllocError, BatchError, DraftError, SamplingError: see `HeadDrafter`.
-    """
-    head = mtp_head(target.model, path)
-    return HeadDrafter(
-        target, head, sampling, width=width, p_min=p_min, p_split=p_split, params=params
-    )
-
-
-def eagle3_drafter(
-    target: Context,
-    path: Path,
-    sampling: SamplingParams = LIKELIEST,
-    *,
-    width: int = 1,
-    p_min: float = 0.0,
-    p_split: float = 0.1,
-    params: ContextParams | None = None,
-) -> HeadDrafter:
-    """A drafter of an EAGLE-3 head, which was trained for the target.
-
-    Args:
-        path: the file of the head.
-        target, sampling, width, p_min, p_split, params: see `HeadDrafter`.
-
-    Raises:
-        GGUFError, ModelError: see ``runtime.heads.eagle3_head``.
-        AllocError, BatchError, DraftError, SamplingError: see `HeadDrafter`.
-    """
-    head = eagle3_head(target.model, path)
-    return HeadDrafter(
-        target, head, sampling, width=width, p_min=p_min, p_split=p_split, params=params
-    )

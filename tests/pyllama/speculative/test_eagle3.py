@@ -21,7 +21,7 @@ from pyllama.grammar import Grammar
 from pyllama.kv.memory import HiddenReads
 from pyllama.runtime.heads import eagle3_head
 from pyllama.sampling import SamplingParams
-from pyllama.speculative import HeadDrafter, Speculation, eagle3_drafter
+from pyllama.speculative import HeadDrafter, Speculation
 
 from ..arch import llama_cpp
 from ..arch.checkpoints import N_VOCAB, recorded, shapes_of, variants, weights, write_files
@@ -134,7 +134,7 @@ def test_texts_do_not_change(tmp_path: Path, name: str, kind: str, unit: int, no
     model = Model.load(tmp_path / "target.gguf")
     for n_seq_max, width in ((1, 1), (4, 1), (4, 2)):
         target = Context(model, n_ctx=256, n_seq_max=n_seq_max, n_ubatch=16)
-        drafter = eagle3_drafter(target, path, width=width)
+        drafter = HeadDrafter(target, eagle3_head(model, path), width=width)
         for key, params in PARAMS.items():
             plain = sorted(generate_many(target, PROMPTS, params, n_predict=16))
             speculation = Speculation(drafter, 4, adaptive=False)
@@ -167,7 +167,8 @@ def test_grammars_earlier_texts_and_distributions(tmp_path: Path) -> None:
             for params in PARAMS.values()
         ),
     ]
-    drafter = eagle3_drafter(context, path)
+    head = eagle3_head(context.model, path)
+    drafter = HeadDrafter(context, head)
     texts = []
     for speculation in (None, Speculation(drafter, 4, adaptive=False)):
         context.reset()
@@ -176,8 +177,8 @@ def test_grammars_earlier_texts_and_distributions(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     assert speculation is not None and speculation.stats.n_accept >= 24
 
-    sampled = eagle3_drafter(
-        Context(context.model, n_ctx=256), path, replace(GREEDY, temp=0.8, seed=3), width=3
+    sampled = HeadDrafter(
+        Context(context.model, n_ctx=256), head, replace(GREEDY, temp=0.8, seed=3), width=3
     )
     assert len(generate_with(sampled._target, sampled, PROMPTS[1])) == 20
 
@@ -341,7 +342,7 @@ def test_llama_cpp_drafts_and_accepts_as_much(tmp_path: Path, noise: float) -> N
     files = llama_cpp.plain_words(tmp_path / "target.gguf"), llama_cpp.plain_words(path)
     server = llama_cpp.serve(files[0], draft=(files[1], "DRAFT_EAGLE3", 3))
     target = Context(Model.load(files[0]), **{**F32, "n_ctx": 256})
-    drafter = eagle3_drafter(target, files[1])
+    drafter = HeadDrafter(target, eagle3_head(target.model, files[1]))
     for prompt in PROMPTS:
         speculation = Speculation(drafter, 3, adaptive=False)
         ends = dict.fromkeys(target.model.tokenizer.eog, -np.inf)

@@ -18,7 +18,7 @@ from pyllama.kv.memory import HiddenReads
 from pyllama.runtime.heads import mtp_head
 from pyllama.runtime.state import dump_state, restore_state
 from pyllama.sampling import SamplingParams
-from pyllama.speculative import Speculation, mtp_drafter
+from pyllama.speculative import HeadDrafter, Speculation
 
 from ..arch.checkpoints import long_but, write_files
 from ..arch.mtp import Made, alone, inputs_of, name_of, text_config, with_mtp
@@ -120,7 +120,7 @@ def test_texts_do_not_change(tmp_path: Path, name: str, noise: float) -> None:
     model = _load(tmp_path / "x", *predicting(name, noise))
     for n_seq_max, width in ((1, 1), (4, 1), (4, 2)):
         target = Context(model, n_ctx=256, n_seq_max=n_seq_max, n_ubatch=16)
-        drafter = mtp_drafter(target, width=width)
+        drafter = HeadDrafter(target, mtp_head(model), width=width)
         for key, params in PARAMS.items():
             plain = sorted(generate_many(target, PROMPTS, params, n_predict=16))
             speculation = Speculation(drafter, 4, adaptive=False)
@@ -136,7 +136,7 @@ def test_texts_do_not_change(tmp_path: Path, name: str, noise: float) -> None:
 def test_grammars_restored_states_and_earlier_texts(tmp_path: Path) -> None:
     model = _load(tmp_path / "x", *predicting("qwen35", 0.0))
     context = Context(model, n_ctx=256, n_seq_max=2, n_checkpoints=4)
-    drafter = mtp_drafter(context)
+    drafter = HeadDrafter(context, mtp_head(model))
     grammar = Grammar('root ::= ([a-z] " "?)+')
     requests = [
         Request(PROMPTS[3], GREEDY, max_tokens=12),
@@ -175,7 +175,7 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
     without = Context(_load(tmp_path / "without", config, made, mtp=False), n_ctx=16)
     assert without.hparams.n_layer_nextn == 0
     with pytest.raises(ModelError, match="has no layers of multi-token prediction") as caught:
-        mtp_drafter(without)
+        mtp_head(without.model)
     assert "\n" not in str(caught.value)
     other = _load(tmp_path / "other", *with_mtp("glm4moe"))
     with pytest.raises(ModelError, match="of a glm4moe model cannot draft for qwen35"):
