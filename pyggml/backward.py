@@ -9,8 +9,8 @@
 Each op declares its gradients (``ops/op.py``). They are nodes like any other: planned, scheduled,
 computed and drawn with the rest. Nothing is computed here.
 
-With ``grad_accs`` each compute adds a gradient to memory that is given for it, which
-``graph.reset()`` sets to 0: micro-batches add up to a batch.
+With ``grad_accs`` each compute adds gradients to tensors of the caller, which ``graph.reset()``
+sets to 0: micro-batches add up to a batch.
 Source: ggml, ``ggml_build_backward_expand``.
 """
 
@@ -35,8 +35,8 @@ def build_backward_expand(
 
     Args:
         ctx: gets the new tensors.
-        grad_accs: F32 tensors with memory, to which gradients are added, by the parameter (or
-            other node). That of a loss is its own gradient; without one it is 1.
+        grad_accs: by parameter or other node, an F32 tensor with memory to which its gradient is
+            added; by loss, a tensor with the gradient to start from (1 for losses without one).
 
     Raises:
         PyggmlError: the graph has no parameter or no loss, or has its gradients already.
@@ -91,7 +91,7 @@ def _needed(graph: CGraph) -> set[Tensor]:
 def _expand_sources(
     ops: OpBuilders, graph: CGraph, node: Tensor, dy: Tensor, needed: set[Tensor]
 ) -> None:
-    """Add what a node's gradient contributes to those of its sources."""
+    """Add a node's term of the chain rule to the gradients of its sources."""
     if node.op is None:
         return
     in_place = node.view_src is not None and not node.op.is_view and node.op.name != "CPY"
@@ -121,7 +121,7 @@ def _set_grad(graph: CGraph, tensor: Tensor, grad: Tensor) -> None:
 
 
 def _sum(ops: OpBuilders, x: Tensor, y: Tensor) -> Tensor:
-    """``x + y``; if y is zeros but for a region (the gradient of a view), only that is added."""
+    """``x + y``; of a ``y`` that is zero outside a region (gradient of a view), only the region."""
     zeros = y.src[0] if y.op is not None and y.op.name == "ACC" else None
     if zeros is not None and _is_zeros(zeros):
         out: Tensor = ops.acc(ops.contiguous(x), y.src[1], **y.op_params)

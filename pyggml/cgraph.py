@@ -23,8 +23,8 @@ class CGraph:
 
     Attributes:
         n_forward: the number of nodes before the backward part, see ``backward.py``; None without.
-        grads: the gradients of that part, by the forward tensor.
-        grad_accs: given memory that gradients are added to, by the forward tensor.
+        grads: the gradient of each forward tensor that has one.
+        grad_accs: the tensor with memory to which a forward tensor's gradient is added.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ def _tensors(trainer: OptContext) -> dict[str, Tensor]:
 
 
 def save_checkpoint(path: str | os.PathLike[str], trainer: OptContext, epoch: int = 0) -> None:
-    """Write all that training goes on from, after a whole step. Raises: GGUFError."""
+    """Write parameters, moments and counters; call it between steps. Raises: GGUFError."""
     metadata = {
         _STEP: np.uint64(trainer.step),
         _EPOCH: np.uint64(epoch),
@@ -42,7 +42,7 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
     """Read parameters and the optimizer's state; returns the epoch.
 
     Raises:
-        GGUFError: no such file, or that of another model or optimizer; nothing was changed.
+        GGUFError: the file is missing, or of another model or optimizer; nothing was changed.
     """
     with GGUFFile(path) as file:
         if _STEP not in file.metadata:
@@ -56,8 +56,8 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
             if info is None or info.type != tensor.type or _dims(info.ne) != tensor.ne:
                 has = "none" if info is None else f"{info.type.name} {tuple(info.ne)}"
                 raise GGUFError(
-                    f"{path}: tensor '{name}' is {has}, want {tensor.type.name} {tensor.ne}: it is "
-                    "of another model"
+                    f"{path}: tensor '{name}' is {has}, want {tensor.type.name} {tensor.ne}: the "
+                    "file is of another model"
                 )
         for name, tensor in tensors.items():
             assert tensor.buffer is not None

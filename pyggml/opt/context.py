@@ -54,10 +54,11 @@ class OptParams:
     Args:
         loss: a name of ``LOSSES``.
         optimizer: ``AdamW`` or ``SGD``.
-        n_batch: data points of an optimizer's step, a multiple of those in the inputs (of which
-            gradients are added up); 0: as many.
-        max_norm: gradients are scaled so that all together are at most so long; 0: they are not.
-        class_labels: labels are numbers of classes; else they have the outputs' sizes.
+        n_batch: data points of an optimizer's step, a multiple of the inputs' (a micro-batch, of
+            which gradients are added up); 0: one micro-batch.
+        max_norm: bound of the L2 norm of all gradients together, which are scaled; 0: no bound.
+        class_labels: labels of cross entropy are class numbers; else probabilities of the outputs'
+            sizes.
     """
 
     loss: str = "cross_entropy"
@@ -75,11 +76,11 @@ class OptContext:
         outputs: the model's result.
         labels: I32 [rows of outputs] or F32 of the outputs' sizes; None if the loss has none.
         loss: one number, divided by ``period``.
-        pred, n_correct: of cross entropy: the class of each row, and how many are right.
+        pred, n_correct: of cross entropy: the class of each row, and how many are right; else None.
         params: by name; moments: of the optimizer, by parameter.
         period: micro-batches of an optimizer's step.
-        step: steps of the optimizer that were made.
-        grad_norm: the length of all gradients before they are limited, if they are.
+        step: number of optimizer steps done.
+        grad_norm: the L2 norm of all gradients before scaling; None without ``max_norm``.
 
     Args:
         ctx: gets the new tensors; ``no_alloc``.
@@ -127,7 +128,7 @@ class OptContext:
 
     @property
     def is_class_labels(self) -> bool:
-        """Whether labels are numbers of classes."""
+        """Whether labels are class numbers."""
         return self.labels is not None and self.labels.type is I32
 
     def reset(self) -> None:

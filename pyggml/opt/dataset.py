@@ -1,9 +1,10 @@
 """Data points and their labels, in an order that depends on seed and epoch alone.
 
     train, held_out = Dataset(images, digits).split(0.2)
-    places = train.order(epoch=3)                  # a permutation, the same in every run
+    indices = train.order(epoch=3)                 # a permutation, the same in every run
 
-Arrays may be memory-mapped (``np.load(path, mmap_mode="r")``): only batches are read.
+Arrays may be memory-mapped (``np.load(path, mmap_mode="r")``): batches are read when they are
+needed. Only ``split`` copies all data.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Dataset:
     """
 
     def __init__(self, data: npt.ArrayLike, labels: npt.ArrayLike | None = None, seed: int = 0):
-        self.data: Array = _array(data)
-        self.labels: Array | None = None if labels is None else _array(labels)
+        self.data: Array = np.asarray(data)
+        self.labels: Array | None = None if labels is None else np.asarray(labels)
         self.seed = seed
         if self.data.ndim == 0 or len(self.data) == 0:
             raise ShapeError("the data set is empty: there is nothing to train on")
@@ -44,7 +45,7 @@ class Dataset:
         return len(self.data)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The places of all data points in the order of an epoch."""
+        """The indices of all data points in the order of an epoch."""
         return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
     def split(self, fraction: float) -> tuple[Dataset, Dataset]:
@@ -60,7 +61,3 @@ class Dataset:
     def _at(self, places: Array) -> Dataset:
         labels = None if self.labels is None else self.labels[places]
         return Dataset(self.data[places], labels, self.seed)
-
-
-def _array(values: npt.ArrayLike) -> Array:
-    return values if isinstance(values, np.ndarray) else np.asarray(values)

@@ -1,10 +1,10 @@
-"""Epochs over data sets: train, evaluate, show how far it is, save.
+"""Epochs over data sets: train, evaluate, show progress, save.
 
     results = fit(trainer, train, n_epoch=10, val=held_out, checkpoint="run.gguf")
     results[-1][1].accuracy                        # of the held-out data after the last epoch
 
-An epoch of training visits whole batches in an order of its own and leaves out the rest;
-evaluation visits all data. Source: ggml-opt, ``ggml_opt_epoch``, ``ggml_opt_fit``.
+An epoch of training visits whole batches in random order and leaves out the rest; evaluation visits
+all data. Source: ggml-opt, ``ggml_opt_epoch``, ``ggml_opt_fit``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _COLUMNS = 20  # of a progress bar
 
 @dataclass
 class OptResult:
-    """What an epoch has computed so far.
+    """Results of an epoch so far.
 
     Attributes:
-        losses: of each micro-batch, with the number of its data points.
-        pred: classes, in the order in which data were visited.
-        n_correct: of the classes.
+        losses: of each micro-batch, the loss and the number of data points.
+        pred: predicted classes, in the order in which data were visited.
+        n_correct: number of right classes.
     """
 
     losses: list[tuple[float, int]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class OptResult:
 
     @property
     def loss(self) -> float:
-        """The mean loss of a data point; NaN before the first."""
+        """The mean of ``losses``, weighted by data points; NaN before the first."""
         return sum(loss * n for loss, n in self.losses) / self.n_data if self.losses else math.nan
 
     @property
@@ -56,12 +56,12 @@ class OptResult:
         return self.n_correct / len(self.pred) if self.pred else math.nan
 
 
-# (training or evaluation, result so far, micro-batches done, all of them, seconds)
+# (whether it trains, result so far, micro-batches done, micro-batches of the epoch, seconds)
 Callback = Callable[[bool, OptResult, int, int, float], None]
 
 
 def progress_bar(train: bool, result: OptResult, done: int, of: int, seconds: float) -> None:
-    """Draw a line on stderr; where that is no terminal, only when an epoch is done."""
+    """Draw a line on stderr; if stderr is no terminal, only at the end of an epoch."""
     terminal = sys.stderr.isatty()
     if not terminal and done < of:
         return
@@ -86,11 +86,13 @@ def epoch(
     """Visit the data once.
 
     Args:
-        number: of an epoch of training, which decides the order; None: evaluate, in the data's own.
+        number: of an epoch of training, which decides the order; None: evaluate, in the order of
+            the data.
         callback: called after each micro-batch.
 
     Raises:
-        ShapeError: data or labels do not fit the model, or are less than one batch.
+        ShapeError: data or labels do not fit the model, are less than one batch, or (in evaluation
+            without class labels) no multiple of a micro-batch.
         ComputeError: the loss is not a number, or a label is no class.
     """
     _check(trainer, dataset)
@@ -127,9 +129,9 @@ def fit(
     """Train for some epochs, and evaluate after each.
 
     Args:
-        val: data that are not trained on.
-        checkpoint: a file that is written after each epoch; if it exists, training goes on from it,
-            with the bits of a run that was not interrupted.
+        val: held-out data.
+        checkpoint: a file that is written after each epoch; if it exists, training resumes from it,
+            with the bits of an uninterrupted run.
 
     Returns:
         The results of training and of ``val`` for each epoch that was run.
@@ -154,7 +156,7 @@ def fit(
 def _check(trainer: OptContext, dataset: Dataset) -> None:
     """Check that data points and labels have the sizes of the model's. Raises: ShapeError."""
     n = trainer.n_micro_batch
-    pairs = [("data", dataset.data, trainer.inputs)]
+    pairs = [("data point", dataset.data, trainer.inputs)]
     if trainer.labels is not None:
         if dataset.labels is None:
             raise ShapeError("the loss needs labels, and the data set has none")

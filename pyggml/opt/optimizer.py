@@ -21,11 +21,11 @@ Schedule = Callable[[int], float]
 
 
 class Optimizer(Protocol):
-    """What changes parameters by their gradients.
+    """A rule that updates parameters by their gradients.
 
     Attributes:
-        name: in checkpoints; moments: names of the tensors that it keeps for each parameter.
-        n_params: how many numbers a step reads.
+        name: in checkpoints; moments: names of the state tensors of each parameter.
+        n_params: how many numbers a step reads, such as the learning rate.
     """
 
     @property
@@ -44,7 +44,7 @@ class Optimizer(Protocol):
         ...
 
     def values(self, step: int) -> list[float]:
-        """The numbers that step ``step`` (from 0 on) reads."""
+        """The ``n_params`` numbers of step ``step``, counted from 0."""
         ...
 
 
@@ -109,7 +109,7 @@ def _scheduled(alpha: float, schedule: Schedule | None, step: int) -> float:
 
 
 def warmup_cosine(n_warmup: int, n_steps: int, least: float = 0.1) -> Schedule:
-    """Up to 1 in a line over ``n_warmup`` steps, then down to ``least`` at step ``n_steps``.
+    """Linear warm-up to 1 over ``n_warmup`` steps, then cosine decay to ``least`` at ``n_steps``.
 
     Source: Loshchilov and Hutter, "SGDR", equation 5, without restarts.
     """

@@ -91,7 +91,7 @@ def _glu(a: Array, b: Array | None, kind: str, swapped: bool, alpha: float, limi
 
 
 def _gradient(of: str, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor | None:
-    """The gradient of ``a`` or ``b``: of a packed ``a``, that of both halves side by side."""
+    """The gradient of ``a`` or ``b``; for a packed ``a``, those of its halves side by side."""
     a, b, kind = y.src[0], y.src[1], y.op_params["kind"]
     assert a is not None
     if kind not in ACTIVATIONS:

@@ -97,7 +97,7 @@ def _cases() -> list[Case]:
 
 
 def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
-    """That of each matrix of ``b``; those that were multiplied by the same of ``a`` are added."""
+    """``b dy`` for each matrix of ``b``, summed over the matrices that share a matrix of ``a``."""
     a, b = y.src
     assert a is not None and b is not None
     da: Tensor = ops.out_prod(b, dy)  # [k, m, B2, B3]

@@ -162,7 +162,7 @@ def _infer_concat(a: Tensor, b: Tensor, dim: int) -> Out:
 
 
 def _concat_gradient(which: int, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
-    """The part of the gradient that is the source's, as a view."""
+    """The source's part of ``dy``, as a view."""
     a, x, dim = y.src[0], y.src[which], y.op_params["dim"]
     assert a is not None and x is not None
     return ops.view(dy, ne=x.ne, nb=dy.nb, offset=which * a.ne[dim] * dy.nb[dim])

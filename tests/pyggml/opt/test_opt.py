@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_said() -> None:
         trainer(loss="nope")
     with pytest.raises(ShapeError, match="7 data points are less than a batch of 8"):
         opt.epoch(trainer(), opt.Dataset(POINTS[:7], CLASSES[:7]), 0)
-    with pytest.raises(ShapeError, match="a data has 7 elements, the model wants 8"):
+    with pytest.raises(ShapeError, match="a data point has 7 elements, the model wants 8"):
         opt.epoch(trainer(), opt.Dataset(POINTS[:, 1:], CLASSES))
     with pytest.raises(ShapeError, match="needs labels"):
         opt.epoch(trainer(), opt.Dataset(POINTS))
