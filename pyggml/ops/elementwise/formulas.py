@@ -57,11 +57,11 @@ PARAMETERS = {
     "xielu": ("alpha_n", "alpha_p", "beta", "eps"),
 }
 LIMITED = "limited"  # a GLU: (gate, up, alpha, limit, shift)
-_BACK = ("silu_back", "gelu_back", "gelu_quick_back", "gelu_erf_back")  # of (dy, x)
-_MORE = {
-    **dict.fromkeys(("add", "sub", "mul", "div", *_BACK), 1),
-    LIMITED: 4,
-}  # numbers after x that are no such
+SMOOTH = ("silu", "gelu", "gelu_quick", "gelu_erf")  # each has a gradient f"{kind}_back": (dy, x)
+_SOURCES_AFTER_X = {
+    **dict.fromkeys(("add", "sub", "mul", "div", *(f"{kind}_back" for kind in SMOOTH)), 1),
+    LIMITED: 4,  # up, and three parameters
+}
 
 
 def formulas(p: Primitives) -> dict[str, Formula]:
@@ -117,7 +117,8 @@ def formulas(p: Primitives) -> dict[str, Formula]:
         up = where(up < -limit, -limit, up)
         return gate / (one + exp(-alpha * gate)) * (up + shift)
 
-    def swish_back(dy: Any, x: Any, s: Any, slope: Any) -> Any:  # of x * s, s = sigmoid(u(x))
+    def swish_back(dy: Any, x: Any, s: Any, slope: Any) -> Any:
+        # of y = x * s with s = sigmoid(u(x)), slope = u'(x)
         return dy * (s + x * s * (one - s) * slope)
 
     swish_back_of = p.declare("swish_back", swish_back)
@@ -176,7 +177,7 @@ def with_four(name: str, function: Formula) -> Formula:
         lambda x, a, b, c, d: function(x, a, b, c),
         lambda x, a, b, c, d: function(x, a, b, c, d),
     )
-    return takes[_MORE.get(name) or len(PARAMETERS.get(name, ()))]
+    return takes[_SOURCES_AFTER_X.get(name) or len(PARAMETERS.get(name, ()))]
 
 
 _REFERENCE = formulas(

@@ -37,7 +37,7 @@ from ..op import (
     same,
     source,
 )
-from .formulas import PARAMETERS, reference
+from .formulas import PARAMETERS, SMOOTH, reference
 
 __all__ = [
     "abs", "ceil", "elu", "exp", "expm1", "floor", "gelu", "gelu_erf", "gelu_quick",
@@ -79,8 +79,6 @@ def _cases() -> list[Case]:
         ]
     return cases
 
-
-SMOOTH = ("silu", "gelu", "gelu_quick", "gelu_erf")  # kinds with a backward op of their own
 
 # kind -> (ops, x, gradient of the result) -> gradient of x; None where it is always zero
 _GRADIENTS: dict[str, Callable[[OpBuilders, Tensor, Tensor], Tensor | None]] = {

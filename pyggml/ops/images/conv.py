@@ -242,8 +242,8 @@ def _rows(ops: OpBuilders, dy: Tensor) -> Tensor:
 
 def _gradient_of_kernel(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     a, b = y.src
-    assert a is not None
-    seen = ops.im2col(a, ops.cont(b), **y.op_params)
+    assert a is not None and b is not None
+    seen = ops.im2col(a, ops.contiguous(b), **y.op_params)
     k, places = seen.ne[0], seen.nrows
     seen = ops.reshape(seen, ne=(k, places, 1, 1))
     return ops.reshaped(ops.out_prod(seen, _rows(ops, dy)), a)

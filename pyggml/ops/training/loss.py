@@ -10,7 +10,6 @@ label included, so micro-batches of one size add up to the loss of the whole bat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -86,8 +85,8 @@ def _classes(n: int, n_classes: int, first: int = 0) -> Arg:
     return arg(n, type=I32, low=first, high=n_classes)
 
 
-def _one_of(*ne: int) -> Arg:
-    """Random probabilities."""
+def _soft_labels(*ne: int) -> Arg:
+    """Rows of random probabilities."""
 
     def values(rng: np.random.Generator) -> Array:
         p: Array = rng.uniform(0, 1, ne[::-1])
@@ -97,17 +96,17 @@ def _one_of(*ne: int) -> Arg:
     return Arg(ne, values=values)
 
 
-def _cases(lead: Callable[[], tuple[Arg, ...]]) -> list[Case]:
+def _cases(*lead: Arg) -> list[Case]:
     x = partial(arg, low=-5, high=5)
     return [
-        case(*lead(), x(1), _classes(1, 1)),
-        case(*lead(), x(10, 50), _classes(50, 10)),
-        case(*lead(), x(65, 17, 3), _classes(51, 65, first=-9)),
-        case(*lead(), x(65, 17, 3, 2), _one_of(65, 17, 3, 2)),
-        case(*lead(), x(33, 3, 5, permute=(0, 2, 1, 3)), _one_of(33, 5, 3)),
-        case(*lead(), arg(1100, 9, low=-100, high=100), _classes(9, 1100)),
-        case(*lead(), arg(2, 3000), _classes(3000, 2)),
-        case(*lead(), x(49152, 64), _classes(64, 49152), perf=True),
+        case(*lead, x(1), _classes(1, 1)),
+        case(*lead, x(10, 50), _classes(50, 10)),
+        case(*lead, x(65, 17, 3), _classes(51, 65, first=-9)),
+        case(*lead, x(65, 17, 3, 2), _soft_labels(65, 17, 3, 2)),
+        case(*lead, x(33, 3, 5, permute=(0, 2, 1, 3)), _soft_labels(33, 5, 3)),
+        case(*lead, arg(1100, 9, low=-100, high=100), _classes(9, 1100)),
+        case(*lead, arg(2, 3000), _classes(3000, 2)),
+        case(*lead, x(49152, 64), _classes(64, 49152), perf=True),
     ]
 
 
@@ -116,7 +115,7 @@ CROSS_ENTROPY_LOSS = define_op(
     src={"a": source(F32), "labels": None},
     infer=_infer,
     reference=_loss,
-    cases=lambda: _cases(tuple),
+    cases=_cases,
     doc="The mean over rows of `-log(softmax(a))` at the labels: classes, or probabilities.",
     gradients={"a": lambda ops, y, dy: ops.cross_entropy_loss_back(dy, *y.src)},
 )
@@ -153,7 +152,7 @@ CROSS_ENTROPY_LOSS_BACK = define_op(
     src={"dy": source(F32), "a": source(F32), "labels": None},
     infer=_infer_back,
     reference=_loss_back,
-    cases=lambda: _cases(lambda: (arg(1),)),
+    cases=lambda: _cases(arg(1)),
     max_nmse=1e-6,
     doc="The gradient of `a`, where `dy` is that of the cross entropy of `a` and `labels`.",
 )

@@ -229,9 +229,13 @@ class CpuLowering:
         made.use(len(self.launches))
         return made
 
-    def row_chunks(self, node: Tensor) -> int:
-        """The chunks of a kernel that is split by rows: enough for all threads, none too small."""
-        return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
+    def row_chunks(self, node: Tensor, grain: int = GRAIN) -> int:
+        """The chunks of a kernel that is split by rows: enough for all threads, none too small.
+
+        Args:
+            grain: elements of a chunk, at least.
+        """
+        return max(1, min(node.nrows, node.nelements // grain, 8 * self.n_threads))
 
     def mac_chunks(self, node: Tensor, macs: int, least: int = 1 << 17) -> int:
         """The number of chunks of rows for so many multiply-adds, ``least`` or more in each."""

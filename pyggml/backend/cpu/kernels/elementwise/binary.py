@@ -12,14 +12,14 @@ from functools import cache
 
 from .....compiler.jit import CpuKernel, kernel
 from .....dtype import GGMLType
-from .....ops.elementwise.unary import SMOOTH
+from .....ops.elementwise.formulas import SMOOTH
 from .....ops.op import ALL_FLOATS
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
 from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import load_elem, store_elem
 from ..span import Parts, columns, repeated_row, split
-from .elementwise import IDS, function
+from .elementwise import IDS, MATH_GRAIN, function
 
 
 @cache
@@ -61,7 +61,7 @@ def _supports(node: Tensor) -> bool:
 
 def _lower(lowering: CpuLowering, node: Tensor) -> None:
     name = node.op.name.lower().removesuffix("1")
-    parts, chunks = split(lowering, node, 1024 if name.endswith("_back") else GRAIN)
+    parts, chunks = split(lowering, node, MATH_GRAIN if name.endswith("_back") else GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
     lowering.launch(binary_kernel(name, *types), node, Parts(parts), chunks)
 

@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import overload
 
 from .....compiler.jit import inline_strict
-from .....ops.elementwise.formulas import Primitives, formulas, with_four
+from .....ops.elementwise.formulas import SMOOTH, Primitives, formulas, with_four
 from ...simd.math import (
     ZERO,
     abs_f32,
@@ -29,9 +29,9 @@ from ...simd.math import (
     with_sign,
 )
 
-_SMOOTH = ("silu", "gelu", "gelu_quick", "gelu_erf")
+MATH_GRAIN = 1024  # elements of a chunk, at least, of a function with exp: 1 us
 # LLVM may use multiply-adds in these
-_CONTRACTED = ("sigmoid", *_SMOOTH, *(f"{name}_back" for name in ("swish", *_SMOOTH)))
+_CONTRACTED = ("sigmoid", *SMOOTH, *(f"{name}_back" for name in ("swish", *SMOOTH)))
 
 
 def _declare(name: str, formula: Callable[..., Any]) -> Any:

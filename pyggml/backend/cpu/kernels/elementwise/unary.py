@@ -20,7 +20,7 @@ from ...simd.element import F32, load_elem, store_elem
 from ...weights.layout import Q8_BLOCK
 from ..quantize import BLOCK, quantize_row
 from ..span import columns, split
-from .elementwise import IDS, function
+from .elementwise import IDS, MATH_GRAIN, function
 
 
 class Element(NamedTuple):
@@ -67,7 +67,7 @@ def _lower_element(lowering: CpuLowering, node: Tensor) -> None:
     p = node.op_params
     name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
     cheap = name in ("leaky_relu", "clamp", "scale")
-    parts, chunks = split(lowering, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
+    parts, chunks = split(lowering, node, GRAIN if cheap else MATH_GRAIN)
     params = Element(parts, 0, *(float(p[key]) for key in PARAMETERS.get(name, ())))
     kernel = element_kernel(name, int(node.type))
     lowering.launch(kernel, node, params, chunks, quantizes=node.type is GGMLType.F32)

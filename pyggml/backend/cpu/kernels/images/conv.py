@@ -32,7 +32,7 @@ from ...abi import (
     row_address,
 )
 from ...compile.lowering import GRAIN, CpuLowering, lowers
-from ...simd.element import F32, load_elem, store_elem
+from ...simd.element import F32, load_elem, store_elem, zero_run
 
 _ZERO = np.float32(0)
 
@@ -107,7 +107,7 @@ def _params(node: Tensor, a: Tensor) -> Im2Col:
 
 @kernel
 def im2col_back_f32(node, chunk, n_chunks, scratch):
-    """Rows of images: each adds up the elements of patches (SRC0) that show it, in one order."""
+    """Rows of images: a pixel is the sum, in one order, of its copies in the patches (SRC0)."""
     p = params_of(node, Im2Col)
     is_2d, kw, kh, channels, w = p.is_2d != 0, p.kw, p.kh, p.channels, ne(node, DST, 0)
     h = ne(node, DST, 1) if is_2d else 1
@@ -121,8 +121,7 @@ def im2col_back_f32(node, chunk, n_chunks, scratch):
         image = rest // channels
         c, y = rest - image * channels, r - rest * h
         out = f32_ptr(row_address(node, DST, r))
-        for x in range(w):
-            out[x] = 0.0
+        zero_run(row_address(node, DST, r), w)
         for ky in range(kh):
             from_top = y + p1 - ky * d1
             oy = from_top // s1

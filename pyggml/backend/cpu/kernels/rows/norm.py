@@ -145,7 +145,7 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
 
 @kernel
 def rms_norm_back_f32(node, chunk, n_chunks, scratch):
-    """SRC0: the gradient of the result, SRC1: what was normalized."""
+    """SRC0: the gradient of the result, SRC1: the input of the norm."""
     n, rows, eps = ne(node, DST, 0), nrows(node, DST), params_of(node, Norm).eps
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         dy, x = row_address(node, SRC0, row), row_address(node, SRC1, row)
@@ -158,7 +158,7 @@ def rms_norm_back_f32(node, chunk, n_chunks, scratch):
 
 @inline
 def centred_products(x, y, n, mean_x, mean_y):
-    """The float64 sum of products of distances from the means, in one order for each ``n``."""
+    """``sum((x - mean_x) * (y - mean_y))`` in float64, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
         v = np.float64(load_elem(F32, x, i)) - mean_x
@@ -168,7 +168,7 @@ def centred_products(x, y, n, mean_x, mean_y):
 
 @kernel
 def norm_back_f32(node, chunk, n_chunks, scratch):
-    """SRC0: the gradient of the result, SRC1: what was normalized."""
+    """SRC0: the gradient of the result, SRC1: the input of the norm."""
     n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         dy, x = row_address(node, SRC0, row), row_address(node, SRC1, row)
@@ -186,8 +186,8 @@ def norm_back_f32(node, chunk, n_chunks, scratch):
 @lowers("NORM_BACK", all_f32)
 def _lower_norm_back(lowering: CpuLowering, node: Tensor) -> None:
     kernel = rms_norm_back_f32 if node.op.name == "RMS_NORM_BACK" else norm_back_f32
-    chunks = max(1, min(node.nrows, node.nelements // _GRAIN, 8 * lowering.n_threads))
-    lowering.launch(kernel, node, Norm(node.op_params["eps"]), chunks)
+    params = Norm(node.op_params["eps"])
+    lowering.launch(kernel, node, params, lowering.row_chunks(node, _GRAIN))
 
 
 _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}

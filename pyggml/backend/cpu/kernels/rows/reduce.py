@@ -34,7 +34,7 @@ from ...abi import (
     row_address,
 )
 from ...compile.lowering import GRAIN, CpuLowering, by_rows, lowers
-from ...simd.element import F32, I32, load_elem, store_elem
+from ...simd.element import F32, I32, load_elem, store_elem, zero_run
 from ...simd.total import total_f32
 from ..span import BLOCK, Parts, columns
 
@@ -233,8 +233,7 @@ def repeat_back_f32(node, chunk, n_chunks, scratch):
         i2, i3 = rest % ne2, rest // ne2
         out = row_address(node, DST, row)
         sums = f32_ptr(out)
-        for i in range(begin, end):
-            sums[i] = 0.0
+        zero_run(out + 4 * begin, end - begin)
         for j3 in range(i3, ne(node, SRC0, 3), ne3):
             for j2 in range(i2, ne(node, SRC0, 2), ne2):
                 x = data(node, SRC0) + j2 * nb(node, SRC0, 2) + j3 * nb(node, SRC0, 3)

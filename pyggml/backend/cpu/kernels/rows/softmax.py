@@ -114,7 +114,7 @@ def soft_max_back_f32(node, chunk, n_chunks, scratch):
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         dy, p = row_address(node, SRC0, row), row_address(node, SRC1, row)
         y = row_address(node, DST, row)
-        mean = dot_f32(F32, dy, p, n)
+        mean = dot_f32(F32, dy, p, n)  # of dy, weighted by p
         for i in range(n):
             v = scale * load_elem(F32, p, i) * (load_elem(F32, dy, i) - mean)
             store_elem(F32, y, i, v)
@@ -138,5 +138,5 @@ def _lower_soft_max(lowering: CpuLowering, node: Tensor) -> None:
     n2, step_0, step_1 = alibi_steps(node.ne[2], p["max_bias"])
     params = SoftMax(p["scale"], base_0=2.0**step_0, base_1=2.0**step_1, n_head_log2=n2)
     kernel = soft_max_kernel(F32 if mask is None else int(mask.type))
-    chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * lowering.n_threads))
+    chunks = lowering.row_chunks(node, 1024)
     lowering.launch(kernel, node, params, chunks)

@@ -108,7 +108,7 @@ def top_k_f32(node, chunk, n_chunks, scratch):
 
 
 def _chunks(lowering: CpuLowering, x: Tensor) -> int:
-    return max(1, min(x.nrows, x.nelements // 512, 8 * lowering.n_threads))
+    return lowering.row_chunks(x, 512)
 
 
 @lowers("ARGSORT")

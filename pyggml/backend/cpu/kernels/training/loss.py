@@ -60,12 +60,12 @@ def exponentials(x, y, n):
 
 @inline
 def class_of(node, labels, row, n):
-    """The class of a row, -1 for none; an error if there is no such class."""
+    """The class of a row, negative for none; sets an error if there is no such class."""
     label = i32_ptr(data(node, labels))[row]
     if label >= n:
         set_error(node, BAD_INDEX)
         return -1
-    return label if label >= 0 else -1
+    return label
 
 
 @cache
@@ -100,10 +100,9 @@ def losses_kernel(labels: int) -> CpuKernel:
 def _lower_loss(lowering: CpuLowering, node: Tensor) -> None:
     a, labels = node.src
     out = lowering.take(8 * max(1, a.nrows))
-    chunks = max(1, min(a.nrows, a.nelements // _GRAIN, 8 * lowering.n_threads))
     lowering.launch(
-        losses_kernel(int(labels.type)), node, Losses(out.address), chunks, writes=out,
-        scratch=4 * a.ne[0],
+        losses_kernel(int(labels.type)), node, Losses(out.address), lowering.row_chunks(a, _GRAIN),
+        writes=out, scratch=4 * a.ne[0],
     )  # fmt: skip
     lowering.launch(sum_total_kernel(F32), node, Total(a.nrows, out.address), src=(), work=[out])
 
@@ -141,5 +140,5 @@ def loss_back_kernel(labels: int) -> CpuKernel:
 
 @lowers("CROSS_ENTROPY_LOSS_BACK")
 def _lower_loss_back(lowering: CpuLowering, node: Tensor) -> None:
-    chunks = max(1, min(node.nrows, node.nelements // _GRAIN, 8 * lowering.n_threads))
+    chunks = lowering.row_chunks(node, _GRAIN)
     lowering.launch(loss_back_kernel(int(node.src[2].type)), node, chunks=chunks)
