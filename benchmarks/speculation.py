@@ -9,9 +9,10 @@ position too (``at``), and the time of the drafter, in which a draft model also 
 The tasks quote their prompt (an edit of a file) or do not (a story, an explanation). Every text is
 compared with the one without drafts.
 
-``--head`` is an EAGLE-3 head, with a context of its own that keeps hidden states, and ``--lengths``
-are fixed lengths of its drafts, 0 for the adaptive one. On a machine that does other work too,
-``--cpu-time`` counts the process's own seconds; with one thread they are those of an idle one.
+``--head`` is an EAGLE-3 head, measured on a context of its own, which keeps hidden states;
+``--lengths`` are fixed draft lengths for it, 0 for the adaptive length. ``--cpu-time`` counts CPU
+seconds of the process, for a machine that runs other programs; with one thread these are near the
+wall-clock seconds of an idle machine.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Trains an EAGLE-3 head for the demo model, from texts that the model writes itself.
+"""Trains an EAGLE-3 head for the demo model, from texts that this model writes.
 
     nice python -m benchmarks.train_eagle3 [--folder DIR]   # ~/.cache/pyllama/eagle3/head.gguf
     python -m benchmarks.speculation --head ~/.cache/pyllama/eagle3/head.gguf
 
 Needs torch (``pip install 'pyggml[bench]'``), ten minutes of one core. Each stage is kept in the
 folder, so a run that was stopped goes on with the next one. The head learns the distributions of
-the model at each token of these texts (its 32 likeliest tokens), three tokens ahead: of the second
-and third it reads its own hidden states, as in a draft. The paper's heads learned from half a
-million conversations.
+the model at each token of these texts (its 32 likeliest tokens), three tokens ahead: for the second
+and third token its input is its own hidden state, as in a draft. The paper's heads learned from
+half a million conversations.
 Source: Li et al. 2025, "EAGLE-3", section 3.
 """
 
@@ -30,6 +30,7 @@ from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model
 from pyllama.engine.generate import generate_many
+from pyllama.graph.adapters import layer_output
 from pyllama.hub.demo import demo_model_path
 from pyllama.kv.memory import HiddenReads
 from pyllama.sampling import SamplingParams
@@ -75,16 +76,16 @@ def texts(model: Model, path: Path, n_predict: int) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-def taught(model: Model, path: Path, replies: list[list[int]]) -> Arrays:
-    """What the head reads and learns of each token.
+def training_data(model: Model, path: Path, replies: list[list[int]]) -> Arrays:
+    """The head's inputs and targets at each token.
 
     Returns:
-        tokens, hidden (the three layers' inputs), ids and logits of the likeliest tokens, and
-        firsts, where texts begin.
+        ``tokens``, ``hidden`` (the three layers' inputs), ``ids`` and ``logits`` of the likeliest
+        tokens.
     """
     if not path.exists():
         context = Context(model, n_ctx=1024, n_threads=1)
-        context.keep_hidden(HiddenReads(tuple(f"l_out-{i - 1}" for i in layers_of(model))))
+        context.keep_hidden(HiddenReads(tuple(layer_output(i - 1) for i in layers_of(model))))
         parts: dict[str, list[Any]] = {"hidden": [], "ids": [], "logits": []}
         for text in replies:
             context.kv.clear()
@@ -93,11 +94,9 @@ def taught(model: Model, path: Path, replies: list[list[int]]) -> Arrays:
             parts["hidden"].append(context.kv.hidden(0).astype(np.float16))
             parts["ids"].append(ids)
             parts["logits"].append(np.take_along_axis(context.logits, ids, 1))
-        lengths = [len(text) for text in replies]
         np.savez(
             path,
             tokens=np.concatenate(replies),
-            firsts=np.cumsum([0, *lengths[:-1]]),
             **{name: np.concatenate(part) for name, part in parts.items()},
         )
     with np.load(path) as file:
@@ -144,10 +143,11 @@ class Head(nn.Module):
         return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
     def forward(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Logits of each depth [batch, T, n_drafted]; of depth k those of the first k are void.
+        """Logits of each depth, [batch, T, n_drafted]; at depth k the first k positions are unused.
 
         Args:
-            tokens: of position i the one after the hidden states, [batch, T].
+            tokens: token i + 1 of the text at position i, [batch, T].
+            hidden: inputs of the target's three layers at token i, [batch, T, 3 n_embd].
         """
         g = hidden @ self.w["fc"].T
         positions, keys, values, found = torch.arange(tokens.shape[1]), [], [], []
@@ -173,10 +173,10 @@ class Head(nn.Module):
 
 
 def attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention of a draft's token ``n`` to the text before the draft, and to the draft.
+    """Attention of the n-th drafted token to the text before the draft, and to the draft.
 
     Args:
-        keys, values: of depths 0 to n; those of the text are of depth 0.
+        keys, values: of depths 0 (the text) to n.
     """
     n, t, scale = len(keys) - 1, q.shape[2], q.shape[3] ** -0.5
     scores = [q @ keys[0].transpose(-1, -2) * scale]
@@ -288,7 +288,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     model = Model.load(demo_model_path(), n_threads=1)
     replies = texts(model, args.folder / "texts.npz", args.n_predict)
-    data = taught(model, args.folder / "taught.npz", replies)
+    data = training_data(model, args.folder / "taught.npz", replies)
     head, drafted = train(model, data, args.steps, args.folder / "checkpoint.pt")
     write(model, head, drafted, args.folder / "head.gguf")
 

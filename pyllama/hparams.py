@@ -131,7 +131,7 @@ class HParams:
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
-    has_encoder: bool = False  # it reads a text, which a decoder attends to while it generates
+    has_encoder: bool = False  # an encoder reads the prompt, to which a decoder attends
     encoder: bool = False  # computes embeddings and scores only: there is no output matrix
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none

@@ -174,7 +174,7 @@ def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> 
 
 
 def _n_layer(file: GGUFFile, arch: str) -> int:
-    """The number of layers without those that only draft tokens (multi-token prediction).
+    """The number of layers, not counting layers of multi-token prediction.
 
     Where an encoder and a decoder have different numbers, the larger one.
     """

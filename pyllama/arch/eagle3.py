@@ -1,9 +1,10 @@
-"""EAGLE-3: one layer that drafts for another model, whose hidden states it reads.
+"""EAGLE-3: one layer that drafts for another model (the target) from the target's hidden states.
 
-In front of attention it has two norms, of the token's embedding and of the hidden states before it,
-which attention reads side by side. Those of the text are a projection (``fc``) of the inputs of
-three layers of the target (``kv.memory.HiddenReads``), those of drafted tokens its own. It may have
-fewer tokens than the target: ``d2t`` has their ids there.
+    attention input = [norm(embedding of token i), norm_2(hidden state at token i - 1)]
+
+At tokens of the text the hidden state is a projection (``fc``) of the inputs of three of the
+target's layers (``kv.memory.HiddenReads``); at drafted tokens it is the head's own output. The
+head may draft fewer tokens than the target has: ``d2t`` is the target's id of each.
 Source: Li et al. 2025, "EAGLE-3"; llama.cpp, ``llama_model_eagle3``.
 """
 
@@ -45,7 +46,8 @@ TENSORS = {
     FUSED: ("3*n_embd_read", "n_embd"),
     "enc.output_norm.weight": ("3*n_embd_read*norm_before_fc",),
     "output_norm.weight": ("n_embd",),
-    "token_embd.weight?": ("n_embd", "n_vocab"),  # else the target's, as is the output matrix
+    # the target's embedding and output matrix take the place of missing ones
+    "token_embd.weight?": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", ANY),
     "d2t?": (ANY,),
 }
@@ -73,7 +75,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def _of_target(b: GraphBuilder, logits: Tensor) -> Tensor:
-    """The logits by the target's ids; those of tokens that the head lacks are -inf.
+    """The logits by the target's ids; tokens that the head cannot draft get -inf.
 
     Shape:
         logits [n, n_outputs] -> [n_vocab, n_outputs]
@@ -92,7 +94,7 @@ def _of_target(b: GraphBuilder, logits: Tensor) -> Tensor:
 
 
 def is_head(config: Config) -> bool:
-    """Whether a checkpoint is an EAGLE-3 head; some have the class of LLaMA."""
+    """Whether a checkpoint is an EAGLE-3 head; some heads have LLaMA's class name."""
     return bool(config.get("draft_vocab_size")) and config.get("num_hidden_layers") == 1
 
 

@@ -1,8 +1,8 @@
 """T5: an encoder reads the text, a decoder attends to it and generates; also FLAN, mT5 and UMT5.
 
-The cells of the text have the keys and values of the decoder's cross-attention; those after them
-have the decoder's own. UMT5 has a bias by distance in each layer. Tied embeddings are scaled for
-the output, as in transformers; llama.cpp leaves that out, which changes no greedy choice.
+The cells of the text hold keys and values for the decoder's cross-attention, the cells after them
+the decoder's own. UMT5 has a bias by distance in each layer. With tied embeddings the output's
+input is scaled, as in transformers; llama.cpp does not scale it, with the same greedy tokens.
 Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer"; llama.cpp, ``llama_model_t5``.
 """
@@ -10,6 +10,7 @@ Transformer"; llama.cpp, ``llama_model_t5``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyggml as ops
@@ -23,8 +24,8 @@ from ..mapping.rules import Config, Convert
 from . import t5encoder
 
 
-def _layers(key: str) -> Any:
-    """By layer, 1 if the encoder or the decoder has it, and 0 if not."""
+def _layers(key: str) -> Callable[[Got], tuple[int, ...]]:
+    """For each layer, 1 if it is below the number of layers in ``key``, else 0."""
 
     def layers(got: Got) -> tuple[int, ...]:
         n = got[key] or got["n_layer_enc"]
@@ -44,7 +45,7 @@ HPARAMS: Values = {
 }
 _CROSS = {
     "cross_attn_norm.weight": ("n_embd",),
-    "cross_attn_rel_b.weight?": ("n_head", "n_rel_buckets"),  # of old files, without a use
+    "cross_attn_rel_b.weight?": ("n_head", "n_rel_buckets"),  # in old files, unused
     "cross_attn_q.weight": ("n_embd", "n_embd_q"),
     "cross_attn_k.weight": ("n_embd", "n_embd_k"),
     "cross_attn_v.weight": ("n_embd", "n_embd_v"),

@@ -52,7 +52,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def layers(b: GraphBuilder, n_layer: int) -> Tensor:
-    """The output of the encoder: [n_embd, n_embeddings]; for a decoder [n_embd, T]."""
+    """The encoder's output: [n_embd, n_embeddings]; in a model with a decoder [n_embd, T]."""
     b.use_part("enc.")
     inp, act = b.embed("token_embd.weight"), activation(b)  # [n_embd, T]
     distances = None  # of the last layer that has them; in T5 only the first one does
@@ -70,7 +70,7 @@ def layers(b: GraphBuilder, n_layer: int) -> Tensor:
 
 
 def activation(b: GraphBuilder) -> str:
-    """The activation of the feed-forward part: T5 1.1 has a gate and GELU."""
+    """The feed-forward activation: GELU with a gate (T5 1.1), else ReLU."""
     return "gelu" if "blk.0.ffn_gate.weight" in b.weights else "relu"
 
 

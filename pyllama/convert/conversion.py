@@ -75,8 +75,7 @@ class ConvertOptions:
         dry_run: check everything, write nothing.
         mtp: write layers of multi-token prediction, where they can be loaded.
         mtp_only: write only these, and what they need of the model.
-        target_model: of a head that is a checkpoint of its own, the folder of the model that it
-            drafts for.
+        target_model: folder of the target model, if the checkpoint is a head that drafts for it.
     """
 
     vocab_only: bool = False
@@ -119,22 +118,22 @@ def convert(
     """
     if outtype not in (*OUTTYPES, "auto"):
         raise ModelError(f"outtype is {outtype!r}, must be one of {', '.join(OUTTYPES)}, auto")
-    whole, options = Folder(Path(folder)), options or ConvertOptions()
-    source = model_folder(whole)
+    root, options = Folder(Path(folder)), options or ConvertOptions()
+    source = model_folder(root)
     folder = source.path
     config = read_params(source) if is_mistral(source) else read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
-    of_vocabulary: tuple[Folder, Config, bool | None] = source, config, arch.CONVERT.add_bos
+    vocabulary: tuple[Folder, Config, bool | None] = source, config, arch.CONVERT.add_bos
     if arch.CONVERT.drafts:
-        of_vocabulary = _target(source, options.target_model)
+        vocabulary = _target(source, options.target_model)
         # a tied output matrix would be the target's
-        config |= {"target": of_vocabulary[1], "tie_word_embeddings": False}
+        config |= {"target": vocabulary[1], "tie_word_embeddings": False}
     elif options.target_model is not None:
-        raise ModelError(f"{folder}: a whole model drafts for any other: leave the target out")
+        raise ModelError(f"{folder}: is a model, not a draft head: leave `target_model` out")
     with config_errors(folder, arch):
         keys = arch.CONVERT.keys(config)
-    keys |= pooling_keys(whole)
+    keys |= pooling_keys(root)
     planned: list[ConvertedTensor] = []
     n_nextn = 0
     values: dict[str, float | list[float]] = {}
@@ -142,7 +141,7 @@ def convert(
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
-        dense = dense_tensors(whole)
+        dense = dense_tensors(root)
         keys |= {**nextn_keys(keys, n_nextn, mtp_of(arch)), **dense_keys(dense)}
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
@@ -155,14 +154,14 @@ def convert(
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
     shapes = {one.name: one.shape for one in planned}
-    general = read_general(whole, name, shapes, options.model_name, options.metadata)
+    general = read_general(root, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
         **values,
         **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
-        **read_vocabulary(*of_vocabulary),
+        **read_vocabulary(*vocabulary),
     }
     if "n_token_types" in arch.HPARAMS:
         metadata["tokenizer.ggml.token_type_count"] = int(config.get("type_vocab_size", 1))
@@ -174,7 +173,7 @@ def convert(
         form = Form(planned)
     else:
         form = _form(source, planned, hparams, arch, keys, options)
-    path = whole.path if outfile is None else Path(outfile)
+    path = root.path if outfile is None else Path(outfile)
     if path.is_dir():
         file_name = general.file_name(outtype if planned else None, form.ending)
         path /= f"mtp-{file_name}" if options.mtp_only else file_name
@@ -200,7 +199,7 @@ def _target(head: Folder, path: Path | None) -> tuple[Folder, Config, bool | Non
     """The folder of a head's target, its config.json, and whether its tokenizer adds BOS."""
     if path is None:
         raise ModelError(
-            f"{head.path}: the head drafts for another model: give that one's folder "
+            f"{head.path}: is a head that drafts for another model: give the folder of this target "
             "(`target_model`)"
         )
     target = Folder(path, head.budget)

@@ -1,4 +1,4 @@
-"""What modules.json of a sentence-transformers folder says comes after the model.
+"""Reads modules.json of a sentence-transformers folder: the model's folder, pooling, dense layers.
 
     model_folder(folder).json("config.json")       # 0_Transformer/config.json in old folders
     pooling_keys(folder)                           # {"pooling_type": 3}; {} for another folder
@@ -32,7 +32,7 @@ _FLAGS = {
 
 
 def model_folder(folder: Folder) -> Folder:
-    """Return the folder of the model: that which modules.json names, if this one has none.
+    """Return the folder with config.json: this one, or its subfolder that modules.json names.
 
     Raises: ModelError: a file is damaged.
     """

@@ -68,7 +68,7 @@ class TextRun:
 
     Attributes:
         tokens: prompt and generated tokens, without those removed by a context shift.
-        n_text: those at the beginning that an encoder reads; the decoder's start token is next.
+        n_text: number of leading tokens that an encoder reads; the decoder's start token is next.
         ends: tokens that end it.
         max_cells: a text of more tokens ends.
         sink: called with its events.
@@ -91,7 +91,7 @@ class TextRun:
             yielded those before them.
         mark: the verifier's state after ``tokens``, if ``verified`` has others.
         checkpoints: numbers of leading tokens after which its recurrent state is kept, ascending.
-        adapters: with which its tokens are computed.
+        adapters: the adapters, and their factors, that its tokens are computed with.
         saved: its cache, if evaluating the tokens again would give other bits.
         id: number in the order of submission.
     """
@@ -297,6 +297,7 @@ def _check_pooled(context: Context, n: int, pooling: str) -> None:
 
 
 def _check_whole(context: Context, n: int) -> None:
+    """Raise BatchError unless a text of ``n`` tokens can be computed in one ubatch."""
     if n > context.n_ubatch:
         raise BatchError(
             f"the text has {n} tokens, which attend to later ones, so it must fit "
@@ -402,7 +403,7 @@ def make_runs(
                     pooling,
                     n_prompt,
                     not context.hparams.reads_texts,
-                    averages_scores=context.hparams.head_pooling == 0,
+                    averages_scores=POOLINGS[context.hparams.head_pooling] == "none",
                 ),
             )
         else:

@@ -48,8 +48,8 @@ class CacheSequence:
         last_outputs: outputs of the context's last decode that are the logits of its last tokens;
             None after the context evaluated another sequence.
         n_at_outputs: its number of tokens at that decode.
-        adapters: with which its tokens were computed; of an empty sequence, the adapters that the
-            context applies.
+        adapters: the adapters, and their factors, that its tokens were computed with; of an empty
+            sequence, the context's own.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class CacheSequence:
 
     @property
     def n_text(self) -> int:
-        """Those of its tokens that an encoder has read, see `TextRun`."""
+        """Number of its leading tokens that an encoder has read, see `TextRun`."""
         return self.context.kv.encoded(self.seq_id)
 
     def tokens(self) -> Ids:

@@ -583,7 +583,7 @@ class GraphBuilder:
 
     @property
     def _has_all_rows(self) -> bool:
-        """Whether the last layer has the rows of all tokens."""
+        """Whether the last layer computes the rows of all tokens, not only of outputs."""
         return bool(self.kv.reads) or self._head_reads_mean
 
     @property
@@ -687,7 +687,7 @@ class GraphBuilder:
             self.graph.build_forward_expand(self.scores.set_name("result_scores").set_output())
 
     def _keep_hidden(self, reads: HiddenReads) -> None:
-        """Store what a head reads in the cells of the tokens."""
+        """Store the hidden states that a head reads in the cells of the tokens."""
         x = self._node(reads.nodes[0])
         for name in reads.nodes[1:]:
             x = ops.concat(self.ctx, x, self._node(name), 0)  # [n_columns, T]
@@ -701,7 +701,9 @@ class GraphBuilder:
         self.graph.build_forward_expand(ops.set_rows(self.ctx, cells, x, self.kv_index[0]))
 
     def _node(self, name: str) -> Tensor:
-        for node in reversed(self.graph.nodes):  # the last one is with control vectors
+        for node in reversed(
+            self.graph.nodes
+        ):  # a control vector is added in a second node of the name
             if node.name == name:
                 return node
         raise AssertionError(f"the graph has no node {name!r}")

@@ -52,15 +52,15 @@ class Placed(NamedTuple):
 
 
 class HiddenReads(NamedTuple):
-    """What a head that drafts reads of the target's graph at each token.
+    """The hidden states of the target's tokens that are the input of a head that drafts.
 
     Attributes:
-        nodes: names of the nodes whose columns it reads, one after the other.
-        fc: a matrix of the head, by which these columns are projected before they are kept,
-            [n_columns, n]; None: they are kept as they are.
-        norm: weight of the RMS norm of all columns before ``fc``, [n_columns]; None: there is none.
-        norm_eps: of this norm.
-        files: mapped files that have these weights.
+        nodes: names of nodes of the target's graph, whose columns are concatenated.
+        fc: a matrix of the head that projects the concatenated columns, [n_columns, n]; None: no
+            projection.
+        norm: weight of an RMS norm before ``fc``, [n_columns]; None: no norm.
+        norm_eps: epsilon of this norm.
+        files: mapped files with these weights.
     """
 
     nodes: tuple[str, ...]
@@ -80,8 +80,8 @@ class Memory:
         unified: whether sequences share the cells; otherwise each has an equal part.
         n_checkpoints: the most positions of a sequence to which it can go back although a window
             has evicted entries, or a state cannot forget tokens.
-        checkpoint_every: every so many tokens there is a checkpoint that no batch asked for; 0:
-            there is none.
+        checkpoint_every: number of tokens between the checkpoints that are made without a batch
+            asking for them; 0: none.
         layer_buft: see ``KVCache``.
 
     Attributes:
@@ -155,12 +155,13 @@ class Memory:
         return n_bytes + (0 if self.states is None else self.states.size_bytes)
 
     def keep_hidden(self, reads: HiddenReads, n_columns: int) -> None:
-        """Keep what a head reads in the cells of each token, see ``GraphBuilder``.
+        """Keep hidden states in the cells of each token, see ``GraphBuilder``.
 
-        So copies, saved states and kept prefixes have it too.
+        So copies, saved states and kept prefixes have them too.
 
         Args:
-            n_columns: of a token.
+            reads: the hidden states.
+            n_columns: numbers of a token, after the projection.
         """
         self.caches[0].keep_hidden(n_columns)
         self.reads = reads
@@ -198,7 +199,7 @@ class Memory:
         return max((cache.seq_pos_min(seq) for cache in self.caches), default=-1)
 
     def encoded(self, seq: int) -> int:
-        """Tokens of the text that an encoder has read, at the beginning of a sequence."""
+        """Number of tokens of the encoded text with which a sequence begins; 0 without one."""
         return self.caches[0].encoded.get(seq, 0) if self.caches else 0
 
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:

@@ -80,8 +80,8 @@ class CellTable:
     Attributes:
         mirrored: whether devices have copies of the lists.
         pending: see ``Pending``.
-        encoded: by sequence, the entries at its beginning that are those of a text which an encoder
-            has read. Later tokens attend to them by cross-attention, and to those after them.
+        encoded: by sequence, the number of leading entries that belong to an encoded text. The
+            decoder's tokens attend to these by cross-attention, to later ones by self-attention.
     """
 
     def __init__(

@@ -61,8 +61,8 @@ class Convert:
         prefix: prefix of tensor names that some checkpoints omit.
         add_bos: whether to add BOS if the tokenizer's files do not say.
         relu: whether the FFN's activation is ReLU if ``keys`` do not say.
-        drafts: whether it is a head of another model, of which it has the vocabulary; the functions
-            find config.json of that as ``target``.
+        drafts: whether the checkpoint is a head that drafts for another model and uses its
+            vocabulary; the functions get config.json of that model as ``config["target"]``.
     """
 
     models: tuple[str, ...]

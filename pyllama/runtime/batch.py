@@ -40,7 +40,7 @@ class Batch:
             kept, so that the sequence can go back to there.
         drafted: the same, until the sequence goes on.
         adapters: factors of the context's adapters (``Context.scales``), for all tokens or a row
-            for each; None: those that the context applies.
+            for each; None: the context's own (``Context.applied``).
         hidden: of a head that drafts, for each token the target's hidden states before it,
             float32[n, n_embd_target]; None for 0.
 

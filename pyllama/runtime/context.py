@@ -226,7 +226,7 @@ class Context:
         """Keep hidden states of all tokens from now on, for a head that drafts.
 
         Args:
-            reads: of nodes with ``n_embd`` columns each; ``kv.hidden`` returns what is kept.
+            reads: its nodes have ``n_embd`` columns each; ``kv.hidden`` returns the kept states.
 
         Raises:
             BatchError: others are kept already, or tokens attend to later ones.
@@ -360,10 +360,10 @@ class Context:
 
         Args:
             texts: the tokens of each; any number of texts.
-            embeddings: those of which tokens: ``"all"``, or the ``"first"`` or ``"last"`` of each
-                text.
-            seq_ids: the sequences that begin with the texts, which `decode` continues from the
-                decoder's start token on; None to store nothing. They must be empty.
+            embeddings: the tokens whose embeddings are computed: ``"all"``, or the ``"first"`` or
+                ``"last"`` of each text.
+            seq_ids: an empty sequence for each text, in which keys and values for cross-attention
+                are stored; `decode` continues it with the decoder's start token. None: no storing.
 
         Raises:
             BatchError: attention is causal, a text is empty or longer than a ubatch, a token id is

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float32]
 class GraphSize(NamedTuple):
     """Numbers of tokens, and of those with logits and with embeddings; whether any has adapters.
 
-    ``encodes``: whether it is a graph of an encoder, of a model that has a decoder too.
+    ``encodes``: whether it is the encoder's graph of a model with encoder and decoder.
     """
 
     n_tokens: int
@@ -199,7 +199,7 @@ class DecodeGraph:
         ):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
-        if self._cross is not None:  # up to where self-attention begins
+        if self._cross is not None:  # the entries before those of self-attention
             self._cross[:] = 0
             self._cross[:, [0, 2, 3]] = self.rows[0][:, [0, 1, 3]]
         for whole, part in zip(self.ranges, placed.ranges, strict=True):
@@ -299,4 +299,7 @@ def largest_graphs(hparams: HParams, n_ubatch: int) -> list[GraphSize]:
     n = bucket(n_ubatch)
     if not hparams.causal:
         return [GraphSize(n, int(not hparams.encoder), n)]
-    return [GraphSize(n, n), *([GraphSize(n, 0, n, encodes=True)] if hparams.has_encoder else [])]
+    sizes = [GraphSize(n, n)]
+    if hparams.has_encoder:
+        sizes.append(GraphSize(n, 0, n, encodes=True))
+    return sizes

@@ -54,7 +54,7 @@ class Head(NamedTuple):
     """A head as a model.
 
     Attributes:
-        reads: what it reads of the target's graph.
+        reads: the target's hidden states that are its input.
     """
 
     model: Model
@@ -171,10 +171,10 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
 def _loaded(
     file: GGUFFile, hparams: HParams, target: Model, shared: Mapping[str, Tensor]
 ) -> tuple[Model, tuple[Mapped, ...]]:
-    """A head with the weights of its file, and the target's that it lacks; the parts of the file.
+    """A head as a model, and the mapped parts of its file.
 
     Args:
-        shared: weights of the target.
+        shared: weights of the target, used where the file has no tensor of the name.
     """
     head = Model(file, hparams, target.tokenizer)
     shared = {name: weight for name, weight in shared.items() if name not in file.tensors}

@@ -193,7 +193,7 @@ def header_graph(
 def _header_builders(
     arch: Arch, hparams: HParams, weights: Mapping[str, Tensor], n_tokens: int = 1
 ) -> list[GraphBuilder]:
-    """The graph of `header_graph`, and that of the encoder if the model has one beside it."""
+    """The builder of `header_graph`; of a model with encoder and decoder also the encoder's."""
     sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
     memory = Memory(hparams, _CELLS)
     made = [GraphBuilder(hparams, weights, memory, n_tokens, *sizes)]
@@ -265,7 +265,7 @@ def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set
         for source in node.src:
             if source is not None and source.op is None and node.op is not None:
                 found.setdefault(source.root.name, set()).add(node.op.name)
-    return {FUSED: {"MUL_MAT"}, **found}  # of a head, which the target's graph reads
+    return {FUSED: {"MUL_MAT"}, **found}  # a head's matrix, computed in the target's graph
 
 
 def _reads_host(backend: Backend) -> bool:

@@ -128,7 +128,9 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def read_config(folder: Folder) -> dict[str, Any]:
-    """Return config.json, with the part of it about text, or about the layer of a head.
+    """Return config.json; ``text_config`` of multimodal models is merged into it.
+
+    So is ``transformer_layer_config`` of EAGLE-3 heads (speculators).
 
     Raises:
         ModelError: the folder is not a checkpoint.
@@ -145,7 +147,7 @@ def read_config(folder: Folder) -> dict[str, Any]:
     config = dict(folder.json("config.json"))
     if isinstance(config.get("text_config"), dict):
         config |= {k: v for k, v in config["text_config"].items() if v is not None}
-    if isinstance(config.get("transformer_layer_config"), dict):  # of a head of speculators
+    if isinstance(config.get("transformer_layer_config"), dict):
         layer, classes = config["transformer_layer_config"], config.get("architectures")
         config |= {k: v for k, v in layer.items() if v is not None} | {"architectures": classes}
     return config

@@ -40,8 +40,8 @@ def is_sentencepiece(folder: Folder, name: str = _NAME) -> bool:
 def read_sentencepiece(folder: Folder, name: str = _NAME) -> FileVocabulary:
     """Return the vocabulary of a SentencePiece model.
 
-    Of a Unigram model, texts are tokenized as such only if it is not called tokenizer.model:
-    LLaMA's tokenizer reads those.
+    A Unigram model keeps its tokenizer unless the file is tokenizer.model, which is always read
+    with LLaMA's.
 
     Raises:
         TokenizerError: the file is damaged.

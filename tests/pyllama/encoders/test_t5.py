@@ -1,6 +1,6 @@
 """T5 with its decoder against transformers: logits, greedy tokens, equal bits.
 
-What all encoders are tested for, ``test_encoders.py`` tests of its encoder too.
+``test_encoders.py`` has the tests of all encoders, with T5's encoder among them.
 """
 
 from __future__ import annotations

@@ -310,9 +310,9 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
         eagle3_head(target, target.path)
     with pytest.raises(ModelError, match="this EAGLE-3 head is no whole model"):
         Model.load(path)
-    with pytest.raises(ModelError, match="give that one's folder"):
+    with pytest.raises(ModelError, match="give the folder of this target"):
         convert(tmp_path / "head", tmp_path / "x.gguf")
-    with pytest.raises(ModelError, match="leave the target out"):
+    with pytest.raises(ModelError, match="leave `target_model` out"):
         options = ConvertOptions(target_model=tmp_path / "target")
         convert(tmp_path / "target", tmp_path / "x.gguf", options=options)
     of_head["d2t"][3] -= 1

@@ -169,7 +169,7 @@ def submit(
     """Queue the embeddings of some texts.
 
     Args:
-        adapters: with their factors; None for those that the context applies.
+        adapters: the factor of each adapter; None: the context's own (``Context.applied``).
 
     Raises:
         ApiError: a text is too long, or not made of tokens of the model.
