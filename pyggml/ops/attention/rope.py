@@ -232,7 +232,7 @@ ROPE = define_op(
     cases=_cases,
     inplace_ok=True,
     max_nmse=half_nmse,
-    doc="Turns pairs of elements by angles that grow with the token's position.",
+    doc="Rotates pairs of elements by angles that grow with the token's position.",
     gradients={"x": lambda ops, y, dy: ops.rope_back(dy, *y.src[1:], **y.op_params)},
 )
 
@@ -245,7 +245,7 @@ ROPE_BACK = define_op(
     cases=_cases,
     inplace_ok=True,
     max_nmse=half_nmse,
-    doc="Turns pairs of elements back, by the angles of ROPE.",
+    doc="Rotates pairs of elements back by the angles of ROPE: its gradient.",
     gradients={"dy": lambda ops, y, dy: ops.rope(dy, *y.src[1:], **y.op_params)},
 )
 
@@ -284,7 +284,10 @@ def rope_ext_back(
     """The gradient of ``x``, where ``dy`` is that of ``rope_ext(x, pos, freqs, **params)``.
 
     Shape:
-        as ``rope_ext``
+        dy and the result as x of ``rope_ext``, pos and freqs as there
+
+    Raises:
+        ShapeError, TypeMismatch: sizes, types or parameters do not fit.
     """
     return _build(ROPE_BACK, ctx, dy, pos, freqs, params)
 

@@ -188,6 +188,9 @@ def im2col_back(
 
     Shape:
         dy F32 [c * kh * kw, ow, oh, n] (or [c * k, ow, n]), a [kw, kh, c, _] -> F32 ``ne``
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return IM2COL_BACK.build(ctx, dy, a, ne=ne, is_2d=is_2d, **steps)
 

@@ -177,6 +177,9 @@ def pool_2d_back(
 
     Shape:
         dy F32 of the result's sizes, x F32 [w, h, ...] -> F32 of x's sizes
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     steps = {"s0": k0 if s0 is None else s0, "s1": k1 if s1 is None else s1}
     return POOL_2D_BACK.build(ctx, dy, x, pool=pool, k0=k0, k1=k1, p0=p0, p1=p1, **steps)

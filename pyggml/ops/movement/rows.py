@@ -155,6 +155,9 @@ def get_rows_back(ctx: Context, dy: Tensor, ids: Tensor, a: Tensor) -> Tensor:
 
     Shape:
         dy F32 [n, r, ne2, ne3], ids I32 [r, ne2, ne3] -> F32 of a's sizes [n, n_rows, ne2, ne3]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return GET_ROWS_BACK.build(ctx, dy, ids, n=a.ne[1])
 

@@ -196,10 +196,13 @@ SOFT_MAX_BACK = define_op(
 def soft_max_ext_back(ctx: Context, dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """The gradient of ``x``, where ``dy`` is that of ``y = soft_max_ext(x, mask, scale)``.
 
-    A mask does not matter to it: elements that are hidden are 0 in ``y``.
+    It needs no mask: masked elements are 0 in ``y``.
 
     Shape:
         dy and y F32 of one size -> the same
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return SOFT_MAX_BACK.build(ctx, dy, y, scale=float(scale))
 

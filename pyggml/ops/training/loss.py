@@ -161,9 +161,12 @@ CROSS_ENTROPY_LOSS_BACK = define_op(
 def cross_entropy_loss_back(ctx: Context, dy: Tensor, a: Tensor, labels: Tensor) -> Tensor:
     """The gradient of ``a``, where ``dy`` is that of ``cross_entropy_loss(a, labels)``.
 
-    Probabilities of a row that do not add up to 1 count as they are; ggml takes them as 1.
+    The gradient is exact for probabilities with any sum in a row, where ggml assumes the sum 1.
 
     Shape:
         dy F32 [1], a F32 [n_classes, ...], labels F32 of a's sizes or I32 [rows of a] -> F32 a's
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return CROSS_ENTROPY_LOSS_BACK.build(ctx, dy, a, labels)

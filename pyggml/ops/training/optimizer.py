@@ -123,5 +123,8 @@ def opt_step_sgd(ctx: Context, a: Tensor, grad: Tensor, params: Tensor) -> Tenso
 
     Shape:
         a and grad F32 of one size, params F32 [2] -> a's
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit, or a has gaps.
     """
     return OPT_STEP_SGD.build(ctx, a, grad, params)
