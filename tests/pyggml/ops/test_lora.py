@@ -8,7 +8,11 @@ import pytest
 import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
+from pyggml.tensor import Tensor
+
+F32 = GGMLType.F32
 
 
 @pytest.mark.parametrize("spans", [[0, 5, 0, 9], [0, 4, 8, 10], [-1, 4, 8, 9], [0, 4, 8, 8]])
@@ -26,3 +30,30 @@ def test_spans_that_do_not_ascend_to_the_rank(spans: list[int], n_threads: int) 
     graph.build_forward_expand(node)
     with pytest.raises(ComputeError, match="index lies outside"):
         ops.graph_compute_with_ctx(ctx, graph, n_threads=n_threads)
+
+
+def test_adapters_without_ranks_change_nothing() -> None:
+    """Also in work memory where an adapter before them had its factors."""
+    rng, ctx = np.random.default_rng(0), Context()
+    x, w = (ctx.from_numpy(rng.standard_normal((n, 64)).astype(np.float32)) for n in (3, 64))
+    scales, gains = (ctx.from_numpy(np.ones(n, np.float32)) for n in ((3, 1), 1))
+
+    def change(y: Tensor, rank: int) -> Tensor:
+        a, b = (ctx.new_tensor_2d(F32, *ne) for ne in ((64, rank), (16, 4 * rank)))
+        for t in (a, b):
+            t.numpy()[:] = rng.standard_normal(t.numpy().shape)
+        spans = ctx.from_numpy(np.array([0, rank], np.int32))
+        return ops.lora(ctx, y, b, scales, spans, gains, a, x)
+
+    y = change(ops.mul_mat(ctx, w, x), 4)
+    product = ops.mul_mat(ctx, w, ops.scale(ctx, y, 1.0))
+    product.set_output()
+    graph = CGraph()
+    for node in (change(product, 0), ops.add(ctx, change(ops.mul_mat(ctx, w, y), 0), y)):
+        graph.build_forward_expand(node)
+    for _ in range(2):
+        ops.graph_compute_with_ctx(ctx, graph, n_threads=1)
+    want = y.numpy() @ w.numpy().T
+    np.testing.assert_allclose(graph.nodes[-1].numpy(), want + y.numpy(), atol=1e-3)
+    separate = next(n for n in graph.nodes if n.src and n.src[0] is product)
+    np.testing.assert_array_equal(separate.numpy(), product.numpy())

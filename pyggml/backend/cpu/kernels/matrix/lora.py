@@ -1,14 +1,16 @@
 """LORA: the changes of rows by their adapters, in two launches or at the end of a matmul's.
 
-The first launch stores for each row of y, in work memory, what the second one needs: which columns
-of B it adds, and their factors ``scale gain (A x)``. A row there is the number of its adapters; for
-each of them the place of its columns in B (in bytes), their number, and the place of the factors in
-the row; then the factors. The second launch adds the columns, a panel of 16 rows of B at a time.
-MUL_MAT does it itself with each of its tiles, which are such panels (``add_changes``).
+The first launch writes a row of factors to work memory for each row of y:
+
+    n | (offset in B, number of columns, offset in this row) for each of n adapters | factors
+
+Offsets are in bytes, factors are ``scale gain (A x)``. The second launch adds the columns of B times
+the factors, a panel of 16 rows of B at a time. MUL_MAT does so with each of its tiles, which have
+the rows of a panel (``add_changes``), and needs no second launch.
 
 Sums are taken in an order that depends on the adapters of the row alone.
-Access: an adapter's rows of A front to back; of B its columns of each panel, of which the next ones
-are prefetched. Nothing of adapters that a row does not have.
+Access: an adapter's rows of A front to back, and its columns of each panel of B, with the next
+panel's prefetched. Adapters whose scale is 0 for a row are not read.
 """
 
 from __future__ import annotations
@@ -62,20 +64,20 @@ from .weights import (
     weight_traits,
 )
 
-_MACS = 1 << 12  # of a chunk, at least
-_WORDS = 3  # of an adapter in a row of factors
+_MACS = 1 << 12  # multiplications of a chunk, at least
+_WORDS = 3  # 64-bit words of an adapter in a row of factors
 
 
 class Factors(NamedTuple):
     """The values of ``lora_factors``."""
 
     out: int  # address of the rows of factors
-    stride: int  # bytes of one
+    stride: int  # bytes of a row of factors
     n_rows: int
     rank: int  # columns of all adapters
     column_bytes: int  # of B, from one adapter's first column to the next one's
-    activations: int  # address of the quantized rows of x, 0: SRC4 is read
-    row_bytes: int  # of these
+    activations: int  # address of the quantized rows of x; 0: SRC4 has float32
+    row_bytes: int  # of quantized x
     traits: int  # of A
     plain: int  # whether A has ggml's layout
 
@@ -122,7 +124,7 @@ def lora_factors(node, chunk, n_chunks, scratch):
     p = params_of(node, Factors)
     n, per_token, traits = ne(node, SRC0, 0), p.n_rows // ne(node, SRC0, 1), p.traits
     spans, gains = i32_ptr(data(node, SRC1)), f32_ptr(data(node, SRC2))
-    groups, values_at = (p.rank + ROWS - 1) // ROWS, 8 * (1 + _WORDS * n)
+    groups, values_at = max(1, (p.rank + ROWS - 1) // ROWS), 8 * (1 + _WORDS * n)
     products, k, blocks, group_bytes = f32_ptr(scratch + TABLE_BYTES), ne(node, SRC3, 0), 0, 0
     if traits != 0:
         blocks = k // trait(traits, COLUMNS)
@@ -246,7 +248,7 @@ def lora_changes(node, chunk, n_chunks, scratch):
 
 
 class FactorRows(NamedTuple):
-    """The rows of factors of a node, which its first launch has written."""
+    """The rows of factors that ``lora_factors`` writes for a node."""
 
     work: WorkRange
     stride: int
@@ -254,7 +256,7 @@ class FactorRows(NamedTuple):
 
 
 def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
-    """Launch the products with A of a LORA."""
+    """Launch ``lora_factors`` for a LORA."""
     _, b, scales, spans, gains, a, x, ids = node.src
     panels, n_rows = ceil_div(node.ne[0], ROWS), node.nrows
     rank = b.ne[0] * b.ne[1] // (ROWS * panels)

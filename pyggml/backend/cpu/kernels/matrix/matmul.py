@@ -93,12 +93,11 @@ class MulMat(NamedTuple):
     traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit works; 0: it is not used
-    # Of LORA, for SRC4 and for the weights of ``up`` with SRC5: rows of factors, bytes of one
-    factors: int = 0  # 0: there is none
-    factor_bytes: int = 0
-    up_factors: int = 0
+    factors: int = 0  # address of the rows of factors of LORA with B in SRC4; 0: no LORA
+    factor_bytes: int = 0  # of a row
+    up_factors: int = 0  # of the product with ``up``, B in SRC5
     up_factor_bytes: int = 0
-    adapter_traits: int = 0
+    adapter_traits: int = 0  # of B
 
 
 @inline
@@ -305,7 +304,7 @@ def _launch(
         dst: the last of these.
         add: what is added; of GLU, the weights of ``up``.
         glu: the kernel of MUL_MAT, MUL_MAT and GLU.
-        changed: LORA of the product, and of that with ``up``.
+        changed: LORA of the product, and LORA of the product with ``up``.
     """
     w, x = node.src[0], node.src[1]
     plain = not is_repacked(w)
@@ -375,9 +374,11 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
     return not any(overlap(total, t) for t in ([w] if w.type in QUANTIZED else [w, x]))
 
 
-def _changes(product: Tensor, node: Tensor) -> bool:
-    """Whether a LORA is of a product, by matrices that MUL_MAT can add."""
-    return node.src[0] is product and node.src[7] is None and product.ne[2] * product.ne[3] == 1
+def _may_change(product: Tensor, lora: Tensor, dst: Tensor) -> bool:
+    """Whether MUL_MAT can add the changes of a LORA to its product, and store ``dst``."""
+    b, ids = lora.src[1], lora.src[7]
+    is_plain = ids is None and product.ne[2] * product.ne[3] == 1
+    return lora.src[0] is product and is_plain and b is not None and not overlap(dst, b)
 
 
 @fuses("MUL_MAT", "LORA", "MUL_MAT", "LORA", "GLU")
@@ -417,7 +418,8 @@ def _lower_glu(
     up_w = up.src[0]
     if gate_w is None or up_w is None or x is None or up.src[1] is not x:
         return False
-    if any(c is not None and not _changes(y, c) for y, c in zip(products, changed, strict=True)):
+    pairs = zip(products, changed, strict=True)
+    if any(lora is not None and not _may_change(y, lora, glu) for y, lora in pairs):
         return False
     sources = tuple(c or y for y, c in zip(products, changed, strict=True))
     if glu.src[:2] != sources or glu.op_params["swapped"]:
@@ -438,8 +440,8 @@ def _lower_glu(
 def _lower_sum(
     lowering: CpuLowering, product: Tensor, changed: Tensor | None, *sums: Tensor
 ) -> bool:
-    """MUL_MAT with LORA after it, or None, and with ADD of a bias and of a residual, or of one."""
-    if changed is not None and not _changes(product, changed):
+    """MUL_MAT with the nodes after it: perhaps LORA, then up to two ADD (bias, residual)."""
+    if changed is not None and not _may_change(product, changed, sums[-1] if sums else changed):
         return False
     before, added = changed or product, []
     for total in sums:
