@@ -5,8 +5,8 @@
     b.adapter_scales                               # F32 [2, 4], the factors of each token; 0: none
 
 An adapter adds ``scale gain B (A x)`` to the product of a matrix with x. A control vector adds
-``scale v`` to the output of a layer: a B of one column without A. The matrices of all adapters of
-a tensor are stacked, so one op multiplies each token with those of its own adapters.
+``scale v`` to the output of a layer: a B of one column without A. For each tensor the matrices of all
+adapters are stacked, so that one op applies to each token its own adapters.
 Source: Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica"; llama.cpp, ``build_lora_mm``.
 """
 
@@ -30,6 +30,7 @@ from pyggml.rounding import ceil_div
 from pyggml.tensor import BufferType, Tensor
 
 Floats = npt.NDArray[Any]  # float32 or float16
+Values = npt.NDArray[Any]  # float32 or int32
 EMBEDDING = "token_embd.weight"
 _MAX_F16 = 65504.0
 
@@ -74,20 +75,20 @@ class BankTerm(NamedTuple):
 class AdapterBank:
     """The matrices of some adapters, in host memory in the order in which a graph reads them.
 
-    They are F32 where the tensor that they change is F32, and Q8_0 where it is quantized; else, and
-    where blocks do not fit, F16.
+    Their type depends on the tensor that they change: F32 for F32, Q8_0 for quantized ones if
+    blocks of 32 fit, else F16. Values too large for F16 stay F32.
 
     Args:
-        adapters: their terms, which have been checked against the model.
+        adapters: the terms of each, already checked against the model.
         weights: the model's.
         backend: on which LORA runs.
 
     Attributes:
         n: number of adapters.
-        terms: by the name of the tensor.
+        terms: the stacked matrices by the name of the tensor.
 
     Raises:
-        AllocError: they do not fit into memory.
+        AllocError: the matrices do not fit into memory.
     """
 
     def __init__(
@@ -96,14 +97,16 @@ class AdapterBank:
         self.n, self._backend = len(adapters), backend
         self._contexts: dict[BufferType, Context] = {}
         self._values: list[tuple[Tensor, Bytes]] = []
-        self._small: dict[bytes, Tensor] = {}
+        self._shared: dict[tuple[GGMLType, bytes], Tensor] = {}  # spans and gains
         found = {name for terms in adapters for name in terms}
         names = [*(name for name in weights if name in found), *sorted(found - weights.keys())]
         parts = {name: [terms.get(name) for terms in adapters] for name in names}
         types = {name: weights[name].type if name in weights else GGMLType.F32 for name in names}
         a = {name: self._a(name, parts[name], types[name]) for name in names}
         b = {name: self._b(name, parts[name], types[name]) for name in names}
-        self.terms = {name: BankTerm(a[name], b[name], *self._of(parts[name])) for name in names}
+        self.terms = {
+            name: BankTerm(a[name], b[name], *self._spans_and_gains(parts[name])) for name in names
+        }
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if isinstance(buffer, HostBuffer):
@@ -117,44 +120,35 @@ class AdapterBank:
         if not given:
             return None
         a = np.concatenate(given, -1 if name == EMBEDDING else -2, dtype=np.float32)
-        if kind.is_quantized:
-            in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
-            kind = kind if in_blocks else GGMLType.F16
-        return self._tensor(f"{name}.lora_a", a, kind)
+        in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
+        return self._tensor(f"{name}.lora_a", _stored_type(a, kind, in_blocks), a)
 
     def _b(self, name: str, parts: Sequence[LowRank | None], kind: GGMLType) -> Tensor:
         given = [_panels(part.b.astype(np.float32)) for part in parts if part is not None]
         b = np.concatenate(given, -2)
-        if kind.is_quantized and all(part is None or part.rank % 2 == 0 for part in parts):
-            return self._tensor(f"{name}.lora_b", b.reshape(*b.shape[:-2], -1, 2 * PANEL), kind)
-        return self._tensor(f"{name}.lora_b", b, GGMLType.F16 if kind.is_quantized else kind)
+        in_blocks = all(part is None or part.rank % 2 == 0 for part in parts)
+        kind = _stored_type(b, kind, in_blocks)
+        if kind.is_quantized:  # two columns of 16 rows are a block
+            b = b.reshape(*b.shape[:-2], -1, 2 * PANEL)
+        return self._tensor(f"{name}.lora_b", kind, b)
 
-    def _of(self, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
-        """Spans and gains, one tensor for all matrices with equal ones."""
+    def _spans_and_gains(self, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
+        """Tensors that all matrices with the same spans or gains share."""
         spans = np.cumsum([0, *(0 if part is None else part.rank for part in parts)])
         gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
         made = []
         for values, kind in ((spans.astype(np.int32), GGMLType.I32), (gains, GGMLType.F32)):
-            key = kind.name.encode() + values.tobytes()
-            if key not in self._small:
-                self._small[key] = self._store(kind.name, kind, values.shape, values)
-            made.append(self._small[key])
+            key = kind, values.tobytes()
+            if key not in self._shared:
+                self._shared[key] = self._tensor(kind.name, kind, values)
+            made.append(self._shared[key])
         return made[0], made[1]
 
-    def _tensor(self, name: str, values: Floats, kind: GGMLType) -> Tensor:
-        if np.abs(values).max(initial=0) > _MAX_F16:
-            kind = GGMLType.F32
-        if kind.is_quantized:
-            data = quantize(values, GGMLType.Q8_0)
-            return self._store(name, GGMLType.Q8_0, values.shape, data)
-        if kind is GGMLType.F32:
-            return self._store(name, kind, values.shape, values)
-        return self._store(name, GGMLType.F16, values.shape, values.astype(np.float16))
-
-    def _store(self, name: str, kind: GGMLType, shape: tuple[int, ...], data: Floats) -> Tensor:
-        """A tensor whose memory is allocated, and filled with ``data``, with that of the others."""
+    def _tensor(self, name: str, kind: GGMLType, values: Values) -> Tensor:
+        """A tensor of some values, which is allocated and filled at the end of ``__init__``."""
+        data = values if kind is GGMLType.I32 else quantize(values, kind)
         op = "GET_ROWS" if name.startswith(EMBEDDING) else "LORA"
-        a, b, c, d = (*shape[::-1], *(1,) * (4 - len(shape)))
+        a, b, c, d = (*values.shape[::-1], 1, 1, 1)[:4]
         ne = a, b, c, d
         layouts = self._backend.layouts(WeightUse(kind, ne, frozenset([op])))
         buft = layouts[0].buft if name.endswith(".lora_a") else HOST
@@ -162,6 +156,17 @@ class AdapterBank:
         tensor = ctx.new_tensor(kind, ne).set_name(name)
         self._values.append((tensor, data.reshape(-1).view(np.uint8)))
         return tensor
+
+
+def _stored_type(values: Floats, kind: GGMLType, in_blocks: bool) -> GGMLType:
+    """The type of matrices that change a tensor of type ``kind``.
+
+    Args:
+        in_blocks: whether they can be Q8_0.
+    """
+    if kind is GGMLType.F32 or np.abs(values).max(initial=0) > _MAX_F16:
+        return GGMLType.F32
+    return GGMLType.Q8_0 if kind.is_quantized and in_blocks else GGMLType.F16
 
 
 def _panels(b: Floats) -> Floats:

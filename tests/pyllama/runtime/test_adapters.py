@@ -69,12 +69,16 @@ def test_types_of_matrices_and_ranks_of_tensors(
     assert np.abs(context.logits - wanted).max() < 1e-4
 
 
-@pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
-def test_bases_of_other_types(tmp_path: Path, type: str) -> None:
+@pytest.mark.parametrize(
+    ("type", "size"), [("F16", 1), ("Q8_0", 1), ("Q4_0", 1), ("F16", 1 << 24), ("Q4_0", 1 << 24)]
+)
+def test_bases_of_other_types(tmp_path: Path, type: str, size: int) -> None:
+    """Also with values of B that are too large for F16, and an alpha that is as small."""
     base = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
     model = Model.load(base)
     plain, terms = logits(model), terms_of(model)
-    lora = load_lora(write_lora(tmp_path / "a.gguf", "llama", terms), model)
+    sized = {name: (a, b * size) for name, (a, b) in terms.items()}
+    lora = load_lora(write_lora(tmp_path / "a.gguf", "llama", sized, 4 / size), model)
     context = Context(model, n_ctx=32, type_k=F32, type_v=F32)
     context.set_adapters([lora])
     context.decode(Batch(TOKENS, logits="all", adapters=context.scales({lora: 1.0})))
