@@ -1,12 +1,10 @@
-"""What texts say of a model: ``pyllama-imatrix``, like llama-imatrix, computes an importance matrix
-for pyllama-quantize; ``pyllama-cvector-generator`` a control vector of pairs of prompts.
+"""``pyllama-imatrix``: compute an importance matrix for pyllama-quantize, like llama-imatrix.
 
 pyllama-imatrix -m x-F16.gguf -f text.txt -o imatrix.gguf
 pyllama-imatrix --in-file a.gguf,b.gguf -o both.gguf         # merge two files
 pyllama-imatrix --in-file imatrix.gguf --show-statistics
-pyllama-cvector-generator --positive-file a.txt --negative-file b.txt
 
-The former prints the perplexity after each chunk. Both write llama.cpp's GGUF formats.
+Prints the perplexity after each chunk. Writes llama.cpp's GGUF format.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from pyllama.parameters import Flags, row
 
 from ..loading import load_model, make_context
 from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.prompt import PromptOptions, escape_option, process_escapes, prompt_options
-from ..output import note, progress_bar, write, write_line
+from ..options.prompt import PromptOptions, escape_option, prompt_options
+from ..output import note, write, write_line
 from ..parameters import from_options, parameter_options
-from ..paths import MAX_TEXT_BYTES, writable
+from ..paths import writable
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -136,77 +134,3 @@ def _show(importance: Importance) -> None:
     for one in matrix_statistics(importance):
         values = (one.sum, one.mean, one.deviation, one.skewness, one.kurtosis, one.evenness)
         write_line(f"{one.name[-40:]:>40s}" + "".join(f"{value:14.4f}" for value in values))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ControlVectorFlags:
-    """The prompts, and how their differences become a direction."""
-
-    # fmt: off
-    positive_file: Path = row(Path("positive.txt"), "Prompts with the trait, one a line.",
-        Flags("--positive-file"))
-    negative_file: Path = row(Path("negative.txt"),
-        "Their counterparts without it, as many. Lines may have escapes such as \\n.",
-        Flags("--negative-file"))
-    method: str = row("pca", "pca: the first principal component of the differences; mean: their "
-        "mean.", Flags("--method", choices=("pca", "mean")))
-    pca_iter: int = row(1000, "Maximum number of iterations of PCA.", Flags("--pca-iter", low=1))
-    pca_batch: int = row(100, "Accepted as of llama-cvector-generator: --pca-iter must be a "
-        "multiple.", Flags("--pca-batch", low=1))
-    output: Path = row(Path("control_vector.gguf"), "Output file.",
-        Flags("-o", "--output", "--output-file", callback=writable))
-    # fmt: on
-
-
-@click.command("cvector-generator", cls=Program)
-@parameter_options(ControlVectorFlags)
-@model_options
-@context_options(n_ctx=0)
-@ignored_option("--no-warmup", "--warmup")
-@version_option()
-def cvector_generator(**options: Any) -> None:
-    """Make a control vector: the direction in which pairs of prompts differ, in each layer."""
-    own = from_options(ControlVectorFlags, options)
-    if own.pca_iter % own.pca_batch:
-        raise click.UsageError("--pca-iter must be a multiple of --pca-batch")
-    positive, negative = _prompts(own.positive_file), _prompts(own.negative_file)
-    from pyllama.eval.control_vector import (
-        differences,
-        mean_direction,
-        principal_direction,
-        tokenize_pairs,
-        write_control_vector,
-    )
-
-    sizes = ContextOptions.from_click(options)
-    model = load_model(ModelOptions.from_click(options), sizes.params(), sizes.n_threads)
-    pairs = tokenize_pairs(model.tokenizer, positive, negative)
-    context = make_context(model, sizes)
-    note(f"cvector: {len(pairs)} pairs, {2 * sum(len(a) for a, _ in pairs)} tokens")
-    found: list[list[Any]] = []
-    with progress_bar("evaluating prompts") as progress:
-        for rows in differences(context, pairs):
-            found.append(rows)
-            progress(len(found) / len(pairs))
-    import numpy as np
-
-    directions: list[Any] = []
-    with progress_bar("computing directions") as progress:
-        for parts in zip(*found, strict=True):
-            whole = np.concatenate(parts)
-            if own.method == "mean":
-                directions.append(mean_direction(whole))
-            else:
-                directions.append(principal_direction(whole, own.pca_iter))
-            progress(len(directions) / len(found[0]))
-    write_control_vector(own.output, model.hparams.arch, directions)
-    write_line(f"{own.output}: {len(directions)} directions")
-
-
-def _prompts(path: Path) -> list[str]:
-    """The lines of a file that are not empty, with their escapes processed. Raises: OSError."""
-    from pyggml.files import read_input
-    from pyllama.inputs.text import utf8
-
-    lines = utf8(read_input(path, MAX_TEXT_BYTES)).split(b"\n")
-    return [process_escapes(line).decode("utf-8", "replace") for line in lines if line]

@@ -3,7 +3,6 @@
 pyllama-quantize x-F16.gguf Q4_K_M           # writes ggml-model-Q4_K_M.gguf
 pyllama-quantize --imatrix imatrix.gguf x-F16.gguf x-Q4_K_M.gguf Q4_K_M 4
 pyllama-quantize --dry-run x-F16.gguf Q4_K_M # prints types and sizes
-pyllama-export-lora -m base.gguf --lora-scaled lora.gguf:0.5 -o merged.gguf
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import click
 from pyllama.parameters import Flags, row
 from pyllama.parameters.loading import MAX_THREADS
 
-from ..options.adapters import files_of
 from ..options.kv_overrides import Value, override_kv_option
 from ..output import note, progress_bar, write, write_line
 from ..parameters import Number, from_options, parameter_options
@@ -218,39 +216,3 @@ def _report(plan: QuantizePlan, dry_run: bool) -> None:
     for name, size in (("model", plan.source_nbytes), ("quant", plan.nbytes)):
         bits = 8 * size / max(plan.n_elements, 1)
         write(f"{name} size  = {size / _MIB:8.2f} MiB ({bits:.2f} BPW)\n")
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ExportLoraFlags:
-    """The model, the adapters and the file."""
-
-    # fmt: off
-    model: Path | None = row(None, "GGUF file of the base.",
-        Flags("-m", "--model", required=True))
-    lora: tuple[str, ...] = row((), "LoRA adapters. Repeatable, or separated by commas.",
-        Flags("--lora", metavar="FILE,...", repeated=True))
-    lora_scaled: tuple[str, ...] = row((), "LoRA adapters with factors.",
-        Flags("--lora-scaled", metavar="FILE:SCALE,...", repeated=True))
-    output: Path = row(Path("ggml-lora-merged-f16.gguf"), "Output file.",
-        Flags("-o", "--output", "--output-file"))
-    outtype: str = row("f16",
-        "Type of the changed matrices: f16, as llama-export-lora has it, or another; keep: as they "
-        "are.", Flags("--outtype", metavar="TYPE"))
-    # fmt: on
-
-
-@click.command("export-lora", cls=Program)
-@parameter_options(ExportLoraFlags)
-@version_option()
-def export_lora(
-    model: Path, lora: tuple[str, ...], lora_scaled: tuple[str, ...], output: Path, outtype: str
-) -> None:
-    """Merge LoRA adapters into a model's matrices."""
-    loras = files_of(lora, lora_scaled, "--lora-scaled")
-    if not loras:
-        raise click.UsageError("no adapter is named: give --lora or --lora-scaled")
-    from pyllama.quantize.merge_lora import merge_lora
-
-    with progress_bar("merging") as progress:
-        n = merge_lora(model, loras, output, outtype, progress)
-    write_line(f"{output}: {n} matrices are changed")

@@ -65,7 +65,10 @@ def test_faults_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (folder / "one.txt").write_text("a\n")
     for args, said in (
         (["--negative-file", "one.txt"], "2 positive and 1 negative prompts: want pairs"),
-        (["--positive-file", "none.txt"], "none.txt"),
+        (
+            ["--positive-file", "none.txt"],
+            "none.txt: no such file; give a text file with one prompt a line with --positive-file",
+        ),
         (["--pca-iter", "150"], "--pca-iter must be a multiple of --pca-batch"),
         (["-o", "no/x.gguf"], "no: no such directory"),
     ):

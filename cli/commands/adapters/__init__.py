@@ -1,0 +1,1 @@
+"""Commands that make and merge adapters: LoRA and control vectors."""
