@@ -1,11 +1,12 @@
-"""Makes a control vector of pairs of prompts: the direction that tells the ones from the others.
+"""Makes a control vector of pairs of prompts: the direction from negative to positive ones.
 
     pairs = tokenize_pairs(model.tokenizer, ["I am happy."], ["I am sad."])
     rows = differences(context, pairs)             # by layer, [tokens of all pairs, n_embd]
     write_control_vector("v.gguf", "llama", [mean_direction(x) for x in rows])
 
-Of each layer but the last, the outputs for a prompt less those for its counterpart are rows of a
-matrix, a token each. The direction is their mean or their first principal component, of length 1.
+For each layer but the last and each token, the output for the positive prompt minus the output for
+the negative one is a row of a matrix. The direction is the mean of the rows or their first
+principal component, of length 1.
 Source: llama.cpp, ``llama-cvector-generator``; Zou et al. 2023, "Representation Engineering".
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.float32]  # [n, n_embd]
 Pair = tuple[list[int], list[int]]
-_ZERO = 1e-6  # rows without a larger element are of equal tokens after equal ones
+_ZERO = 1e-6  # a row without a larger element is left out: the pair begins with the same tokens
 _TOLERANCE = 1e-7  # of the direction's change in an iteration, at which it has converged
 
 
@@ -44,7 +45,7 @@ def tokenize_pairs(
     """The tokens of pairs of prompts; the shorter one of a pair is filled up with spaces.
 
     Raises:
-        ModelError: there is none, or there are not as many of both.
+        ModelError: there are no prompts, or their numbers differ.
     """
     if len(positive) != len(negative) or not positive:
         raise ModelError(
@@ -96,10 +97,11 @@ def layer_outputs(context: Context, tokens: Sequence[int]) -> list[Rows]:
 
 
 def differences(context: Context, pairs: Sequence[Pair]) -> Iterator[list[Rows]]:
-    """For each pair the differences of its outputs, by layer; rows of zeros are left out.
+    """For each pair the differences of its outputs, [tokens, n_embd] by layer, without zero rows.
 
     Raises:
-        ModelError: see `layer_outputs`; the prompts of a pair do not differ.
+        ModelError: as `layer_outputs`, or the prompts of a pair do not differ.
+        BatchError, ContextFull: a prompt is too long for the context.
     """
     for number, (some, other) in enumerate(pairs, 1):
         both = zip(*(layer_outputs(context, tokens) for tokens in (some, other)), strict=True)
@@ -111,14 +113,14 @@ def differences(context: Context, pairs: Sequence[Pair]) -> Iterator[list[Rows]]
 
 
 def mean_direction(rows: Rows) -> Rows:
-    """The mean of rows, of length 1."""
+    """The mean of rows, scaled to length 1. Raises: ModelError: the mean is 0."""
     return _unit(rows.mean(axis=0, dtype=np.float64)).astype(np.float32)
 
 
 def principal_direction(rows: Rows, n_iterations: int = 1000, seed: int = 0) -> Rows:
     """The first principal component of rows about 0, by power iteration, of length 1.
 
-    It points to the side of most of the rows' sum, where llama.cpp's sign is random.
+    Its product with the sum of the rows is not negative; llama.cpp's sign is random.
     """
     x = rows.astype(np.float64)
     square = x.T @ x if len(x) > x.shape[1] else None
@@ -134,7 +136,10 @@ def principal_direction(rows: Rows, n_iterations: int = 1000, seed: int = 0) -> 
 
 
 def _unit(x: Any) -> npt.NDArray[np.float64]:
-    return np.asarray(x / np.linalg.norm(x), np.float64)
+    length = np.linalg.norm(x)
+    if length == 0:
+        raise ModelError("the differences of the pairs add up to 0: they have no direction")
+    return np.asarray(x / length, np.float64)
 
 
 def write_control_vector(

@@ -97,3 +97,6 @@ def test_faults_are_named(model: Model) -> None:
     same = tokenize_pairs(model.tokenizer, ["a", "b"], ["c", "b"])
     with pytest.raises(ModelError, match="pair 2 do not differ"):
         list(differences(Context(model, n_ctx=64), same))
+    rows = np.ones((3, 8), np.float32)
+    with pytest.raises(ModelError, match="add up to 0"):
+        mean_direction(np.concatenate([rows, -rows]))
