@@ -140,7 +140,7 @@ def read_completion(
         ApiError: a field is wrong.
         GrammarError, SamplingError: a grammar or sampling parameter is.
     """
-    lora = fields.get("lora", [], list)
+    lora = read_lora(fields)
     is_own = is_own or fields.flag("verbose", options.verbose)
     probs = {} if turn is None else {"n_probs": _n_probs(fields)}
     high = {"id_slot": n_slots - 1}
@@ -165,8 +165,18 @@ def read_completion(
         shown=turn.shown if turn else frozenset(),
         logit_bias=shown_bias,
         turn=turn,
-        lora=read_scales(lora, "Field 'lora'") if lora else None,
+        lora=lora,
     )
+
+
+def read_lora(fields: Fields) -> Scales | None:
+    """The field ``lora``; None, for the context's adapters, if it is missing or empty.
+
+    Raises:
+        ApiError: it is no list of objects with ``id`` and ``scale``.
+    """
+    given = fields.get("lora", [], list)
+    return read_scales(given, "Field 'lora'") if given else None
 
 
 def read_scales(given: Any, where: str) -> Scales:

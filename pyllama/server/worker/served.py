@@ -226,15 +226,19 @@ class ServedModel:
     @property
     def n_prompt_max(self) -> int:
         """The most tokens of a prompt; of a text that is read as a whole, those of a ubatch."""
-        context, hparams = self.engine.context, self.engine.context.hparams
-        n = self.n_ctx - int(hparams.causal) - int(hparams.has_encoder)
-        return min(n, context.n_ubatch) if hparams.reads_texts else n
+        context = self.engine.context
+        n = self.n_ctx - self._n_room
+        return min(n, context.n_ubatch) if context.hparams.reads_texts else n
+
+    @property
+    def _n_room(self) -> int:
+        """The room that a prompt must leave: for a token of text, and for a decoder's first one."""
+        hparams = self.engine.context.hparams
+        return int(hparams.causal) + int(hparams.has_encoder)
 
     def _check_room(self, n: int) -> None:
         if n > self.n_prompt_max:
-            hparams = self.engine.context.hparams
-            room = int(hparams.causal) + int(hparams.has_encoder)
-            raise prompt_too_long(n, self.n_prompt_max + room)
+            raise prompt_too_long(n, self.n_prompt_max + self._n_room)
 
     def cut_prompt(self, text: str) -> list[int]:
         """The tokens of a text up to the most that fit, with the end that the tokenizer adds."""

@@ -18,7 +18,7 @@ from ....runtime.adapters import Adapter
 from ...http.sse import finished, long_response, read_json
 from ...request.errors import ApiError
 from ...request.fields import Fields
-from ...request.request_options import default_options, read_scales
+from ...request.request_options import default_options, read_lora
 from ...worker.adapters import factors
 from ...worker.choice import Choice, Piece
 from ...worker.served import ServedModel, check_number
@@ -99,9 +99,8 @@ async def _embedded(request: Request, served: ServedModel, *, openai: bool) -> R
     def prepare() -> tuple[Stream, list[Embedded]]:
         if openai:
             _dimensions(served, fields)  # a wrong number is found now
-        lora, adapters = fields.get("lora", [], list), None
-        if lora:
-            adapters = factors(served.engine.context, read_scales(lora, "Field 'lora'"))
+        lora = read_lora(fields)
+        adapters = None if lora is None else factors(served.engine.context, lora)
         return submit(served, _inputs(served, fields), pooling, adapters)
 
     stream, texts = await served.prepare(prepare)
