@@ -2,11 +2,12 @@
 
     python -m benchmarks.bench_adapters [MODEL.gguf...] [--rank 16] [--texts 4] [--threads 2]
 
-A line a model in results/adapters.jsonl: ``one`` is the time of a token with an adapter by the time
-without, ``batch`` the speed of a step of several texts with different adapters by that without.
-Adapters are random, of all matrices of each layer, or of those that ``--matrices`` names. Steps
-with and without are measured in turns; the figures are first deciles, since other work on the
-machine only adds to a time.
+Each model gets a line in results/adapters.jsonl. ``one`` is the time of a token with an adapter
+divided by the time without; ``batch`` is the speed of a step of several texts with different
+adapters divided by the speed without; ``ms`` are the times of these four steps: one token without
+and with, several texts without and with. The adapters have random values for all matrices of each
+layer, or only for the matrices named by ``--matrices``. The four steps run in turns; a time is the
+first decile of all runs, since other work on the machine only adds to it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from pyllama.hub.demo import demo_model_path
 from pyllama.runtime.adapters import Adapter
 from pyllama.runtime.loader import adaptable_tensors
 
-DEPTH = 128  # tokens before those that are measured
+DEPTH = 128  # tokens in the cache of each text before a measured step
 
 
 def random_adapter(model: Model, rank: int, seed: int, matrices: list[str]) -> Adapter:
-    """An adapter of the matrices of all layers whose names end so."""
+    """An adapter with random values.
+
+    Args:
+        matrices: ends of the names of matrices, such as ``attn_q``; "" is the end of all names.
+    """
     rng, terms = np.random.default_rng(seed), {}
     for name, (n_in, n_out, *_) in adaptable_tensors(
         model.arch, model.hparams, model.weights
@@ -45,7 +50,7 @@ def random_adapter(model: Model, rank: int, seed: int, matrices: list[str]) -> A
 
 
 def times(runs: list[Callable[[], None]], n: int, clock: Callable[[], float]) -> list[float]:
-    """The first decile of the times of some functions, called in turns."""
+    """The first decile of ``n`` times of each function, which are called in turns."""
     found: list[list[float]] = [[] for _ in runs]
     for number in range(n + 5):
         for run, of_one in zip(runs, found, strict=True):
@@ -57,7 +62,7 @@ def times(runs: list[Callable[[], None]], n: int, clock: Callable[[], float]) ->
 
 
 def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a line."""
+    """The fields of a line of results, see above."""
     n, named = args.texts, args.matrices.split(",")
     adapters = [random_adapter(model, args.rank, seed, named) for seed in range(n)]
     context = Context(model, n_ctx=512 * n, n_seq_max=n, n_threads=args.threads)

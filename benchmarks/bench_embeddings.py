@@ -34,7 +34,8 @@ from pyllama.engine import Engine
 
 ROOT = Path(__file__).parent
 Embed = Callable[[list[str]], np.ndarray]
-_BATCH, _MOST = 32, 256  # texts of a batch, tokens of a text
+_BATCH = 32  # texts
+_MAX_TOKENS = 256  # of a text
 
 
 def sentences(n_words: int, n: int) -> list[str]:
@@ -196,10 +197,8 @@ def main() -> None:
         of = engines(args.folder, args.types, args.threads, Path(tmp))
         encode = Model.load(Path(tmp) / f"{args.types[0]}.gguf", vocab_only=True).tokenizer.encode
         for words in args.words:
-            texts = [
-                text for text in sentences(words, 2 * args.texts) if len(encode(text)) <= _MOST
-            ]
-            texts = texts[: args.texts]
+            texts = sentences(words, 2 * args.texts)  # twice as many: some are too long
+            texts = [text for text in texts if len(encode(text)) <= _MAX_TOKENS][: args.texts]
             found = measure(of, texts, args.repeats)
             line = {**machine.head(args.threads), "model": args.folder.name, "words": words,
                     "texts": len(texts), "engines": found}  # fmt: skip

@@ -5,8 +5,8 @@
 
 A limit may be set on any level between the process's group and the root of the hierarchy (systemd
 slices, Slurm jobs, pods), so all of them are read. Both versions of cgroups are read, also mixed.
-Reads a few small files at each call, for the controllers asked for only: each takes some 10 us. A
-system without cgroups has no limits.
+Each call reads a few small files, some 10 us each, only for the named controllers. A system without
+cgroups has no limits.
 Source: Linux, ``Documentation/admin-guide/cgroup-v1`` and ``cgroup-v2.rst``; ``proc(5)``.
 """
 
@@ -20,7 +20,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # of a space and others in mountinfo
-# Files by version: of CPU sets; of memory's limit and usage, with the name of pages of files.
+# By version: files with the CPU set; files with the memory's limit and usage, and the line of
+# memory.stat with the file pages that can be reclaimed.
 _CPU_SET_NAMES = {
     1: ("cpuset.effective_cpus", "cpuset.cpus"),
     2: ("cpuset.cpus.effective", "cpuset.cpus"),
@@ -57,7 +58,7 @@ def read_limits(*controllers: str, root: Path = Path("/")) -> Limits:
     """Return the limits of this process.
 
     Args:
-        controllers: ``cpu``, ``cpuset``, ``memory``; the limits of others are left out.
+        controllers: of ``cpu``, ``cpuset`` and ``memory``; limits by other controllers stay unset.
         root: where ``proc`` and ``sys`` are.
     """
     own, mounts = (_text(root / f"proc/self/{name}") for name in ("cgroup", "mountinfo"))

@@ -243,7 +243,9 @@ class Backend(Protocol):
         ...
 
     def prepare(self, graph: CGraph) -> None:
-        """Compile the kernels of an allocated graph, and reserve what else ``compile`` would.
+        """Compile the kernels of an allocated graph, so that ``compile`` finds them.
+
+        By default it is compiled as a whole.
 
         Raises:
             UnsupportedOp: as ``compile``.

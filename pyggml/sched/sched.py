@@ -190,9 +190,10 @@ class Sched:
         return made
 
     def prepare(self, graph: CGraph, *, pins: Mapping[Tensor, Backend] | None = None) -> None:
-        """Reserve memory for a graph and compile its kernels, so that ``compile`` does neither.
+        """Reserve memory for a graph and compile its kernels, without making its programs.
 
-        For graphs of its size or less, with the same kernels. Args, Raises: as ``compile``.
+        A later ``compile`` of a graph that is not larger and has the same kernels does neither.
+        Args, Raises: as ``compile``.
         """
         pinned = {tensor: self._index(backend) for tensor, backend in (pins or {}).items()}
         self._place(graph, pinned, self._callback is None).prepare()

@@ -91,7 +91,7 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
 
 
 def _adapter(file: GGUFFile) -> dict[str, Any]:
-    """Return what a LoRA adapter or a control vector changes; {} for other files."""
+    """Return ranks and factors of a LoRA adapter, or layers of a control vector; {} for others."""
     base, type, hint = (
         value if isinstance(value := file.metadata.get(key), str) else None
         for key in ("general.architecture", "adapter.type", "controlvector.model_hint")

@@ -5,8 +5,8 @@
     b.adapter_scales                               # F32 [2, 4], the factors of each token; 0: none
 
 An adapter adds ``scale gain B (A x)`` to the product of a matrix with x. A control vector adds
-``scale v`` to the output of a layer: a B of one column without A. For each tensor the matrices of all
-adapters are stacked, so that one op applies to each token its own adapters.
+``scale v`` to the output of a layer: a B of one column without A. For each tensor the matrices of
+all adapters are stacked, so that one op applies to each token its own adapters.
 Source: Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica"; llama.cpp, ``build_lora_mm``.
 """
 

@@ -204,10 +204,10 @@ def lora(
     """``y`` plus, for each adapter j of a token, ``scales[j, t] gains[j] B (A x)``.
 
     Args:
-        b: for each adapter, in panels of 16 rows of its B, the columns one after the other; two are
-            a block of Q8_0, which needs even ranks.
-        a: None: ``x`` has the products already.
-        x: None: ones, so that the columns of B are added.
+        b: for each adapter the panels of 16 rows of its B, each with its columns one after the
+            other. Two columns are a block of Q8_0, so ranks must be even.
+        a: None: ``x`` has the products with A.
+        x: None: the products with A are ones, so that the columns of B are added.
         ids: of experts: the matrix of each row.
 
     Shape:

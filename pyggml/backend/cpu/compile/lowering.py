@@ -28,7 +28,7 @@ from .loop import MAX_THREADS
 from .type_traits import TypeTraits
 from .work import WorkMemory, WorkRange
 
-# Ops that have a source which may be interleaved, and the place of that source.
+# Ops with a source that may be interleaved, and the index of that source.
 READS_INTERLEAVED = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "GET_ROWS": 0, "LORA": 5}
 
 ANY_CHUNKS = 1 << 30  # for ``replicate``: with any number of chunks of the readers
@@ -291,7 +291,7 @@ class CpuLowering:
         if any(self._written(x, number) for x in sources if x is not None):
             return None
         made.use(len(self.launches))
-        return self.remember(key, made)  # what was looked at is not looked at again
+        return self.remember(key, made)  # the next call checks only the launches after this one
 
     def remember(self, key: Hashable, made: WorkRange) -> WorkRange:
         """Remember the result of the last launch under a key, for ``known``; returns it."""

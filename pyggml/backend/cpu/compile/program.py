@@ -35,7 +35,10 @@ _MAX_CHUNKS, _MAX_PHASES = loop.MAX_CHUNKS, loop.MAX_PHASES
 
 
 class _Hazards:
-    """The last phases that read and wrote each piece of memory; accesses begin and end pieces."""
+    """The last phases that read and wrote each piece of memory.
+
+    A piece lies between neighbouring ends of the ranges that launches access.
+    """
 
     def __init__(self, launches: list[CpuLaunch]) -> None:
         ends = {x for launch in launches for r in (*launch.reads, *launch.writes) for x in r}

@@ -4,9 +4,9 @@ The first launch writes a row of factors to work memory for each row of y:
 
     n | (offset in B, number of columns, offset in this row) for each of n adapters | factors
 
-Offsets are in bytes, factors are ``scale gain (A x)``. The second launch adds the columns of B times
-the factors, a panel of 16 rows of B at a time. MUL_MAT does so with each of its tiles, which have
-the rows of a panel (``add_changes``), and needs no second launch.
+Offsets are in bytes, factors are ``scale gain (A x)``. The second launch adds the columns of B
+times the factors, a panel of 16 rows of B at a time. MUL_MAT does so with each of its tiles, which
+have the rows of a panel (``add_changes``), and needs no second launch.
 
 Sums are taken in an order that depends on the adapters of the row alone.
 Access: an adapter's rows of A front to back, and its columns of each panel of B, with the next
