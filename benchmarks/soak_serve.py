@@ -288,14 +288,14 @@ _STATUS = re.compile(rb"(?:\A|(?<=[}\n>]))HTTP/1\.1 (\d{3}) ")
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
-def is_whole(data: bytes) -> bool:
-    """Whether the last response in some bytes is complete."""
+def missing(data: bytes) -> int:
+    """The least number of bytes that the last response in some bytes still lacks."""
     found = [match.start() for match in _STATUS.finditer(data)]
-    if not found:
-        return False
-    head, gap, body = data[found[-1] :].partition(b"\r\n\r\n")
+    head, gap, body = data[found[-1] if found else 0 :].partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
-    return bool(gap) and length is not None and len(body) >= int(length[1])
+    if not found or not gap or length is None:
+        return 1
+    return max(0, int(length[1]) - len(body))
 
 
 async def answer(port: int, one: Malformed) -> list[int]:
@@ -305,7 +305,7 @@ async def answer(port: int, one: Malformed) -> list[int]:
         TimeoutError: neither of both within a minute.
     """
     reader, writer = await _open(port)
-    found = b""
+    found, wanted, n_requests = bytearray(), 1, one.data.count(b"HTTP/1.1\r\n")
     try:
         with suppress(ConnectionError):
             writer.write(one.data)
@@ -315,8 +315,10 @@ async def answer(port: int, one: Malformed) -> list[int]:
                 try:
                     while part := await reader.read(1 << 16):
                         found += part
-                        if is_whole(found) and one.data.count(b"HTTP/1.1\r\n") == 1:
-                            break
+                        if n_requests == 1 and len(found) >= wanted:
+                            if not (lacks := missing(found)):
+                                break
+                            wanted = len(found) + lacks
                 finally:
                     drained.cancel()
                     await asyncio.gather(drained, return_exceptions=True)

@@ -544,5 +544,5 @@ def test_verdicts_of_malformed_requests() -> None:
     for one, codes in ((http, []), (http, [500]), (other, [400, 501]), (http, [307])):
         assert soak_serve.verdict(one, codes).startswith("finding")
     body = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}"
-    assert soak_serve.is_whole(body) and not soak_serve.is_whole(body[:-1])
-    assert not soak_serve.is_whole(body + body[:20])
+    assert (soak_serve.missing(body), soak_serve.missing(body[:-1])) == (0, 1)
+    assert soak_serve.missing(body + body[:20]) == soak_serve.missing(b"") == 1
