@@ -11,6 +11,7 @@ left out.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -212,6 +213,15 @@ def head(threads: int | None = None) -> Line:
     if threads is not None:
         line["threads"] = threads
     return line | {"host": host(), "versions": versions()}
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is resident; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def busy_share(seconds: float = 0.5) -> float:

@@ -33,6 +33,7 @@ _VERSIONS = ("commit", "numba", "llvmlite", "python")
 _KINDS = ("pp", "tg")  # how tests of prompts and of generation begin
 _COLORS = {"native": 0, "pip": 1, "here": 2, "ik": 3}
 LEAST_ROUNDS = 3
+_LARGE = 2e9  # bytes of a file
 Line = dict[str, Any]
 _HEAD = """\
 # Performance
@@ -60,6 +61,7 @@ The page is made by `python -m benchmarks.performance_page` from the lines in
 | ik | ik_llama.cpp as `pip install ik-llama-cpp-python` gives it, repacked if that is faster |
 | ratio | speed here divided by the speed to its left |
 | of read rate | bytes that a token reads in a second, over what plain reads reach |
+| memory | GB resident here during the test, and GB of the file |
 
 The read rate is measured around each run, over a buffer of as many bytes, on as many threads. The
 bytes are those of the weights, and of the keys and values of the tokens before it.
@@ -101,12 +103,19 @@ def peers_table(lines: Iterable[Line]) -> str:
     rows = (
         [r["model"], r["threads"], r["isa"], r["test"], f"{r['ours']:.0f}",
          *(_number(r, key, f) for p in PEERS for key, f in ((p, ".0f"), (f"over_{p}", ".2f"))),
-         _number(r, "of_roof", ".0%"), r["time"][:10]]
+         _number(r, "of_roof", ".0%"), _memory(r), r["time"][:10]]
         for r in lines
     )  # fmt: skip
     speeds = " | ".join(f"{peer}, t/s | ratio" for peer in PEERS)
-    head = f"model | threads | set | test | here, t/s | {speeds} | of read rate | date"
+    head = f"model | threads | set | test | here, t/s | {speeds} | of read rate | memory | date"
     return markdown(head, rows)
+
+
+def _memory(r: Line) -> str:
+    """``4.3 of 4.1``: resident and of the file, in GB."""
+    if r.get("resident_bytes") is None:
+        return ""
+    return f"{r['resident_bytes'] / 1e9:.1f} of {r['file_bytes'] / 1e9:.1f}"
 
 
 def ops_table(lines: list[Line]) -> str:
@@ -203,14 +212,15 @@ def _rank(r: Line) -> tuple[bool, bool, str]:
 
 
 def _in_order(lines: list[Line]) -> list[Line]:
-    """The fastest set first, then most threads; models and tests as they were first measured."""
+    """The fastest set first, then most threads, then large models, then as first measured."""
     lines = sorted(lines, key=lambda r: r["time"])
     fastest: dict[str, float] = defaultdict(float)
     for r in lines:
         if r["test"] == "pp512":
             fastest[r["isa"]] = max(fastest[r["isa"]], r["ours"])
     models = list(dict.fromkeys(r["model"] for r in lines))
-    models.sort(key=lambda m: "135M" not in m)
+    sizes = {r["model"]: r.get("file_bytes", r.get("bytes", 0)) for r in lines}
+    models.sort(key=lambda m: (sizes[m] < _LARGE, "135M" not in m))
     tests = ["pp512", "tg64"]
     tests += sorted({r["test"] for r in lines} - set(tests), key=_numbers)
 
