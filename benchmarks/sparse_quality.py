@@ -39,6 +39,7 @@ FOLDER = user_cache_dir("pyllama") / "relu-7m"
 N_CTX, BEHIND, GENERATED, ROUNDS = 256, 32, 32, 9
 THRESHOLDS = {  # of each source; None: the file's
     "predictor": (-math.inf, -3.0, -2.0, None, -0.5, 0.0, 0.5, 1.0),
+    "cross": (-3.0, -2.0, None, -0.5, 0.0),
     "exact": (0.0,),
     "signs": (-32.0, -16.0, 0.0, 8.0, 16.0),
     "svd=32": (-1.0, -0.5, -0.25, 0.0, 0.25),
@@ -122,7 +123,7 @@ def models_of(folder: Path, outtype: str, few: bool) -> Iterator[tuple[str, str,
     for source, thresholds in THRESHOLDS.items():
         if few and source not in ("predictor", "exact"):
             continue
-        model = Model.load(sparse if source == "predictor" else dense, sparse=source)
+        model = Model.load(sparse if source in ("predictor", "cross") else dense, sparse=source)
         for threshold in thresholds:
             if not few or threshold is None or source == "exact":
                 one = with_threshold(model, threshold)

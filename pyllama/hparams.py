@@ -76,7 +76,7 @@ PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number
 }
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
-PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
+PREDICTING = ("predictor", "cross", "signs", "svd")  # sources of scores that need a threshold
 BY_ROUTER = "router"  # value of ``expert_layers``: the layers whose router the file has
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 

@@ -143,6 +143,7 @@ class GraphBuilder:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
+        self.predicted: dict[int, Tensor] = {}  # scores of neurons of layers that come later
         self.target_hidden: Tensor | None = None
         if hparams.n_embd_target:
             ne = hparams.n_embd_target, n_tokens

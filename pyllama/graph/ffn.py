@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 from .builder import GraphBuilder
 from .dense import ffn_hidden
 from .experts import experts, shared_experts
-from .sparse.ffn import down, sparse_ffn
+from .sparse.ffn import down, predict_next, sparse_ffn
 
 
 def ffn(
@@ -34,13 +34,14 @@ def ffn(
         x, residual, pred_in [n_embd, T] -> [n_embd, T]
     """
     act = b.hparams.hidden_act or act
+    predictor_input = next(t for t in (pred_in, residual, x) if t is not None)
+    predict_next(b, predictor_input, i)
     if b.hparams.has_experts(i):
         y = experts(b, x, i, act)
         if f"blk.{i}.ffn_down_shexp.weight" in b.weights:
             y = ops.add(b.ctx, y, shared_experts(b, x, i, act))
     elif b.hparams.source(i) != "off":
-        inputs = (t for t in (pred_in, residual, x) if t is not None)
-        y = sparse_ffn(b, x, i, act, up_act, next(inputs))
+        y = sparse_ffn(b, x, i, act, up_act, predictor_input)
     elif f"blk.{i}.ffn_down_t.weight" in b.weights:  # a sparse file, computed densely
         y = down(b, ffn_hidden(b, x, i, act, up_act), i)
     else:

@@ -40,10 +40,10 @@ class FileParams:
         "Check the weights for NaN, infinity and invalid scales while loading.",
         Flags("--check-tensors"))
     sparse: str = row("auto",
-        "How to select the active neurons of a ReLU model: predictor (PowerInfer's), exact "
-        "(lossless), signs, svd or svd=RANK, off (compute all). auto: predictor or exact if the "
-        "file supports it. Per layer: predictor,exact:0-3.", Flags("--sparse", metavar="SOURCE"),
-        arguments=("sparse",))
+        "How to select the active neurons of a ReLU model: predictor (PowerInfer's), cross (the "
+        "same, a layer ahead; experimental), exact (lossless), signs, svd or svd=RANK, off "
+        "(compute all). auto: predictor or exact if the file supports it. Per layer: "
+        "predictor,exact:0-3.", Flags("--sparse", metavar="SOURCE"), arguments=("sparse",))
     sparse_threshold: float | None = row(None,
         "Minimum score of a neuron that is computed.  [default: the file's, or 0]",
         Flags("--sparse-threshold", metavar="X"), arguments=("sparse_threshold",))

@@ -218,7 +218,7 @@ def test_metadata_overrides() -> None:
         ("--override-kv", "a=int:1.5", "'1.5' is not of type int"),
         ("--override-kv", "a=bool:1", "'1' is not of type bool"),
         ("--override-kv", '"a=str:x', "is not a comma-separated list"),
-        ("--sparse", "predictors", "'predictors': must be auto, predictor, exact"),
+        ("--sparse", "predictors", "'predictors': must be auto, predictor, cross, exact"),
         ("--sparse", "topk", "must be topk=N, N is the number of neurons"),
         ("--sparse-threshold", "nan", "'nan' is not a number, inf or -inf"),
         ("--sparse-threshold", "much", "'much' is not a number, inf or -inf"),

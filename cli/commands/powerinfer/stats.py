@@ -61,8 +61,8 @@ class StatsOptions:
 def command(**options: Any) -> None:
     """Count the active neurons of a ReLU model over a text.
 
-    All neurons are computed. If --sparse names a predictor (predictor, signs, svd), its recall and
-    precision at the threshold are reported.
+    All neurons are computed. If --sparse names a predictor (predictor, cross, signs, svd), its
+    recall and precision at the threshold are reported.
     """
     own, text = from_options(StatsOptions, options), from_options(PromptOptions, options).text()
     if text is None:

@@ -5,6 +5,8 @@
 The source computes a score per neuron and token. Neurons with score >= threshold are computed:
 
 - ``predictor``: two small trained matrices, ``fc2 @ relu(fc1 @ pred_in)``;
+- ``cross``: the same matrices with ``pred_in`` of the layer before, so scores are known a layer
+  earlier;
 - ``exact``: the gate itself (without a gate: ``up``), computed in full, so the result is exact;
 - ``signs``: the number of equal signs in ``x`` and the gate's row;
 - ``svd``: a low-rank approximation of the gate;
@@ -12,7 +14,7 @@ The source computes a score per neuron and token. Neurons with score >= threshol
 
 If a layer's neurons are on two devices (``sparsity.placement``), each device computes its own, and
 the partial results are added. Node names are PowerInfer's.
-Source: PowerInfer, ``llm_build_ffn_sparse``; Shin et al. 2024, "SparseInfer".
+Source: PowerInfer, ``llm_build_ffn_sparse``; Shin et al. 2024, "SparseInfer"; Q-Infer (``cross``).
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ def sparse_ffn(
     mask = gate = None
     if source == "predictor":
         mask = Mask(_predicted(b, pred_in, i), b.hparams.sparse_threshold)
+    elif source == "cross":
+        mask = Mask(_predicted_before(b, pred_in, i), b.hparams.sparse_threshold)
     elif source in ("signs", "svd"):
         scores = (_agreeing_signs if source == "signs" else _low_rank)(b, x, i, first)
         mask = Mask(scores, b.hparams.sparse_threshold)
@@ -191,6 +195,27 @@ def _predicted(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     hidden = b.linear(x, f"blk.{i}.fc1", f"mlp_pre_hidden-{i}")  # [rank, T]
     hidden = ops.relu(b.ctx, hidden).set_name(f"mlp_pre_relu-{i}")
     return b.linear(hidden, f"blk.{i}.fc2", f"mlp_pre_out-{i}")  # [n_ff, T]
+
+
+def predict_next(b: GraphBuilder, pred_in: Tensor, i: int) -> None:
+    """Compute the scores of layer ``i + 1``, if its source is ``cross``.
+
+    Args:
+        pred_in: input of the predictors of layer ``i``, [n_embd, T].
+    """
+    if i + 1 < b.hparams.n_layer and b.hparams.source(i + 1) == "cross":
+        b.predicted[i + 1] = _predicted(b, pred_in, i + 1)
+        b.graph.build_forward_expand(b.predicted[i + 1])
+
+
+def _predicted_before(b: GraphBuilder, pred_in: Tensor, i: int) -> Tensor:
+    """The scores that ``predict_next`` computed; in the first layer those of ``pred_in``."""
+    scores = b.predicted.pop(i, None)
+    if scores is None:
+        return _predicted(b, pred_in, i)
+    if scores.ne[1] != pred_in.ne[1]:  # the last layer has the tokens with outputs alone
+        scores = ops.get_rows(b.ctx, scores, b.out_ids).set_name(f"mlp_pre_out_rows-{i}")
+    return scores
 
 
 def _low_rank(b: GraphBuilder, x: Tensor, i: int, part: str) -> Tensor:

@@ -27,7 +27,7 @@ from ...errors import ModelError
 from ...hparams import PREDICTING, HParams
 
 log = logging.getLogger(__name__)
-SOURCES = ("auto", "predictor", "exact", "signs", "svd", "topk", "off")
+SOURCES = ("auto", "predictor", "cross", "exact", "signs", "svd", "topk", "off")
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
 _SVD_RANK = 8  # the default rank is n_embd / _SVD_RANK
 _NUMBERED = {"svd": "N is its rank", "topk": "N is the number of neurons"}
@@ -81,7 +81,7 @@ def choose_sources(
         raise ModelError("the sparse threshold is nan: must be a number, inf or -inf")
     kinds = {source.partition("=")[0] for source in chosen}
     if threshold is None:
-        threshold = _threshold(file) if "predictor" in kinds else 0.0
+        threshold = _threshold(file) if kinds & {"predictor", "cross"} else 0.0
     elif kinds.isdisjoint(PREDICTING):
         log.warning("the sparse threshold has no effect: no layer has predicted scores")
     if kinds == {"off"}:
@@ -129,7 +129,7 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
             f"{file.path}: sparse inference does not support layers without a feed-forward part, "
             "or with gate and up in one matrix; use `sparse='off'`"
         )
-    if source == "predictor":
+    if source in ("predictor", "cross"):
         _check_predictor(file, i, predicted)
     if source == "topk" and (number or 0) > n_ff:
         raise ModelError(f"sparse topk={number}: a layer has {n_ff} neurons")

@@ -153,7 +153,7 @@ def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPla
             *(f"blk.{i}.{part}.weight"
               for part in ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")),
         )  # fmt: skip
-        if source != "predictor":
+        if source not in ("predictor", "cross"):
             unread |= {fc1, fc2} & infos.keys()
         if source != "off" and down in infos:
             unread.add(down)

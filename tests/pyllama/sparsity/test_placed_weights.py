@@ -72,13 +72,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 CASES = [(name, "predictor", "F32") for name in VARIANTS]
 CASES += [("bamboo", "exact", "F32"), ("opt", "exact", "F32"), ("llama_relu", "predictor", "Q8_0")]
-CASES += [("llama_relu", "svd=16", "F32"), ("opt", "signs", "F32")]
+CASES += [("llama_relu", "svd=16", "F32"), ("opt", "signs", "F32"), ("opt", "cross", "F32")]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def model(request: Any, folder: Path) -> Model:
     name, source, type = request.param
-    if source in ("predictor", "exact"):
+    if source in ("predictor", "cross", "exact"):
         return Model.load(sparse_file(folder, name, GGMLType[type]), sparse=source)
     return Model.load(dense_file(folder, name), sparse=source, sparse_threshold=0.0)
 

@@ -18,6 +18,7 @@ from pyllama.convert import convert
 from pyllama.embeddings import embed_many
 from pyllama.engine import Engine
 from pyllama.errors import BatchError, ModelError
+from pyllama.inspect.observe import observe
 from pyllama.runtime.overrides import Overrides
 
 from ..arch.checkpoints import EVERY, long_but, write_checkpoint
@@ -79,6 +80,25 @@ def test_all_neurons_active_equals_dense(folder: Path, name: str) -> None:
     assert np.abs(off[::EVERY] - dense_recording(name)["logits"]).max() < 1e-4
     assert np.array_equal(of(path, name, sparse_threshold=-INF), off)
     assert np.abs(of(dense_file(folder, name), name) - off).max() < ROUNDED
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_scores_of_the_layer_before(folder: Path, name: str) -> None:
+    path, tokens = sparse_file(folder, name), recorded(name)["tokens"].tolist()
+    everything = of(path, name, sparse="cross", sparse_threshold=-INF)
+    assert np.array_equal(everything, of(path, name, sparse="off"))
+    model = Model.load(path, sparse="cross")
+    assert np.array_equal(logits(model, tokens, ONE_BY_ONE), logits(model, tokens))
+
+
+def test_predictors_read_the_input_of_the_layer_before(folder: Path) -> None:
+    path, tokens = sparse_file(folder, "llama_relu"), recorded("llama_relu")["tokens"].tolist()
+    model, weights = Model.load(path, sparse="cross"), read(path)[1]
+    states = observe(Context(model, n_ctx=64), tokens, ["ffn_inp-*", "mlp_pre_*"])
+    for layer, before in enumerate((0, 0, 1)):
+        hidden = np.maximum(states[f"ffn_inp-{before}"] @ weights[f"blk.{layer}.fc1.weight"].T, 0)
+        wanted = hidden @ weights[f"blk.{layer}.fc2.weight"].T
+        assert np.abs(states[f"mlp_pre_out-{layer}"] - wanted).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", VARIANTS)
