@@ -13,17 +13,17 @@ import numpy as np
 from ..errors import GGUFError
 from ..gguf import GGUFFile, write_gguf
 from ..tensor import Tensor
-from .context import OptContext
+from .context import RESERVED, OptContext
 
-_STEP, _EPOCH, _OPTIMIZER = "training.step", "training.epoch", "training.optimizer"
+_STEP, _EPOCH, _OPTIMIZER = (RESERVED + key for key in ("step", "epoch", "optimizer"))
 
 
 def _tensors(trainer: OptContext) -> dict[str, Tensor]:
-    """Parameters by name, moments by the parameter's name and their own."""
+    """Parameters by name, moments by their own and the parameter's number: ``training.m.0``."""
     tensors = dict(trainer.params)
-    for name, w in trainer.params.items():
+    for i, w in enumerate(trainer.params.values()):
         kept = zip(trainer.optimizer.moments, trainer.moments.get(w, ()), strict=False)
-        tensors |= {f"{name}.{moment}": tensor for moment, tensor in kept}
+        tensors |= {f"{RESERVED}{moment}.{i}": tensor for moment, tensor in kept}
     return tensors
 
 

@@ -45,6 +45,7 @@ LOSSES: dict[str, Callable[[OpBuilders, Tensor, Tensor], Tensor]] = {
     "sum": lambda ops, y, labels: ops.sum(y),
 }
 _WITHOUT_LABELS = ("mean", "sum")
+RESERVED = "training."  # names of this beginning are a checkpoint's own
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class OptContext:
         outputs: the model's result.
         labels: I32 [rows of outputs] or F32 of the outputs' sizes; None if the loss has none.
         loss: one number, divided by ``period``.
-        pred, n_correct: of cross entropy: the class of each row, and how many are right; else None.
+        pred: of cross entropy: the class of each row; else None.
         params: by name; moments: of the optimizer, by parameter.
         period: micro-batches of an optimizer's step.
         step: number of optimizer steps done.
@@ -87,7 +88,8 @@ class OptContext:
         inputs: a leaf without memory.
 
     Raises:
-        PyggmlError: no parameter, one without name or memory, two of one name, an unknown loss.
+        PyggmlError: no parameter, one without name or memory, two of one name, a reserved name, an
+            unknown loss; the loss depends on no parameter.
         ShapeError: ``n_batch`` is no multiple of the inputs' data points.
         UnsupportedOp: as ``build_backward_expand``.
     """
@@ -127,6 +129,11 @@ class OptContext:
         self.reset()
 
     @property
+    def is_mean(self) -> bool:
+        """Whether the loss is a mean over rows or elements; else it is a sum."""
+        return self._loss != "sum"
+
+    @property
     def is_class_labels(self) -> bool:
         """Whether labels are class numbers."""
         return self.labels is not None and self.labels.type is I32
@@ -159,7 +166,24 @@ class OptContext:
     def loss_value(self) -> float:
         """The loss of the last micro-batch."""
         value = float(self.loss.bytes().view(np.float32)[0])
-        return value * self.period if self._per_row else value
+        return value * self.period if self.is_mean else value
+
+    def count_correct(self, n_rows: int) -> tuple[int, int]:
+        """Of the first rows of the last micro-batch: how many are right, and how many have labels.
+
+        A row of probabilities that are all 0 has no label.
+        """
+        if self.pred is None or self.labels is None:
+            return 0, 0
+        pred, labels = (np.asarray(t.numpy(squeeze=False)) for t in (self.pred, self.labels))
+        if self.is_class_labels:
+            want = labels.ravel()
+            has_label = want >= 0
+        else:
+            rows = labels.reshape(-1, labels.shape[-1])
+            want, has_label = rows.argmax(-1), (rows != 0).any(axis=-1)
+        right = (pred.ravel() == want) & has_label
+        return int(right[:n_rows].sum()), int(has_label[:n_rows].sum())
 
     def _run(self, part: int) -> None:
         """Run the forward nodes (0), with the backward ones (1), with the steps (2)."""
@@ -171,28 +195,22 @@ class OptContext:
 
     def _add_loss(self, p: OptParams) -> None:
         y, ops = self.outputs, self._ops
-        rows, self._per_row = y.nrows, p.loss != "sum"
+        rows, self._loss = y.nrows, p.loss
         self.labels: Tensor | None = None
         self.pred: Tensor | None = None
-        self.n_correct: Tensor | None = None
         if p.loss not in _WITHOUT_LABELS:
             classes = p.class_labels and p.loss == "cross_entropy"
             type, ne = (I32, (rows, 1, 1, 1)) if classes else (F32, y.ne)
             self.labels = self._static.new_tensor(type, ne).set_name("labels").set_input()
         loss = LOSSES[p.loss](ops, y, self.labels)  # type: ignore[arg-type]
-        if self._per_row and self.period > 1:
+        if self.is_mean and self.period > 1:
             loss = ops.scale(loss, s=1 / self.period)
         self.loss = loss.set_name("loss").set_output().set_loss()
         self.graph.build_forward_expand(self.loss)
         if p.loss == "cross_entropy":
-            assert self.labels is not None
             matrix = (y.ne[0], rows, 1, 1)
             self.pred = ops.argmax(ops.reshape(y, ne=matrix)).set_name("pred").set_output()
-            want = self.labels
-            if want.type is not I32:
-                want = ops.argmax(ops.reshape(want, ne=matrix))
-            self.n_correct = ops.count_equal(self.pred, want).set_name("n_correct").set_output()
-            self.graph.build_forward_expand(self.n_correct)
+            self.graph.build_forward_expand(self.pred)
 
     def _named_params(self) -> dict[str, Tensor]:
         params: dict[str, Tensor] = {}
@@ -200,6 +218,8 @@ class OptContext:
             if node.flags & Flag.PARAM:
                 if not node.data:
                     raise PyggmlError(f"parameter '{node.name}' {node.ne} has no memory")
+                if node.name.startswith(RESERVED):
+                    raise PyggmlError(f"parameter '{node.name}': checkpoints reserve {RESERVED}*")
                 if node.name in params:
                     raise PyggmlError(f"two parameters have the name '{node.name}'")
                 params[node.name] = node
@@ -215,6 +235,8 @@ class OptContext:
         self.moments: dict[Tensor, list[Tensor]] = {}
         self.grad_norm: Tensor | None = None
         grads = {w: grad for w in self.params.values() if (grad := graph.get_grad(w)) is not None}
+        if not grads:
+            raise PyggmlError(f"no parameter has a gradient: '{self.loss.name}' depends on none")
         if max_norm > 0:
             squares = [ops.sum(ops.sqr(grad)) for grad in grads.values()]
             total = squares[0]

@@ -31,14 +31,17 @@ class OptResult:
     """Results of an epoch so far.
 
     Attributes:
+        is_mean: whether a loss is a mean; else it is a sum.
         losses: of each micro-batch, the loss and the number of data points.
         pred: predicted classes, in the order in which data were visited.
-        n_correct: number of right classes.
+        n_correct, n_labels: number of right classes, and of rows that have a label.
     """
 
+    is_mean: bool = True
     losses: list[tuple[float, int]] = field(default_factory=list)
     pred: list[int] = field(default_factory=list)
     n_correct: int = 0
+    n_labels: int = 0
 
     @property
     def n_data(self) -> int:
@@ -47,13 +50,17 @@ class OptResult:
 
     @property
     def loss(self) -> float:
-        """The mean of ``losses``, weighted by data points; NaN before the first."""
-        return sum(loss * n for loss, n in self.losses) / self.n_data if self.losses else math.nan
+        """The mean of ``losses``, weighted by data points, or their sum; NaN before the first."""
+        if not self.losses:
+            return math.nan
+        if not self.is_mean:
+            return sum(loss for loss, _ in self.losses)
+        return sum(loss * n for loss, n in self.losses) / self.n_data
 
     @property
     def accuracy(self) -> float:
-        """The share of rows with the right class; NaN if the loss has no classes."""
-        return self.n_correct / len(self.pred) if self.pred else math.nan
+        """Of the rows with a label, the share with the right class; NaN if there are none."""
+        return self.n_correct / self.n_labels if self.n_labels else math.nan
 
 
 # (whether it trains, result so far, micro-batches done, micro-batches of the epoch, seconds)
@@ -106,7 +113,7 @@ def epoch(
         trainer.drop_micro_batches()  # of an interrupted epoch
     elif not trainer.is_class_labels and len(places) % n:
         raise ShapeError(f"{len(dataset)} data points are no multiple of the {n} of a micro-batch")
-    result, start, of = OptResult(), time.monotonic(), -(-len(places) // n)
+    result, start, of = OptResult(trainer.is_mean), time.monotonic(), -(-len(places) // n)
     for i in range(of):
         some = places[n * i : n * (i + 1)]
         _set_batch(trainer, dataset, some)
@@ -198,7 +205,9 @@ def _note(trainer: OptContext, result: OptResult, n: int) -> None:
             "data"
         )
     result.losses.append((loss * trainer.n_micro_batch / n, n))
-    if trainer.pred is not None and trainer.n_correct is not None:
+    if trainer.pred is not None:
         rows = trainer.outputs.nrows // trainer.n_micro_batch * n
         result.pred += trainer.pred.bytes().view(np.int32)[:rows].tolist()
-        result.n_correct += int(trainer.n_correct.bytes().view(np.int64)[0])
+        n_correct, n_labels = trainer.count_correct(rows)
+        result.n_correct += n_correct
+        result.n_labels += n_labels

@@ -38,6 +38,16 @@ def trainer(
     return opt.OptContext(backend, ctx, x, y, opt.OptParams(**params))
 
 
+def step_model(name: str, **params: Any) -> opt.OptContext:
+    """A parameter of which the result depends by steps only."""
+    backend, static, ctx = ggml.init_backend("cpu"), Context(no_alloc=True), Context(no_alloc=True)
+    w = static.new_tensor(F32, (8,)).set_name(name).set_param()
+    ggml.alloc_ctx_tensors(static, backend.buffer_type())
+    x = ctx.new_tensor_2d(F32, 8, 4)
+    y = ggml.step(ctx, ggml.mul(ctx, x, w))
+    return opt.OptContext(backend, ctx, x, y, opt.OptParams(**params))
+
+
 def weights(t: opt.OptContext) -> dict[str, Any]:
     return {name: np.array(w.numpy()) for name, w in t.params.items()}
 
@@ -99,6 +109,41 @@ def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
     ggml.gguf.write_gguf(path, {}, {})
     with pytest.raises(GGUFError, match="not a checkpoint"):
         opt.load_checkpoint(path, trainer())
+
+
+def test_a_parameter_may_have_any_name_beside_moments(tmp_path: Path) -> None:
+    def named(seed: int) -> opt.OptContext:
+        t = trainer(optimizer=opt.AdamW(0.02))
+        t.params = {{"a": "w", "bias": "w.m", "b": "w.v"}[k]: w for k, w in t.params.items()}
+        rng = np.random.default_rng(seed)
+        for tensor in (*t.params.values(), *(m for pair in t.moments.values() for m in pair)):
+            tensor.set(rng.normal(0, 1, tensor.shape))
+        return t
+
+    saved, loaded = named(1), named(2)
+    opt.save_checkpoint(tmp_path / "run.gguf", saved)
+    opt.load_checkpoint(tmp_path / "run.gguf", loaded)
+    assert bits(loaded) == bits(saved)
+    for w, other in zip(saved.moments.values(), loaded.moments.values(), strict=True):
+        assert [m.bytes().tobytes() for m in w] == [m.bytes().tobytes() for m in other]
+
+
+def test_rows_without_label_are_not_wrong() -> None:
+    labels = np.where(np.arange(96) % 3 == 0, np.int32(-1), CLASSES)
+    t = trainer(optimizer=opt.AdamW(0.05))
+    results = opt.fit(t, opt.Dataset(POINTS, labels), 10, callback=None)[-1][0]
+    assert len(results.pred) == 96 and results.n_labels == 64 and results.accuracy > 0.95
+    soft = np.eye(3, dtype=np.float32)[CLASSES] * (labels >= 0)[:, None]
+    found = opt.epoch(trainer(class_labels=False), opt.Dataset(POINTS, soft.astype(np.float32)))
+    want = opt.epoch(trainer(), opt.Dataset(POINTS, labels))
+    assert (found.n_correct, found.n_labels) == (want.n_correct, want.n_labels)
+    assert want.n_labels == 64 and np.isnan(opt.OptResult(pred=[0, 1]).accuracy)
+
+
+def test_the_sum_of_an_epoch_is_one_of_all_data() -> None:
+    whole = opt.epoch(trainer(96, loss="sum"), opt.Dataset(POINTS))
+    parts = opt.epoch(trainer(8, loss="sum", n_batch=24), opt.Dataset(POINTS))
+    assert len(parts.losses) == 12 and parts.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
 def test_gradients_are_limited() -> None:
@@ -187,6 +232,11 @@ def test_what_does_not_fit_is_said() -> None:
         trainer(n_batch=12)
     with pytest.raises(PyggmlError, match="want one of cross_entropy"):
         trainer(loss="nope")
+    for max_norm in (0.0, 1.0):
+        with pytest.raises(PyggmlError, match="no parameter has a gradient"):
+            step_model("w", loss="sum", max_norm=max_norm)
+    with pytest.raises(PyggmlError, match=r"'training.m.0': checkpoints reserve"):
+        step_model("training.m.0")
     with pytest.raises(ShapeError, match="7 data points are less than a batch of 8"):
         opt.epoch(trainer(), opt.Dataset(POINTS[:7], CLASSES[:7]), 0)
     with pytest.raises(ShapeError, match="a data point has 7 elements, the model wants 8"):
