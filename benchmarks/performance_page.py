@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe, label, replaces
-from pyllama.sparsity.chart import Chart, charts_svg
+from pyggml.viz.chart import Chart, charts_svg
 
 ROOT = Path(__file__).parent
 DOCS = ROOT.parent / "docs"

@@ -26,7 +26,7 @@ from benchmarks.soak_serve import (
     SHUTDOWN_S,
     WARM,
 )
-from pyllama.sparsity.chart import Chart, charts_svg
+from pyggml.viz.chart import Chart, charts_svg
 
 PAGE = DOCS / "serving.md"
 _SERVERS = {"ours": "pyllama-server", "native": "llama-server, native", "pip": "xllamacpp"}

@@ -26,10 +26,10 @@ from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import dequantize, quantize
+from pyggml.viz.chart import Chart, charts_svg
 from pyllama import Batch, Context, Model
 from pyllama.convert import ConvertOptions, convert
 from pyllama.eval.perplexity import perplexity
-from pyllama.sparsity.chart import Chart, charts_svg
 from pyllama.sparsity.collect import collect
 from pyllama.sparsity.pictures import stats_svg
 

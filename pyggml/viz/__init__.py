@@ -1,4 +1,4 @@
-"""Drawings of compute graphs: DOT, SVG, HTML, memory plans, times, traces and tables.
+"""Drawings of compute graphs: DOT, SVG, HTML, memory plans, times, traces and tables; charts.
 
     from pyggml.viz import graph_dump_dot, graph_html, graph_svg
 
@@ -9,6 +9,7 @@
 Reads graphs, computes nothing.
 """
 
+from .chart import Chart, charts_svg
 from .dot import graph_dump_dot
 from .html import graph_html
 from .memory import memory_svg
@@ -19,8 +20,10 @@ from .times import NodeTime, node_times, times_table
 from .trace import trace_json, write_trace
 
 __all__ = [
+    "Chart",
     "NodeTime",
     "Options",
+    "charts_svg",
     "graph_dump_dot",
     "graph_html",
     "graph_print",

@@ -15,9 +15,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.files import written
-from pyggml.viz.style import FAMILIES
-from pyggml.viz.svg import escape
+from ..files import written
+from .style import FAMILIES
+from .svg import escape
 
 _W, _H = 460.0, 240.0  # of the plotted area
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # margins
@@ -119,7 +119,7 @@ def charts_svg(
         OSError: the file cannot be written.
     """
     columns = min(columns, len(charts))
-    drawn = [(_Rows if chart.names else _Axes)(chart) for chart in charts]
+    drawn = [(_NamedBars if chart.names else _Axes)(chart) for chart in charts]
     rows = [drawn[i : i + columns] for i in range(0, len(drawn), columns)]
     wide = _LEFT + _W + _RIGHT
     highs = [_TOP + max(axes.height for axes in row) + _BOTTOM for row in rows]
@@ -211,7 +211,7 @@ class _Axes:
                 yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{paint.line}"/>'
 
 
-class _Rows:
+class _NamedBars:
     """A chart of horizontal bars with names."""
 
     def __init__(self, chart: Chart) -> None:

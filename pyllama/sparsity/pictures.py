@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.files import written
+from pyggml.viz.chart import Chart, charts_svg
 from pyggml.viz.style import FAMILIES, Paint
 from pyggml.viz.svg import escape
-from pyllama.sparsity.chart import Chart, charts_svg
 
 from .inventory import ATTENTION, FFN, FFN_IO, KV, OUTPUT, SCORES, NeuronRows
 from .placement import Activity, Placement

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama.sparsity.chart import Chart, charts_svg, ticks
+from pyggml.viz.chart import Chart, charts_svg, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
