@@ -140,9 +140,17 @@ class OpBuilders:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
+        self._built: dict[tuple[object, ...], Tensor] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         return partial(OPS[name.upper()].build, self._ctx)
+
+    def once(self, build: Callable[..., Tensor], *args: Tensor) -> Tensor:
+        """``build(ops, *args)``, built once: what the gradients of several sources share."""
+        key = (build, *args)
+        if key not in self._built:
+            self._built[key] = build(self, *args)
+        return self._built[key]
 
     def contiguous(self, x: Tensor) -> Tensor:
         """``x``, or a contiguous copy of it."""

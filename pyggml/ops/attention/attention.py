@@ -40,13 +40,16 @@ Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...context import Context
 from ...dtype import GGMLType
-from ...tensor import Tensor
+from ...errors import UnsupportedOp
+from ...tensor import Tensor, strides
 from ..op import (
     F16,
     F32,
@@ -55,6 +58,7 @@ from ..op import (
     Array,
     Case,
     Cost,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -380,6 +384,15 @@ def _cases() -> list[Case]:
             for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
         ),
         _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
+        *(
+            _dense(20, T, 4, 2, n_kv, mask=causal_mask(n_kv, T, hidden_row=True), type=F32, **kw)
+            for T, n_kv, kw in (
+                (9, 9, {"hdv": 12}),
+                (3, 70, {"logit_softcap": 2.0}),
+                (70, 40, {"sinks": arg(4)}),
+            )
+        ),
+        _dense(20, 5, 12, 3, 17, mask=arg(17, 5, low=-8, high=0), max_bias=8.0, type=F32),
         _dense(80, 5, 4, 2, 33, mask=arg(33, 5, 2, 2), S=2),
         _dense(128, 5, 4, 1, 33, mask=causal_mask(33, 8, type=F16)),
         _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True)),
@@ -471,6 +484,24 @@ def _cases() -> list[Case]:
     ]
 
 
+def _all_gradients(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    q, k, v, mask, sinks, cells, rows, _, distances = y.src
+    if cells is not None:
+        raise UnsupportedOp(f"{_OP}: lists of cells have no gradient; use a mask or ranges")
+    k, v = (x if x is None or x.type is F32 else ops.cpy(x, type=F32) for x in (k, v))
+    out: Tensor = ops.flash_attn_back(q, k, v, y, dy, mask, sinks, rows, distances, **y.op_params)
+    return out
+
+
+def _gradient(source: int, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """The part of all gradients that is q's, k's or v's."""
+    sizes = [x.ne for x in y.src[:3] if x is not None]
+    start, ne = sum(map(prod, sizes[:source])), sizes[source]
+    all_three = ops.once(_all_gradients, y, dy)
+    part: Tensor = ops.view(all_three, ne=ne, nb=strides(F32, ne), offset=4 * start)
+    return part
+
+
 FLASH_ATTN_EXT = define_op(
     _OP,
     src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?", "branches?", "distances?"),
@@ -481,6 +512,7 @@ FLASH_ATTN_EXT = define_op(
     max_nmse=lambda node: 1e-5 if node.src[1].type == GGMLType.F16 else 1e-6,
     cost=_cost,
     doc="`softmax(scale * q k + mask) v` for each head, with a mask, lists of cells or ranges.",
+    gradients={name: partial(_gradient, i) for i, name in enumerate(("q", "k", "v"))},
 )
 
 

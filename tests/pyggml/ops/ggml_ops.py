@@ -28,7 +28,6 @@ _WHY = {
     "`MAP_CUSTOM` is all of them: it takes up to ten sources": (
         "MAP_CUSTOM1 MAP_CUSTOM2 MAP_CUSTOM3 CUSTOM"
     ),
-    "unfinished in ggml too": "FLASH_ATTN_BACK",
     "of one model family, which is not supported": (
         "LIGHTNING_INDEXER DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"
     ),

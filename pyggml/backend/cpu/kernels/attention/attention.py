@@ -609,7 +609,7 @@ def _supports(node: Tensor) -> bool:
     )
 
 
-def _checked(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
+def checked_rows(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
     """What tells that the rows were checked for so many keys: nothing is in it."""
     n_cells = node.src[1].ne[1]
     key = ("lists", *lists, n_cells)
@@ -654,7 +654,7 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         # so that threads get equally many
         even = lowering.n_threads // gcd(lowering.n_threads, n_tasks)
         splits = min(round_up(ceil_div(_SPLITS * lowering.n_threads, n_tasks), even), n_chunks)
-    checked = [] if rows is None else [_checked(lowering, node, cells, rows, branches)]
+    checked = [] if rows is None else [checked_rows(lowering, node, cells, rows, branches)]
     parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()

@@ -33,21 +33,11 @@ from ...codec.rows import decode_columns
 from ...compile.lowering import GRAIN, CpuLowering, lowers
 from ...simd.element import F16, F32, load_elem, store_elem
 from ...weights.layout import ROWS
-from .weights import (
-    RESULTS_BYTES,
-    decoder_of,
-    reg_tile,
-    tile_kind,
-    tile_size,
-    tiles_for,
-    weight_traits,
-)
+from .panels import COLUMN_BYTES, PANEL_BYTES, PIECE, TILE_BYTES, times_panels
+from .weights import decoder_of, tile_kind, tiles_for, weight_traits
 
 _LEAST_ROWS, _MOST_ROWS = 64, 256  # of the result in a chunk: for many threads, and for few
 _WIDTH = 64  # columns of a chunk, where there are enough for several chunks
-_PIECE = 256  # rows of ``a`` that are multiplied at a time
-_COLUMN = 4 * ROWS  # bytes of a row of a panel
-_PANEL = _COLUMN * _PIECE
 
 
 class OutProd(NamedTuple):
@@ -96,8 +86,8 @@ def out_prod_kernel(kind: int) -> CpuKernel:
         traits, width, blocks, decoder = v.traits, v.width, v.blocks, v.decoder
         m, p, n = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         n2, n3 = ne(node, DST, 2), ne(node, DST, 3)
-        places, panels = (m + width - 1) // width, scratch + RESULTS_BYTES
-        decoded = panels + width // ROWS * _PANEL
+        places, panels = (m + width - 1) // width, scratch + TILE_BYTES
+        decoded = panels + width // ROWS * PANEL_BYTES
         units = places * blocks * n2 * n3
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             rest = u // places
@@ -110,8 +100,8 @@ def out_prod_kernel(kind: int) -> CpuKernel:
             a += i3 // (n3 // ne(node, SRC0, 3)) * nb(node, SRC0, 3)
             x = v.x + i2 * v.nb2 + i3 * v.nb3
             out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3) + 4 * column
-            for j0 in range(0, max(n, 1), _PIECE):
-                piece = min(_PIECE, n - j0)
+            for j0 in range(0, max(n, 1), PIECE):
+                piece = min(PIECE, n - j0)
                 for j in range(piece):
                     row = a + (j0 + j) * nb(node, SRC0, 1)
                     if decoder != 0:
@@ -120,26 +110,14 @@ def out_prod_kernel(kind: int) -> CpuKernel:
                     else:
                         row += column * size
                     for c in range(0, columns, ROWS):
-                        panel = panels + c // ROWS * _PANEL + j * _COLUMN
+                        panel = panels + c // ROWS * PANEL_BYTES + j * COLUMN_BYTES
                         for r in range(min(ROWS, columns - c)):
                             store_elem(F32, panel, r, load_elem(kind, row, c + r))
-                t = t0
-                while t < t1:  # the rows of x stay in L1 for all panels
-                    tokens, which = tile_size(traits, t1 - t)
-                    place = x + t * v.nb1 + 4 * j0
-                    for c in range(0, columns, ROWS):
-                        panel, some = panels + c // ROWS * _PANEL, min(ROWS, columns - c)
-                        reg_tile(traits, which, panel, place, v.nb1, scratch, piece, 0)
-                        for k in range(tokens):
-                            tile = f32_ptr(scratch + _COLUMN * k)
-                            y = f32_ptr(out + (t + k) * nb(node, DST, 1) + 4 * c)
-                            if j0 == 0:
-                                for r in range(some):
-                                    y[r] = tile[r]
-                            else:
-                                for r in range(some):
-                                    y[r] += tile[r]
-                    t += tokens
+                place, rows = x + t0 * v.nb1 + 4 * j0, out + t0 * nb(node, DST, 1)
+                times_panels(
+                    traits, place, v.nb1, t1 - t0, panels, PANEL_BYTES, piece, columns, scratch,
+                    rows, nb(node, DST, 1), j0,
+                )  # fmt: skip
 
     return kernel(out_prod, f"out_prod_{GGMLType(kind).name.lower()}")
 
@@ -184,5 +162,5 @@ def _lower_out_prod(lowering: CpuLowering, node: Tensor) -> None:
         params,
         chunks,
         work=work,
-        scratch=RESULTS_BYTES + width // ROWS * _PANEL + 4 * width,
+        scratch=TILE_BYTES + width // ROWS * PANEL_BYTES + 4 * width,
     )
