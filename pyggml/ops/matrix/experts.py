@@ -1,5 +1,7 @@
 """Mixture of experts: MUL_MAT_ID and ADD_ID, where each token chooses some of several matrices.
 
+MUL_MAT_ID_BACK is the gradient of the matrices.
+
     up = mul_mat_id(ctx, up_exps, x, ids)          # [n_ff, n_expert_used, n_tokens]
     up = add_id(ctx, up, up_exps_bias, ids)
 
@@ -25,6 +27,7 @@ from ..op import (
     Array,
     Case,
     Cost,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -34,7 +37,7 @@ from ..op import (
     source,
 )
 
-__all__ = ["add_id", "mul_mat_id"]
+__all__ = ["add_id", "mul_mat_id", "mul_mat_id_back"]
 
 BF16 = GGMLType.BF16
 _IDS = source(I32, gaps=True)
@@ -95,6 +98,17 @@ def _routed(
     )
 
 
+def _gradient_of_rows(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """``dy`` times the transposed matrices, summed over the uses that share a row."""
+    matrices, b, ids = y.src
+    assert matrices is not None and b is not None
+    if matrices.type is not F32:
+        matrices = ops.cpy(matrices, type=F32)
+    transposed = ops.cont(ops.transpose(matrices))  # [m, k, n_expert]
+    rows: Tensor = ops.mul_mat_id(transposed, dy, ids)  # [k, n_used, n_tokens]
+    return ops.summed_to(rows, b)
+
+
 MUL_MAT_ID = define_op(
     "MUL_MAT_ID",
     src={"as": source(*ALL_FLOATS, quantized=True), "b": source(F32), "ids": _IDS},
@@ -133,6 +147,12 @@ MUL_MAT_ID = define_op(
         node.nelements * node.src[0].ne[0],
     ),
     doc="Dot products of each row of `b` with all rows of the matrices of `as` that `ids` name.",
+    gradients={
+        "as": lambda ops, y, dy: ops.mul_mat_id_back(
+            dy, y.src[1], y.src[2], n_expert=y.src[0].ne[2]
+        ),
+        "b": _gradient_of_rows,
+    },
 )  # fmt: skip
 
 
@@ -147,6 +167,91 @@ def mul_mat_id(ctx: Context, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.
     """
     return MUL_MAT_ID.build(ctx, as_, b, ids)
+
+
+def _infer_back(dy: Tensor, b: Tensor, ids: Tensor, n_expert: int) -> Out:
+    op = "MUL_MAT_ID_BACK"
+    require(n_expert > 0, op, f"n_expert is {n_expert}, want 1 or more")
+    require(
+        ids.ne == (*dy.ne[1:3], 1, 1) and dy.ne[3] == b.ne[3] == 1,
+        op,
+        f"ids {ids.ne} must be {(*dy.ne[1:3], 1, 1)}, one for each row of dy {dy.ne}",
+    )
+    require(
+        b.ne[2] == dy.ne[2] and b.ne[1] > 0 and dy.ne[1] % b.ne[1] == 0,
+        op,
+        f"b {b.ne} must have a divisor of {dy.ne[1]} rows for each of {dy.ne[2]} tokens",
+    )
+    return Out(F32, (b.ne[0], dy.ne[0], n_expert, 1))
+
+
+def _mul_mat_id_back(dy: Array, b: Array, ids: Array, n_expert: int) -> Array:
+    ids = _checked(ids, n_expert).ravel()
+    x = np.tile(b[0], (1, dy.shape[2] // b.shape[2], 1)).reshape(len(ids), b.shape[3])
+    dy = dy[0].reshape(len(ids), -1)
+    out = np.zeros((1, n_expert, dy.shape[1], x.shape[1]))
+    for expert in range(n_expert):
+        out[0, expert] = dy[ids == expert].T @ x[ids == expert]
+    return out
+
+
+def _routed_back(
+    k: int, m: int, n_expert: int, n_used: int, n_tokens: int, n_b: int = 0, **kw: bool
+) -> Case:
+    b = arg(k, n_b or n_used, n_tokens)
+    ids = _ids(n_used, n_tokens, n_expert)
+    return case(arg(m, n_used, n_tokens), b, ids, n_expert=n_expert, **kw)
+
+
+MUL_MAT_ID_BACK = define_op(
+    "MUL_MAT_ID_BACK",
+    src={"dy": source(F32), "b": source(F32), "ids": _IDS},
+    params={"n_expert": 1},
+    infer=_infer_back,
+    reference=_mul_mat_id_back,
+    cases=lambda: [
+        _routed_back(1, 1, 1, 1, 1),
+        _routed_back(65, 33, 4, 3, 9),
+        _routed_back(65, 33, 4, 3, 9, n_b=1),
+        _routed_back(32, 17, 4, 6, 7, n_b=2),
+        _routed_back(150, 70, 8, 2, 700),  # several pieces of an expert's uses
+        case(
+            arg(17, 3, 2, permute=(0, 2, 1, 3)),
+            arg(64, 3, 2, permute=(0, 2, 1, 3)),
+            _ids(2, 3, 4),
+            n_expert=4,
+        ),
+        _routed_back(512, 256, 16, 4, 512, n_b=1, perf=True),
+    ],
+    cost=lambda node: Cost(
+        node.nbytes + node.src[0].nbytes + node.src[1].nbytes,
+        node.src[0].nelements * node.ne[0],
+    ),
+    doc="The gradient of the matrices, where `dy` is that of `mul_mat_id` of `b` and `ids`.",
+)
+
+
+def mul_mat_id_back(ctx: Context, dy: Tensor, b: Tensor, ids: Tensor, n_expert: int) -> Tensor:
+    """The gradient of ``as_``, where ``dy`` is that of ``mul_mat_id(as_, b, ids)``.
+
+    Shape:
+        dy F32 [m, n_used, n_tokens], b F32 [k, n_b, n_tokens], ids I32 [n_used, n_tokens]
+        -> F32 [k, m, n_expert]; zeros for an expert that no token uses
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.
+    """
+    return MUL_MAT_ID_BACK.build(ctx, dy, b, ids, n_expert=n_expert)
+
+
+def _add_id_gradient_of_b(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    b, ids = y.src[1], y.src[2]
+    assert b is not None and ids is not None
+    n_rows = dy.ne[1] * dy.ne[2]
+    dy = ops.reshape(ops.contiguous(dy), ne=(dy.ne[0], n_rows, 1, 1))
+    ids = ops.reshape(ops.contiguous(ids), ne=(n_rows, 1, 1, 1))
+    out: Tensor = ops.get_rows_back(dy, ids, n=b.ne[1])
+    return out
 
 
 def _infer_add_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
@@ -173,6 +278,7 @@ ADD_ID = define_op(
     ],
     inplace_ok=True,
     doc="Adds to each row of `a` the row of `b` that `ids` names.",
+    gradients={"a": lambda ops, y, dy: dy, "b": _add_id_gradient_of_b},
 )
 
 

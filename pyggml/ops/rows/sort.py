@@ -30,7 +30,7 @@ def _infer_argsort(x: Tensor, order: str) -> Out:
 
 
 def _argsort(x: Array, order: str) -> Array:
-    bits = (x + np.float32(0)).view(np.int32)  # -0 becomes 0
+    bits = (x.astype(np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
     keys = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the floats are
     keys = np.where(np.isnan(x), np.int32(0x7FFFFFFF), keys)
     keys = keys if order == "asc" else ~keys

@@ -1,10 +1,13 @@
-"""MUL_MAT_ID and ADD_ID: a matmul with the expert that each token chose, and the bias after it.
+"""MUL_MAT_ID, its gradient, and ADD_ID: matmuls with the experts that a token chose, and biases.
 
 A *use* is a pair of token and expert. A chunk of MUL_MAT_ID is a range of 16-row groups times one
 use. Where there are more uses than experts, it is such a range times all uses of one expert, which
 an earlier launch has listed; up to 16 of their rows at a time (64 with a matrix unit) are gathered
 into thread scratch and multiplied by MUL_MAT's tiles while the weights stay in cache. An id that
 names no expert writes nothing and reports an error.
+
+A chunk of MUL_MAT_ID_BACK is a block of an expert's matrix: the rows of its uses are packed as
+panels, 256 at a time in order, and multiplied by their gradients, which are transposed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....compiler.jit import inline, kernel
+from .....dtype import GGMLType
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
@@ -34,12 +38,21 @@ from ...abi import (
 from ...compile.lowering import CpuLowering, by_rows, lowers
 from ...compile.type_traits import trait
 from ...compile.work import WorkRange
-from ...simd.element import F32, copy_run, load_elem, store_elem
+from ...simd.element import F32, copy_run, load_elem, store_elem, zero_run
 from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ...weights.buffer import is_repacked
 from ...weights.layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..quantize import add_quantize
 from .matmul import supports_mul_mat
+from .panels import (
+    COLUMN_BYTES,
+    PANEL_BYTES,
+    PIECE,
+    TILE_BYTES,
+    pack_row,
+    panel_tiles,
+    times_panels,
+)
 from .weights import (
     BLOCK_BYTES,
     COLUMNS,
@@ -65,12 +78,16 @@ from .weights import (
 
 _GATHER = 16  # rows that are gathered at a time
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 for all tokens of an expert
+_BLOCK = 64  # rows and columns of a chunk of MUL_MAT_ID_BACK
 
 
 class Uses(NamedTuple):
     """The values of ``list_uses``."""
 
     lists: int  # address of the result
+    n_used: int  # experts of a token
+    n_expert: int
+    n_uses: int
 
 
 class MulMatId(NamedTuple):
@@ -86,25 +103,24 @@ class MulMatId(NamedTuple):
 
 
 @inline
-def _id(node, use):
+def _id(node, use, n_used, n_expert):
     """The expert of a use (counted over tokens); -1 if the id names no expert."""
-    n_used = ne(node, DST, 1)
     token = use // n_used
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
     expert = i32_ptr(ids)[0] + 0
-    return expert if 0 <= expert < ne(node, SRC0, 2) else -1
+    return expert if 0 <= expert < n_expert else -1
 
 
 @kernel
 def list_uses(node, chunk, n_chunks, scratch):
     """List the uses by expert: where each expert's begin, the end, then the uses in order."""
-    lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
+    v = params_of(node, Uses)
+    lists, n_used, n_expert, uses = v.lists, v.n_used, v.n_expert, v.n_uses
     starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
-    uses = nrows(node, DST)
     for e in range(n_expert + 1):
         starts[e] = 0
     for use in range(uses):
-        e = _id(node, use)
+        e = _id(node, use, n_used, n_expert)
         if e < 0:
             set_error(node, BAD_INDEX)
         elif e + 2 <= n_expert:
@@ -112,7 +128,7 @@ def list_uses(node, chunk, n_chunks, scratch):
     for e in range(2, n_expert + 1):
         starts[e] += starts[e - 1]
     for use in range(uses):
-        e = _id(node, use)
+        e = _id(node, use, n_used, n_expert)
         if e >= 0:
             order[starts[e + 1]] = use
             starts[e + 1] += 1
@@ -135,7 +151,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
     order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
     if lists == 0:
-        first, end, expert = unit, unit + 1, _id(node, unit)
+        first, end, expert = unit, unit + 1, _id(node, unit, n_used, ne(node, SRC0, 2))
         if expert < 0:
             set_error(node, BAD_INDEX)
             return
@@ -188,11 +204,12 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     stop_unit(traits, by_unit)
 
 
-def _listed(lowering: CpuLowering, node: Tensor) -> WorkRange:
+def _listed(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRange:
     """Add the launch that lists the uses by expert; the list in work memory."""
-    w, _, ids = node.src
-    out = lowering.take(8 * (w.ne[2] + 1 + node.nrows))
-    lowering.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
+    ids = node.src[2]
+    out = lowering.take(8 * (n_expert + 1 + ids.nelements))
+    uses = Uses(out.address, ids.ne[0], n_expert, ids.nelements)
+    lowering.launch(list_uses, node, uses, reads=(ids,), writes=out)
     return out
 
 
@@ -202,7 +219,7 @@ def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
     act = [lowering.quantized(x, w.type.block_size, add_quantize)] if quantized else []
-    lists = [] if by_use else [_listed(lowering, node)]
+    lists = [] if by_use else [_listed(lowering, node, w.ne[2])]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = ceil_div(w.ne[1], ROWS)
@@ -231,6 +248,66 @@ def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
         work=act + lists,
         scratch=scratch,
         variant=layout_name(w),
+    )
+
+
+class MulMatIdBack(NamedTuple):
+    """The values of ``mul_mat_id_back``."""
+
+    lists: int  # address of the uses by expert
+    traits: int
+
+
+@kernel
+def mul_mat_id_back(node, chunk, n_chunks, scratch):
+    """Blocks of each expert's matrix; panels and transposed gradients are in scratch."""
+    v = params_of(node, MulMatIdBack)
+    traits, n_used, n_b = v.traits, ne(node, SRC0, 1), ne(node, SRC1, 1)
+    k, m, n_expert = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
+    starts, order = i64_ptr(v.lists), i64_ptr(v.lists + 8 * (n_expert + 1))
+    panels = scratch + TILE_BYTES
+    gradients = panels + _BLOCK // ROWS * PANEL_BYTES
+    across, down = (k + _BLOCK - 1) // _BLOCK, (m + _BLOCK - 1) // _BLOCK
+    units = across * down * n_expert
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        expert, block = u // (across * down), u % (across * down)
+        column, row = block % across * _BLOCK, block // across * _BLOCK
+        columns, rows = min(_BLOCK, k - column), min(_BLOCK, m - row)
+        out = data(node, DST) + expert * nb(node, DST, 2) + row * nb(node, DST, 1) + 4 * column
+        first, end = starts[expert], starts[expert + 1]
+        if first == end:
+            for r in range(rows):
+                zero_run(out + r * nb(node, DST, 1), columns)
+        for i0 in range(first, end, PIECE):
+            piece = min(PIECE, end - i0)
+            for i in range(piece):
+                use = order[i0 + i]
+                token = use // n_used
+                slot = use - token * n_used
+                x = data(node, SRC1) + token * nb(node, SRC1, 2) + slot % n_b * nb(node, SRC1, 1)
+                pack_row(x + 4 * column, panels + i * COLUMN_BYTES, PANEL_BYTES, columns)
+                d = data(node, SRC0) + token * nb(node, SRC0, 2) + slot * nb(node, SRC0, 1)
+                for r in range(rows):
+                    store_elem(F32, gradients + r * 4 * PIECE, i, load_elem(F32, d, row + r))
+            times_panels(
+                traits, gradients, 4 * PIECE, rows, panels, PANEL_BYTES, piece, columns, scratch,
+                out, nb(node, DST, 1), i0 - first,
+            )  # fmt: skip
+
+
+@lowers("MUL_MAT_ID_BACK")
+def _lower_mul_mat_id_back(lowering: CpuLowering, node: Tensor) -> None:
+    k, m, n_expert, _ = node.ne
+    lists = _listed(lowering, node, n_expert)
+    traits = weight_traits(lowering, Tensor(GGMLType.F32, node.ne), *panel_tiles())
+    units = ceil_div(k, _BLOCK) * ceil_div(m, _BLOCK) * n_expert
+    lowering.launch(
+        mul_mat_id_back,
+        node,
+        MulMatIdBack(lists.address, traits),
+        min(units, 16 * lowering.n_threads),
+        work=[lists],
+        scratch=TILE_BYTES + _BLOCK // ROWS * PANEL_BYTES + _BLOCK * 4 * PIECE,
     )
 
 
