@@ -41,13 +41,15 @@ def build_backward_expand(
     Raises:
         PyggmlError: the graph has no parameter or no loss, or has its gradients already.
         ShapeError: an accumulator does not have the sizes of its tensor.
-        UnsupportedOp: an op between a parameter and a loss has no gradient.
+        UnsupportedOp: an op between a parameter and a loss has no gradient, or a gradient needs a
+            value that a later node overwrites.
     """
     _check(graph, grad_accs or {})
     graph.n_forward = len(graph.nodes)
     graph.grad_accs = dict(grad_accs or {})
-    ops, needed = OpBuilders(ctx), _needed(graph)
+    ops, needed, writers = OpBuilders(ctx), _needed(graph), _writers(graph)
     for node in graph.nodes[::-1]:
+        first = len(graph.nodes)
         dy = graph.grads.get(node)
         acc = graph.grad_accs.get(node)
         if node.flags & Flag.LOSS:
@@ -58,6 +60,8 @@ def build_backward_expand(
             _set_grad(graph, node, _added_in_place(ops, acc, dy))
         if dy is not None and node in needed:
             _expand_sources(ops, graph, node, dy, needed)
+            for added in graph.nodes[first:] if writers else ():
+                _check_sources(added, node, writers)
 
 
 def _check(graph: CGraph, grad_accs: Mapping[Tensor, Tensor]) -> None:
@@ -111,6 +115,51 @@ def _expand_sources(
                 dx = ops.cont(dx)
             before = graph.grads.get(source)
             _set_grad(graph, source, dx if before is None else _sum(ops, before, dx))
+
+
+def _writers(graph: CGraph) -> dict[Tensor, list[tuple[int, Tensor, Tensor]]]:
+    """By tensor that owns memory: (place in the graph, node, written tensor) of what writes to it.
+
+    Empty for graphs that write no tensor twice: most.
+    """
+    writers: dict[Tensor, list[tuple[int, Tensor, Tensor]]] = {}
+    for place, node in enumerate(graph.nodes):
+        if node.op is None:
+            continue
+        written = [node] if node.view_src is not None and not node.op.is_view else []
+        for tensor in (*written, *node.op.updated(node)):
+            writers.setdefault(tensor.root, []).append((place, node, tensor))
+    return writers
+
+
+def _check_sources(
+    added: Tensor, node: Tensor, writers: Mapping[Tensor, list[tuple[int, Tensor, Tensor]]]
+) -> None:
+    """Check that no source of a new node was overwritten after it was computed.
+
+    Raises:
+        UnsupportedOp: with the name of ``node``, of whose gradient the new node is a part.
+    """
+    for source in added.src:
+        if source is None or source.root not in writers:
+            continue
+        value: Tensor | None = source  # the node that computed it, of which it is a view
+        while value is not None and value.op is not None and value.op.is_view:
+            value = value.src[0]
+        writes = writers[source.root]
+        since = next((place for place, writer, _ in writes if writer is value), -1)
+        for place, writer, written in writes:
+            if place > since and _overlap(source, written):
+                assert writer.op is not None and node.op is not None
+                raise UnsupportedOp(
+                    f"'{writer.name}' = {writer.op.name} overwrites '{source.name}', which the "
+                    f"gradient of '{node.name}' = {node.op.name} needs: write to a copy"
+                )
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether the byte ranges of two views of one tensor overlap."""
+    return x.view_offs < y.view_offs + y.nbytes and y.view_offs < x.view_offs + x.nbytes
 
 
 def _set_grad(graph: CGraph, tensor: Tensor, grad: Tensor) -> None:

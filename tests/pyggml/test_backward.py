@@ -20,29 +20,51 @@ from .float64 import Array, evaluate
 F32, I32 = GGMLType.F32, GGMLType.I32
 
 
-class Attention:
-    """A layer of attention and a feed-forward part over a batch, with the loss of class labels.
+class Layer:
+    """A layer over some tokens, with the loss of class labels."""
+
+    def __init__(self, ctx: Context, n_tokens: int = 12) -> None:
+        self.ctx, self.rng, self.n_tokens = ctx, np.random.default_rng(3), n_tokens
+        self.params: dict[str, Tensor] = {}
+        self.values: dict[Tensor, Array] = {}
+        self.loss = self.build(ctx).set_name("loss").set_loss()
+
+    def build(self, ctx: Context) -> Tensor:
+        """The loss."""
+        raise NotImplementedError
+
+    def param(self, name: str, *ne: int) -> Tensor:
+        """A trainable tensor of random values."""
+        self.params[name] = t = self.ctx.new_tensor(F32, ne).set_name(name).set_param()
+        self.values[t] = self.rng.normal(0, 0.3, t.ne[::-1]).astype(np.float32)
+        return t
+
+    def given(self, values: Array) -> Tensor:
+        """An input with these values."""
+        type = I32 if values.dtype.kind == "i" else F32
+        t = self.ctx.new_tensor(type, values.shape[::-1]).set_input()
+        self.values[t] = values.reshape(t.ne[::-1])
+        return t
+
+    def graph(self) -> CGraph:
+        graph = CGraph()
+        graph.build_forward_expand(self.loss)
+        return graph
+
+    def set(self) -> None:
+        for tensor, values in self.values.items():
+            tensor.set(values)
+
+
+class Attention(Layer):
+    """Attention and a feed-forward part.
 
     Every parameter is read in another way: as a table, a weight, a bias, by two readers, by views.
     """
 
-    def __init__(self, ctx: Context, n_tokens: int = 12) -> None:
-        rng = np.random.default_rng(3)
-        n, head, n_head, n_vocab = 32, 8, 4, 17
-        self.params: dict[str, Tensor] = {}
-        self.values: dict[Tensor, Array] = {}
-
-        def param(name: str, *ne: int) -> Tensor:
-            self.params[name] = t = ctx.new_tensor(F32, ne).set_name(name).set_param()
-            self.values[t] = rng.normal(0, 0.3, t.ne[::-1]).astype(np.float32)
-            return t
-
-        def given(values: Array) -> Tensor:
-            type = I32 if values.dtype.kind == "i" else F32
-            t = ctx.new_tensor(type, values.shape[::-1]).set_input()
-            self.values[t] = values.reshape(t.ne[::-1])
-            return t
-
+    def build(self, ctx: Context) -> Tensor:
+        n, head, n_head, n_vocab, n_tokens = 32, 8, 4, 17, self.n_tokens
+        param, given, rng = self.param, self.given, self.rng
         tokens = given(rng.integers(0, n_vocab, n_tokens))
         table = param("token_embd", n, n_vocab)  # also the output matrix
         x = ggml.get_rows(ctx, table, tokens)
@@ -68,21 +90,61 @@ class Attention:
         down = ggml.mul_mat(ctx, param("down", 48, n), ggml.swiglu_split(ctx, gate, up))
         logits = ggml.mul_mat(ctx, table, ggml.add(ctx, x, down))
         labels = given(rng.integers(-1, n_vocab, n_tokens))
-        self.loss = ggml.cross_entropy_loss(ctx, logits, labels).set_name("loss").set_loss()
-
-    def graph(self) -> CGraph:
-        graph = CGraph()
-        graph.build_forward_expand(self.loss)
-        return graph
-
-    def set(self) -> None:
-        for tensor, values in self.values.items():
-            tensor.set(values)
+        return ggml.cross_entropy_loss(ctx, logits, labels)
 
 
-def test_gradients_of_a_layer_are_those_of_differences() -> None:
+class Experts(Layer):
+    """Two texts through attention as one op and 2 of 4 experts, as a layer of Qwen3-MoE has it."""
+
+    def build(self, ctx: Context) -> Tensor:
+        n, head, n_head, n_kv_head, n_ff, n_vocab, n_tokens = 24, 8, 3, 1, 20, 11, self.n_tokens
+        n_expert, n_used, split = 4, 2, n_tokens // 3
+        param, given, rng = self.param, self.given, self.rng
+        starts = np.where(np.arange(n_tokens) < split, 0, split)
+        pos = np.arange(n_tokens) - starts
+        rows = given(np.stack([starts, 0 * pos, pos + 1, pos], -1))
+        x = ggml.get_rows(ctx, param("embd", n, n_vocab), given(rng.integers(0, n_vocab, n_tokens)))
+        positions = given(pos)
+
+        def heads(name: str, n_heads: int, normed: bool = True) -> Tensor:
+            t = ggml.mul_mat(ctx, param(name, n, head * n_heads), x)
+            t = ggml.reshape_3d(ctx, t, head, n_heads, n_tokens)
+            if normed:
+                t = ggml.mul(ctx, ggml.rms_norm(ctx, t), param(f"{name}_norm", head))
+                t = ggml.rope(ctx, t, positions, head, 2)
+            return ggml.permute(ctx, t, 0, 2, 1, 3)  # [head, n_tokens, n_heads]
+
+        q, k, v = heads("q", n_head), heads("k", n_kv_head), heads("v", n_kv_head, normed=False)
+        out = ggml.flash_attn_ranges(ctx, q, k, v, rows, head**-0.5)
+        x = ggml.add(ctx, x, ggml.reshape_2d(ctx, out, n, n_tokens))
+        y = ggml.rms_norm(ctx, x)
+        probs = ggml.soft_max(ctx, ggml.mul_mat(ctx, param("router", n, n_expert), y))
+        ids = ggml.argsort_top_k(ctx, probs, n_used)  # [n_used, n_tokens]
+        weights = ggml.get_rows(ctx, ggml.reshape_3d(ctx, probs, 1, n_expert, n_tokens), ids)
+        weights = ggml.reshape_2d(ctx, weights, n_used, n_tokens)
+        total = ggml.clamp(ctx, ggml.sum_rows(ctx, weights), 6e-5, float("inf"))
+        weights = ggml.reshape_3d(ctx, ggml.div(ctx, weights, total), 1, n_used, n_tokens)
+        y = ggml.reshape_3d(ctx, y, n, 1, n_tokens)
+        gate, up = (
+            ggml.mul_mat_id(ctx, param(name, n, n_ff, n_expert), y, ids) for name in ("gate", "up")
+        )  # [n_ff, n_used, n_tokens]
+        gate = ggml.add_id(ctx, gate, param("gate_bias", n_ff, n_expert), ids)
+        down = ggml.swiglu_split(ctx, gate, up)
+        down = ggml.mul_mat_id(ctx, param("down", n_ff, n, n_expert), down, ids)
+        down = ggml.mul(ctx, down, weights)
+        for i in range(n_used):
+            x = ggml.add(ctx, x, ggml.view_2d(ctx, down, n, n_tokens, down.nb[2], i * down.nb[1]))
+        logits = ggml.mul_mat(ctx, param("out", n, n_vocab), x)
+        return ggml.cross_entropy_loss(ctx, logits, given(rng.integers(-1, n_vocab, n_tokens)))
+
+
+LAYERS = pytest.mark.parametrize("layer_of", [Attention, Experts])
+
+
+@LAYERS
+def test_gradients_of_a_layer_are_those_of_differences(layer_of: type[Layer]) -> None:
     ctx = Context(no_alloc=True)
-    layer = Attention(ctx)
+    layer = layer_of(ctx)
     forward, graph = layer.graph(), layer.graph()
     ggml.build_backward_expand(ctx, graph)
     values = evaluate(graph, layer.values)
@@ -99,14 +161,15 @@ def test_gradients_of_a_layer_are_those_of_differences() -> None:
         assert np.sum(values[grad] * direction) == pytest.approx(want, rel=1e-5)
 
 
+@LAYERS
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_kernels_and_planned_memory_give_the_same_gradients_on_any_threads(
-    scheduled: bool,
+    scheduled: bool, layer_of: type[Layer]
 ) -> None:
     found = []
     for n_threads in (1, 2, 3):
         ctx = Context(no_alloc=True)
-        layer = Attention(ctx)
+        layer = layer_of(ctx)
         graph = layer.graph()
         ggml.build_backward_expand(ctx, graph)
         for param in layer.params.values():
@@ -202,8 +265,8 @@ def test_what_cannot_be_trained_is_said() -> None:
     loss.set_loss()
     with pytest.raises(ShapeError, match="accumulator"):
         expand(loss, acc=ctx.new_tensor_1d(F32, 8))
-    with pytest.raises(UnsupportedOp, match="L2_NORM has no gradient for its source x"):
-        expand(ggml.sum(ctx, ggml.l2_norm(ctx, w)).set_loss())
+    with pytest.raises(UnsupportedOp, match="PAD_REFLECT_1D has no gradient for its source a"):
+        expand(ggml.sum(ctx, ggml.pad_reflect_1d(ctx, w, 1, 1)).set_loss())
     with pytest.raises(UnsupportedOp, match="in place"):
         other = ggml.acc_inplace(ctx, w, x, w.nb[1:], 0)
         expand(ggml.sum(ctx, other).set_loss())
@@ -212,6 +275,40 @@ def test_what_cannot_be_trained_is_said() -> None:
     ggml.build_backward_expand(ctx, graph)
     with pytest.raises(PyggmlError, match="already"):
         ggml.build_backward_expand(ctx, graph)
+
+
+def test_what_gradients_of_two_sources_share_is_built_once() -> None:
+    ctx = Context(no_alloc=True)
+    a, b = (ctx.new_tensor(F32, ne).set_param() for ne in ((3, 3, 5, 7), (17, 9, 5, 2)))
+    graph = CGraph()
+    graph.build_forward_expand(ggml.sum(ctx, ggml.conv_2d_direct(ctx, a, b)).set_loss())
+    ggml.build_backward_expand(ctx, graph)
+    copies = [node for node in graph.backward if node.op is not None and node.op.name == "CONT"]
+    assert len(copies) == 1
+
+
+def test_a_value_that_is_overwritten_before_its_gradient_is_found() -> None:
+    def expand(late: bool) -> CGraph:
+        ctx = Context(no_alloc=True)
+        w, c = (ctx.new_tensor_2d(F32, 8, 4) for _ in range(2))
+        x = ggml.scale(ctx, w.set_param(), 2.0).set_name("x")
+        part = ggml.view_2d(ctx, x, 8, 2, x.nb[1], 0)
+        squares = ggml.sqr(ctx, part if late else ggml.cpy(ctx, ggml.sqr(ctx, c), x))
+        loss = ggml.sum(ctx, squares.set_name("squares"))
+        if late:
+            after = ggml.cpy(ctx, ggml.view_2d(ctx, c, 8, 1, c.nb[1], 0), ggml.view_2d(
+                ctx, x, 8, 1, x.nb[1], x.nb[1]))  # fmt: skip
+            loss = ggml.add(ctx, loss, ggml.sum(ctx, after.set_name("second row")))
+        else:
+            loss = ggml.add(ctx, loss, ggml.sum(ctx, w))
+        graph = CGraph()
+        graph.build_forward_expand(loss.set_loss())
+        ggml.build_backward_expand(ctx, graph)
+        return graph
+
+    expand(late=False)  # reads what was written
+    with pytest.raises(UnsupportedOp, match=r"'second row' = CPY overwrites .*'squares' = SQR"):
+        expand(late=True)
 
 
 def test_the_backward_part_has_its_own_colour() -> None:

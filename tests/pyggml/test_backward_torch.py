@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 
 GPT2 = Path(__file__).parents[2] / "docs" / "examples" / "gpt2.py"
 IDS = np.array([3, 0, 3, 1], np.int32)
+FUTURE = np.triu(np.full((70, 70), -np.inf, np.float32), 1)
 
 
 def gradients(ctx: Context, loss: Tensor, params: dict[str, Tensor]) -> dict[str, Array]:
@@ -50,6 +51,13 @@ OPS: dict[str, tuple[tuple[tuple[int, ...], ...], Ours, Callable[..., Any]]] = {
         ((2, 4, 9),),
         lambda ctx, x: ggml.soft_max_ext(ctx, x, None, 0.3),
         lambda x: F.softmax(0.3 * x, -1),
+    ),
+    "attention": (
+        ((2, 4, 70, 16), (2, 2, 70, 16), (2, 2, 70, 16)),
+        lambda ctx, q, k, v: ggml.permute(
+            ctx, ggml.flash_attn_ext(ctx, q, k, v, ctx.from_numpy(FUTURE), 0.25), 0, 2, 1, 3
+        ),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     ),
     "get_rows": (
         ((5, 7),),
@@ -96,7 +104,7 @@ def test_ops(name: str) -> None:
 
     sources = {str(i): ctx.from_numpy(a) for i, a in enumerate(arrays)}
     out = ours(ctx, *sources.values())
-    loss = ggml.sum(ctx, ggml.mul(ctx, out, ctx.from_numpy(weights)))
+    loss = ggml.sum(ctx, ggml.mul(ctx, ggml.cont(ctx, out), ctx.from_numpy(weights)))
     found = gradients(ctx, loss, sources)
     for got, want in zip(found.values(), wanted, strict=True):
         assert got == pytest.approx(want.grad.numpy(), rel=1e-5, abs=1e-5)

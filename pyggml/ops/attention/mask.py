@@ -16,6 +16,7 @@ from ..op import (
     F32,
     Array,
     Op,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -40,6 +41,14 @@ def _infer_diag(x: Tensor) -> Out:
     return Out(F32, (x.ne[0], x.ne[0], x.ne[2], x.ne[3]))
 
 
+def _diag_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    x, dy = y.src[0], ops.contiguous(dy)
+    assert x is not None
+    nb0, nb1, nb2, nb3 = dy.nb
+    out: Tensor = ops.view(dy, ne=x.ne, nb=(nb0 + nb1, nb2, nb2, nb3))
+    return out
+
+
 DIAG = define_op(
     "DIAG",
     src=("x",),
@@ -55,6 +64,7 @@ DIAG = define_op(
     ],
     exact=True,
     doc="Matrices with `x` on their diagonals and zeros elsewhere.",
+    gradients={"x": _diag_gradient},
 )
 
 
@@ -157,6 +167,7 @@ TRI = define_op(
     ],
     exact=True,
     doc="One triangle of each matrix, with (`_diag`) or without the diagonal; zeros elsewhere.",
+    gradients={"x": lambda ops, y, dy: ops.tri(dy, kind=y.op_params["kind"])},
 )
 
 

@@ -249,7 +249,7 @@ def _gradient_of_kernel(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     seen = ops.im2col(a, ops.contiguous(b), **y.op_params)
     k, places = seen.ne[0], seen.nrows
     seen = ops.reshape(seen, ne=(k, places, 1, 1))
-    return ops.reshaped(ops.out_prod(seen, _rows(ops, dy)), a)
+    return ops.reshaped(ops.out_prod(seen, ops.once(_rows, dy)), a)
 
 
 def _gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     assert a is not None
     k = a.nelements // oc
     kernel = ops.reshape(ops.contiguous(a), ne=(k, oc, 1, 1))
-    seen = ops.out_prod(kernel, ops.transpose(_rows(ops, dy)))  # [k, ow * oh * n]
+    seen = ops.out_prod(kernel, ops.transpose(ops.once(_rows, dy)))  # [k, ow * oh * n]
     seen = ops.reshape(seen, ne=(k, ow, oh, n))
     return ops.im2col_back(seen, a, **_back_params(y))
 

@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...rounding import ceil_div
 from ...tensor import Dims, Tensor
-from ..op import F32, Array, Cost, Out, arg, case, define_op, require, source
+from ..op import F32, Array, Cost, OpBuilders, Out, arg, case, define_op, require, source
 
 __all__ = ["interpolate", "upscale", "win_part", "win_unpart"]
 
@@ -94,6 +95,22 @@ def _upscale(x: Array, ne: Dims, mode: str, align_corners: bool) -> Array:
     return x
 
 
+def _upscale_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """Sums of the results that took an element: of whole blocks of them."""
+    x, p = y.src[0], y.op_params
+    assert x is not None
+    (w, h, *rest), (ow, oh, *more) = x.ne, y.ne
+    if p["mode"] != "nearest" or ow % w or oh % h or rest != more:
+        raise UnsupportedOp(
+            f"UPSCALE: {p['mode']} from {x.ne} to {y.ne} has no gradient; nearest has one where "
+            "width and height are multiples and the rest stays"
+        )
+    k0, k1 = ow // w, oh // h
+    means = ops.pool_2d(dy, pool="avg", k0=k0, k1=k1, s0=k0, s1=k1)
+    out: Tensor = ops.scale(means, s=float(k0 * k1))
+    return out
+
+
 _UP = (
     (arg(1, 1), (3, 2, 1, 1)),
     (arg(5, 7, 3, 2), (10, 14, 3, 2)),
@@ -122,6 +139,7 @@ UPSCALE = define_op(
     ],
     max_nmse=lambda node: 0.0 if node.op_params["mode"] == "nearest" else 1e-7,
     doc="Other sizes: the nearest element, or a mean of the nearest ones of each image.",
+    gradients={"x": _upscale_gradient},
 )
 
 
@@ -181,6 +199,9 @@ WIN_PART = define_op(
     exact=True,
     cost=lambda node: Cost(2 * node.nbytes),
     doc="Cuts images into windows of `w` by `w` elements, padded with zeros.",
+    gradients={
+        "x": lambda ops, y, dy: ops.win_unpart(dy, w0=y.src[0].ne[1], h0=y.src[0].ne[2]),
+    },
 )
 
 
@@ -229,6 +250,7 @@ WIN_UNPART = define_op(
     exact=True,
     cost=lambda node: Cost(2 * node.nbytes),
     doc="Puts windows together to an image again: the inverse of WIN_PART.",
+    gradients={"x": lambda ops, y, dy: ops.win_part(dy, w=y.src[0].ne[1])},
 )
 
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...tensor import Tensor
-from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
+from ..op import F16, F32, FLOATS, Array, OpBuilders, Out, arg, case, define_op, require, source
 from .conv import conv_size, patches
 
 __all__ = ["pool_1d", "pool_2d", "pool_2d_back"]
@@ -59,6 +60,15 @@ def _pool_1d(x: Array, pool: str, k0: int, s0: int, p0: int) -> Array:
     return np.divide(out, inside, out=np.zeros_like(out), where=inside > 0)
 
 
+def _gradient_1d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """That of POOL_2D with windows of height 1, where a mean at the border is the same."""
+    p = y.op_params
+    if p["pool"] == "avg" and p["p0"]:
+        raise UnsupportedOp("POOL_1D: a mean with padding has no gradient")
+    out: Tensor = ops.pool_2d_back(dy, y.src[0], **p, k1=1, s1=1, p1=0)
+    return out
+
+
 _DEFAULTS = {"k0": 2, "s0": 2, "p0": 0}
 
 POOL_1D = define_op(
@@ -77,6 +87,7 @@ POOL_1D = define_op(
         )
     ],
     doc="The largest element or the mean of the elements in windows along each row.",
+    gradients={"x": _gradient_1d},
 )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ HADAMARD = define_op(
     ],
     inplace_ok=True,
     doc="Each `n` elements of a row times the orthonormal Walsh-Hadamard matrix.",
+    gradients={"x": lambda ops, y, dy: ops.hadamard(dy, n=y.op_params["n"])},
 )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...tensor import Dims, Tensor
-from ..op import F32, Array, Out, arg, case, define_op, require, same, source
+from ..op import F32, Array, OpBuilders, Out, arg, case, define_op, require, same, source
 
 __all__ = ["pad", "pad_circular", "pad_ext", "pad_reflect_1d", "roll"]
 
@@ -32,6 +33,17 @@ def _pad(a: Array, left: Dims, right: Dims, circular: bool) -> Array:
     return np.pad(a, width, mode="wrap") if circular else np.pad(a, width)
 
 
+def _pad_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    if y.op_params["circular"]:
+        raise UnsupportedOp("PAD: circular padding has no gradient")
+    a = y.src[0]
+    assert a is not None
+    dy = ops.contiguous(dy)
+    offset = sum(n * nb for n, nb in zip(y.op_params["left"], dy.nb, strict=True))
+    out: Tensor = ops.view(dy, ne=a.ne, nb=dy.nb, offset=offset)
+    return out
+
+
 PAD = define_op(
     "PAD",
     src={"a": source(F32)},
@@ -51,6 +63,7 @@ PAD = define_op(
     ],
     exact=True,
     doc="Zeros (`circular`: the other end) before and after `a` in each dimension.",
+    gradients={"a": _pad_gradient},
 )
 
 
@@ -135,6 +148,9 @@ ROLL = define_op(
     ],
     exact=True,
     doc="Each dimension moved on by `shift`; what leaves at one end comes in at the other.",
+    gradients={
+        "a": lambda ops, y, dy: ops.roll(dy, shift=tuple(-n for n in y.op_params["shift"])),
+    },
 )
 
 

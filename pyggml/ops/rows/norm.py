@@ -7,15 +7,17 @@ y = mul(ctx, rms_norm(ctx, x, 1e-5), weight)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from ...context import Context
+from ...errors import UnsupportedOp
 from ...rounding import ceil_div
 from ...tensor import Tensor
-from ..op import F32, Array, Case, Op, Out, arg, case, define_op, require, same, source
+from ..op import F32, Array, Case, Op, OpBuilders, Out, arg, case, define_op, require, same, source
 
 __all__ = ["group_norm", "l2_norm", "norm", "norm_back", "rms_norm", "rms_norm_back"]
 
@@ -156,6 +158,16 @@ def _l2_norm(x: Array, eps: float) -> Array:
     return x / np.maximum(length, eps)
 
 
+def _l2_norm_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """``(dy - y (y dy)) / length``, but ``dy / eps`` of a row that is not longer than eps."""
+    eps = y.op_params["eps"]
+    length = ops.sqrt(ops.sum_rows(ops.sqr(y.src[0])))
+    is_longer = ops.unary(ops.scale(length, b=-eps), kind="step")
+    along = ops.mul(ops.sum_rows(ops.mul(dy, y)), is_longer)
+    out: Tensor = ops.div(ops.sub(dy, ops.mul(y, along)), ops.clamp(length, min=eps, max=math.inf))
+    return out
+
+
 L2_NORM = define_op(
     "L2_NORM",
     src={"x": source(F32)},
@@ -170,6 +182,7 @@ L2_NORM = define_op(
         case(arg(576, 512), eps=1e-5, perf=True),
     ],
     doc="Rows divided by their length, but by `eps` at least.",
+    gradients={"x": _l2_norm_gradient},
 )
 
 
@@ -193,6 +206,17 @@ def _group_norm(x: Array, n_groups: int, eps: float) -> Array:
     return out
 
 
+def _group_norm_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    x, n_groups = y.src[0], y.op_params["n_groups"]
+    assert x is not None
+    w, h, channels, n = x.ne
+    if channels % n_groups:
+        raise UnsupportedOp(f"GROUP_NORM: {n_groups} groups of {channels} channels differ in size")
+    rows = (w * h * channels // n_groups, n_groups, n, 1)
+    dy, x = (ops.reshape(ops.contiguous(t), ne=rows) for t in (dy, x))
+    return ops.reshaped(ops.norm_back(dy, x, eps=y.op_params["eps"]), y)
+
+
 GROUP_NORM = define_op(
     "GROUP_NORM",
     src={"x": source(F32)},
@@ -209,6 +233,7 @@ GROUP_NORM = define_op(
         case(arg(64, 64, 32), n_groups=32, perf=True),
     ],
     doc="Groups of channels (`ne[2]`) without their mean, divided by the root of their variance.",
+    gradients={"x": _group_norm_gradient},
 )
 
 

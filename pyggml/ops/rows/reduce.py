@@ -200,6 +200,9 @@ CUMSUM = define_op(
         case(arg(576, 512), perf=True),
     ],
     doc="The sums of each row's first elements: one, two, and so on.",
+    gradients={  # the sums of the last elements
+        "x": lambda ops, y, dy: ops.add(ops.sub(dy, ops.cumsum(dy)), ops.sum_rows(dy)),
+    },
 )
 
 

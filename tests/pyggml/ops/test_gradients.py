@@ -30,6 +30,10 @@ from ..float64 import Array, evaluate
 from .harness import random_values
 
 F32, I32 = GGMLType.F32, GGMLType.I32
+# Ops of which some kinds or sizes have no gradient
+PARTIAL = ("UNARY", "GLU", "PAD", "POOL_1D", "UPSCALE", "GROUP_NORM", "FLASH_ATTN_EXT")
+# Error of a gradient of 0: 1e-7, but more for sums that cancel (of attention to one key)
+ROUNDING = {"FLASH_ATTN_EXT": 1e-6}
 MAX_ELEMENTS = 7000  # of a source
 VIEWS = [
     (OPS["RESHAPE"], case(arg(12, 5), ne=(3, 4, 5, 1))),
@@ -132,7 +136,7 @@ def test_gradient(op: Op, case: Case, backend: Backend) -> None:
     try:
         ggml.build_backward_expand(loss.ctx, loss.graph)
     except UnsupportedOp as error:
-        assert op.name in ("UNARY", "GLU") or case.params["inplace"]  # of a kind, or in place
+        assert op.name in PARTIAL or case.params["inplace"]
         pytest.skip(str(error))
     backend.graph_compute(loss.graph)
     for param in loss.params:
@@ -146,7 +150,7 @@ def test_gradient(op: Op, case: Case, backend: Backend) -> None:
             want = loss.slope(param, direction)
             length = np.linalg.norm(got[direction != 0]) * np.linalg.norm(direction)
             assert np.sum(got * direction) == pytest.approx(
-                want, rel=2e-4, abs=2e-5 * length + 1e-7
+                want, rel=2e-4, abs=2e-5 * length + ROUNDING.get(op.name, 1e-7)
             )
 
 
