@@ -76,7 +76,7 @@ def _run_chunk(ctl, queue, claim, me, made):
     """Run a claimed chunk, after the replica that it reads unless this thread has run it already.
 
     Args:
-        made: the replica that the thread ran last: its launch, epoch and phase.
+        made: the replica that the thread ran last: its launch and epoch.
 
     Returns:
         The same, updated.
@@ -86,8 +86,8 @@ def _run_chunk(ctl, queue, claim, me, made):
     scratch = i64_ptr(ctl + SCRATCH)[me]
     role = i64_ptr(queue)[1]
     i = i64_ptr(queue)[2] - (claim & MAX_CHUNKS)  # place in the thread's share
-    phase = claim >> 20
-    entry = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * (phase & END))
+    epoch = claim >> 36
+    entry = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * ((claim >> 20) & END))
     number = entry[P_LAUNCH]
     begins = header[H_BEGINS] + 8 * ((n + 1) * number + role)
     share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
@@ -98,10 +98,10 @@ def _run_chunk(ctl, queue, claim, me, made):
         share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
     launch = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * number)
     needs = launch[L_REPLICA]
-    if needs != 0 and (needs != made[0] or phase != made[1]):
+    if needs != 0 and (needs != made[0] or epoch != made[1]):
         first = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * needs)
         call_address(first[L_KERNEL], (first[L_NODE] + me * first[L_STRIDE], 0, 1, scratch))
-        made = needs, phase
+        made = needs, epoch
     node = launch[L_NODE] + me * launch[L_STRIDE]
     call_address(launch[L_KERNEL], (node, i64_ptr(begins)[0] + i, launch[L_CHUNKS], scratch))
     return made

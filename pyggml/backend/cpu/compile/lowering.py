@@ -219,13 +219,20 @@ class CpuLowering:
         for (traits, place), function in self._functions.items():
             traits.fill(place, function)
 
-    def take(self, size: int) -> WorkRange:
+    def take(self, size: int, beside: Tensor | None = None) -> WorkRange:
         """Work memory of ``size`` bytes for the current node.
 
         No other memory taken for this node overlaps it, nor does any earlier result that this node
         uses (``quantized``, ``known``).
+
+        Args:
+            beside: a source; no launch since the one that computes it uses the memory, so that all
+                nodes that read it can run at the same time.
         """
-        made = self.work.take(size, self._first)
+        before = self._first
+        if beside is not None:
+            before = min(before, self._producer.get(_same_rows(beside), before))
+        made = self.work.take(size, before)
         made.use(len(self.launches))
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,8 @@ class Layer:
             self.low[name] = k, m, pair
         self.kind = low
 
-    def run(
-        self, x: Array, scales: Array, n_threads: int = 1, fusion: bool = True
-    ) -> tuple[Array, list[str]]:
-        """The result, and the names of the kernels."""
-        ctx = Context()
+    def linear(self, ctx: Context, scales: Array) -> Callable[[str, Tensor], Tensor]:
+        """A function that multiplies with a matrix, and adds the changes by adapters."""
         given = ctx.from_numpy(scales), ctx.from_numpy(SPANS)
         gains = ctx.from_numpy(np.array([1, 0.5, 1, 2], np.float32))
 
@@ -81,7 +79,14 @@ class Layer:
                 t.buffer.set_tensor(t, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
             return ops.lora(ctx, y, low[1], *given, gains, low[0], x)
 
-        inp = ctx.from_numpy(x)
+        return linear
+
+    def run(
+        self, x: Array, scales: Array, n_threads: int = 1, fusion: bool = True
+    ) -> tuple[Array, list[str]]:
+        """The result, and the names of the kernels."""
+        ctx = Context()
+        linear, inp = self.linear(ctx, scales), ctx.from_numpy(x)
         gate, up = linear("gate", inp), linear("up", inp)
         down = linear("down", ops.swiglu_split(ctx, gate, up))
         node = ops.add(ctx, ops.add(ctx, down, ctx.from_numpy(self.bias)), inp)
@@ -118,3 +123,34 @@ def test_tokens_without_adapters_keep_their_bits(kind: GGMLType, buft: Any, adap
     same = [a.tobytes() == b.tobytes() for a, b in zip(plain, changed, strict=True)]
     assert same == [not row.any() for row in SCALES[:, [0, 1, 3]]]  # adapter 2 has no columns
     assert layer.run(X, SCALES, 1, False)[0].tobytes() == changed.tobytes()
+
+
+@kinds
+@pytest.mark.parametrize("n", [1, 4])
+def test_matrices_that_read_one_source_run_at_the_same_time(
+    kind: GGMLType, buft: Any, n: int
+) -> None:
+    """As queries, keys and values do: a phase for the products with A, one for the matrices."""
+    ctx = Context()
+    linear = Layer(kind, buft).linear(ctx, SCALES[:n])
+    x = ops.rms_norm(ctx, ctx.from_numpy(X[:n]), 1e-6)
+    made = [linear(name, x) for name in ("gate", "up", "gate")]
+    made += [ops.scale(ctx, y, 2.0) for y in made]
+    graph = CGraph()
+    for node in made:
+        graph.build_forward_expand(node)
+    found = []
+    for options in ({}, {"sequential": True}, {"fusion": False}):
+        for n_threads in (1, 2, 3):
+            args = graph, n_threads, get_pool().error_slot, WorkStore()
+            program = compile_program(*args, **options)
+            for node in made:
+                node.numpy()[...] = 0
+            get_pool().run(program)
+            found.append([node.numpy().tobytes() for node in made])
+            if not options:
+                phases = [{launch.kernel.name for launch in p.launches} for p in program.phases]
+                assert [x for x in phases if x & {"lora_factors", "mul_mat"}] == [
+                    {"lora_factors"}, {"mul_mat"}
+                ]  # fmt: skip
+    assert all(one == found[0] for one in found)

@@ -267,7 +267,7 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
         traits = weight_traits(lowering, a, ROW_TILES + 1 if plain else REG_TILE_1)
         if a.type in QUANTIZED:
             act = [lowering.quantized(x, a.type.block_size, add_quantize)]
-    out = lowering.take(n_rows * stride)
+    out = lowering.take(n_rows * stride, x)
     params = Factors(
         out=out.address,
         stride=stride,
@@ -283,7 +283,7 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
         lora_factors,
         node,
         params,
-        min(n_rows * ceil_div(rank, ROWS), macs // _MACS, 8 * lowering.n_threads),
+        min(n_rows * ceil_div(rank, ROWS), macs // _MACS, min(8, n_rows) * lowering.n_threads),
         src=(scales, spans, gains, a, x, ids),
         work=act,
         writes=out,
