@@ -1,6 +1,6 @@
 """Low-rank changes of matrices, and vectors added to layers, of several adapters in one graph.
 
-    bank = AdapterBank([lora.terms, other.terms], weights)
+    bank = AdapterBank([lora.terms, other.terms], weights, backends)
     b = GraphBuilder(hparams, weights, kv, 4, 4, adapters=bank)
     b.adapter_scales                               # F32 [2, 4], the factors of each token; 0: none
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.interface import Backend, Bytes, WeightUse
-from pyggml.buffer import HOST, HostBuffer
+from pyggml.buffer import HostBuffer
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.host import advise_hugepages
@@ -32,6 +32,7 @@ from pyggml.tensor import BufferType, Tensor
 Floats = npt.NDArray[Any]  # float32 or float16
 Values = npt.NDArray[Any]  # float32 or int32
 EMBEDDING = "token_embd.weight"
+_OUTPUT = "l_out-"  # of a layer, before its number
 _MAX_F16 = 65504.0
 
 
@@ -60,7 +61,7 @@ Terms = Mapping[str, LowRank]  # by the name of the tensor, or of a layer's outp
 
 def layer_output(i: int) -> str:
     """The name of the output of a layer, to which control vectors are added."""
-    return f"l_out-{i}"
+    return f"{_OUTPUT}{i}"
 
 
 class BankTerm(NamedTuple):
@@ -73,15 +74,15 @@ class BankTerm(NamedTuple):
 
 
 class AdapterBank:
-    """The matrices of some adapters, in host memory in the order in which a graph reads them.
+    """The matrices of some adapters, beside the tensors that they change, in the order of a graph.
 
-    Their type depends on the tensor that they change: F32 for F32, Q8_0 for quantized ones if
-    blocks of 32 fit, else F16. Values too large for F16 stay F32.
+    Their type depends on the tensor that they change: F32 for F32, on the CPU Q8_0 for quantized
+    ones if blocks of 32 fit, else F16. Values too large for F16 stay F32.
 
     Args:
         adapters: the terms of each, already checked against the model.
         weights: the model's.
-        backend: on which LORA runs.
+        backends: the devices that have the weights, the CPU last.
 
     Attributes:
         n: number of adapters.
@@ -92,81 +93,102 @@ class AdapterBank:
     """
 
     def __init__(
-        self, adapters: Sequence[Terms], weights: Mapping[str, Tensor], backend: Backend
+        self, adapters: Sequence[Terms], weights: Mapping[str, Tensor], backends: Sequence[Backend]
     ) -> None:
-        self.n, self._backend = len(adapters), backend
+        self.n, self._weights, self._backends = len(adapters), weights, backends
         self._contexts: dict[BufferType, Context] = {}
-        self._values: list[tuple[Tensor, Bytes]] = []
-        self._shared: dict[tuple[GGMLType, bytes], Tensor] = {}  # spans and gains
+        self._values: dict[Backend, list[tuple[Tensor, Bytes]]] = {}
+        self._shared: dict[tuple[Backend, GGMLType, bytes], Tensor] = {}  # spans and gains
         found = {name for terms in adapters for name in terms}
         names = [*(name for name in weights if name in found), *sorted(found - weights.keys())]
         parts = {name: [terms.get(name) for terms in adapters] for name in names}
-        types = {name: weights[name].type if name in weights else GGMLType.F32 for name in names}
-        a = {name: self._a(name, parts[name], types[name]) for name in names}
-        b = {name: self._b(name, parts[name], types[name]) for name in names}
+        a = {name: self._a(name, parts[name]) for name in names}
+        b = {name: self._b(name, parts[name]) for name in names}
         self.terms = {
-            name: BankTerm(a[name], b[name], *self._spans_and_gains(parts[name])) for name in names
+            name: BankTerm(a[name], b[name], *self._spans_and_gains(name, parts[name]))
+            for name in names
         }
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if isinstance(buffer, HostBuffer):
                 advise_hugepages(buffer.mem)
-        for _ in backend.set_weights(self._values):
-            pass
+        for backend, values in self._values.items():
+            for _ in backend.set_weights(values):
+                pass
         self._values.clear()
 
-    def _a(self, name: str, parts: Sequence[LowRank | None], kind: GGMLType) -> Tensor | None:
+    def _backend(self, name: str) -> Backend:
+        """The backend that has the tensor; of a layer's output, the layer's first one."""
+        weight = self._weights.get(name)
+        if name.startswith(_OUTPUT):
+            layer = f"blk.{name.removeprefix(_OUTPUT)}."
+            weight = next((w for key, w in self._weights.items() if key.startswith(layer)), None)
+        if weight is None or weight.buffer is None:
+            return self._backends[-1]
+        buft = weight.buffer.buft
+        return next((b for b in self._backends if b.supports_buft(buft)), self._backends[-1])
+
+    def _stored_type(self, name: str, values: Floats, in_blocks: bool) -> GGMLType:
+        """The type of matrices that change a tensor.
+
+        Args:
+            in_blocks: whether they can be Q8_0.
+        """
+        kind = self._weights[name].type if name in self._weights else GGMLType.F32
+        if kind is GGMLType.F32 or np.abs(values).max(initial=0) > _MAX_F16:
+            return GGMLType.F32
+        in_codes = kind.is_quantized and self._backend(name).device.kind == "cpu"
+        return GGMLType.Q8_0 if in_codes and in_blocks else GGMLType.F16
+
+    def _a(self, name: str, parts: Sequence[LowRank | None]) -> Tensor | None:
         given = [part.a for part in parts if part is not None and part.a is not None]
         if not given:
             return None
         a = np.concatenate(given, -1 if name == EMBEDDING else -2, dtype=np.float32)
         in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
-        return self._tensor(f"{name}.lora_a", _stored_type(a, kind, in_blocks), a)
+        kind = self._stored_type(name, a, in_blocks)
+        op = "GET_ROWS" if name == EMBEDDING else "LORA"
+        return self._tensor(self._backend(name), f"{name}.lora_a", kind, a, op)
 
-    def _b(self, name: str, parts: Sequence[LowRank | None], kind: GGMLType) -> Tensor:
+    def _b(self, name: str, parts: Sequence[LowRank | None]) -> Tensor:
         given = [_panels(part.b.astype(np.float32)) for part in parts if part is not None]
         b = np.concatenate(given, -2)
         in_blocks = all(part is None or part.rank % 2 == 0 for part in parts)
-        kind = _stored_type(b, kind, in_blocks)
+        kind = self._stored_type(name, b, in_blocks)
         if kind.is_quantized:  # two columns of 16 rows are a block
             b = b.reshape(*b.shape[:-2], -1, 2 * PANEL)
-        return self._tensor(f"{name}.lora_b", kind, b)
+        return self._tensor(self._backend(name), f"{name}.lora_b", kind, b)
 
-    def _spans_and_gains(self, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
-        """Tensors that all matrices with the same spans or gains share."""
+    def _spans_and_gains(self, name: str, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
+        """Tensors that all matrices of a backend with the same spans or gains share."""
+        backend = self._backend(name)
         spans = np.cumsum([0, *(0 if part is None else part.rank for part in parts)])
         gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
         made = []
         for values, kind in ((spans.astype(np.int32), GGMLType.I32), (gains, GGMLType.F32)):
-            key = kind, values.tobytes()
+            key = backend, kind, values.tobytes()
             if key not in self._shared:
-                self._shared[key] = self._tensor(kind.name, kind, values)
+                self._shared[key] = self._tensor(backend, kind.name, kind, values)
             made.append(self._shared[key])
         return made[0], made[1]
 
-    def _tensor(self, name: str, kind: GGMLType, values: Values) -> Tensor:
-        """A tensor of some values, which is allocated and filled at the end of ``__init__``."""
+    def _tensor(
+        self, backend: Backend, name: str, kind: GGMLType, values: Values, op: str = ""
+    ) -> Tensor:
+        """A tensor of some values, which is allocated and filled at the end of ``__init__``.
+
+        Args:
+            op: the only one that reads it, in any of its layouts; else it has the plain layout.
+        """
         data = values if kind is GGMLType.I32 else quantize(values, kind)
-        op = "GET_ROWS" if name.startswith(EMBEDDING) else "LORA"
         a, b, c, d = (*values.shape[::-1], 1, 1, 1)[:4]
-        ne = a, b, c, d
-        layouts = self._backend.layouts(WeightUse(kind, ne, frozenset([op])))
-        buft = layouts[0].buft if name.endswith(".lora_a") else HOST
+        ne, buft = (a, b, c, d), backend.buffer_type()
+        if op:
+            buft = backend.layouts(WeightUse(kind, ne, frozenset([op])))[0].buft
         ctx = self._contexts.setdefault(buft, Context(no_alloc=True))
         tensor = ctx.new_tensor(kind, ne).set_name(name)
-        self._values.append((tensor, data.reshape(-1).view(np.uint8)))
+        self._values.setdefault(backend, []).append((tensor, data.reshape(-1).view(np.uint8)))
         return tensor
-
-
-def _stored_type(values: Floats, kind: GGMLType, in_blocks: bool) -> GGMLType:
-    """The type of matrices that change a tensor of type ``kind``.
-
-    Args:
-        in_blocks: whether they can be Q8_0.
-    """
-    if kind is GGMLType.F32 or np.abs(values).max(initial=0) > _MAX_F16:
-        return GGMLType.F32
-    return GGMLType.Q8_0 if kind.is_quantized and in_blocks else GGMLType.F16
 
 
 def _panels(b: Floats) -> Floats:

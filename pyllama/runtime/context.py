@@ -144,7 +144,7 @@ class Context:
             bank = None
             if adapters:
                 terms = [one.terms for one in adapters]
-                bank = AdapterBank(terms, self._weights, self.sched.backends[-1])
+                bank = AdapterBank(terms, self._weights, self.sched.backends)
             before, self._bank = self._bank, bank
             try:
                 if bank is not None:

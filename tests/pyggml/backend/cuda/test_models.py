@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
+from pyllama.runtime.adapters import load_control_vector, load_lora
 from pyllama.sparsity.division import Placements, Share
 from pyllama.sparsity.inventory import NeuronRows
 from pyllama.sparsity.placement import NeuronSplit, Placement
 from pyllama.sparsity.plan import MemoryBudget, read_needs
 
+from ....pyllama.adapters import adaptable, random_terms, write_lora, write_vector
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
 
@@ -77,6 +80,29 @@ def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:
         for context in (there, here):
             context.decode(Batch(tokens))
         np.testing.assert_allclose(there.logits, here.logits, atol=1e-3)
+
+
+@pytest.mark.parametrize(("type", "n_gpus"), [("F32", 1), ("F32", 2), ("F16", 1), ("Q4_0", 1)])
+def test_adapters_on_gpus_give_the_cpus_logits(tmp_path: Path, type: str, n_gpus: int) -> None:
+    """A LoRA of all matrices and a control vector, for some of the tokens."""
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
+    terms = random_terms(adaptable(Model.load(path)), SPEC.n_vocab)
+    lora = write_lora(tmp_path / "a.gguf", "llama", terms)
+    vector = write_vector(tmp_path / "v.gguf", SPEC.n_embd, SPEC.n_layer)
+    scales = np.array([[0, 0], [1, 0.5], [0.5, 0], [0, 1], [1, 1]], np.float32)
+    gpus, found = [gpu(i) for i in range(n_gpus)], []
+    for devices in (gpus, None):
+        model = Model.load(path, devices=devices)
+        context = Context(model, n_ctx=64, n_threads=1, **EXACT)
+        context.set_adapters([load_lora(lora, model), load_control_vector(vector, model)])
+        for n in (len(PROMPT), 1):
+            context.decode(Batch(PROMPT[:n], logits="all", adapters=scales[-n:]))
+            found.append(context.logits.copy())
+    for there, here in zip(found[:2], found[2:], strict=True):
+        assert np.abs(there - here).max() < (1e-4 if type == "F32" else 0.1)
+    counts = sum((one.driver.counts.launches for one in gpus), Counter[str]())
+    n_changes = sum(n for name, n in counts.items() if "lora_changes" in name)
+    assert n_changes >= 2 * sum(name.startswith("blk.") for name in (*terms, "blk.1: vector"))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
