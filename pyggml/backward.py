@@ -10,13 +10,16 @@ Each op declares its gradients (``ops/op.py``). They are nodes like any other: p
 computed and drawn with the rest. Nothing is computed here.
 
 With ``grad_accs`` each compute adds gradients to tensors of the caller, which ``graph.reset()``
-sets to 0: micro-batches add up to a batch.
-Source: ggml, ``ggml_build_backward_expand``.
+sets to 0: micro-batches add up to a batch. Nodes in ``recomputed`` need no memory between the two
+parts: gradients read copies of them, which are computed again from what is kept.
+Source: ggml, ``ggml_build_backward_expand``; Chen et al. 2016, "Training Deep Nets with Sublinear
+Memory Cost".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import copy
 
 from .cgraph import CGraph
 from .context import Context
@@ -29,7 +32,10 @@ _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
 def build_backward_expand(
-    ctx: Context, graph: CGraph, grad_accs: Mapping[Tensor, Tensor] | None = None
+    ctx: Context,
+    graph: CGraph,
+    grad_accs: Mapping[Tensor, Tensor] | None = None,
+    recomputed: Collection[Tensor] = (),
 ) -> None:
     """Append the gradients of all losses with respect to all parameters of a forward graph.
 
@@ -37,6 +43,8 @@ def build_backward_expand(
         ctx: gets the new tensors.
         grad_accs: by parameter or other node, an F32 tensor with memory to which its gradient is
             added; by loss, a tensor with the gradient to start from (1 for losses without one).
+        recomputed: nodes of the forward part that are computed again where gradients read them,
+            such as those of a layer but its output. Nodes that write in place are kept.
 
     Raises:
         PyggmlError: the graph has no parameter or no loss, or has its gradients already.
@@ -48,6 +56,7 @@ def build_backward_expand(
     graph.n_forward = len(graph.nodes)
     graph.grad_accs = dict(grad_accs or {})
     ops, needed, writers = OpBuilders(ctx), _needed(graph), _writers(graph)
+    copies = _recomputing_copies(graph, set(recomputed))
     for node in graph.nodes[::-1]:
         first = len(graph.nodes)
         dy = graph.grads.get(node)
@@ -59,7 +68,7 @@ def build_backward_expand(
         elif dy is not None and acc is not None:
             _set_grad(graph, node, _added_in_place(ops, acc, dy))
         if dy is not None and node in needed:
-            _expand_sources(ops, graph, node, dy, needed)
+            _expand_sources(ops, graph, node, dy, needed, copies)
             for added in graph.nodes[first:] if writers else ():
                 _check_sources(added, node, writers)
 
@@ -92,13 +101,47 @@ def _needed(graph: CGraph) -> set[Tensor]:
     return needed
 
 
+def _writes_in_place(node: Tensor) -> bool:
+    assert node.op is not None
+    return node.view_src is not None and not node.op.is_view
+
+
+def _recomputing_copies(graph: CGraph, recomputed: set[Tensor]) -> dict[Tensor, Tensor]:
+    """What gradients read in place of a node: a copy, if it or a source of it is recomputed.
+
+    A copy of a node that is kept only leads to the copies of its sources. What no gradient reads
+    is not computed again.
+    """
+    sources: dict[Tensor, Tensor] = {}  # what copies read in place of a node
+    copies: dict[Tensor, Tensor] = {}
+    for node in graph.nodes if recomputed else ():
+        if node.op is None:
+            continue
+        again = node in recomputed and not _writes_in_place(node)
+        src = tuple(s if s is None else sources.get(s, s) for s in node.src)
+        if again or src != node.src:
+            copies[node] = twin = copy(node)
+            twin.src, twin.flags = src, Flag.NONE
+            twin.set_name(f"{node.name} (recomputed)")
+            if node.view_src is not None:
+                twin.view_src = sources.get(node.view_src, node.view_src)
+            if again:
+                sources[node] = twin
+    return copies
+
+
 def _expand_sources(
-    ops: OpBuilders, graph: CGraph, node: Tensor, dy: Tensor, needed: set[Tensor]
+    ops: OpBuilders,
+    graph: CGraph,
+    node: Tensor,
+    dy: Tensor,
+    needed: set[Tensor],
+    copies: Mapping[Tensor, Tensor],
 ) -> None:
     """Add a node's term of the chain rule to the gradients of its sources."""
     if node.op is None:
         return
-    in_place = node.view_src is not None and not node.op.is_view and node.op.name != "CPY"
+    in_place = _writes_in_place(node) and node.op.name != "CPY"
     for name, source in zip(node.op.src, node.src, strict=False):
         if source is None or source not in needed:
             continue
@@ -109,7 +152,7 @@ def _expand_sources(
                 f"'{node.name}' = {node.op.name} {what}has no gradient for its source {name} "
                 f"'{source.name}', which depends on a parameter"
             )
-        dx = rule(ops, node, dy)
+        dx = rule(ops, copies.get(node, node), dy)
         if dx is not None:
             if not dx.is_contiguous_rows():
                 dx = ops.cont(dx)

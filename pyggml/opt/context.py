@@ -13,10 +13,12 @@ Source: ggml-opt, ``ggml_opt_init``, ``ggml_opt_eval``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..alloc import GraphAllocator, alloc_ctx_tensors
 from ..backend.interface import Backend, Program
@@ -24,7 +26,7 @@ from ..backward import build_backward_expand
 from ..cgraph import CGraph
 from ..context import Context
 from ..dtype import GGMLType
-from ..errors import PyggmlError, ShapeError
+from ..errors import AllocError, PyggmlError, ShapeError
 from ..ops.op import OpBuilders
 from ..tensor import Flag, Tensor
 from .optimizer import AdamW, Optimizer
@@ -37,9 +39,16 @@ def _mean_squared_error(ops: OpBuilders, y: Tensor, labels: Tensor) -> Tensor:
     return ops.scale(total, s=1 / y.nelements)
 
 
+def _binary_cross_entropy(ops: OpBuilders, y: Tensor, labels: Tensor) -> Tensor:
+    """The mean of ``-log sigmoid(y)`` where the label is 1, ``-log(1 - sigmoid(y))`` where 0."""
+    total: Tensor = ops.sum(ops.sub(ops.unary(y, kind="softplus"), ops.mul(y, labels)))
+    return ops.scale(total, s=1 / y.nelements)
+
+
 # (ops, outputs, labels) -> loss
 LOSSES: dict[str, Callable[[OpBuilders, Tensor, Tensor], Tensor]] = {
     "cross_entropy": lambda ops, y, labels: ops.cross_entropy_loss(y, labels),
+    "binary_cross_entropy": _binary_cross_entropy,
     "mean_squared_error": _mean_squared_error,
     "mean": lambda ops, y, labels: ops.scale(ops.sum(y), s=1 / y.nelements),
     "sum": lambda ops, y, labels: ops.sum(y),
@@ -82,15 +91,21 @@ class OptContext:
         period: micro-batches of an optimizer's step.
         step: number of optimizer steps done.
         grad_norm: the L2 norm of all gradients before scaling; None without ``max_norm``.
+        size_bytes: memory of gradients, moments and results of nodes, without parameters.
+        weight: factor of a micro-batch's gradients, 1 unless it is set; ``epoch`` sets it so that
+            rows with a label count alike, however many rows of a batch have none.
 
     Args:
         ctx: gets the new tensors; ``no_alloc``.
         inputs: a leaf without memory.
+        recomputed: nodes whose values are not kept for the gradients but computed again, see
+            ``build_backward_expand``.
 
     Raises:
         PyggmlError: no parameter, one without name or memory, two of one name, a reserved name, an
             unknown loss; the loss depends on no parameter.
         ShapeError: ``n_batch`` is no multiple of the inputs' data points.
+        AllocError: too little memory.
         UnsupportedOp: as ``build_backward_expand``.
     """
 
@@ -101,6 +116,7 @@ class OptContext:
         inputs: Tensor,
         outputs: Tensor,
         params: OptParams | None = None,
+        recomputed: Collection[Tensor] = (),
     ) -> None:
         p = params or OptParams()
         if p.loss not in LOSSES:
@@ -119,12 +135,16 @@ class OptContext:
         self.params = self._named_params()
         ends = [len(self.graph)]
         accs = {w: self._like(w, "acc") for w in self.params.values()} if self.period > 1 else {}
-        build_backward_expand(ctx, self.graph, accs)
+        self.weight = self._static.new_tensor(F32, self.loss.ne).set_name("weight").set_input()
+        build_backward_expand(ctx, self.graph, {**accs, self.loss: self.weight}, recomputed)
         ends.append(len(self.graph))
         self._add_steps(p.max_norm)
         ends.append(len(self.graph))
-        alloc_ctx_tensors(self._static, backend.buffer_type())
-        GraphAllocator(backend.buffer_type()).alloc_graph(self.graph)
+        allocator = GraphAllocator(backend.buffer_type())
+        static = alloc_ctx_tensors(self._static, backend.buffer_type())
+        allocator.alloc_graph(self.graph)
+        self.size_bytes = static.size + allocator.buffer_size
+        self._check_memory()
         self._ends, self._programs = ends, dict[int, Program]()
         self.reset()
 
@@ -147,14 +167,23 @@ class OptContext:
         """Forget the gradients of an unfinished batch: the next micro-batch starts a new one."""
         self._done = 0
 
+    def set_inputs(self, points: npt.NDArray[Any]) -> None:
+        """Write the data points of a micro-batch; a model with more inputs has a method of its own.
+
+        Shape:
+            points [data points, ...]
+        """
+        self.inputs.set(points.reshape(self.inputs.shape))
+
     def eval(self, train: bool) -> None:
         """Compute loss and predictions of the inputs; with ``train`` also gradients, or a step."""
         if not train:
             self._run(0)
             return
         if self._done == 0:
-            for acc in self.graph.grad_accs.values():
-                acc.set(np.zeros(acc.shape, np.float32))
+            for tensor, acc in self.graph.grad_accs.items():
+                if tensor is not self.loss:
+                    acc.set(np.zeros(acc.shape, np.float32))
         self._done = (self._done + 1) % self.period
         if self._done:
             self._run(1)
@@ -184,6 +213,16 @@ class OptContext:
             want, has_label = rows.argmax(-1), (rows != 0).any(axis=-1)
         right = (pred.ravel() == want) & has_label
         return int(right[:n_rows].sum()), int(has_label[:n_rows].sum())
+
+    def _check_memory(self) -> None:
+        """Check that there is memory for what was allocated, but not used yet."""
+        memory = self._backend.memory()
+        if memory is not None and self.size_bytes > memory[0]:
+            need, free = (n / 2**30 for n in (self.size_bytes, memory[0]))
+            raise AllocError(
+                f"training needs {need:.2f} GiB for gradients, moments and results of nodes, "
+                f"{self._backend.name} has {free:.2f} GiB free; use a smaller micro-batch"
+            )
 
     def _run(self, part: int) -> None:
         """Run the forward nodes (0), with the backward ones (1), with the steps (2)."""

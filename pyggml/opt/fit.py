@@ -32,30 +32,27 @@ class OptResult:
 
     Attributes:
         is_mean: whether a loss is a mean; else it is a sum.
-        losses: of each micro-batch, the loss and the number of data points.
+        n_data: data points visited.
+        losses: of each micro-batch, the loss and the number of rows that have a label (all, if
+            labels are no classes).
         pred: predicted classes, in the order in which data were visited.
         n_correct, n_labels: number of right classes, and of rows that have a label.
     """
 
     is_mean: bool = True
+    n_data: int = 0
     losses: list[tuple[float, int]] = field(default_factory=list)
     pred: list[int] = field(default_factory=list)
     n_correct: int = 0
     n_labels: int = 0
 
     @property
-    def n_data(self) -> int:
-        """Data points visited."""
-        return sum(n for _, n in self.losses)
-
-    @property
     def loss(self) -> float:
-        """The mean of ``losses``, weighted by data points, or their sum; NaN before the first."""
-        if not self.losses:
-            return math.nan
-        if not self.is_mean:
+        """The mean of ``losses``, weighted by rows, or their sum; NaN before the first."""
+        n_rows = sum(n for _, n in self.losses)
+        if n_rows and not self.is_mean:
             return sum(loss for loss, _ in self.losses)
-        return sum(loss * n for loss, n in self.losses) / self.n_data
+        return sum(loss * n for loss, n in self.losses) / n_rows if n_rows else math.nan
 
     @property
     def accuracy(self) -> float:
@@ -116,6 +113,8 @@ def epoch(
     result, start, of = OptResult(trainer.is_mean), time.monotonic(), -(-len(places) // n)
     for i in range(of):
         some = places[n * i : n * (i + 1)]
+        if train and i % trainer.period == 0:
+            trainer.weight.set([_weight(trainer, dataset, places[n * i :][:batch])])
         _set_batch(trainer, dataset, some)
         trainer.eval(train)
         _note(trainer, result, len(some))
@@ -178,10 +177,20 @@ def _check(trainer: OptContext, dataset: Dataset) -> None:
             )
 
 
+def _weight(trainer: OptContext, dataset: Dataset, places: Array) -> float:
+    """The factor that makes the gradients of a batch those of the mean over rows with a label."""
+    if not trainer.is_class_labels:
+        return 1.0
+    assert dataset.labels is not None
+    labels = dataset.labels[places]
+    n = np.count_nonzero(labels.astype(np.int64) >= 0)
+    return float(labels.size / n) if n else 0.0
+
+
 def _set_batch(trainer: OptContext, dataset: Dataset, places: Array) -> None:
     """Write a micro-batch; missing data points are zeros without a label."""
     missing = trainer.n_micro_batch - len(places)
-    trainer.inputs.set(_padded(dataset.data[places], missing, 0).reshape(trainer.inputs.shape))
+    trainer.set_inputs(_padded(dataset.data[places], missing, 0))
     if trainer.labels is not None:
         assert dataset.labels is not None
         labels = dataset.labels[places]
@@ -204,10 +213,12 @@ def _note(trainer: OptContext, result: OptResult, n: int) -> None:
             f"the loss is {loss} after {trainer.step} steps: lower the learning rate, or check the "
             "data"
         )
-    result.losses.append((loss * trainer.n_micro_batch / n, n))
+    rows = trainer.outputs.nrows // trainer.n_micro_batch * n
+    n_correct, n_labels = trainer.count_correct(rows)
+    n_rows = n_labels if trainer.is_class_labels else rows
+    result.n_data += n
+    result.losses.append((loss * trainer.outputs.nrows / max(1, n_rows), n_rows))
     if trainer.pred is not None:
-        rows = trainer.outputs.nrows // trainer.n_micro_batch * n
         result.pred += trainer.pred.bytes().view(np.int32)[:rows].tolist()
-        n_correct, n_labels = trainer.count_correct(rows)
         result.n_correct += n_correct
         result.n_labels += n_labels

@@ -193,6 +193,30 @@ def test_kernels_and_planned_memory_give_the_same_gradients_on_any_threads(
         assert np.abs(grad - exact).max() <= 2e-6 * np.abs(exact).max() + 1e-9
 
 
+def test_recomputed_nodes_give_the_same_bits_in_less_memory() -> None:
+    """What is kept is the layer's input; nothing that no gradient reads is computed again."""
+    found, sizes = [], []
+    for recompute in (False, True):
+        ctx = Context(no_alloc=True)
+        layer = Attention(ctx, n_tokens=48)
+        graph = layer.graph()
+        logits = graph.nodes[-1].src[0]
+        inner = [n for n in graph.nodes if n.op is not None and n not in (layer.loss, logits)]
+        ggml.build_backward_expand(ctx, graph, None, inner if recompute else ())
+        again = [n.name for n in graph.backward if n.name.endswith("(recomputed)")]
+        assert bool(again) is recompute and "loss (recomputed)" not in again
+        for param in layer.params.values():
+            graph.grads[param].set_output()
+        cpu = init_backend("cpu", n_threads=1)
+        sizes.append(ggml.GraphAllocator(cpu.buffer_type()).alloc_graph(graph).size)
+        layer.set()
+        cpu.graph_compute(graph)
+        found.append([graph.grads[p].bytes().tobytes() for p in layer.params.values()])
+        cpu.close()
+    assert found[0] == found[1]
+    assert sizes[1] <= sizes[0]
+
+
 def test_accumulated_gradients_add_up_until_reset() -> None:
     ctx = Context()
     w = ctx.from_numpy(np.array([2.0, 3.0], np.float32), "w").set_param()

@@ -12,7 +12,7 @@ import pyggml as ggml
 from pyggml import opt
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import ComputeError, GGUFError, PyggmlError, ShapeError
+from pyggml.errors import AllocError, ComputeError, GGUFError, PyggmlError, ShapeError
 
 F32 = GGMLType.F32
 RNG = np.random.default_rng(5)
@@ -173,6 +173,23 @@ def test_losses() -> None:
     )
 
 
+def test_rows_without_a_label_change_neither_the_mean_nor_the_step() -> None:
+    labels = np.where(RNG.uniform(0, 1, 96) < 0.4, CLASSES, -1).astype(np.int32)
+    chosen = labels >= 0
+    n = 8 * (np.count_nonzero(chosen) // 8)
+    few = opt.Dataset(POINTS[chosen][:n], labels[chosen][:n])
+    padded = opt.Dataset(POINTS, np.where(np.cumsum(chosen) <= n, labels, -1))
+    steps, losses = [], []
+    for data in (few, padded):
+        t = trainer(n_batch=len(data) // 8 * 8, optimizer=opt.SGD(0.5), max_norm=0.1)
+        losses.append(opt.epoch(t, data).loss)
+        opt.epoch(t, data, 0)
+        steps.append(weights(t))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name, w in steps[0].items():
+        np.testing.assert_allclose(w, steps[1][name], atol=1e-6)
+
+
 def test_evaluation_visits_all_data_and_changes_nothing() -> None:
     t = trainer()
     before = bits(t)
@@ -249,3 +266,9 @@ def test_what_does_not_fit_is_said() -> None:
         opt.epoch(trainer(), opt.Dataset(POINTS, CLASSES + 1), 0)
     with pytest.raises(ComputeError, match="the loss is nan after"):
         opt.epoch(trainer(), opt.Dataset(np.full_like(POINTS, np.nan), CLASSES), 0)
+
+
+def test_too_little_memory_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyggml.backend.cpu.backend.CpuBackend.memory", lambda self: (1 << 10, 1))
+    with pytest.raises(AllocError, match=r"training needs 0.00 GiB .* smaller micro-batch"):
+        trainer()
