@@ -34,6 +34,7 @@ COMMANDS = {
         "convert": ".commands.convert:command",
         "convert-lora": ".commands.adapters.convert_lora:command",
         "export-lora": ".commands.adapters.export_lora:command",
+        "finetune": ".commands.adapters.finetune:command",
         "quantize": ".commands.quantize:command",
         "imatrix": ".commands.imatrix:command",
         "cvector-generator": ".commands.adapters.cvector_generator:command",

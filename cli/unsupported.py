@@ -123,10 +123,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--context-file", "--chunk-size", "--chunk-separator", "--junk", "--pos",
         "--diffusion-steps", "--diffusion-visual", "--diffusion-eps", "--diffusion-algorithm",
         "--diffusion-alg-temp", "--diffusion-block-length", "--diffusion-cfg-scale",
-        "--diffusion-add-gumbel-noise", "-lr", "--learning-rate", "-lr-min",
-        "--learning-rate-min", "-decay-epochs", "--learning-rate-decay-epochs", "-wd",
-        "--weight-decay", "-val-split", "--val-split", "-epochs", "--epochs", "-opt",
-        "--optimizer",
+        "--diffusion-add-gumbel-noise",
     ),
 }  # fmt: skip
 

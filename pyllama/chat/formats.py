@@ -147,7 +147,7 @@ class ChatFormat:
     def _extended(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
         """A prompt with a text after it."""
         whole = prompt.text + text
-        return ChatPrompt(whole, self._encode(whole), prompt.stop)
+        return ChatPrompt(whole, self.encode(whole), prompt.stop)
 
     @property
     def source(self) -> str:
@@ -231,7 +231,7 @@ class ChatFormat:
         """
         check_values(values)
         text = self._text(messages, values)
-        return ChatPrompt(text, self._encode(text), self._stop())
+        return ChatPrompt(text, self.encode(text), self._stop())
 
     def _text(self, messages: Messages, values: Mapping[str, Any]) -> str:
         checked = [_checked(i, message) for i, message in enumerate(messages)]
@@ -250,7 +250,7 @@ class ChatFormat:
         except TemplateError:
             return False
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Tokens of a prompt, with BOS added unless the template has written it."""
         tokenizer = self._tokenizer
         tokens = tokenizer.encode(text, add_special=False, parse_special=True)
