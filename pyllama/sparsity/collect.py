@@ -59,7 +59,7 @@ def collect(
         ComputeError: as ``Context.decode``.
     """
     n_ctx = max(1, min(n_ctx, len(tokens), model.hparams.n_ctx_train))
-    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
+    chunks = text_chunks(model, tokens, n_ctx)[:n_chunks]
     if not chunks:
         raise BatchError("there are no tokens to evaluate: use a longer text or more chunks")
     whole = model.with_hparams(replace(model.hparams, sparse_threshold=-math.inf))
@@ -88,7 +88,8 @@ def collect(
     return counter.statistics(model)
 
 
-def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> list[list[int]]:
+def text_chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> list[list[int]]:
+    """A text in pieces of ``n_ctx`` tokens, each with BOS in place of its first if it needs one."""
     chunks = [list(tokens[i : i + n_ctx]) for i in range(0, len(tokens), n_ctx)]
     if model.tokenizer.add_bos and model.tokenizer.bos is not None:
         for chunk in chunks:
@@ -100,7 +101,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     """Return the nodes to watch, in order: the input of each layer's ReLU, and its scores."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     found: list[tuple[int, Tensor, int, str]] = []
-    for i, gate in _into_relu(model, graph):
+    for i, gate in relu_inputs(model, graph):
         found.append((order[gate], gate, i, "gate"))
         if i in model.hparams.predicted:
             scores = _scores(graph, i)
@@ -108,7 +109,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
 
 
-def _into_relu(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
+def relu_inputs(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
     """Yield the input of each layer's ReLU: the gate, or up without a gate, with bias."""
     gates: dict[int, Tensor] = {}
     for node in graph.nodes:

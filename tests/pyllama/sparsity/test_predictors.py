@@ -1,0 +1,93 @@
+"""Training of predictors: what they find, and that converted files use them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama import Model
+from pyllama.convert.files.torch_files import read_torch
+from pyllama.errors import ModelError
+from pyllama.inputs.budget import ReadBudget
+from pyllama.sparsity import predictors
+from pyllama.sparsity.predictors import (
+    THRESHOLD,
+    Pairs,
+    Predictor,
+    PredictorParams,
+    train_predictors,
+    write_predictors,
+)
+
+from ..models import Spec, random_weights, write_model
+
+SPEC = Spec(n_layer=2, n_ff=64)
+PARAMS = PredictorParams(rank=24, steps=150, n_batch=64, rate=1e-2, recall=0.9)
+TOKENS = np.random.default_rng(0).integers(3, 259, 640).tolist()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    weights = random_weights(SPEC)
+    path = tmp_path_factory.mktemp("relu") / "x.gguf"
+    act = {"llama.hidden_act": "relu"}
+    return Model.load(write_model(path, SPEC, weights, metadata=act), sparse="off")
+
+
+@pytest.fixture(scope="module")
+def trained(model: Model) -> list[Predictor]:
+    return list(train_predictors(model, TOKENS, PARAMS, n_ctx=64, n_threads=1))
+
+
+def test_predictors_find_the_active_neurons_with_few_others(trained: list[Predictor]) -> None:
+    assert [one.fc1.shape for one in trained] == [(24, 32)] * 2
+    for one in trained:
+        assert one.recall == pytest.approx(0.9, abs=0.01)
+        assert 0.3 < one.open < 0.7
+        assert one.active < one.open + 0.2  # by chance 0.9
+
+
+def test_layers_are_collected_in_parts_if_memory_is_short(
+    model: Model, trained: list[Predictor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictors, "available_memory", lambda: 1)
+    again = list(train_predictors(model, TOKENS, PARAMS, n_ctx=64, n_threads=2))
+    for one, other in zip(trained, again, strict=True):
+        assert one.fc1.tobytes() == other.fc1.tobytes()
+        assert one.fc2.tobytes() == other.fc2.tobytes()
+
+
+def test_the_folder_is_powerinfers(tmp_path: Path, trained: list[Predictor]) -> None:
+    write_predictors(tmp_path / "p", trained)
+    assert json.loads((tmp_path / "p" / "config.json").read_text()) == {
+        "sparse_threshold": THRESHOLD
+    }
+    stored = read_torch(tmp_path / "p" / "model_1.pt", ReadBudget())
+    np.testing.assert_array_equal(stored["fc2.weight"].read(), trained[1].fc2)
+
+
+def test_scores_are_scaled_to_the_threshold_of_the_file() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((200, 8)).astype(np.float32)
+    fc1, fc2 = np.eye(8, dtype=np.float32), rng.standard_normal((20, 8)).astype(np.float32)
+    active = np.maximum(x, 0) @ fc2.T > -0.5
+    one = predictors._calibrated(fc1, fc2, Pairs(x, active), 1.0, 0)
+    assert one.recall == 1 and one.active == pytest.approx(one.open, abs=0.01)
+    scores = np.maximum(x, 0) @ one.fc2.T
+    assert scores[active].min() == pytest.approx(THRESHOLD, rel=1e-5)
+    with pytest.raises(ModelError, match="use a larger recall"):
+        predictors._calibrated(fc1, fc2, Pairs(x, active), 0.5, 0)
+    with pytest.raises(ModelError, match="no neuron is active"):
+        predictors._calibrated(fc1, fc2, Pairs(x, active & False), 0.5, 0)
+
+
+def test_what_cannot_be_trained_is_said(model: Model) -> None:
+    with pytest.raises(ModelError, match="too few"):
+        next(train_predictors(model, TOKENS[:8], PARAMS))
+    silu = model.with_hparams(replace(model.hparams, hidden_act=""))
+    with pytest.raises(ModelError, match="no ReLU"):
+        next(train_predictors(silu, TOKENS[:64], PARAMS))
