@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+from .statements import statements
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -48,7 +50,7 @@ def test_imported_packages_are_dependencies() -> None:
     """All of them, so that a plain install is complete, except those of extras."""
     imported = set()
     for path in (p for name in ("pyggml", "pyllama", "cli") for p in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(path.read_text(encoding="utf-8")):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

@@ -12,6 +12,8 @@ import pytest
 from pyllama_cli.flags import FLAGS, PARAMETER, SETTINGS, in_flags
 from pyllama_cli.tool import all_flags
 
+from ..statements import statements
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,7 +21,7 @@ def messages() -> Iterator[tuple[str, str]]:
     """Yield the location and the text of each error raised in the library."""
     for package in ("pyggml", "pyllama"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in statements(path.read_text(encoding="utf-8")):
                 if isinstance(node, ast.Raise):
                     texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant))
                     text = "{}".join(text for text in texts if isinstance(text, str))
