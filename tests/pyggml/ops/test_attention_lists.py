@@ -17,6 +17,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 
+from ...tiers import some
 from .attention_lists import FAULTS, HARMLESS, attention
 from .harness import nmse, stored
 
@@ -81,7 +82,7 @@ def test_lists_are_checked_once_for_all_layers() -> None:
 
 
 @pytest.mark.parametrize(("n_tokens", "n_head"), [(1, 16), (1, 128), (9, 16)])
-@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0])
+@pytest.mark.parametrize("type", some([GGMLType.F16, GGMLType.Q8_0], 1))
 def test_values_that_are_columns_of_the_keys(type: GGMLType, n_tokens: int, n_head: int) -> None:
     """Latent attention: the same bits as with a copy of the values."""
     rng, results = np.random.default_rng(0), []
