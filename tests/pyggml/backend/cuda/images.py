@@ -27,7 +27,7 @@ from pyggml.ops.op import OPS
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 
-CAPABILITIES = ((7, 5), (8, 0), (9, 0), (12, 0))
+CAPABILITIES = ((7, 5), (9, 0))
 CASES = [  # of the ops, those that have kernels
     (OPS[name], case)
     for name in sorted(LOWERINGS.supports)
@@ -65,6 +65,19 @@ def capabilities() -> dict[GpuKernel, list[tuple[int, int]]]:
                 if cc not in ccs:
                     ccs.append(cc)
     return found
+
+
+@cache
+def samples() -> list[GpuKernel]:
+    """Of the kernels that one function makes for formats and sizes at most six, evenly spread."""
+    made: dict[str, list[GpuKernel]] = {}
+    for kernel in capabilities():
+        made.setdefault(f"{kernel.function.__module__}.{kernel.function.__qualname__}", []).append(
+            kernel
+        )
+    return [
+        of_one[i] for of_one in made.values() for i in range(0, len(of_one), -(-len(of_one) // 6))
+    ]
 
 
 @cache

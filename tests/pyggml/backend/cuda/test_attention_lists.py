@@ -14,6 +14,8 @@ from pyggml.sched import to_numpy
 from tests.pyggml.ops.attention_lists import FAULTS, HARMLESS, attention
 from tests.pyggml.ops.harness import nmse
 
+from ....tiers import long
+
 pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
@@ -28,16 +30,13 @@ ENGINES = {  # and the number of tokens: many are computed by tensor cores
     "simulator": ((7, 0), simulator_image, 3),
     "ptx": ((9, 0), ptx_of, 20),
 }
-SHORT = ("a negative cell", "a cell of a branch", "none")  # by the simulator
+SHORT = ("a cell of a branch", "none")  # by the simulator
 
 
 def cases(changes: Mapping[str, Any]) -> list[Any]:
     return [
-        pytest.param(
-            engine, name, marks=() if engine == "simulator" and name in SHORT else pytest.mark.long
-        )
-        for engine in ENGINES
-        for name in changes
+        *(("simulator", name) for name in changes if name in SHORT),
+        *(long(("ptx", name)) for name in changes),
     ]
 
 

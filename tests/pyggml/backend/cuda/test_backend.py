@@ -29,7 +29,7 @@ from pyggml.backend.cuda.planes import PlanesType, planes_of
 from pyggml.backend.cuda.stream import WORK_BYTES
 from pyggml.backend.interface import StopToken, WeightUse
 
-from ....tiers import only
+from ....tiers import only, some
 from .simulator import simulator_image
 from .twin import TwinDriver
 
@@ -128,7 +128,7 @@ def test_trace_has_each_launch(cuda: CudaBackend) -> None:
     assert run.wall_ns > 0
 
 
-@pytest.mark.parametrize("type", PLANES, ids=lambda t: t.name)
+@pytest.mark.parametrize("type", some(PLANES, 4), ids=lambda t: t.name)
 def test_planes_give_the_bytes_back(cuda: CudaBackend, type: GGMLType) -> None:
     use = WeightUse(type, (512, 6, 1, 1), frozenset(("MUL_MAT",)))
     layout = cuda.layouts(use)[0]
@@ -163,7 +163,9 @@ def _axpy(ctx: Context, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("build", [_mul_mat, _mul_mat_id, _mul_mat_sparse, _axpy])
-@pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.Q5_1], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "type", only([GGMLType.Q4_0, GGMLType.Q5_1], [GGMLType.Q5_1]), ids=lambda t: t.name
+)
 def test_planes_give_the_bits_of_plain_weights(
     cuda: CudaBackend, type: GGMLType, build: Callable[[Context, Tensor], Tensor]
 ) -> None:
@@ -254,21 +256,21 @@ def test_fused_norms(norm: Callable[..., Tensor], before: int, more: str, n: int
 
 
 def test_attention_replays_at_any_length(cuda: CudaBackend) -> None:
-    n_list, hd = 200, 64
+    n_list, hd = 48, 64
     rng = np.random.default_rng(0)
     ctx = Context(no_alloc=True)
     q = ctx.new_tensor_3d(F32, hd, 1, 2)
-    k, v = (ctx.new_tensor_3d(F32, hd, 256, 1) for _ in range(2))
+    k, v = (ctx.new_tensor_3d(F32, hd, 64, 1) for _ in range(2))
     cells, rows = ctx.new_tensor_3d(I32, 2, n_list, 1), ctx.new_tensor_2d(I32, 4, 1)
     y = ops.flash_attn_cells(ctx, q, k, v, cells, rows, 0.125)
     alloc_ctx_tensors(ctx, cuda.buffer_type())
     for tensor in (q, k, v):
         tensor.set(rng.standard_normal(tensor.ne[2::-1]).astype(np.float32))
-    cells.set(np.stack([rng.permutation(256)[:n_list], np.arange(n_list)], -1).astype(np.int32))
+    cells.set(np.stack([rng.permutation(64)[:n_list], np.arange(n_list)], -1).astype(np.int32))
     graph = CGraph()
     graph.build_forward_expand(y)
     program = cuda.compile(graph)
-    for begin, end in ((0, 1), (0, 200), (37, 41), (5, 5), (100, 200)):
+    for begin, end in ((0, 1), (0, 48), (37, 41), (5, 5), (20, 48)):
         rows.set(np.array([[0, begin, end, end - 1]], np.int32))
         program.enqueue()
         cuda.queue.synchronize()
