@@ -46,7 +46,7 @@ def samples() -> Array:
     return np.concatenate(parts).astype(np.float32)
 
 
-@named(DECODED)
+@named(DECODED, 8)
 def test_decoding(kind: GGMLType) -> None:
     n_bytes = row_size(kind, N)
     rows = np.random.default_rng(int(kind)).integers(0, 256, (50, n_bytes), np.uint8)
@@ -64,7 +64,7 @@ def test_decoding(kind: GGMLType) -> None:
             assert np.array_equal(*bits)
 
 
-@named(ENCODED)
+@named(ENCODED, 7)
 def test_encoding(kind: GGMLType) -> None:
     x = samples() / (32 if kind is GGMLType.NVFP4 else 1)  # whose scales end at 448
     x = x.astype(np.float32)
@@ -75,7 +75,7 @@ def test_encoding(kind: GGMLType) -> None:
     assert np.array_equal(out[:, :-4], reference_quantize(x, kind))
 
 
-@named(WEIGHTED, 4)
+@named(WEIGHTED, 2)
 def test_encoding_with_importance_weights(kind: GGMLType) -> None:
     x, made = samples(), row_encoder(int(kind), weighted=True)
     rng = np.random.default_rng(0)

@@ -147,6 +147,7 @@ def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Pa
         assert done.stdout.strip() == str(factor), done.stderr
 
 
+@pytest.mark.long
 def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_path: Path) -> None:
     """Numba's pickle names the module '<dynamic>', which other processes cannot import."""
     file = tmp_path / "made.py"
@@ -191,6 +192,7 @@ print(wide(*total.inspect_asm().values()))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif("avx2" not in jit.host_isas(), reason="the widths of vectors of x86")
 def test_a_users_functions_are_compiled_for_the_host() -> None:
     """Whatever instruction set our kernels are compiled for."""
@@ -228,6 +230,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
     command = [sys.executable, "-P", "-c", FORKED]
