@@ -13,16 +13,17 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from pyllama.arch import arch_names
+from pyllama.arch import arch_names, get_arch
 from pyllama.convert import convert
 from pyllama.mapping.rules import base_keys
 
+from ...tiers import only
 from .variants import VARIANTS
 
 DATA = Path(__file__).parents[2] / "data"
@@ -40,6 +41,18 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
             assert name not in found, f"two variants are called {name}"
             found[name] = arch, dict(config)
     return found
+
+
+@cache
+def own_graphs() -> dict[str, str]:
+    """The first variant of each architecture that does not take over another one's graph."""
+    first = {arch: name for name, (arch, _) in reversed(variants().items())}
+    modules = {arch: get_arch(arch) for arch in first}
+    return {
+        name: arch
+        for arch, name in sorted(first.items())
+        if modules[arch].build_graph.__module__ == modules[arch].__name__  # type: ignore[attr-defined]
+    }
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
@@ -100,7 +113,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 def long_but(names: Iterable[str], by_default: Collection[str]) -> list[Any]:
     """Names as a test's parameters; all but those that run by default have the marker ``long``."""
-    return [pytest.param(n, marks=[] if n in by_default else pytest.mark.long) for n in names]
+    return only(sorted({*names, *by_default}), by_default)
 
 
 def conversions(root: Path, write: Callable[[Path, str], Path]) -> Callable[..., Path]:

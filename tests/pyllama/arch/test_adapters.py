@@ -13,10 +13,10 @@ from pyllama.convert import convert
 from pyllama.runtime.adapters import load_lora
 
 from ..adapters import adaptable, merge, random_terms, write_lora
-from .checkpoints import long_but, recorded, variants, write_checkpoint
+from .checkpoints import long_but, own_graphs, recorded, write_checkpoint
 
 F32 = GGMLType.F32
-NAMES = long_but(sorted(variants()), ("gemma3", "llama", "mixtral", "qwen2", "mamba2", "rwkv7"))
+NAMES = long_but(own_graphs(), ("gemma3", "llama", "mixtral", "qwen2", "mamba2", "rwkv7"))
 
 
 def logits(model: Model, tokens: list[int], **adapters: object) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Every architecture with all that a context can do, or one clear line that says why it cannot.
 
 Types of caches, moved positions, copies of sequences, saved states, several sequences in one batch,
-embeddings, and texts longer than the context. The first variant of each architecture.
+embeddings, and texts longer than the context. The first variant of each architecture
+with a graph of its own.
 """
 
 from __future__ import annotations
@@ -21,17 +22,15 @@ from pyllama.runtime.state import load_state, save_state
 from pyllama.sampling import SamplingParams
 
 from ..models import rows
-from .checkpoints import long_but, recorded, write_checkpoint
-from .variants import VARIANTS
+from .checkpoints import long_but, own_graphs, recorded, write_checkpoint
 
-FIRST = [next(iter(of_arch)) for of_arch in VARIANTS.values()]
 F32 = GGMLType.F32
 # NMSE of a token's logits with an 8-bit cache, whose rounding may choose other experts for a few
 ROUNDED, MEDIAN, REROUTED_MEAN = 0.05, 0.02, 0.1
 GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=long_but(FIRST, ("gemma3", "llama", "mpt")))
+@pytest.fixture(scope="module", params=long_but(own_graphs(), ("gemma3", "llama", "mpt")))
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, list[int]]:
     folder = tmp_path_factory.mktemp("x")
     path = convert(write_checkpoint(folder / "x", request.param), folder / "x.gguf", "f32")

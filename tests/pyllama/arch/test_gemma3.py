@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Batch, Context, Model
@@ -13,6 +14,7 @@ from pyllama.convert import convert
 from .checkpoints import write_checkpoint
 
 
+@pytest.mark.long
 def test_the_scale_of_27b(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     convert(write_checkpoint(tmp_path / "gemma3", "gemma3"), path, "f32")

@@ -20,6 +20,7 @@ from pyllama.embeddings import cosine_similarity, embed_many, rerank
 from pyllama.engine import Engine
 from pyllama.errors import ContextFull, ModelError
 
+from ...tiers import some
 from ..arch.checkpoints import conversions
 from ..arch.llama_cpp import described
 from .checkpoints import parts, recorded, write_checkpoint
@@ -43,7 +44,7 @@ def hidden(model: Model, texts: list[list[int]], **options: Any) -> list[np.ndar
     return embed_many(Engine(Context(model, **options)), texts, "none")
 
 
-@pytest.mark.parametrize("name", EMBEDDING)
+@pytest.mark.parametrize("name", some(EMBEDDING, 15))
 def test_hidden_states_of_transformers(folders: Any, name: str) -> None:
     model, record = Model.load(folders(name)), recorded(name)
     ids = [model.tokenizer.encode(text, parse_special=True) for text in TEXTS]
@@ -69,7 +70,7 @@ def test_a_text_beyond_the_learned_positions(folders: Any) -> None:
         embed_many(engine, [[5], [5] * (n + 1)], "mean")
 
 
-@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("name", some(RANKING, 5))
 def test_scores_of_transformers(folders: Any, name: str) -> None:
     model, record = Model.load(folders(name)), recorded(name)
     engine = Engine(Context(model))
@@ -82,7 +83,7 @@ def test_scores_of_transformers(folders: Any, name: str) -> None:
     assert np.abs(np.array(ranked) - record["scores"][:, 0]).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 20))
 def test_keys_and_tensors_of_llama_cpp_s_converter(folders: Any, name: str) -> None:
     wanted, ours = json.loads(str(recorded(name)["gguf"])), described(folders(name))
     if not wanted:
@@ -100,7 +101,7 @@ def _same(a: Any, b: Any) -> bool:
     return a == b if isinstance(b, str | bool) else a is not None and np.allclose(a, b, 1e-6, 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 4))
 def test_the_same_bits_among_other_texts(folders: Any, name: str) -> None:
     model = Model.load(folders(name, "q8_0"))
     texts = [x.tolist() for x in parts(recorded(name), "tokens")]
@@ -119,19 +120,18 @@ def test_the_same_bits_among_other_texts(folders: Any, name: str) -> None:
     assert np.array_equal(context.embeddings, np.concatenate(alone))
 
 
-@pytest.mark.parametrize("outtype", ["f16", "q8_0"])
-@pytest.mark.parametrize("name", EMBEDDING)
-def test_rounded_weights(folders: Any, name: str, outtype: str) -> None:
+@pytest.mark.parametrize("name", some(EMBEDDING, 2))
+def test_rounded_weights(folders: Any, name: str) -> None:
     record = recorded(name)
     texts = [x.tolist() for x in parts(record, "tokens")]
     got, wanted = (
-        np.concatenate(hidden(Model.load(folders(name, outtype)), texts)),
+        np.concatenate(hidden(Model.load(folders(name, "q8_0")), texts)),
         record["hidden"],
     )
     assert ((got - wanted) ** 2).sum() < ROUNDED * (wanted**2).sum()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 4))
 def test_drawn_and_damaged_files(folders: Any, name: str, tmp_path: Path) -> None:
     model = Model.load(folders(name))
     graph_dump_dot(Context(model).graph(4, 1).graph, tmp_path / "x.dot")

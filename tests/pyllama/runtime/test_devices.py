@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, BackendError, ComputeError
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
-from pyllama.convert import convert
 from pyllama.hub.demo import demo_model_path
 from pyllama.runtime.decode_graph import DecodeGraph
 from pyllama.runtime.devices import Offload, layer_devices, parse_devices
@@ -23,8 +23,9 @@ from pyllama.runtime.offload import Planner
 from pyllama.runtime.params import ContextParams
 from pyllama.runtime.state import load_state, save_state
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
+from tests.tiers import long, only, some
 
-from ..arch.checkpoints import long_but, variants, write_checkpoint
+from ..arch.checkpoints import conversions, long_but, own_graphs, write_checkpoint
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import VARIANTS as SPARSE
 from ..sparsity.files import sparse_file
@@ -61,25 +62,34 @@ def same_on(name: str, path: Path, **options: Any) -> Any:
 BY_DEFAULT = ("falcon_7b", "gemma3", "gpt2", "llama", "qwen3moe")
 
 
-@pytest.fixture(scope="module", params=long_but(sorted(variants()), BY_DEFAULT))
-def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of each variant of an architecture."""
-    folder = tmp_path_factory.mktemp("x")
-    convert(write_checkpoint(folder / "checkpoint", request.param), folder / "x.gguf", "f32")
-    return folder / "x.gguf"
+GRAPHS = sorted({*own_graphs(), *BY_DEFAULT})
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_architecture_runs_on_any_device(converted: Path, device: str) -> None:
-    there = same_on(device, converted)
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that converts a variant of an architecture once."""
+    return conversions(tmp_path_factory.mktemp("x"), write_checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        pair if pair[0] in BY_DEFAULT else long(pair)
+        for pair in zip(GRAPHS, cycle(DEVICES), strict=False)
+    ],
+)
+def test_every_graph_runs_on_a_device(
+    converted: Callable[[str], Path], name: str, device: str
+) -> None:
+    there = same_on(device, converted(name))
     if device in SAME_BITS:
         ops = {op for graph in there.compiled for op in graph}
-        attends = any(Model.load(converted, vocab_only=True).hparams.n_head_kv_arr)
+        attends = any(Model.load(converted(name), vocab_only=True).hparams.n_head_kv_arr)
         assert {"MUL_MAT", *(("SET_ROWS", "FLASH_ATTN_EXT") if attends else ())} <= ops
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", some(SPARSE, 2))
 def test_sparse_models_run_on_any_device(tmp_path: Path, name: str, device: str) -> None:
     there = same_on(device, sparse_file(tmp_path, name))
     if device in SAME_BITS:
@@ -104,7 +114,7 @@ def test_some_layers_on_a_device(tmp_path: Path, n_layers: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0])
+@pytest.mark.parametrize("type", some([GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0], 2))
 def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType, device: str) -> None:
     """All operations on a cache besides decodes: copies of cells, shifts, saved states."""
     spec = Spec(head_dim=32, n_embd=64)
@@ -180,7 +190,7 @@ def test_a_device_begins_a_ubatch_before_the_next_one_has_ended_the_last(tmp_pat
 
 
 @pytest.mark.parametrize("logits", ["last", "all"])
-@pytest.mark.parametrize("n", [3, 7, 8, 17, 20])
+@pytest.mark.parametrize("n", some([3, 7, 8, 17, 20], 2))
 def test_ubatches_in_flight_have_the_bits_of_one_after_the_other(
     tmp_path: Path, n: int, logits: str
 ) -> None:
@@ -314,17 +324,19 @@ def planner(path: Path, devices: list[FakeDevice], **params: Any) -> Planner:
 SIZES: dict[str, Any] = {"n_ctx": 96, "n_ubatch": 24, "n_seq_max": 2}
 
 
-def test_plans_of_every_architecture_are_exact(converted: Path) -> None:
+@pytest.mark.parametrize("name", long_but(GRAPHS, BY_DEFAULT))
+def test_plans_of_every_graph_are_exact(converted: Callable[[str], Path], name: str) -> None:
     """The device allocates as many bytes for some layers as were planned."""
     device, sizes = FakeDevice(name="a"), {"n_ctx": 96, "n_ubatch": 24}
-    plan = planner(converted, [device], **sizes).plan(Offload(n_gpu_layers=2))
-    Context(Model.load(converted, devices=[device], n_gpu_layers=2), **sizes, n_threads=1)
+    path = converted(name)
+    plan = planner(path, [device], **sizes).plan(Offload(n_gpu_layers=2))
+    Context(Model.load(path, devices=[device], n_gpu_layers=2), **sizes, n_threads=1)
     assert plan.devices[0].used == sum(device.buft.sizes) > 0
 
 
 @pytest.mark.parametrize("n_layers", [0, 2, -1])
 @pytest.mark.parametrize(
-    "params", [{}, {"offload_kqv": False}, {"type_k": GGMLType.F32, "unified": False}]
+    "params", some([{}, {"offload_kqv": False}, {"type_k": GGMLType.F32, "unified": False}], 2)
 )
 @pytest.mark.parametrize("moved", [(), [("blk.1.attn", "cpu"), ("token_embd", "a")]])
 def test_plans_are_exact(
@@ -345,8 +357,10 @@ def test_plans_are_exact(
         assert use.weights == by_layer and sum(x.kv[use.name] for x in plan.layers) <= use.kv
 
 
-@pytest.mark.parametrize("kib", [(0,), (100,), (200,), (250,), (60, 150), (150, 60), (999,)])
-@pytest.mark.parametrize("n_devices", [1, 2])
+@pytest.mark.parametrize(
+    "kib", [long(((0,),)), (100,), long(((200,),)), (250,), (60, 150), long(((150, 60),)), (999,)]
+)
+@pytest.mark.parametrize("n_devices", only([1, 2], [2]))
 def test_as_many_layers_as_fit(tmp_path: Path, kib: tuple[int, ...], n_devices: int) -> None:
     spec = Spec(n_layer=4)
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
