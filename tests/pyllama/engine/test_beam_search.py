@@ -18,6 +18,7 @@ from pyllama.engine import Beam, BeamSearchParams, Engine, Lease, Request, gener
 from pyllama.errors import BatchError, ContextFull, SamplingError
 from pyllama.sampling import SamplingParams
 
+from ...tiers import some
 from ..arch.checkpoints import DATA, write_checkpoint
 from ..fake_context import BOS, EOS, FakeContext, FakeModel, ids
 from .beam_cases import CASES, VARIANTS
@@ -130,7 +131,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some(VARIANTS, 2))
 def test_the_beams_of_transformers(checkpoints: Any, name: str, unified: bool) -> None:
     model, record = checkpoints(name)
     assert sorted(model.tokenizer.eog) == record["eog"]

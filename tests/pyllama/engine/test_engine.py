@@ -123,7 +123,7 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int, int, int,
     st.booleans(),
     st.sampled_from([Policy(), Policy(max_prompt_tokens=4, n_reserve=0, min_shared=2)]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_any_mix_of_requests_equals_single_runs_and_frees_all_cells(
     make: Make,
     alone: Callable[..., list[int]],

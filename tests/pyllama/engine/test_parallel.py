@@ -19,6 +19,7 @@ from pyllama.errors import BatchError, ContextFull
 from pyllama.llama.state import Scores
 from pyllama.sampling import SamplingParams
 
+from ...tiers import only
 from ..models import Spec, random_weights, write_model
 
 TOKENS = np.random.default_rng(9).integers(3, 259, 400).tolist()
@@ -42,7 +43,7 @@ def gathered(
     return made
 
 
-@pytest.mark.parametrize("n_seq", [1, 2, 5])
+@pytest.mark.parametrize("n_seq", only([1, 2, 5], [5]))
 @pytest.mark.parametrize("n_batch", [5, 128])
 @pytest.mark.parametrize("shared", [0, 9])
 def test_concurrent_texts_equal_single_runs(

@@ -102,7 +102,7 @@ def mixed(make: Make) -> Mixed:
     return Mixed(make)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     st.integers(1, 6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([7, 64]),
     st.permutations(range(12)), st.integers(1, 20), st.integers(60, 150),

@@ -19,6 +19,7 @@ from pyllama.speculative import verify
 from pyllama.speculative.draft import Draft
 from pyllama.speculative.verify import Verifier, choose
 
+from ...tiers import only, some
 from ..grammar.vocabularies import words
 
 N_VOCAB, N_TOKENS, N_SAMPLES = 6, 3, 20_000
@@ -242,18 +243,10 @@ def p_value(counts: dict[Tokens, int], probabilities: dict[Tokens, float]) -> fl
     return erfc(((squares / (cells - 1)) ** (1 / 3) - 1 + freedom) / sqrt(2 * freedom)) / 2
 
 
-@pytest.mark.parametrize(
-    "widths",
-    [
-        pytest.param((1, 1), id="chain", marks=pytest.mark.long),  # the draft of `test_model`
-        pytest.param((3, 2), id="tree"),
-    ],
-)
-@pytest.mark.parametrize("case", CASES)
-def test_the_first_three_tokens_have_the_targets_distribution(
-    case: str, widths: Sequence[int]
-) -> None:
-    assert p_value(sampled(case, widths), expected(case)) > 1e-3
+@pytest.mark.parametrize("case", only(CASES, ("narrow draft, penalties", "grammar")))
+def test_the_first_three_tokens_have_the_targets_distribution(case: str) -> None:
+    """Of trees; chains are a draft model's, in ``test_model``."""
+    assert p_value(sampled(case, (3, 2)), expected(case)) > 1e-3
 
 
 def by_position(p: Distribution, q: Distribution, proposed: Sequence[int], uniform: Any) -> Choice:
@@ -303,7 +296,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", some(WRONG, 2))
 def test_a_wrong_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, (rule, widths) = "narrow draft, penalties", WRONG[name]
     monkeypatch.setattr(verify, "choose", rule)
@@ -375,7 +368,7 @@ def test_any_p_and_any_q_give_p(
     assert np.allclose(total, target, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", only(CASES, ("narrow draft, penalties", "grammar")))
 def test_a_chain_samples_from_its_distribution(case: str) -> None:
     chain, counts = make_chain(case, 5), dict.fromkeys(((i,) for i in range(N_VOCAB)), 0)
     for _ in range(N_SAMPLES):
