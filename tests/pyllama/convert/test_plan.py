@@ -16,6 +16,7 @@ from pyllama.errors import ModelError
 from pyllama.hparams import HParams
 from pyllama.mapping.rules import Array, Config, Convert, Tensors
 
+from ...tiers import some
 from .folders import write_safetensors
 
 NAMES = {
@@ -155,7 +156,7 @@ def test_invalid_tensors(tmp_path: Path) -> None:
     refused(good, "from 'm.layers.0.experts.0.up.weight'.* is missing")
 
 
-@pytest.mark.parametrize("named", [None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]])
+@pytest.mark.parametrize("named", some([None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]], 2))
 def test_unknown_architectures(tmp_path: Path, named: Any) -> None:
     with pytest.raises(
         ModelError, match=r"not supported; docs/architectures.md.*docs/add-a-model.md"

@@ -21,6 +21,7 @@ from pyllama.convert.files.safetensors import read_safetensors
 from pyllama.convert.quantized.methods import decode_checkpoint
 from pyllama.errors import ModelError
 
+from ...tiers import some
 from ..arch import llama_cpp
 from ..models import hf_folder, hf_weights
 from .folders import Bytes, write_safetensors
@@ -247,7 +248,7 @@ def quantize(folder: Path, name: str, which: str = ".1.") -> dict[str, np.ndarra
     return weights
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some(METHODS, 10))
 def test_a_folder_converts_as_if_it_had_not_been_quantized(tmp_path: Path, name: str) -> None:
     plain, folder = hf_folder(tmp_path / "plain"), hf_folder(tmp_path / "quantized")
     weights = quantize(folder, name)

@@ -19,6 +19,8 @@ from pyllama.convert.tokens.tokenizer_json import TextSteps
 from pyllama.inputs.budget import ReadBudget
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 
+from ...tiers import some
+
 SPELL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 GPT2 = SPELL | {"use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
@@ -180,7 +182,7 @@ DOUBLING = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("odd", some(ODD, 6), ids=range(len(ODD)))
 def test_odd_sections_are_survived(odd: Any) -> None:
     for pre_tokenizer, normalizer in ((odd, None), (GPT2, odd), (odd, DOUBLING)):
         found = recognise(pre_tokenizer, normalizer)

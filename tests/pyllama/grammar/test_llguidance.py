@@ -14,6 +14,7 @@ from pyllama.grammar import Grammar
 from pyllama.grammar.regex import regex_to_gbnf
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
+from ...tiers import some
 from .slow_matcher import SlowMatcher
 
 llguidance = pytest.importorskip("llguidance")
@@ -91,7 +92,7 @@ def peer(tokenizer: Tokenizer) -> Any:
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()))
 
 
-@pytest.mark.parametrize(("gbnf", "lark"), PAIRS, ids=range(len(PAIRS)))
+@pytest.mark.parametrize(("gbnf", "lark"), some(PAIRS, 5), ids=range(len(PAIRS)))
 def test_masks_on_random_texts(gbnf: str, lark: str, tokenizer: Tokenizer, peer: Any) -> None:
     grammar = Grammar(gbnf)
     rng = random.Random(lark)
@@ -121,6 +122,7 @@ def test_masks_on_random_texts(gbnf: str, lark: str, tokenizer: Tokenizer, peer:
             theirs.consume_token(token)
 
 
+@pytest.mark.long
 def test_masks_match_the_slow_matcher(tokenizer: Tokenizer) -> None:
     """Every bit for every token of the vocabulary, also of parts of characters."""
     rules = {

@@ -53,7 +53,7 @@ def test_integers(low: int | None) -> None:
         assert not any(map(pattern.fullmatch, ["-05", "05", "00", "-", "", "1.0", "+1"]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20)
 )
@@ -90,7 +90,7 @@ def test_decimals(low: str | None) -> None:
             assert inside or not found, (probe, bounds)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.floats(-1e9, 1e9),
     st.floats(0, 1e3),

@@ -81,7 +81,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", some(PATTERNS, 20))
 def test_a_grammar_accepts_the_whole_matches(pattern: str) -> None:
     try:
         grammar = Gbnf(regex_to_gbnf(pattern))
@@ -95,7 +95,7 @@ def test_a_grammar_accepts_the_whole_matches(pattern: str) -> None:
     assert all(re.fullmatch(pattern, grammar.sample(rng, 10)) for _ in range(20))
 
 
-@pytest.mark.parametrize("pattern", some(PATTERNS, 16))
+@pytest.mark.parametrize("pattern", some(PATTERNS, 7))
 @pytest.mark.parametrize("bounds", [{}, {"minLength": 2, "maxLength": 3}], ids=["", "bounded"])
 def test_a_pattern_of_a_schema_is_searched(pattern: str, bounds: dict[str, int]) -> None:
     low, high = bounds.get("minLength", 0), bounds.get("maxLength", 99)
@@ -134,7 +134,7 @@ def random_patterns(draw: st.DrawFn, looks: str = "") -> str:
     return draw(st.recursive(leaf, extend, max_leaves=7))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(pattern=random_patterns())
 def test_random_patterns(pattern: str) -> None:
     compare(pattern)
@@ -165,7 +165,7 @@ def compare(pattern: str) -> None:
     assert [text for text in texts if grammar.accepts(json.dumps(text))] == found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(pattern=random_patterns("=!"), whole=st.booleans())
 def test_random_patterns_with_lookahead(pattern: str, whole: bool) -> None:
     match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
@@ -260,12 +260,12 @@ CHARS = [chr(code) for code in range(0x2100) if not 0xD800 <= code < 0xE000] + l
 
 @pytest.mark.parametrize(
     "pattern",
-    [
+    some([
         "(?i)[a-z]", "(?i)s", "(?i)[^k]", "(?i)[^ß]", "(?i)é|ǆ|ſ|µ|ı", "(?i)[^i]", r"(?i)[^\W]",
         r"(?!\d).", r"(?![^\d]).", r"(?!\S)[\s\S]", r"(?!.).?[\s\S]", r"(?!a$)[\s\S]+",
         "(?!(?i:[k-s])).", "(?!(?i:[^k-s])).", r"\b.\b", r"a\b.", r"a\B.", r"(?!a\b.)[\s\S]{2}",
         r"(?!a\B.)[\s\S]{2}", r"(?!(?!\w)).",
-    ],
+    ], 8),
 )  # fmt: skip
 def test_what_two_languages_read_in_different_ways_is_in_neither(pattern: str) -> None:
     """Python's reading admits each text of the automaton, ECMAScript's by the construction."""
@@ -276,7 +276,9 @@ def test_what_two_languages_read_in_different_ways_is_in_neither(pattern: str) -
     assert [text for text in found if not re.fullmatch(pattern, text)] == []
 
 
-@pytest.mark.parametrize("name", ["L", "Lu", "Nd", "P", "S", "Zs", "Cc", "Mn", "Uppercase_Letter"])
+@pytest.mark.parametrize(
+    "name", some(["L", "Lu", "Nd", "P", "S", "Zs", "Cc", "Mn", "Uppercase_Letter"], 4)
+)
 def test_categories_are_those_of_unicode(name: str) -> None:
     kind = {"Uppercase_Letter": "Lu"}.get(name, name)
     members = {c for c in CHARS if unicodedata.category(c).startswith(kind)}

@@ -60,8 +60,7 @@ def check(schema: Any, text: str) -> None:
     assert error is None, f"{text}: {error.message}"
 
 
-@pytest.mark.parametrize("n_random", [60, long(300)])
-@pytest.mark.parametrize("kind", ["random", "like a model"])
+@pytest.mark.parametrize(("kind", "n_random"), [("like a model", 60), long(("random", 120))])
 def test_sampled_documents_are_valid(kind: str, n_random: int, tokenizer: Tokenizer) -> None:
     rows = rows_of_logits(kind, tokenizer.n_vocab)
     schemas = [json.loads(path.read_bytes()) for path in FIXED]

@@ -15,6 +15,7 @@ from pyggml.quants import dequantize, quantize, to_float
 from pyllama import Model
 from pyllama.graph.sparse.svd import low_rank
 
+from ...tiers import some
 from ..models import Spec, random_weights, write_model
 
 SPEC = Spec(n_embd=64, n_ff=288)
@@ -66,7 +67,7 @@ LAYOUTS = {  # source: parts of layer 0 that are repacked, and parts that are st
 }
 
 
-@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("source", some(LAYOUTS, 2))
 def test_repacked_and_row_layouts(tmp_path: Path, source: str) -> None:
     from ..sparsity.files import sparse_file
 

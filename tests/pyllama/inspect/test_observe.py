@@ -167,7 +167,7 @@ def decoded_alone(model: Model) -> np.ndarray:
 
 
 @given(st.integers(0, 1 << 30), st.booleans())
-@settings(max_examples=20)
+@settings(max_examples=5)
 def test_random_device_for_each_op_keeps_the_bits(model: Model, seed: int, deferred: bool) -> None:
     device = (DeferredDevice if deferred else FakeDevice)(
         set(OPS) - set(np.random.default_rng(seed).choice(sorted(OPS), 2))
@@ -191,7 +191,7 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.sets(st.integers(0, 3)))
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_layers_on_another_device_keep_the_bits(four_layers: Path, layers: set[int]) -> None:
     model = Model.load(four_layers)
     want = decoded(new(model))

@@ -58,7 +58,7 @@ class Histories:
                 assert self.slots[state.slot] == tokens[: state.position]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_states_follow_their_sequences(data: st.DataObject) -> None:
     h = Histories(states(data.draw(st.integers(0, 6))))

@@ -23,6 +23,7 @@ from pyllama.quantize import (
     quantize_model,
 )
 
+from ...tiers import some
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import sparse_file
 from .tiny import SPEC, Weights, digest, importance_of, write_tiny
@@ -66,7 +67,7 @@ def quantized(source: Path, out: Path, name: str = "Q8_0", **options: Any) -> GG
 # --- the bytes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@pytest.mark.parametrize("name", some(WRITABLE, 12))
 def test_data_matches_llama_cpp(tiny: tuple[Path, Weights], tmp_path: Path, name: str) -> None:
     """With and without an importance matrix, in each file type."""
     path, weights = tiny
@@ -85,7 +86,7 @@ def test_data_matches_llama_cpp(tiny: tuple[Path, Weights], tmp_path: Path, name
         assert digest(out) == wanted, kind
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@pytest.mark.parametrize("name", some(WRITABLE, 7))
 def test_quantized_file_loads_and_computes(
     tiny: tuple[Path, Weights], tmp_path: Path, name: str
 ) -> None:

@@ -15,6 +15,7 @@ from pyllama.errors import ModelError
 from pyllama.quantize import FILE_TYPES, TypeOverrides, find_file_type, find_tensor_type
 from pyllama.quantize.rules import choose_types
 
+from ...tiers import some
 from .shapes import MODELS, Shape, letter
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantize" / "types.json.gz"
@@ -32,7 +33,7 @@ def chosen(
     return {t.name: found[t.name].type if t.name in found else t.type for t in tensors}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some(MODELS, 4))
 def test_types_match_llama_cpp(model: str) -> None:
     """Every tensor in every file type, with and without an importance matrix."""
     cases = [key.split(" ") for key in RECORDED if key.split(" ")[0] == model]

@@ -27,6 +27,7 @@ from pyllama.sparsity.plan import (
 )
 from pyllama.sparsity.stats import save_stats
 from tests.pyggml.sched.fake_device import FakeDevice
+from tests.tiers import some
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
 
@@ -50,7 +51,7 @@ def model(folder: Path, tmp_path: Path) -> Model:
 
 
 @pytest.mark.parametrize("source", ["predictor", "exact", "signs", "svd=8"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some(VARIANTS, 2))
 def test_every_loaded_tensor_is_counted_once(folder: Path, name: str, source: str) -> None:
     file = sparse_file if source == "predictor" else dense_file
     model = Model.load(file(folder, name), sparse=source)
