@@ -59,6 +59,7 @@ def test_grids_are_well_formed() -> None:
     backend.close()
 
 
+@pytest.mark.long
 def test_machine_code_is_compared_without_names() -> None:
     text = "\t.file\t1\n_ZN3fooB2v{}E:\n\tmovabsq\t$_ZN3fooB2v{}E, %rax\n\tret\n"
     texts = {kernel_hashes.normalized(text.format(n, n)) for n in (1, 27)}

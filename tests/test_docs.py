@@ -24,6 +24,7 @@ import click
 import pytest
 
 from tests.pyggml.test_public_names import public
+from tests.tiers import some
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -70,7 +71,11 @@ def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def pages(model: bool) -> Any:
     found = [page for page in PAGES if runs(page, model)]
-    return pytest.mark.parametrize("page", found, ids=lambda p: p.relative_to(ROOT).as_posix())
+    return pytest.mark.parametrize(
+        "page",
+        some(found, 5 if model else len(found)),
+        ids=lambda p: p.relative_to(ROOT).as_posix(),
+    )
 
 
 @pages(model=False)

@@ -61,7 +61,7 @@ def comparable(screen: str) -> str:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("options", "screen"), some(conversations(), 2), ids=str)
+@pytest.mark.parametrize(("options", "screen"), some(conversations(), 1), ids=str)
 def test_the_page_shows_what_happens(
     options: str, screen: str, tmp_path: Path, demo_model: Path
 ) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ..tiers import some
+
 if not hasattr(os, "openpty"):
     pytest.skip("no terminals here", allow_module_level=True)
 
@@ -38,6 +40,7 @@ def conversation(folder: Path, *args: str) -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.mark.long
 def test_banner_and_help(tmp_path: Path) -> None:
     with conversation(tmp_path, "-c", "300") as terminal:
         assert terminal.lines() == [
@@ -91,6 +94,7 @@ def test_a_pasted_text_is_one_message(tmp_path: Path) -> None:
         terminal.wait(r"^\[a/b/cd\]\n\n>")
 
 
+@pytest.mark.long
 def test_typing_during_a_reply_begins_the_next_line(tmp_path: Path) -> None:
     with conversation(tmp_path) as terminal:
         terminal.type("slow one\r")
@@ -115,6 +119,7 @@ def test_ctrl_c_stops_a_reply_after_which_nothing_follows(tmp_path: Path) -> Non
         terminal.wait(r"^\[Hi\]\n\n>")
 
 
+@pytest.mark.long
 def test_a_backslash_continues_the_message(tmp_path: Path) -> None:
     with conversation(tmp_path) as terminal:
         terminal.type("one\\\r")
@@ -148,6 +153,7 @@ def test_history_and_completion(tmp_path: Path) -> None:
         terminal.wait("^notes.txt: 6 characters added")
 
 
+@pytest.mark.long
 def test_simple_io(tmp_path: Path) -> None:
     with conversation(tmp_path, "--simple-io") as terminal:
         terminal.type("slow\\\r")
@@ -165,6 +171,7 @@ def test_simple_io(tmp_path: Path) -> None:
         assert terminal.is_restored()
 
 
+@pytest.mark.long
 def test_a_text_written_in_turns(tmp_path: Path) -> None:
     args = ("-i", "-p", "u:", "--in-suffix", "|a:", "-no-cnv", "-if")
     with conversation(tmp_path, *args) as terminal:
@@ -175,7 +182,7 @@ def test_a_text_written_in_turns(tmp_path: Path) -> None:
         terminal.wait(r"^u:alone\n\[alone\]")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
 def test_the_terminal_is_restored(tmp_path: Path, number: int) -> None:
     with conversation(tmp_path) as terminal:
         terminal.type("endless\r")

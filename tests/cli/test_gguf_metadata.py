@@ -10,6 +10,7 @@ import pytest
 
 from pyggml.gguf import GGUFFile, write_gguf
 
+from ..tiers import some
 from .gguf_tool import run, script, write_tiny
 
 TEMPLATES = [{"name": "default", "template": "a"}, {"name": "tool use", "template": "b"}]
@@ -81,15 +82,18 @@ def test_set_refuses_keys_of_the_file_layout(copy: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "args",
-    [
-        ["--general-name", "Mine", "--general-description", "Ours"],
-        ["--chat-template", "new"],
-        ["--chat-template", json.dumps(TEMPLATES)],
-        ["--chat-template-file", "chat.jinja", "--pre-tokenizer", "llama-bpe"],
-        ["--chat-template-config", "config.json"],
-        ["--remove-metadata", "llama.rope.freq_base"],
-        ["--special-token", "eos", "<0x0A>", "--special-token-by-id", "padding", "7"],
-    ],
+    some(
+        [
+            ["--general-name", "Mine", "--general-description", "Ours"],
+            ["--chat-template", "new"],
+            ["--chat-template", json.dumps(TEMPLATES)],
+            ["--chat-template-file", "chat.jinja", "--pre-tokenizer", "llama-bpe"],
+            ["--chat-template-config", "config.json"],
+            ["--remove-metadata", "llama.rope.freq_base"],
+            ["--special-token", "eos", "<0x0A>", "--special-token-by-id", "padding", "7"],
+        ],
+        4,
+    ),
     ids=lambda args: args[0][2:],
 )
 def test_new_matches_the_gguf_package(

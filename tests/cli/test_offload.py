@@ -21,6 +21,7 @@ from pyllama_cli.options.options import OffloadOptions, offload_options
 from pyllama_cli.parameters import from_options
 from pyllama_cli.tool import Program
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
+from tests.tiers import some
 
 from ..pyllama.models import Spec, random_weights, write_model
 from ..pyllama.sparsity.files import N_LAYER, sparse_file
@@ -120,7 +121,9 @@ def test_without_a_gpu_flags_give_one_note(model: Path) -> None:
     assert f"no toy device: {WHY}" in run(completion.command, "--list-devices")[1]
 
 
-@pytest.mark.parametrize("args", ["", "-ngl 2", "-dev GPU1 -nkvo", "-ot attn=cpu", "-sm none"])
+@pytest.mark.parametrize(
+    "args", some(["", "-ngl 2", "-dev GPU1 -nkvo", "-ot attn=cpu", "-sm none"], 3)
+)
 def test_devices_give_the_same_text(model: Path, gpus: list[FakeDevice], args: str) -> None:
     want = run(completion.command, "-m", model, "-dev", "none", *RUN)[1]
     assert not gpus[0].buft.sizes
@@ -156,7 +159,7 @@ def test_a_dry_run_says_what_does_not_fit(model: Path, gpus: list[FakeDevice]) -
     assert "too little" not in run(completion.command, *args, "--vram-budget", "1")[1]
 
 
-@pytest.mark.parametrize("gib", ["0.0003", "0.0006", "0.0007", "1"])
+@pytest.mark.parametrize("gib", some(["0.0003", "0.0006", "0.0007", "1"], 2))
 def test_a_budget_places_neurons_of_sparse_models(
     tmp_path: Path, gpus: list[FakeDevice], gib: str
 ) -> None:
@@ -194,7 +197,7 @@ def test_a_budget_places_neurons_of_sparse_models(
         assert n[""] > 0 == n["--disable-gpu-index"]
 
 
-@pytest.mark.parametrize("args", ["", "-ts 1,2", "-sm none -mg 1"])
+@pytest.mark.parametrize("args", some(["", "-ts 1,2", "-sm none -mg 1"], 1))
 def test_neurons_of_a_sparse_model_go_to_all_gpus(
     tmp_path: Path, gpus: list[FakeDevice], args: str
 ) -> None:

@@ -22,6 +22,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ..tiers import some
+
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
@@ -67,7 +69,7 @@ def listening(*args: str) -> Listening:
         return serve.listening_of(context.params)
 
 
-@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("is_json", some([False, True], 1))
 def test_a_server_serves_until_sigterm(model: Path, tmp_path: Path, is_json: bool) -> None:
     flags = ["-m", str(model), "--port", "0", "-np", "2", "-c", "512", "--slots", "-a", "b,a"]
     command = [sys.executable, "-P", "-c", PLAIN, *flags, "--backend_sampling"]

@@ -19,7 +19,7 @@ from pyllama_cli.commands import completion, lookup, parallel, speculative, toke
 from pyllama_cli.options.speculative import SPEC_TYPES, SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_eagle3, write_model
-from ..tiers import some
+from ..tiers import long, some
 
 CYAN = "\x1b[36m"
 TEXT = "one two three one two three one two"
@@ -83,7 +83,7 @@ DRAFTERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [("--temp", 0), ("--temp", 0.8, "-s", 7)], ids=str)
+@pytest.mark.parametrize("settings", [long((("--temp", 0),)), ("--temp", 0.8, "-s", 7)], ids=str)
 @pytest.mark.parametrize("drafter", some(DRAFTERS, 5))
 def test_the_text_is_that_without_drafts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, settings: tuple[object, ...]
@@ -112,8 +112,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("drafter", [("-md", "x.gguf"), ("--lookup", "--spec-type", "suffix")])
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "drafter", [("-md", "x.gguf"), long((("--lookup", "--spec-type", "suffix"),))]
+)
+@pytest.mark.parametrize("setting", some(SETTINGS, 4))
 def test_settings_hold_with_drafts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, drafter: tuple[str, ...]
 ) -> None:

@@ -27,6 +27,7 @@ from pyllama.engine import Engine
 from pyllama.errors import BatchError, ContextFull, ModelError
 from pyllama.runtime.overrides import Overrides
 
+from ..tiers import some
 from .arch.checkpoints import DATA, recorded, write_checkpoint
 
 NAMES = ("gemma3", "gpt2", "llama", "opt", "qwen3")
@@ -87,7 +88,7 @@ def reranker(file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("pooling", POOL)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 2))
 def test_transformers_hidden_states(file: Callable[[str], Path], name: str, pooling: str) -> None:
     (got,) = embed_many(engine(Model.load(file(name))), [tokens_of(name)], pooling)
     wanted = POOL[pooling](hidden(name)["hidden"])

@@ -12,6 +12,8 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import QuantizeError, TypeMismatch
 from pyggml.quants import dequantize, quantize
 
+from ...tiers import some
+
 IQ4 = (GGMLType.IQ4_NL, GGMLType.IQ4_XS)
 FP4 = (GGMLType.MXFP4, GGMLType.NVFP4)
 WRITTEN = (*IQ4, *FP4, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q1_0, GGMLType.Q2_0)
@@ -52,7 +54,7 @@ def too_large(type: GGMLType, x: Any) -> bool:
 
 
 @pytest.mark.parametrize("type", [t for t in WRITTEN if t is not Q2_0], ids=lambda t: t.name)
-@pytest.mark.parametrize("name", samples())
+@pytest.mark.parametrize("name", some(samples(), 3))
 def test_bytes_are_ggml_bytes(type: GGMLType, name: str) -> None:
     libgguf = pytest.importorskip("libgguf")
     x = samples()[name]

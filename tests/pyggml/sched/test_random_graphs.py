@@ -69,7 +69,7 @@ def check_splits(sched: Sched, graph: CGraph) -> None:
 
 
 @given(recipes(), st.lists(st.integers(-1, 2), min_size=32, max_size=32), some_ops, st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=150)
 def test_any_assignment_has_the_same_bits(
     recipe: Recipe, pins: list[int], supported: set[str] | None, deferred: bool
 ) -> None:
@@ -144,7 +144,7 @@ def fetched(tensor: Tensor, devices: list[FakeDevice]) -> Tensor:
 
 
 @given(recipes(), st.lists(st.integers(0, 2), min_size=32, max_size=32), st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=150)
 def test_splits_that_overlap_have_the_same_bits(
     recipe: Recipe, pins: list[int], late: bool
 ) -> None:

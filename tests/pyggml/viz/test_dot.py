@@ -195,7 +195,7 @@ def test_a_part_of_a_graph() -> None:
     assert len(dot.boxes) > 4 and graph_dump_dot(CGraph()).count("->") == 0
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 @given(graph=random_graphs(), color=st.sampled_from(["family", "buffer"]), frames=st.booleans())
 def test_any_graph_has_a_line_for_each_edge(graph: CGraph, color: str, frames: bool) -> None:
     text = graph_dump_dot(graph, color=color, cluster_layers=frames)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pyllama.errors import NotSupported, TemplateError
 from pyllama.llama.chat_handlers import LlamaChatCompletionHandlerRegistry
 from pyllama.runtime.devices import gpu_devices
 
+from ...tiers import some
 from ..fake_context import text_of
 
 HI = [{"role": "user", "content": "hi"}]
@@ -163,7 +164,7 @@ print(llm("Is it?", grammar=grammar)["choices"][0]["text"], __name__, sys.argv[2
 """
 
 
-@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
+@pytest.mark.parametrize("how", some([["script.py"], ["-m", "script"]], 1))
 def test_a_program_from_the_command_line(tmp_path: Path, model_path: Path, how: list[str]) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "pyllama.compat", *how, str(model_path), "-m", "x"]

@@ -16,6 +16,7 @@ from pyllama.llama.chat_handlers import (
 )
 from pyllama.llama.llama import Llama
 
+from ...tiers import some
 from ..chat.tools.templates import TEMPLATES, TOOLS, function
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -258,7 +259,7 @@ def test_response_formats_and_calls_have_grammars(reciting: Any) -> None:
     assert prompt_and_options(llama, HI, grammar=options["grammar"])[1]["grammar"]
 
 
-@pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "plain"])
+@pytest.mark.parametrize("template", some(["hermes", "llama", "mistral-named", "plain"], 2))
 def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) -> None:
     """Random logits, constrained: each call parses, is of a tool, and has its arguments."""
     pytest.importorskip("pyllama.grammar.schema.json_schema")

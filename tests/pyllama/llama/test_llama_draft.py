@@ -17,6 +17,7 @@ from pyllama.llama.draft import FunctionDrafter
 from pyllama.speculative import FirstOf, PromptLookup, Speculation, SuffixDecoding
 from pyllama.speculative.model import ModelDrafter
 
+from ...tiers import some
 from ..fake_context import text_of
 from ..models import Spec, random_weights, write_model
 
@@ -73,7 +74,7 @@ FORMS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some(FORMS, 4))
 def test_texts_are_those_without(make: Make, model_path: Path, form: str) -> None:
     plain = make()
     drafting = make(FORMS[form](model_path))

@@ -239,6 +239,7 @@ print(codes)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_forked_during_decodes_of_other_threads_continues(model_path: Path) -> None:
     """In the child their locks are held forever, and the guarded objects may be half changed."""

@@ -78,7 +78,7 @@ forced = st.lists(st.integers(0, N_VOCAB - 1), max_size=70)
 
 
 @given(params, rows, forced, st.lists(st.tuples(rows, forced), max_size=3), rows)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_a_chain_that_is_rolled_back_chooses_as_one_that_never_went_on(
     given_params: SamplingParams,
     before: list[int],

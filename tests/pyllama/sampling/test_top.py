@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pyllama.sampling.top import Floats, _gather, columns, top_positions, work_memory
+from tests.tiers import some
 
 PROPERTY = settings(deadline=None, max_examples=60)
 
@@ -35,7 +36,7 @@ def test_top_positions_equal_a_stable_sort(logits: Floats, k: int) -> None:
     "kind", ["normal", "ties", "equal", "banned", "rising", "column", "block", "few", "nan"]
 )
 @pytest.mark.parametrize("n", [300, 4095, 4096, 32003, 49152])
-@pytest.mark.parametrize("k", [1, 40, 63, 64, 300, 768, 1024, 2000, 5000])
+@pytest.mark.parametrize("k", some([1, 40, 63, 64, 300, 768, 1024, 2000, 5000], 4))
 def test_top_positions_of_large_vocabularies(kind: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n + k)
     logits = rng.standard_normal(n).astype(np.float32)

@@ -12,6 +12,7 @@ from pyllama import Model
 from pyllama.server.app import make_app
 from pyllama.speculative import PromptLookup, Speculation
 
+from ...tiers import some
 from .conftest import Serve, events, make_served
 
 PROMPT = "Once upon a time"
@@ -180,31 +181,34 @@ def test_openai_chunks(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [1, 10**6]}, "tokens"),
-        ({"prompt": [-1]}, "tokens"),
-        ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "ultimodal"),
-        ({"n_predict": "many"}, "n_predict"),
-        ({"n_predict": -5}, "n_predict"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"n": 9}, "n"),
-        ({"stop": [1]}, "stop"),
-        ({"samplers": ["nonsense"]}, "nonsense"),
-        ({"grammar": "root ::= ("}, ""),
-        ({"json_schema": {"type": "hiccup"}}, ""),
-        ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
-        ({"id_slot": 7}, "id_slot"),
-        ({"stream": "yes"}, "stream"),
-        ({"n_discard": -3}, "n_discard"),
-        ({"n_indent": -1}, "n_indent"),
-        ({"logit_bias": 3}, "logit_bias"),
-        ({"dry_sequence_breakers": []}, "dry_sequence_breakers"),
-    ],
+    some(
+        [
+            ({"prompt": None}, "prompt"),
+            ({"prompt": 5}, "prompt"),
+            ({"prompt": []}, "prompt"),
+            ({"prompt": [[]]}, "prompt"),
+            ({"prompt": [1, 10**6]}, "tokens"),
+            ({"prompt": [-1]}, "tokens"),
+            ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "ultimodal"),
+            ({"n_predict": "many"}, "n_predict"),
+            ({"n_predict": -5}, "n_predict"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"repeat_penalty": 0}, "repeat_penalty"),
+            ({"n": 9}, "n"),
+            ({"stop": [1]}, "stop"),
+            ({"samplers": ["nonsense"]}, "nonsense"),
+            ({"grammar": "root ::= ("}, ""),
+            ({"json_schema": {"type": "hiccup"}}, ""),
+            ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+            ({"id_slot": 7}, "id_slot"),
+            ({"stream": "yes"}, "stream"),
+            ({"n_discard": -3}, "n_discard"),
+            ({"n_indent": -1}, "n_indent"),
+            ({"logit_bias": 3}, "logit_bias"),
+            ({"dry_sequence_breakers": []}, "dry_sequence_breakers"),
+        ],
+        10,
+    ),
 )
 def test_wrong_fields_are_named(client: TestClient, fields: dict[str, Any], named: str) -> None:
     response = client.post("/completion", json={**BASE, **fields})

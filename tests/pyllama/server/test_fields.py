@@ -21,6 +21,7 @@ from pyllama.server.request.errors import ApiError
 from pyllama.server.request.fields import Body, Fields
 from pyllama.server.worker.served import ServedModel
 
+from ...tiers import some
 from .conftest import PNG, Serve
 from .test_chat import TOOL
 
@@ -183,7 +184,7 @@ def stable(value: Any) -> Any:
     return [stable(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("path", some(APIS, 6))
 def test_no_field_is_ignored_in_silence(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -311,10 +312,10 @@ def test_what_cannot_be_used_is_refused(client: TestClient, body: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("seed", "used"),
-    [
+    some([
         (0, 0), (2**32 - 2, 2**32 - 2), (2**32, 0), (2**63 - 1, 2**32 - 1), (2**64 + 7, 7),
         (-1, 2**32 - 1), (-2, 2**32 - 2), (-(2**63), 0), (7.0, 7), (1e18, 10**18 % 2**32),
-    ],
+    ], 4),
 )  # fmt: skip
 def test_seeds_of_any_size_in_all_apis(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, seed: float, used: int

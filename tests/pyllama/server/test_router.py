@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from ...tiers import some
+
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("aiohttp")
@@ -99,6 +101,7 @@ ENDLESS = {"model": "a", "prompt": "a", "n_predict": -1, "ignore_eos": True, "st
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc")
 
 
+@pytest.mark.long
 @needs_proc
 def test_a_router_with_real_models(folder: Path) -> None:
     with running(folder, "--models-max", "1", "--context-shift") as router:
@@ -152,7 +155,7 @@ def test_a_router_with_real_models(folder: Path) -> None:
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGKILL], 1))
 def test_the_end_of_a_router(folder: Path, number: signal.Signals) -> None:
     with running(folder, "--shutdown-timeout", "60") as router:
         events = router.open("GET", "/models/sse")

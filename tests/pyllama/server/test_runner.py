@@ -27,6 +27,7 @@ from pyllama.server.worker.runner import EngineRunner
 from pyllama.server.worker.stream import Stream
 from pyllama.speculative import Draft, DraftView, Speculation
 
+from ...tiers import only
 from ...waiting import WAIT_S, until
 from .conftest import Serve, make_served
 
@@ -296,7 +297,7 @@ def place(runner: EngineRunner, name: str) -> tuple[Any, str]:
     return owners[owner], method
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ComputeError])
+@pytest.mark.parametrize("error", only([RuntimeError, ComputeError], [ComputeError]))
 @pytest.mark.parametrize("name", INSIDE)
 def test_an_error_within_the_thread(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception]
