@@ -44,13 +44,19 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 @cache
+def firsts() -> dict[str, str]:
+    """The architectures, by the name of the first variant of each."""
+    found = {arch: name for name, (arch, _) in reversed(variants().items())}
+    return {name: arch for arch, name in sorted(found.items())}
+
+
+@cache
 def own_graphs() -> dict[str, str]:
-    """The first variant of each architecture that does not take over another one's graph."""
-    first = {arch: name for name, (arch, _) in reversed(variants().items())}
-    modules = {arch: get_arch(arch) for arch in first}
+    """Those that do not take over another one's graph."""
+    modules = {arch: get_arch(arch) for arch in firsts().values()}
     return {
         name: arch
-        for arch, name in sorted(first.items())
+        for name, arch in firsts().items()
         if modules[arch].build_graph.__module__ == modules[arch].__name__  # type: ignore[attr-defined]
     }
 

@@ -27,6 +27,7 @@ from pyllama.gguf_tools.validate import validate
 from .checkpoints import (
     EVERY,
     conversions,
+    firsts,
     long_but,
     own_graphs,
     recorded,
@@ -38,7 +39,6 @@ from .variants import DIFFERENT
 
 F32 = GGMLType.F32
 NAMES = sorted(variants())
-BUILT = long_but(NAMES, own_graphs())
 SOME = long_but(own_graphs(), ("falcon_40b", "gemma3", "qwen3moe"))
 ROUNDED = 0.02  # NMSE: weights of 16 or 8 bits, activations of 8, an F16 cache
 
@@ -61,7 +61,7 @@ def logits(
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", long_but(NAMES, own_graphs()))
 def test_the_reference_s_logits_and_greedy_tokens(folders: Any, name: str) -> None:
     record = recorded(name)
     context = Context(Model.load(folders(name)), n_ctx=128, type_k=F32, type_v=F32)
@@ -79,7 +79,7 @@ def test_the_reference_s_logits_and_greedy_tokens(folders: Any, name: str) -> No
         assert np.abs(np.array(logprobs)[::EVERY] - record["logprobs"]).max() < 2e-3
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", long_but(NAMES, firsts()))
 def test_keys_and_tensors_of_llama_cpp_s_converter(folders: Any, name: str) -> None:
     wanted, ours = json.loads(str(recorded(name)["gguf"])), described(folders(name))
     if not wanted:
