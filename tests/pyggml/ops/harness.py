@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,20 @@ from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
 JUNK = 0xFF  # NaN in every float type, so that unwritten elements are seen
+
+# Of sources, with which the cases run by default: one of each shape of the CPU's kernels.
+TYPES = {GGMLType[n] for n in ("F32", "F16", "I8", "I32", "I64", "Q4_0", "Q8_0", "Q4_K", "IQ2_S")}
+KINDS = {"silu", "gelu", "relu", "swiglu", "swiglu_oai"}  # of functions of one element
+
+
+def by_default(op: Op, case: Case) -> bool:
+    """One case of each way to compute; of every block format one token's product."""
+    args = [a for a in case.args if a is not None]
+    if op.name == "MUL_MAT" and args[0].type.is_quantized and prod(args[1].ne[1:]) == 1:
+        return True
+    if op.name in ("UNARY", "GLU") and case.params["kind"] not in KINDS:
+        return False
+    return not case.perf and {a.type for a in args} <= TYPES
 
 
 def nmse(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:

@@ -27,7 +27,7 @@ from pyggml.ops.op import OPS, Case, Op, arg, case
 from pyggml.tensor import Tensor
 
 from ..float64 import Array, evaluate
-from .harness import random_values
+from .harness import by_default, random_values
 
 F32, I32 = GGMLType.F32, GGMLType.I32
 # Ops of which some kinds or sizes have no gradient
@@ -56,13 +56,14 @@ def _is_small(c: Case) -> bool:
 
 
 def _cases() -> Iterator[Any]:
-    """All cases; those after the second one of an op and kind are long."""
+    """All cases; by default the first two of an op and kind, of those that ``test_ops`` runs."""
     counts = Counter[tuple[str, str]]()
     some = [(op, c) for op in OPS.values() if op.gradients for c in op.cases if _is_small(c)]
     for op, c in VIEWS + some:
         key = op.name, str(c.params.get("kind"))
         counts[key] += 1
-        yield pytest.param(op, c, marks=[pytest.mark.long] if counts[key] > 2 else [])
+        is_long = counts[key] > 2 or not by_default(op, c)
+        yield pytest.param(op, c, marks=[pytest.mark.long] if is_long else [])
 
 
 @pytest.fixture(scope="module")

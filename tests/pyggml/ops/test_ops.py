@@ -14,29 +14,13 @@ import pytest
 from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import available, init_backend
-from pyggml.dtype import GGMLType
 from pyggml.ops.op import OPS, Case, Op
 
-from .harness import CaseRun
+from .harness import CaseRun, by_default
 
 # ``test_ggml`` runs cases on the reference backend.
 BACKENDS = [(name, 2) for name in available() if name != "reference"]  # and threads
 MAX_ELEMENTS = 1 << 20  # of a source: larger cases are for the benchmark
-
-# Of sources, with which the cases run by default: one of each shape of the CPU's kernels.
-TYPES = {GGMLType[n] for n in ("F32", "F16", "I8", "I32", "I64", "Q4_0", "Q8_0", "Q4_K", "IQ2_S")}
-KINDS = {"silu", "gelu", "relu", "swiglu", "swiglu_oai"}  # of functions of one element
-
-
-def by_default(op: Op, case: Case) -> bool:
-    """One case of each way to compute; of every block format one token's product."""
-    args = [a for a in case.args if a is not None]
-    if op.name == "MUL_MAT" and args[0].type.is_quantized and prod(args[1].ne[1:]) == 1:
-        return True
-    if op.name in ("UNARY", "GLU") and case.params["kind"] not in KINDS:
-        return False
-    return not case.perf and {a.type for a in args} <= TYPES
-
 
 CASES = [
     pytest.param(
