@@ -17,7 +17,6 @@ import pytest
 if not hasattr(os, "openpty"):
     pytest.skip("no terminals here", allow_module_level=True)
 
-from ..tiers import some
 from .terminal import CTRL_C, Terminal
 
 PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
@@ -60,8 +59,9 @@ def comparable(screen: str) -> str:
     return re.sub(r"[\d.]+ t/s", "N t/s", screen)
 
 
+@pytest.mark.long
 @pytest.mark.model
-@pytest.mark.parametrize(("options", "screen"), some(conversations(), 1), ids=str)
+@pytest.mark.parametrize(("options", "screen"), conversations(), ids=str)
 def test_the_page_shows_what_happens(
     options: str, screen: str, tmp_path: Path, demo_model: Path
 ) -> None:

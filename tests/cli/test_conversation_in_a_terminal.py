@@ -80,6 +80,7 @@ def test_ctrl_c_at_the_prompt_asks_and_discards_a_line(tmp_path: Path) -> None:
         assert terminal.is_restored()
 
 
+@pytest.mark.long
 def test_a_pasted_text_is_one_message(tmp_path: Path) -> None:
     with conversation(tmp_path) as terminal:
         terminal.type(pasted("one\ntwo\\\nthree\n"))

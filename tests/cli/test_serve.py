@@ -163,6 +163,7 @@ def test_a_server_ends_in_time_whatever_runs(model: Path) -> None:
         assert ends_in_time(process, 1)
 
 
+@pytest.mark.long
 def test_a_server_ends_in_time_whoever_does_not_read_or_answer(model: Path) -> None:
     """A client that does not read its response, and a server behind the proxy that sends none."""
     flags = "-m", str(model), "--shutdown-timeout", "1", "--ui-mcp-proxy"

@@ -167,6 +167,7 @@ def test_drafts_with_distributions(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert code == 0 and "#gen drafts" in err
 
 
+@pytest.mark.long
 def test_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(folder)
     (tmp_path / "p.txt").write_text(f"{TEXT}\nabc abc abc ab\nx\n")

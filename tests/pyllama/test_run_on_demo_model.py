@@ -49,6 +49,7 @@ def test_the_text_is_llama_cpps(model: Model, context: Context) -> None:
     assert stopped == " Paris."
 
 
+@pytest.mark.long
 def test_an_aborted_run_leaves_the_context_usable(model: Model, context: Context) -> None:
     tokens, over = encode(model, PROMPT), threading.Event()
 
@@ -84,6 +85,7 @@ def test_completions_by_every_way_agree(demo_model: Path) -> None:
         assert np.array_equal(llama._scores, rows)
 
 
+@pytest.mark.long
 def test_perplexity_of_a_repetition_is_low(model: Model) -> None:
     context = Context(model, n_ctx=32, n_batch=20)
     text = encode(model, "one two three four five six seven eight " * 12)
@@ -96,6 +98,7 @@ def test_perplexity_of_a_repetition_is_low(model: Model) -> None:
     assert first.nll == pytest.approx(losses.sum(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_bench_row(model: Model) -> None:
     row = run_bench(model, BenchCase(n_prompt=8, n_gen=2, n_depth=4), repetitions=2)
     assert row["model_type"] == "llama 135M Q4_1" and row["avg_ts"] > 1

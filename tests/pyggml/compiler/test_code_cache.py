@@ -368,6 +368,7 @@ def test_a_cache_is_cleared(path: Path) -> None:
     code_cache.clear(path.parent)
 
 
+@pytest.mark.long
 def test_a_given_folder_stays_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a process that compiles a kernel, in a folder of old files."""
     folder = tmp_path / "home"

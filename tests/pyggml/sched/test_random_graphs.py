@@ -102,7 +102,7 @@ def test_any_assignment_has_the_same_bits(
 
 
 @given(recipes(), st.lists(st.integers(0, 3), min_size=32, max_size=32))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_two_devices_and_the_reference_below(recipe: Recipe, pins: list[int]) -> None:
     want, random = alone(recipe), build(recipe)
     devices = [DeferredDevice({"ADD", "MUL_MAT", "RMS_NORM", "CPY"}), FakeDevice({"CONT", "ADD"})]
@@ -175,7 +175,7 @@ def test_splits_that_overlap_have_the_same_bits(
 
 
 @given(recipes(), st.lists(st.booleans(), min_size=64, max_size=64))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_watched_nodes_have_the_bits_of_each_node_alone(recipe: Recipe, wants: list[bool]) -> None:
     plain = build(recipe)
     GraphAllocator(HOST).alloc_graph(plain.graph)

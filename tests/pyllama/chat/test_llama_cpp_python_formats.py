@@ -82,7 +82,7 @@ def test_calls_and_results_of_chatml_function_calling() -> None:
     assert "10:15" in turn.prompt.text
 
 
-@pytest.mark.parametrize("name", FUNCTION_CALLING)
+@pytest.mark.parametrize("name", some(FUNCTION_CALLING, 2))
 def test_any_model_calls_the_tools(reciting: Any, name: str) -> None:
     """Random logits, constrained: whole and streamed, the call is of a tool."""
     llama = reciting("", n_ctx=4096, chat_format=name)

@@ -89,7 +89,7 @@ def has_endless_rule(rules: dict[str, Expression]) -> bool:
 
 
 @pytest.mark.parametrize("with_tokens", [False, True])
-@settings(max_examples=70, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(rules=grammars, choices=st.lists(st.integers(0, 1000), max_size=8))
 def test_masks(with_tokens: bool, rules: dict[str, Expression], choices: list[int]) -> None:
     if not with_tokens:

@@ -193,6 +193,7 @@ def test_modules_in_the_current_folder_are_not_run(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.long
 def test_pip_checks_the_hash_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel with the right name and version but other bytes is refused before it is opened."""
     source = tmp_path / "some_model-1.0-py3-none-any.whl"

@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         assert self.kv.n_used == len(self.used())
 
 
-Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestKVCache = Machine.TestCase
 
 

@@ -194,6 +194,7 @@ def test_errors_of_a_function(make: Make) -> None:
         assert text_of(llama(PROMPT, max_tokens=20, temperature=0)) == wanted
 
 
+@pytest.mark.long
 def test_a_draft_model_is_closed(make: Make, model_path: Path) -> None:
     """A model of the caller's stays open."""
     own = Model.load(model_path)

@@ -103,6 +103,7 @@ def test_a_simpler_instruction_set_gives_the_same_bits(
     assert digest_of(isa, n_cases, names) == digest_of(same, n_cases, names)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="names of x86's registers")
 @pytest.mark.parametrize("isa", only(jit.host_isas()[1:], jit.host_isas()[-1:]))
 def test_loops_that_llvm_vectorises_use_a_simpler_instruction_set_too(isa: str) -> None:

@@ -123,6 +123,7 @@ def test_processes_that_need_the_same_code_share_the_work() -> None:
     assert n == m == "3" and sorted(of_a + of_b) == ["argmax_f32", "rms_norm_f32", "scale_f32"]
 
 
+@pytest.mark.long
 def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Path) -> None:
     helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
     caller.write_text(

@@ -365,6 +365,7 @@ def test_the_interpreter_ends_cleanly_with_workers_alive() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_forked_during_a_compute_does_not_continue_it() -> None:
     """Chunks of the parent's run are left; the child must not run them."""
