@@ -20,7 +20,7 @@ from numba import types
 from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
 from .isa import vectors, widen
-from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store
+from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store, vec
 
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))
 Value = Any
@@ -106,6 +106,19 @@ def load_f16(b: Value, address: Value) -> Value:
 def store_f16(b: Value, address: Value, x: Value) -> None:
     """Store a float32 as a half float."""
     store(b, _narrow(b, F16, x), address)
+
+
+@intrinsic_from_ir
+def copy_line(b: Value, x: Value, y: Value) -> None:
+    """Copy 16 words of four bytes from x to y."""
+    store(b, load(b, x, vec(i32, 16)), y)
+
+
+@intrinsic_from_ir
+def add_line(b: Value, x: Value, y: Value) -> None:
+    """Add the 16 float32 at x to those at y."""
+    floats = vec(f32, 16)
+    store(b, b.fadd(load(b, y, floats), load(b, x, floats)), y)
 
 
 @inline

@@ -3,6 +3,7 @@
     set_row_pointers(table, base, stride, first, end)     # in jitted code: addresses of rows
     row_tiles(Q4_0, 1, table, n_rows, x, x_stride, out, out_stride, n) # rows times one token
     pack_rows(F16, table, n, out)                  # 16 rows as an interleaved group
+    transpose_rows(table, n, out, stride)          # 16 rows of F32 as columns of 16
 
 ``table`` has the addresses of the rows, then of the next ones, which are prefetched meanwhile. A
 row's sum has the order of ``tile``, so both have the same bits.
@@ -93,6 +94,12 @@ def prefetch_rows(b: Value, table: Value, n_rows: Value, n_bytes: Value) -> None
         prefetch_lines(b, start, b.lshr(b.add(n_bytes, const(LINE - 1)), const(6)))
 
 
+@intrinsic_from_ir
+def prefetch_run(b: Value, start: Value, n_bytes: Value) -> None:
+    """Prefetch the lines of ``n_bytes``."""
+    prefetch_lines(b, start, b.lshr(b.add(n_bytes, const(LINE - 1)), const(6)))
+
+
 @intrinsic_from_ir(literals=2)
 def row_tiles(
     b: Value, kind: int, n_tokens: int, table: Value, n_rows: Value, x: Value, x_stride: Value,
@@ -179,6 +186,17 @@ def pack_rows(b: Value, kind: int, table: Value, n: Value, out: Value) -> None:
             return []
 
         walk_blocks(b, kind, at(b, table, 8 * lanes * p), n, lanes, [], store_block)
+
+
+@intrinsic_from_ir
+def transpose_rows(b: Value, table: Value, n: Value, out: Value, stride: Value) -> None:
+    """Store the ``n`` columns of 16 rows of F32, ``stride`` bytes apart; ``table`` as above."""
+
+    def store_column(column: Value, i: Value, _: list[Value]) -> list[Value]:
+        store(b, column, b.add(out, b.mul(i, stride)))
+        return []
+
+    walk_columns(b, Columns(F32), table, n, [], store_column)
 
 
 class RowsBlock:

@@ -5,7 +5,7 @@
 
 A panel is [n][16] floats; ``traits`` are of F32 with ``panel_tiles()``. A sum runs over the rows of
 the panel in order, whatever the number of rows of x.
-Access: a panel stays in L1 for all rows of x; these are read once for each panel.
+Access: a panel stays in L1 for all rows of x, which come from L2, once for each panel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from .....compiler.jit import inline
 from .....dtype import GGMLType
 from ...abi import f32_ptr
-from ...simd.element import copy_run
+from ...simd.element import add_line, copy_line, copy_run
 from ...simd.tile import widest_tile
 from ...weights.layout import ROWS
 from .weights import REG_TILE, reg_tile, tile_size
@@ -32,8 +32,10 @@ def panel_tiles() -> tuple[int, ...]:
 @inline
 def pack_row(row, place, panel_bytes, columns):
     """Copy the floats of a row to its ``place`` in the first panel and in the next ones."""
-    for c in range(0, columns, ROWS):
-        copy_run(row + 4 * c, place + c // ROWS * panel_bytes, min(ROWS, columns - c))
+    whole = columns // ROWS * ROWS
+    for c in range(0, whole, ROWS):
+        copy_line(row + 4 * c, place + c // ROWS * panel_bytes)
+    copy_run(row + 4 * whole, place + whole // ROWS * panel_bytes, columns - whole)
 
 
 @inline
@@ -45,19 +47,22 @@ def times_panels(
     Args:
         tile: ``TILE_BYTES`` of scratch.
     """
-    t = 0
-    while t < rows:  # the rows of x stay in L1 for all panels
-        tokens, which = tile_size(traits, rows - t)
-        for c in range(0, columns, ROWS):
-            panel, some = panels + c // ROWS * panel_bytes, min(ROWS, columns - c)
+    for c in range(0, columns, ROWS):
+        panel, some = panels + c // ROWS * panel_bytes, min(ROWS, columns - c)
+        t = 0
+        while t < rows:
+            tokens, which = tile_size(traits, rows - t)
             reg_tile(traits, which, panel, x + t * stride, stride, tile, n, 0)
             for k in range(tokens):
-                z = f32_ptr(tile + COLUMN_BYTES * k)
-                y = f32_ptr(out + (t + k) * out_stride + 4 * c)
-                if add:
+                z, y = tile + COLUMN_BYTES * k, out + (t + k) * out_stride + 4 * c
+                if some == ROWS:
+                    if add:
+                        add_line(z, y)
+                    else:
+                        copy_line(z, y)
+                elif add:
                     for r in range(some):
-                        y[r] += z[r]
+                        f32_ptr(y)[r] += f32_ptr(z)[r]
                 else:
-                    for r in range(some):
-                        y[r] = z[r]
-        t += tokens
+                    copy_run(z, y, some)
+            t += tokens
