@@ -14,7 +14,7 @@ import numpy as np
 from ...context import Context
 from ...tensor import Tensor
 from ..op import F32, I32, Array, Out, arg, case, define_op, require, source
-from .runs import new_states, require_runs, run_args
+from .runs import RUNS, new_states, require_runs, run_args
 
 __all__ = ["ssm_conv", "ssm_conv_slots", "token_shift"]
 
@@ -64,8 +64,7 @@ SSM_CONV = define_op(
         "sx": source(F32),
         "c": source(F32),
         "states?": source(F32),
-        "runs?": source(I32),
-        "slots?": source(I32),
+        **RUNS,
     },
     infer=_infer_conv,
     reference=_conv,

@@ -18,8 +18,8 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, I32, Arg, Array, Case, Cost, Out, arg, case, define_op, require, source
-from .runs import require_runs, result_of, run_args, state_cost
+from ..op import F32, Arg, Array, Case, Cost, Out, arg, case, define_op, require, source
+from .runs import RUNS, require_runs, result_of, run_args, state_cost
 
 __all__ = ["gated_delta_net", "gated_delta_net_slots"]
 _OP = "GATED_DELTA_NET"
@@ -111,8 +111,7 @@ GATED_DELTA_NET = define_op(
     _OP,
     src={
         **dict.fromkeys(("q", "k", "v", "g", "beta", "state"), source(F32)),
-        "runs?": source(I32),
-        "slots?": source(I32),
+        **RUNS,
     },
     params={"K": 1},
     infer=_infer,

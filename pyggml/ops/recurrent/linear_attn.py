@@ -15,8 +15,8 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, I32, Array, Case, Cost, Out, arg, case, define_op, source
-from .runs import infer_heads, result_of, run_args, state_cost
+from ..op import F32, Array, Cost, Out, arg, define_op, source
+from .runs import RUNS, head_cases, infer_heads, result_of, state_cost
 
 __all__ = ["gated_linear_attn", "gated_linear_attn_slots"]
 
@@ -50,36 +50,18 @@ def _cost(node: Tensor) -> Cost:
     return state_cost(node, state, k.ne[0] * k.ne[0] * k.ne[1], k.ne[2], 3)
 
 
-def _case(S: int, H: int, tokens: int | list[int], n: int, perf: bool = False, **kw: int) -> Case:
-    """A case of ``n`` sequences or, with a list of lengths, of runs and ``n`` slots."""
-    T = tokens * n if isinstance(tokens, int) else sum(tokens) + kw.get("padding", 0)
-    x = arg(S, H, T)
-    more = run_args(n, *tokens, **kw) if isinstance(tokens, list) else []  # type: ignore[arg-type]
-    gate = arg(S, H, T, low=0)
-    return case(x, x, x, gate, arg(S * S * H, n), *more, scale=S**-0.5, perf=perf)
-
-
 GATED_LINEAR_ATTN = define_op(
     "GATED_LINEAR_ATTN",
     src={
         **dict.fromkeys(("k", "v", "q", "g", "state"), source(F32)),
-        "runs?": source(I32),
-        "slots?": source(I32),
+        **RUNS,
     },
     params={"scale": 1.0},
     infer=_infer,
     reference=_attend,
-    cases=lambda: [
-        _case(64, 4, 1, 1),
-        _case(64, 4, 8, 4),
-        _case(8, 3, 2, 2),
-        _case(45, 3, 2, 2),
-        _case(64, 4, [1], 9),
-        _case(32, 6, [3, 1, 7], 9, padding=2),
-        _case(20, 3, [1, 1, 4], 9, drafted=True),
-        _case(64, 32, [1], 2, perf=True),
-        _case(64, 32, [512], 2, perf=True),
-    ],
+    cases=lambda: head_cases(
+        lambda S, H, T: [*[arg(S, H, T)] * 3, arg(S, H, T, low=0)], lambda S: {"scale": S**-0.5}
+    ),
     max_nmse=1e-11,
     cost=_cost,
     doc="`S = g S + k v^T`, `y = scale S^T q` from token to token.",

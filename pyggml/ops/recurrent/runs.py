@@ -20,8 +20,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ...tensor import Tensor
-from ..op import F32, I32, Arg, Array, Cost, Out, require, require_type
+from ..op import F32, I32, Arg, Array, Case, Cost, Out, arg, case, require, require_type, source
 
+RUNS = {"runs?": source(I32), "slots?": source(I32)}  # the sources of the second form
 Step = Callable[[int, Array], Array]  # (token, state before it) -> state after it
 
 
@@ -142,4 +143,38 @@ def run_args(n_slots: int, *lengths: int, padding: int = 0, drafted: bool = Fals
     return [
         Arg((3, len(runs)), I32, values=lambda rng: np.array(runs)),
         Arg((n_tokens,), I32, values=lambda rng: slots),
+    ]
+
+
+def head_cases(
+    sources: Callable[[int, int, int], list[Arg]],
+    params: Callable[[int], dict[str, float]] = lambda S: {},
+    small: tuple[int, int, int, int] = (8, 3, 2, 2),
+) -> list[Case]:
+    """Test cases of ops whose state is S x S for a head, in both forms.
+
+    Args:
+        sources: of S, heads and tokens: those before the state.
+        params: of S: the op parameters.
+        small: S, heads, tokens and sequences of the smallest case.
+    """
+
+    def one(S: int, H: int, tokens: int | list[int], n: int, perf: bool = False, **kw: int) -> Case:
+        """Of ``n`` sequences or, with a list of lengths, of runs and ``n`` slots."""
+        if isinstance(tokens, int):
+            T, runs = tokens * n, []
+        else:
+            T, runs = sum(tokens) + kw.get("padding", 0), run_args(n, *tokens, **kw)  # type: ignore[arg-type]
+        return case(*sources(S, H, T), arg(S * S * H, n), *runs, **params(S), perf=perf)
+
+    return [
+        one(64, 4, 1, 1),
+        one(64, 4, 8, 4),
+        one(*small),
+        one(45, 3, 2, 2),
+        one(64, 4, [1], 9),
+        one(32, 6, [3, 1, 7], 9, padding=2),
+        one(20, 3, [1, 1, 4], 9, drafted=True),
+        one(64, 32, [1], 2, perf=True),
+        one(64, 32, [512], 2, perf=True),
     ]

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F32, I32, Array, Case, Cost, Out, arg, case, define_op, require, source
-from .runs import infer_heads, result_of, run_args, state_cost
+from ..op import F32, Arg, Array, Cost, Out, arg, define_op, require, source
+from .runs import RUNS, head_cases, infer_heads, result_of, state_cost
 
 __all__ = ["rwkv_wkv6", "rwkv_wkv6_slots", "rwkv_wkv7", "rwkv_wkv7_slots"]
 
@@ -85,42 +85,21 @@ def _cost(node: Tensor) -> Cost:
     return state_cost(node, state, x.ne[0] * x.ne[0] * x.ne[1], x.ne[2], macs)
 
 
-def _case_6(S: int, H: int, tokens: int | list[int], n: int, perf: bool = False, **kw: int) -> Case:
-    """A case of ``n`` sequences or, with a list of lengths, of runs and ``n`` slots."""
-    T = tokens * n if isinstance(tokens, int) else sum(tokens) + kw.get("padding", 0)
-    x = arg(S, H, T)
-    more = run_args(n, *tokens, **kw) if isinstance(tokens, list) else []  # type: ignore[arg-type]
-    return case(x, x, x, arg(S, H), arg(S, H, T, low=0), arg(S * S * H, n), *more, perf=perf)
-
-
-def _case_7(S: int, H: int, tokens: int | list[int], n: int, perf: bool = False, **kw: int) -> Case:
-    """As ``_case_6``; ``a`` and ``b`` have rows of about unit length, so that states stay small."""
-    T = tokens * n if isinstance(tokens, int) else sum(tokens) + kw.get("padding", 0)
+def _sources_7(S: int, H: int, T: int) -> list[Arg]:
+    """``a`` and ``b`` have rows of about unit length, so that states stay small."""
     x, unit = arg(S, H, T), arg(S, H, T, low=-(S**-0.5), high=S**-0.5)
-    more = run_args(n, *tokens, **kw) if isinstance(tokens, list) else []  # type: ignore[arg-type]
-    return case(x, arg(S, H, T, low=0), x, x, unit, unit, arg(S * S * H, n), *more, perf=perf)
+    return [x, arg(S, H, T, low=0), x, x, unit, unit]
 
 
 RWKV_WKV6 = define_op(
     "RWKV_WKV6",
     src={
         **dict.fromkeys(("k", "v", "r", "tf", "td", "state"), source(F32)),
-        "runs?": source(I32),
-        "slots?": source(I32),
+        **RUNS,
     },
     infer=_infer_6,
     reference=_wkv6,
-    cases=lambda: [
-        _case_6(64, 4, 1, 1),
-        _case_6(64, 4, 8, 4),
-        _case_6(8, 3, 2, 2),
-        _case_6(45, 3, 2, 2),
-        _case_6(64, 4, [1], 9),
-        _case_6(32, 6, [3, 1, 7], 9, padding=2),
-        _case_6(20, 3, [1, 1, 4], 9, drafted=True),
-        _case_6(64, 32, [1], 2, perf=True),
-        _case_6(64, 32, [512], 2, perf=True),
-    ],
+    cases=lambda: head_cases(lambda S, H, T: [*[arg(S, H, T)] * 3, arg(S, H), arg(S, H, T, low=0)]),
     max_nmse=1e-11,
     cost=_cost,
     doc="`y = (S + k tf v^T)^T r`, `S = td S + k v^T` from token to token: RWKV 6.",
@@ -131,22 +110,11 @@ RWKV_WKV7 = define_op(
     "RWKV_WKV7",
     src={
         **dict.fromkeys(("r", "w", "k", "v", "a", "b", "state"), source(F32)),
-        "runs?": source(I32),
-        "slots?": source(I32),
+        **RUNS,
     },
     infer=_infer_7,
     reference=_wkv7,
-    cases=lambda: [
-        _case_7(64, 4, 1, 1),
-        _case_7(64, 4, 8, 4),
-        _case_7(32, 1, 3, 1),  # ggml reads whole vectors of 32
-        _case_7(45, 3, 2, 2),
-        _case_7(64, 4, [1], 9),
-        _case_7(32, 6, [3, 1, 7], 9, padding=2),
-        _case_7(20, 3, [1, 1, 4], 9, drafted=True),
-        _case_7(64, 32, [1], 2, perf=True),
-        _case_7(64, 32, [512], 2, perf=True),
-    ],
+    cases=lambda: head_cases(_sources_7, small=(32, 1, 3, 1)),  # ggml reads whole vectors of 32
     max_nmse=1e-11,
     cost=_cost,
     doc="`S = S w + v k^T + (S a) b^T`, `y = S r` from token to token: RWKV 7.",
