@@ -4,14 +4,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float32, int32, int64, uint32
+from numba import float32, int32, int64
 
 from .....dtype import GGMLType
 from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, eight_loader, element_loader
-from ...intrin import bits_to_float, device, half_to_float, load_u16, load_u32x4, u32
+from ...intrin import device, half_to_float, load_u16
 from ...lowering import GpuLowering
 
 LOG2E = 1.4426950408889634  # scores are in powers of two
@@ -83,21 +83,6 @@ def chunk_loader(type: GGMLType, n: int, aligned: bool) -> Any:
         n: the row's length; elements after it are 0.
         aligned: j is a multiple of 8, rows begin at multiples of 16 bytes and n is a multiple of 8.
     """
-    if aligned and type is GGMLType.BF16:
-
-        @device
-        def halves(w):
-            high = u32(w & uint32(0xFFFF0000))
-            return bits_to_float(u32(w << uint32(16))), bits_to_float(high)
-
-        @device
-        def load_8_bf16(p, row, j):
-            w0, w1, w2, w3 = load_u32x4(p, row + int64(2) * j)
-            (a0, a1), (a2, a3) = halves(w0), halves(w1)
-            (b0, b1), (b2, b3) = halves(w2), halves(w3)
-            return a0, a1, a2, a3, b0, b1, b2, b3
-
-        return load_8_bf16
     if aligned and type in FLOAT_TYPES:
         return eight_loader(type)
     if type is GGMLType.Q8_0:
