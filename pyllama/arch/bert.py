@@ -6,11 +6,9 @@ Understanding"; llama.cpp, ``llama_model_bert``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, tensors
 from ..hparams import Key, Values
@@ -43,11 +41,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors({**ENCODER, "position_embd.weight": ("n_embd", "n_ctx_train")})
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.add_positions(b.add_token_types(b.embed("token_embd.weight")))
-    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")
+build_graph = partial(post_norm_encoder, act="gelu_erf")
 
 
 _OFFSET = ("roberta", "xlm-roberta", "camembert")  # positions begin after that of padding

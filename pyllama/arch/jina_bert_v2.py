@@ -7,6 +7,7 @@ Long Documents"; llama.cpp, ``llama_model_jina_bert_v2``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.add_token_types(b.embed("token_embd.weight"))
-    inp = b.layer_norm(inp, "token_embd_norm", "inp_norm")
-    return post_norm_encoder(b, inp, "gelu_erf", _qkv)
-
-
 def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values; layer norms of the rows of queries and keys if the model has them.
 
@@ -70,6 +64,9 @@ def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         rows = b.layer_norm(rows, f"blk.{i}.attn_{part}_norm", f"{part.upper()}cur_normed-{i}")
         normed.append(ops.reshape_3d(b.ctx, rows, n, heads, n_tokens))
     return normed[0], normed[1], v
+
+
+build_graph = partial(post_norm_encoder, act="gelu_erf", qkv=_qkv)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
-from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, tensors
-from ..hparams import Key, Values
 from ..mapping.encoders import (
     HEADS,
     NOT_OF_ENCODERS,
@@ -22,22 +17,14 @@ from ..mapping.encoders import (
     without_pooler,
 )
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import bert, nomic_bert
 
 NAME = "jina-bert-v3"
-HPARAMS: Values = {
-    "encoder": True,
-    "rope_neox": True,
-    "norm_eps": Key("attention.layer_norm_epsilon"),
-    "n_token_types": Key("tokenizer.ggml.token_type_count", 0, prefixed=False),
-}
+HPARAMS = nomic_bert.HPARAMS
 
 TENSORS = tensors(ENCODER)
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.add_token_types(b.embed("token_embd.weight"))
-    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")
+build_graph = bert.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:

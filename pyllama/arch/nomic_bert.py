@@ -6,11 +6,9 @@ llama.cpp, ``llama_model_nomic_bert``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, tensors
 from ..hparams import Key, Values
@@ -33,11 +31,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors({**ENCODER, "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff")})
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.add_token_types(b.embed("token_embd.weight"))
-    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "silu")
+build_graph = partial(post_norm_encoder, act="silu")
 
 
 _TRAINED = {8192: 2048, 2048: 512}  # positions of a checkpoint -> of its training

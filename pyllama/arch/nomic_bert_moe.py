@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
-from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, EXPERTS, tensors, without
 from ..hparams import Got, Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS
 from ..mapping.rules import Array, Config, Convert, Tensors
-from .nomic_bert import HPARAMS as DENSE_HPARAMS
-from .nomic_bert import NAMES, nomic_keys
+from . import bert, nomic_bert
 
 NAME = "nomic-bert-moe"
 
@@ -29,7 +24,7 @@ def _expert_layers(got: Got) -> tuple[bool, ...]:
 
 
 HPARAMS: Values = {
-    **DENSE_HPARAMS,
+    **nomic_bert.HPARAMS,
     "moe_every": Key("moe_every_n_layers", 0),
     "expert_layers": _expert_layers,
     "expert_weights_norm": False,
@@ -37,15 +32,11 @@ HPARAMS: Values = {
 
 TENSORS = tensors({**ENCODER, **without(EXPERTS, "ffn_gate_exps")})
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.add_token_types(b.embed("token_embd.weight"))
-    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")
+build_graph = bert.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    return nomic_keys(config, "gelu_erf", "gelu") | {
+    return nomic_bert.nomic_keys(config, "gelu_erf", "gelu") | {
         "moe_every_n_layers": int(config["moe_every_n_layers"]),
         "expert_used_count": int(config["moe_top_k"]),
     }
@@ -64,7 +55,7 @@ CONVERT = Convert(
     models=("NomicBertModel",),
     accepts=lambda config: bool(config.get("moe_every_n_layers")),
     tensors={
-        **NAMES,
+        **nomic_bert.NAMES,
         f"{_MLP}.router.layer.weight": "blk.{i}.ffn_gate_inp.weight",
         f"{_MLP}.experts.mlp.w1": "blk.{i}.ffn_up_exps.weight",
         f"{_MLP}.experts.mlp.w2": "blk.{i}.ffn_down_exps.weight",

@@ -1,7 +1,6 @@
 """Encoder layers with norms after attention and feed-forward part, as in BERT.
 
-    inp = b.add_token_types(b.embed("token_embd.weight"))
-    return post_norm_encoder(b, b.layer_norm(inp, "token_embd_norm", "inp_norm"), "gelu_erf")
+    return post_norm_encoder(b, "gelu_erf")
 
 Tokens attend to all of their text, or to a window of it; nothing is kept from one ubatch to the
 next. The result is the embeddings of the tokens in ``out_ids``.
@@ -17,21 +16,24 @@ from .decoder import QKVOf
 from .ffn import ffn
 
 
-def post_norm_encoder(
-    b: GraphBuilder, inp: Tensor, act: str, qkv: QKVOf = GraphBuilder.qkv
-) -> Tensor:
+def post_norm_encoder(b: GraphBuilder, act: str, qkv: QKVOf = GraphBuilder.qkv) -> Tensor:
     """All layers, with a layer norm after attention and one after the feed-forward part.
 
-    Queries and keys are rotated if the model has rope. With ``attn_norm_2``, the layer's input is
-    added to the norm after attention, and the sum normalized.
+    Types and, if the model has them, learned positions of tokens are added to the embedding; the
+    sum is normalized. Queries and keys are rotated if the model has rope. With ``attn_norm_2``, the
+    layer's input is added to the norm after attention, and the sum normalized.
 
     Args:
         act: of the feed-forward part, which has a gate if the model has one.
         qkv: computes the queries, keys and values of a layer.
 
     Shape:
-        inp [n_embd, T] -> [n_embd, n_embeddings]
+        -> [n_embd, n_embeddings]
     """
+    inp = b.add_token_types(b.embed("token_embd.weight"))  # [n_embd, T]
+    if "position_embd.weight" in b.weights:
+        inp = b.add_positions(inp)
+    inp = b.layer_norm(inp, "token_embd_norm", "inp_norm")
     for i in range(b.hparams.n_layer):
         q, k, v = qkv(b, inp, i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
