@@ -6,11 +6,9 @@ Model Born from Transformer"; llama.cpp, ``llama_model_arwkv7``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.rwkv import RWKV7, TIME_MIX7, llama_decoder, states, time_mix7
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Values
@@ -31,10 +29,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama_decoder(b, time_mix7)
+build_graph = partial(llama_decoder, time_mix=time_mix7)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import GATED_FFN, QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier
@@ -35,10 +32,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    return llama.decoder(b, "silu")
+build_graph = llama.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:

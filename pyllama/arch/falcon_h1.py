@@ -6,6 +6,7 @@ Source: Zuo et al. 2025, "Falcon-H1"; llama.cpp, ``llama_model_falcon_h1``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,11 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, _mixer)
-
-
 def _mixer(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     return ops.add(b.ctx, hybrid.attention(b, x, i), mamba2(b, x, i))
+
+
+build_graph = partial(hybrid.decoder, mixer=_mixer)
 
 
 def _keys(config: Config) -> dict[str, Any]:

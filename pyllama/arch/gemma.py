@@ -7,11 +7,9 @@ Source: Gemma Team 2024, "Gemma: Open Models Based on Gemini Research and Techno
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
@@ -21,10 +19,7 @@ HPARAMS: Values = {"rope_neox": True, "embedding_scale": gemma3.HPARAMS["embeddi
 
 TENSORS = without(qwen2.TENSORS, ".bias", "output.weight?")
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "gelu")
+build_graph = partial(llama.decoder, act="gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,11 +6,9 @@ Source: Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
@@ -29,10 +27,7 @@ HPARAMS: Values = {
 TENSORS = without(gemma3.TENSORS, "_q_norm", "_k_norm")
 _LAYERS_27B = 46
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return gemma3.decoder(b, "gelu", _LAYERS_27B)
+build_graph = partial(gemma3.decoder, act="gelu", layers_27b=_LAYERS_27B)
 
 
 def _keys(config: Config) -> dict[str, Any]:

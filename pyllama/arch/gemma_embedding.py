@@ -6,11 +6,9 @@ Source: Google 2025, "EmbeddingGemma: Powerful and Lightweight Text Representati
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, check_config
 from . import gemma3
@@ -20,10 +18,7 @@ HPARAMS: Values = {**gemma3.HPARAMS, "encoder": True, "causal": False, "swa_symm
 
 TENSORS = {name: ne for name, ne in gemma3.TENSORS.items() if not name.startswith("output.")}
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    return gemma3.decoder(b, "gelu")
+build_graph = partial(gemma3.decoder, act="gelu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -7,14 +7,12 @@ Source: IBM 2025, "Granite 4.0 Language Models"; IBM 2024, "Bamba"; llama.cpp,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.tensor import Tensor
-
 from ..graph import hybrid
-from ..graph.builder import GraphBuilder
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import SHARED_EXPERTS, only_in, tensors, without
 from ..hparams import Key, Values
@@ -42,10 +40,7 @@ TENSORS = {
     **SHARED_EXPERTS,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, hybrid.attention_or(mamba2))
+build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(mamba2))
 
 
 def _is_bamba(config: Config) -> bool:

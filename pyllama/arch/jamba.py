@@ -5,14 +5,12 @@ Source: Lieber et al. 2024, "Jamba"; llama.cpp, ``llama_model_jamba``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.tensor import Tensor
-
 from ..graph import hybrid
-from ..graph.builder import GraphBuilder
 from ..graph.mamba import SSM, SSM_TENSORS, states_of
 from ..graph.mamba import mamba as mamba_part
 from ..graph.tensors import EXPERTS, GATED_FFN, OUTPUT, only_in
@@ -47,10 +45,7 @@ TENSORS = {
     **OUTPUT,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, hybrid.attention_or(mamba_part))
+build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(mamba_part))
 
 
 def _keys(config: Config) -> dict[str, Any]:

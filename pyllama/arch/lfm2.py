@@ -5,12 +5,10 @@ Source: Liquid AI 2025, "LFM2 Technical Report"; llama.cpp, ``llama_model_lfm2``
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
 from ..graph import hybrid
-from ..graph.builder import GraphBuilder
 from ..graph.short_conv import SHORT_CONV, short_conv, states_of
 from ..graph.tensors import GATED_FFN, OUTPUT, only_in, without
 from ..hparams import Key, Values
@@ -43,10 +41,9 @@ TENSORS = {
     **without(OUTPUT, "output_norm"),
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, hybrid.attention_or(short_conv), output_norm="token_embd_norm")
+build_graph = partial(
+    hybrid.decoder, mixer=hybrid.attention_or(short_conv), output_norm="token_embd_norm"
+)
 
 
 def keys(config: Config) -> dict[str, Any]:

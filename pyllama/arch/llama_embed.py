@@ -6,9 +6,6 @@ llama.cpp, ``llama_model_llama_embed``.
 
 from __future__ import annotations
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..hparams import Values
 from ..mapping.rules import Convert
 from . import llama
@@ -18,10 +15,7 @@ HPARAMS: Values = {**llama.HPARAMS, "encoder": True, "causal": False}
 
 TENSORS = {name: ne for name, ne in llama.TENSORS.items() if not name.startswith("output.")}
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    return llama.decoder(b, "silu")
+build_graph = llama.build_graph
 
 
 CONVERT = Convert(

@@ -6,6 +6,7 @@ Source: Gu and Dao 2023, "Mamba"; Zuo et al. 2024, "Falcon Mamba"; llama.cpp, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,6 @@ HPARAMS: Values = {
 TENSORS = {"blk.{i}.attn_norm.weight": ("n_embd",), **layers.SSM_TENSORS, **OUTPUT}
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, layers.mamba)
-
-
 def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor]) -> Tensor:
     """All layers and the logits.
 
@@ -46,6 +42,9 @@ def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor
         cur, inp = b.select_outputs(i, cur, inp)
         inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+build_graph = partial(decoder, mixer=layers.mamba)
 
 
 def base(config: Config) -> dict[str, Any]:

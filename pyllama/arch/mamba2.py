@@ -5,11 +5,9 @@ Source: Dao and Gu 2024, "Transformers are SSMs"; llama.cpp, ``llm_build_mamba``
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Values
@@ -24,10 +22,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors({"blk.{i}.attn_norm.weight": ("n_embd",), **SSM2_TENSORS, **OUTPUT})
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return mamba.decoder(b, mamba2)
+build_graph = partial(mamba.decoder, mixer=mamba2)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Source: NVIDIA 2025, "Nemotron-H"; llama.cpp, ``llama_model_nemotron_h``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, lambda b, x, i: ffn(b, x, i, "relu_sqr"))
-
-
 def decoder(b: GraphBuilder, feed_forward: hybrid.Mixer) -> Tensor:
     """All layers and the logits; ``feed_forward`` is that of the layers which are one."""
 
@@ -64,6 +60,9 @@ def decoder(b: GraphBuilder, feed_forward: hybrid.Mixer) -> Tensor:
         return (mamba2 if b.hparams.states[i] else feed_forward)(b, x, i)
 
     return mamba.decoder(b, part)
+
+
+build_graph = partial(decoder, feed_forward=partial(ffn, act="relu_sqr"))
 
 
 def kinds(config: Config) -> str:

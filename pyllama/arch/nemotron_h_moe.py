@@ -7,6 +7,7 @@ Source: NVIDIA 2025, "Nemotron 3"; llama.cpp, ``llama_model_nemotron_h_moe``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyggml as ops
@@ -49,11 +50,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return nemotron_h.decoder(b, _experts)
-
-
 def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     """Routed experts, in some models of a projection of ``x``, and shared ones of ``x`` itself."""
     inner, latent = x, b.hparams.own["n_latent"]
@@ -63,6 +59,9 @@ def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     if latent:
         y = b.linear(y, f"blk.{i}.ffn_latent_up", f"ffn_latent_up-{i}")
     return ops.add(b.ctx, y, shared_experts(b, x, i, "relu_sqr")).set_name(f"ffn_out-{i}")
+
+
+build_graph = partial(nemotron_h.decoder, feed_forward=_experts)
 
 
 def _keys(config: Config) -> dict[str, Any]:

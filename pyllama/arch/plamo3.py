@@ -6,11 +6,9 @@ Source: Preferred Networks 2025, "PLaMo 3"; llama.cpp, ``llama_model_plamo3``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
@@ -38,10 +36,7 @@ TENSORS = {
 }
 _OFFSETS = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / 5**1.5}  # others add 1
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return gemma3.decoder(b, "silu")
+build_graph = partial(gemma3.decoder, act="silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -5,15 +5,13 @@ Source: Qwen Team 2025, "Qwen3-Next"; llama.cpp, ``llama_model_qwen3next``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.tensor import Tensor
-
 from ..graph import hybrid
 from ..graph.attention_factors import attention_of_gated_queries
-from ..graph.builder import GraphBuilder
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in
 from ..hparams import Got, Key, Values
@@ -87,10 +85,11 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    mixer = hybrid.attention_or(delta_net, attention_of_gated_queries)
-    return hybrid.decoder(b, mixer, ffn_norm="post_attention_norm")
+build_graph = partial(
+    hybrid.decoder,
+    mixer=hybrid.attention_or(delta_net, attention_of_gated_queries),
+    ffn_norm="post_attention_norm",
+)
 
 
 def keys(config: Config) -> dict[str, Any]:

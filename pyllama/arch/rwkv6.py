@@ -6,11 +6,9 @@ llama.cpp, ``llama_model_rwkv6``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.rwkv import NORMED, RWKV6, TIME_MIX6, decoder, states, time_mix6
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
@@ -34,10 +32,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, time_mix6)
+build_graph = partial(decoder, time_mix=time_mix6)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,11 +6,9 @@ at Scale"; llama.cpp, ``llama_model_rwkv6qwen2``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.rwkv import RWKV6, TIME_MIX6, llama_decoder, states, time_mix6
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Got, Key, Values
@@ -45,10 +43,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama_decoder(b, time_mix6)
+build_graph = partial(llama_decoder, time_mix=time_mix6)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,13 +6,11 @@ Source: Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution"
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.rwkv import NORMED, RWKV7, TIME_MIX7, decoder, states, time_mix7
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
@@ -26,10 +24,7 @@ HPARAMS: Values = {
 
 TENSORS = tensors({**TIME_MIX7, **NORMED})
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, time_mix7)
+build_graph = partial(decoder, time_mix=time_mix7)
 
 
 def _keys(config: Config) -> dict[str, Any]:

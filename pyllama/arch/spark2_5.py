@@ -5,11 +5,9 @@ Source: iFlytek 2026, "Spark-X2.5"; llama.cpp, ``llama_model_spark2_5``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, window_keys
@@ -32,10 +30,7 @@ TENSORS = {
     **OUTPUT,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "gelu", gate="sigmoid")
+build_graph = partial(llama.decoder, act="gelu", gate="sigmoid")
 
 
 def _keys(config: Config) -> dict[str, Any]:
