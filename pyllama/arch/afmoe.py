@@ -6,15 +6,13 @@ Source: Arcee AI 2025, "Trinity"; llama.cpp, ``llama_model_afmoe``.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, check_config, float32
-from . import exaone_moe, gemma3, llama
+from . import exaone_moe, gemma3, llama, qwen2moe
 
 HPARAMS: Values = {
     **exaone_moe.HPARAMS,
@@ -31,10 +29,7 @@ TENSORS = {
     **DEEPSEEK_EXPERTS,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return gemma3.decoder(b, "silu", gate="sigmoid")
+build_graph = partial(gemma3.decoder, act="silu", gate="sigmoid")
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -63,7 +58,7 @@ CONVERT = Convert(
     models=("AfmoeForCausalLM",),
     tensors={
         **gemma3.NAMES,
-        **exaone_moe.EXPERT_NAMES,
+        **qwen2moe.DEEPSEEK,
         "model.layers.{i}.self_attn.gate_proj.weight": "blk.{i}.attn_gate.weight",
         "model.layers.{i}.pre_mlp_layernorm.weight": "blk.{i}.ffn_norm.weight",
         "model.layers.{i}.post_mlp_layernorm.weight": "blk.{i}.post_ffw_norm.weight",

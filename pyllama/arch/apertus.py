@@ -7,12 +7,14 @@ Source: Apertus Team 2025, "Apertus: Democratizing Open and Compliant LLMs"; lla
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, head_columns
@@ -31,21 +33,14 @@ HPARAMS: Values = {
 TENSORS = without(qwen3.TENSORS, "ffn_gate")
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = b.self_attention(cur, i)
-        cur, inp = b.select_outputs(i, cur, inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        cur = b.linear(cur, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-        cur = ops.xielu(b.ctx, cur, *(b.hparams.own[name][i] for name in XIELU))
-        cur = cur.set_name(f"ffn_xielu-{i}")
-        inp = b.linear(cur, f"blk.{i}.ffn_down", f"ffn_down-{i}", residual=inp)
-        inp = b.layer_output(inp, i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+def _ffn(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
+    cur = b.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+    cur = ops.xielu(b.ctx, cur, *(b.hparams.own[name][i] for name in XIELU))
+    cur = cur.set_name(f"ffn_xielu-{i}")
+    return b.linear(cur, f"blk.{i}.ffn_down", f"ffn_down-{i}", residual=residual)
+
+
+build_graph = partial(pre_norm_decoder, feed_forward=_ffn)
 
 
 def _keys(config: Config) -> dict[str, Any]:

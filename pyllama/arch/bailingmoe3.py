@@ -5,6 +5,7 @@ Source: llama.cpp, ``llama_model_bailingmoe3``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,12 @@ TENSORS = {
 MTP = Nextn(layer={"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0})
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, hybrid.attention_or(kimi_delta, _latent))
-
-
 def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     out = attention_gate(b, mla.latent_attention(b, x, i), x, i, "sigmoid")
     return b.linear(out, f"blk.{i}.attn_output", f"attn_out-{i}")
+
+
+build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -68,10 +67,7 @@ def _keys(config: Config) -> dict[str, Any]:
     check_config(config, gated_attention_proj_granularity_type="head_wise")
     n_layer, group = int(config["num_hidden_layers"]), int(config["layer_group_size"])
     attends = [(i + 1) % group == 0 or i >= n_layer // group * group for i in range(n_layer)]
-    n_lora, n_rot = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
-    keys = base_keys(config)
-    if config.get("q_lora_rank") is not None:
-        keys["attention.q_lora_rank"] = int(config["q_lora_rank"])
+    keys = base_keys(config) | deepseek2.absorbed_keys(config)
     for key, name in (
         ("swiglu_clamp_exp", "expert_swiglu_limit_list"),
         ("swiglu_clamp_shexp", "share_expert_swiglu_limit_list"),
@@ -81,12 +77,6 @@ def _keys(config: Config) -> dict[str, Any]:
             keys[key] = limits + [0.0] * (n_layer - len(limits))
     return keys | {
         "attention.head_count_kv": [int(x) for x in attends],
-        "attention.kv_lora_rank": n_lora,
-        "attention.key_length": n_lora + n_rot,
-        "attention.value_length": n_lora,
-        "attention.key_length_mla": int(config["qk_nope_head_dim"]) + n_rot,
-        "attention.value_length_mla": int(config["v_head_dim"]),
-        "rope.dimension_count": n_rot,
         "ssm.conv_kernel": int(config["short_conv_kernel_size"]),
         "kda.head_dim": int(config["head_dim"]),
         "kda.safe_gate": True,

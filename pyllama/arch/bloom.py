@@ -42,7 +42,7 @@ TENSORS = {
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     inp = b.layer_norm(b.embed("token_embd.weight"), "token_embd_norm", "inp_norm")
-    return layer_norm_decoder(b, inp, "gelu")
+    return layer_norm_decoder(b, "gelu", inp)
 
 
 def _keys(config: Config) -> dict[str, Any]:

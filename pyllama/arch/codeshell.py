@@ -26,7 +26,7 @@ TENSORS = {
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     tied = "token_embd.weight" not in b.weights
-    return layer_norm_decoder(b, b.embed("output.weight" if tied else "token_embd.weight"), "gelu")
+    return layer_norm_decoder(b, "gelu", b.embed("output.weight" if tied else "token_embd.weight"))
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -7,10 +7,10 @@ Source: Wang et al. 2023, "CogVLM"; llama.cpp, ``llama_model_cogvlm``.
 from __future__ import annotations
 
 from ..graph.builder import ROPE_FACTORS
-from ..graph.tensors import GATED_FFN, OUTPUT
+from ..graph.tensors import GATED_FFN, OUTPUT, without
 from ..hparams import Values
 from ..mapping.rules import Convert
-from . import llama
+from . import llama, qwen2
 
 HPARAMS: Values = {"rope_neox": True}
 
@@ -34,9 +34,7 @@ _LAYER = "model.layers.{i}"
 CONVERT = Convert(
     models=("CogVLMForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        f"{_LAYER}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        f"{_LAYER}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        **without(qwen2.CONVERT.tensors, "_proj."),
         **{
             f"{_LAYER}.{theirs}.weight": f"blk.{{i}}.{ours}.weight"
             for kind, attn, ffn in (("language", "attn_", "ffn_"), ("vision", "vis_attn_", "vis_"))
@@ -46,8 +44,6 @@ CONVERT = Convert(
                 *((f"mlp.{kind}_mlp.{x}_proj", f"{ffn}{x}") for x in ("gate", "up", "down")),
             )
         },
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
     keys=llama.keys,
     other_media=("model.vision.*",),

@@ -12,10 +12,18 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS
+from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS, without
 from ..hparams import GATINGS, Got, Key, Values, nope_without_window
-from ..mapping.rules import HF_MLP, Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe
+from ..mapping.rules import (
+    Config,
+    Convert,
+    base_keys,
+    check_config,
+    float32,
+    hidden_act,
+    window_keys,
+)
+from . import exaone_moe, qwen2, qwen2moe
 
 
 def _nope_layers(got: Got) -> tuple[bool, ...]:
@@ -70,16 +78,12 @@ def _keys(config: Config) -> dict[str, Any]:
         check_config(config, prefix_dense_sliding_window_pattern=1)
     n_exp, shared = int(config["intermediate_size"]), int(config.get("num_shared_experts") or 0)
     gating = str(config.get("expert_selection_fn") or "softmax")
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
     keys |= {
         "logit_scale": float32(config["logit_scale"]),
         "rope.dimension_count": int(config["head_dim"]),
         "rope.scaling.type": "none",
         "feed_forward_length": int(config.get("prefix_dense_intermediate_size") or n_exp),
-        "attention.sliding_window": int(config["sliding_window"]),
-        "attention.sliding_window_pattern": [
-            kind == "sliding_attention" for kind in config["layer_types"]
-        ],
         "leading_dense_block_count": lead,
         "expert_feed_forward_length": n_exp,
         "expert_gating_func": GATINGS.index(gating),
@@ -94,16 +98,9 @@ def _keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("Cohere2MoeForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
-        "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
-        "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
-        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
-        **HF_MLP,
-        **exaone_moe.EXPERT_NAMES,
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
+        **without(qwen2.CONVERT.tensors, "post_attention"),
+        **qwen2moe.ROUTED,
+        **qwen2moe.shared("shared_experts"),
     },
     keys=_keys,
 )

@@ -6,15 +6,17 @@ Source: Cohere 2024, "Command R"; llama.cpp, ``llm_build_command_r``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import GATED_FFN, tensors
+from ..graph.tensors import GATED_FFN, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, hidden_act
+from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from . import qwen2
 
 NAME = "command-r"
 
@@ -39,11 +41,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu", qkv=qkv)
-
-
 def qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """``b.qkv`` with optional layer norms of queries and keys, whose weights differ between heads.
 
@@ -56,6 +53,9 @@ def qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
     if f"blk.{i}.attn_k_norm.weight" in b.weights:
         k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
     return q, k, v
+
+
+build_graph = partial(layer_norm_decoder, act="silu", qkv=qkv)
 
 
 def keys(config: Config) -> dict[str, Any]:
@@ -72,14 +72,10 @@ def keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("CohereForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        **HF_QKV,
+        **without(qwen2.CONVERT.tensors, "post_attention", "lm_head"),
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
-        **HF_MLP,
-        "model.norm.weight": "output_norm.weight",
     },
     defaults={"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 10000.0},
     ignored=("lm_head.weight", "*.rotary_emb.inv_freq"),

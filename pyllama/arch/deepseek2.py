@@ -7,6 +7,7 @@ Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3"; llama.cpp, ``llm_buil
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from pyggml.tensor import Tensor
 from ..graph import mla
 from ..graph.attention_factors import attn_temperature
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn
-from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT
+from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import (
-    HF_MLP,
     Array,
     Config,
     Convert,
@@ -32,6 +33,7 @@ from ..mapping.rules import (
     hidden_act,
     text_of_vision,
 )
+from . import qwen2, qwen2moe
 
 HPARAMS: Values = {
     **mla.HPARAMS,
@@ -56,41 +58,23 @@ TENSORS = {
 MTP = Nextn()
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, "silu")
-
-
 def decoder(b: GraphBuilder, act: str) -> Tensor:
     """All layers and the logits [n_vocab, n_outputs]; ``act`` is of the feed-forward parts."""
-    n_layer, own = b.hparams.n_layer, b.hparams.own
-    temperature = None
+    own, temperature = b.hparams.own, None
     if own.get("temperature"):
         every = own["temperature_length"] or b.hparams.n_ctx_orig
         temperature = attn_temperature(b, own["temperature"], every)
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = mla.latent_attention(b, cur, i, temperature)  # [n_head * n_value, T]
-        cur, inp = b.select_outputs(i, cur, inp)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.layer_output(ffn(b, cur, i, act, residual=inp), i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+    attention = partial(mla.latent_attention, q_scale=temperature)
+    return pre_norm_decoder(b, attention, partial(ffn, act=act))
 
 
-def latent_keys(config: Config, gating: str) -> dict[str, Any]:
-    """The keys of models with absorbed latent attention.
+build_graph = partial(decoder, act="silu")
 
-    Args:
-        gating: of the router, where ``scoring_func`` does not say.
-    """
-    check_config(config, moe_layer_freq=1)
+
+def absorbed_keys(config: Config) -> dict[str, Any]:
+    """The sizes of absorbed latent attention."""
     n_lora, n_rot = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
-    keys = base_keys(config) | hidden_act(config, "silu")
-    keys |= {
-        "attention.head_count_kv": 1,
+    keys = {
         "attention.kv_lora_rank": n_lora,
         "attention.key_length": n_lora + n_rot,
         "attention.value_length": n_lora,
@@ -100,6 +84,18 @@ def latent_keys(config: Config, gating: str) -> dict[str, Any]:
     }
     if config.get("q_lora_rank") is not None:
         keys["attention.q_lora_rank"] = int(config["q_lora_rank"])
+    return keys
+
+
+def latent_keys(config: Config, gating: str) -> dict[str, Any]:
+    """The keys of models with absorbed latent attention.
+
+    Args:
+        gating: of the router, where ``scoring_func`` does not say.
+    """
+    check_config(config, moe_layer_freq=1)
+    keys = base_keys(config) | hidden_act(config, "silu") | absorbed_keys(config)
+    keys["attention.head_count_kv"] = 1
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("mscale_all_dim"):
         keys["rope.scaling.yarn_log_multiplier"] = float32(0.1 * rope["mscale_all_dim"])
@@ -167,8 +163,7 @@ def change_latent(name: str, x: Array, config: Config) -> Tensors:
 
 
 DENSE = {  # names of models without experts in Hugging Face's checkpoints
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+    **without(qwen2.CONVERT.tensors, "self_attn"),
     "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
     "model.layers.{i}.self_attn.q_a_proj.*": "blk.{i}.attn_q_a.*",
     "model.layers.{i}.self_attn.q_a_layernorm.weight": "blk.{i}.attn_q_a_norm.weight",
@@ -177,23 +172,8 @@ DENSE = {  # names of models without experts in Hugging Face's checkpoints
     "model.layers.{i}.self_attn.kv_a_layernorm.weight": "blk.{i}.attn_kv_a_norm.weight",
     "model.layers.{i}.self_attn.kv_b_proj.weight": "blk.{i}.attn_kv_b.weight",
     "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
-    "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    **HF_MLP,
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
 }
-
-NAMES = {
-    **DENSE,
-    "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
-    "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
-    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
-    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
-    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
-    "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
-    "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
-    "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
-}
+NAMES = DENSE | qwen2moe.DEEPSEEK
 
 CONVERT = Convert(
     models=(

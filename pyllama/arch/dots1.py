@@ -47,15 +47,9 @@ def _keys(config: Config) -> dict[str, Any]:
     return expert_keys(config) | hidden_act(config, "silu")
 
 
-ROUTED = {
-    **qwen2moe.ROUTED,
-    "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
-    **qwen2moe.shared("shared_experts"),
-}
-
 CONVERT = Convert(
     models=("Dots1ForCausalLM",),
-    tensors={**qwen3.CONVERT.tensors, **ROUTED},
+    tensors={**qwen3.CONVERT.tensors, **qwen2moe.DEEPSEEK},
     keys=_keys,
     defaults={"norm_topk_prob": False},
 )

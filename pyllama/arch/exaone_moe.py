@@ -9,8 +9,16 @@ from typing import Any
 
 from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, Key, Values, nope_without_window
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import llama, qwen3
+from ..mapping.rules import (
+    Config,
+    Convert,
+    base_keys,
+    check_config,
+    float32,
+    hidden_act,
+    window_keys,
+)
+from . import llama, qwen2moe, qwen3
 
 NAME = "exaone-moe"
 
@@ -46,11 +54,8 @@ def _keys(config: Config) -> dict[str, Any]:
     return (
         base_keys(config)
         | hidden_act(config, "silu")
+        | window_keys(config, 4)
         | {
-            "attention.sliding_window": int(config["sliding_window"]),
-            "attention.sliding_window_pattern": [
-                kind == "sliding_attention" for kind in config["layer_types"]
-            ],
             "leading_dense_block_count": dense_lead(config),
             "expert_group_count": int(config.get("n_group") or 1),
             "expert_group_used_count": int(config.get("topk_group") or 1),
@@ -65,21 +70,11 @@ def _keys(config: Config) -> dict[str, Any]:
     )
 
 
-EXPERT_NAMES = {
-    "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
-    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
-    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
-    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
-    "model.layers.{i}.mlp.shared_experts.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
-    "model.layers.{i}.mlp.shared_experts.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
-    "model.layers.{i}.mlp.shared_experts.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
-}
 CONVERT = Convert(
     models=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
     tensors={
         **qwen3.CONVERT.tensors,
-        **EXPERT_NAMES,
-        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+        **qwen2moe.DEEPSEEK,
         "model.layers.{i}.mlp.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,

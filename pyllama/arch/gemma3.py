@@ -8,6 +8,7 @@ Source: Gemma Team 2025, "Gemma 3 Technical Report"; llama.cpp, ``llm_build_gemm
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pyggml as ops
@@ -20,7 +21,6 @@ from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Key, Values
 from ..mapping.rules import (
-    HF_MLP,
     Array,
     Config,
     Convert,
@@ -30,6 +30,7 @@ from ..mapping.rules import (
     hidden_act,
     text_of_vision,
 )
+from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -57,11 +58,6 @@ TENSORS = {
     **OUTPUT,
 }
 _LAYERS_27B = 62  # 27B scales scores by 1 / sqrt(n_embd / n_head) instead of 1 / sqrt(head_dim)
-
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, "gelu", _LAYERS_27B)
 
 
 def decoder(
@@ -104,6 +100,9 @@ def decoder(
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}", post_eps)
         inp = b.layer_output(ops.add(ctx, cur, inp), i)
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+build_graph = partial(decoder, act="gelu", layers_27b=_LAYERS_27B)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -156,20 +155,12 @@ DEFAULTS = {  # defaults of transformers that config.json of vision models omits
     "tie_word_embeddings": True,
 }
 NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-    "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+    **qwen2.CONVERT.tensors,
     "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
-    "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
     "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
-    "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
-    "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
     "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
     "model.layers.{i}.pre_feedforward_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    **HF_MLP,
     "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
 }
 CONVERT = Convert(
     models=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),

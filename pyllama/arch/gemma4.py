@@ -23,7 +23,15 @@ from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..mapping.rules import (
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+    text_of_vision,
+)
 from . import gemma3, gemma3n
 
 
@@ -175,10 +183,7 @@ _NAMES = {
 }
 CONVERT = Convert(
     models=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-    tensors={
-        **_NAMES,
-        **{name.replace("model.", "model.language_model.", 1): x for name, x in _NAMES.items()},
-    },
+    tensors=text_of_vision(_NAMES),
     other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
     keys=_keys,
     change=gemma3n.pad_vocabulary,

@@ -5,15 +5,13 @@ Source: GLM Team 2024, "ChatGLM: A Family of Large Language Models"; llama.cpp, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
-from ..graph.tensors import OUTPUT, QKV, tensors
+from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import Values
-from ..mapping.rules import HF_QKV, Config, Convert, base_keys, check_config, hidden_act
-from . import gemma3
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from . import gemma3, qwen2
 
 HPARAMS: Values = {}
 
@@ -31,10 +29,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return gemma3.decoder(b, "silu")
+build_graph = partial(gemma3.decoder, act="silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -45,17 +40,11 @@ def _keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("Glm4ForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        **HF_QKV,
-        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        **without(qwen2.CONVERT.tensors, ".mlp."),
         "model.layers.{i}.post_self_attn_layernorm.weight": "blk.{i}.post_attention_norm.weight",
-        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
         "model.layers.{i}.mlp.gate_up_proj.weight": "blk.{i}.ffn_up.weight",
         "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
         "model.layers.{i}.post_mlp_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
     defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rope_theta": 10000.0},
     keys=_keys,

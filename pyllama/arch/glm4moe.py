@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, Nextn, hidden_act
-from . import dots1, llama, qwen3
+from . import dots1, qwen2moe, qwen3, seed_oss
 
 HPARAMS: Values = dots1.HPARAMS
 
@@ -29,10 +26,7 @@ TENSORS = {
 
 MTP = Nextn()
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "silu", ffn_norm="post_attention_norm")
+build_graph = seed_oss.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -46,7 +40,7 @@ CONVERT = Convert(
     models=("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     tensors={
         **qwen3.CONVERT.tensors,
-        **dots1.ROUTED,
+        **qwen2moe.DEEPSEEK,
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
     },
     keys=_keys,

@@ -50,7 +50,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.add_positions(b.embed("token_embd.weight")), "gelu")
+    return layer_norm_decoder(b, "gelu", b.add_positions(b.embed("token_embd.weight")))
 
 
 def _keys(config: Config) -> dict[str, Any]:

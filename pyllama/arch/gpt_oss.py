@@ -6,17 +6,15 @@ Language Models with Attention Sinks"; llama.cpp, ``llama_model_openai_moe``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-from pyggml.tensor import Tensor
 
 from ..activation import SWIGLU_OAI
 from ..errors import ModelError
-from ..graph.builder import GraphBuilder
-from ..graph.tensors import OUTPUT, QKV, tensors
+from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import HF_QKV, Array, Config, Convert, Tensors, base_keys, check_config
-from . import llama
+from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+from . import llama, qwen2
 
 NAME = "gpt-oss"
 
@@ -44,10 +42,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, SWIGLU_OAI, ffn_norm="post_attention_norm")
+build_graph = partial(llama.decoder, act=SWIGLU_OAI, ffn_norm="post_attention_norm")
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -82,9 +77,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 CONVERT = Convert(
     models=("GptOssForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-        **HF_QKV,
+        **without(qwen2.CONVERT.tensors, ".mlp."),
         "model.layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight",
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
@@ -93,8 +86,6 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.experts.gate_up_proj_bias": "blk.{i}.ffn_gate_up_exps.bias",
         "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
         "model.layers.{i}.mlp.experts.down_proj_bias": "blk.{i}.ffn_down_exps.bias",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
     keys=_keys,
     change=_change,

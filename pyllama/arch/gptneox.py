@@ -40,7 +40,7 @@ TENSORS = tensors(
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "gelu", b.hparams.parallel_residual)
+    return layer_norm_decoder(b, "gelu", parallel=b.hparams.parallel_residual)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Source: Wu et al. 2025, "Grove MoE"; llama.cpp, ``llama_model_grovemoe``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyggml as ops
@@ -13,6 +14,7 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
+from ..graph.decoder import pre_norm_decoder
 from ..graph.experts import Route, expert_weights, mix_experts
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values
@@ -45,21 +47,8 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        q, k, v = b.qkv(b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        cur, inp = b.select_outputs(i, cur, inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = _experts(b, b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}"), i)
-        inp = b.layer_output(ops.add(b.ctx, cur, inp), i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
-
-
-def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
-    """The output of each token's experts, plus what their groups' experts make of it."""
+def _experts(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
+    """The output of each token's experts, what their groups' experts make of it, the residual."""
     ctx, hp = b.ctx, b.hparams
     logits = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
     probs = ops.soft_max(ctx, logits)
@@ -72,7 +61,11 @@ def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     # weighted by the group's number among experts, as llama.cpp does
     route = Route(groups, expert_weights(b, probs, groups))
     more = mix_experts(b, out, i, "silu", route, "chexps")
-    return ops.add(ctx, out, ops.scale(ctx, more, hp.own["group_scale"]))
+    more = ops.scale(ctx, more, hp.own["group_scale"])
+    return ops.add(ctx, ops.add(ctx, out, more), residual)
+
+
+build_graph = partial(pre_norm_decoder, feed_forward=_experts)
 
 
 def _keys(config: Config) -> dict[str, Any]:

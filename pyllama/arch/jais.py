@@ -8,14 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
-from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Array, Config, Tensors, base_keys, check_config, float32
-from . import gpt2
+from . import gpt2, orion
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon"),
@@ -31,10 +27,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
+build_graph = orion.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,9 +6,8 @@ Source: Jais 2 Team 2025, "Jais 2"; llama.cpp, ``llm_build_jais2``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from ..mapping.rules import Config
 from . import llama, nemotron, starcoder2
 
 HPARAMS = nemotron.HPARAMS
@@ -16,13 +15,9 @@ TENSORS = nemotron.TENSORS
 build_graph = nemotron.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return llama.keys(config, "relu_sqr")
-
-
 CONVERT = replace(
     starcoder2.CONVERT,
     models=("Jais2ForCausalLM",),
     tensors=nemotron.CONVERT.tensors,
-    keys=_keys,
+    keys=partial(llama.keys, act="relu_sqr"),
 )

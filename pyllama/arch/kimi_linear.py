@@ -5,6 +5,7 @@ Source: Kimi Team 2025, "Kimi Linear"; llama.cpp, ``llama_model_kimi_linear``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,37 +64,26 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return hybrid.decoder(b, hybrid.attention_or(kimi_delta, _latent))
-
-
 def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     out = mla.latent_attention(b, x, i)
     return b.linear(out, f"blk.{i}.attn_output", f"attn_out-{i}")
 
 
+build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
+
+
 def _keys(config: Config) -> dict[str, Any]:
-    linear, n_lora = config["linear_attn_config"], int(config["kv_lora_rank"])
+    linear, n_layer = config["linear_attn_config"], int(config["num_hidden_layers"])
     check_config(config, moe_layer_freq=1, moe_renormalize=True, num_expert_group=1)
     check_config(linear, num_heads=config["num_attention_heads"])
-    n_rot, n_layer = int(config["qk_rope_head_dim"]), int(config["num_hidden_layers"])
     attends = [i + 1 in linear["full_attn_layers"] for i in range(n_layer)]
     gating = config.get("moe_router_activation_func") or "sigmoid"
-    keys = base_keys(config)
-    if config.get("q_lora_rank") is not None:
-        keys["attention.q_lora_rank"] = int(config["q_lora_rank"])
+    keys = base_keys(config) | deepseek2.absorbed_keys(config)
     if config.get("topk_group"):
         keys["expert_group_used_count"] = int(config["topk_group"])
     return keys | {
         "context_length": int(config.get("model_max_length") or keys["context_length"]),
         "attention.head_count_kv": [int(x) for x in attends],
-        "attention.kv_lora_rank": n_lora,
-        "attention.key_length": n_lora + n_rot,
-        "attention.value_length": n_lora,
-        "attention.key_length_mla": int(config["qk_nope_head_dim"]) + n_rot,
-        "attention.value_length_mla": int(config["v_head_dim"]),
-        "rope.dimension_count": n_rot,
         "ssm.conv_kernel": int(linear["short_conv_kernel_size"]),
         "kda.head_dim": int(linear["head_dim"]),
         "expert_used_count": int(config["num_experts_per_token"]),

@@ -5,16 +5,14 @@ Source: poolside 2026, "Laguna"; llama.cpp, ``llama_model_laguna``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, llama, qwen3
+from . import exaone_moe, llama, qwen2moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -33,10 +31,7 @@ TENSORS = {
     **DEEPSEEK_EXPERTS,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "silu", gate="softplus")
+build_graph = partial(llama.decoder, act="silu", gate="softplus")
 
 
 def rotated_keys(config: Config) -> dict[str, int]:
@@ -83,13 +78,9 @@ CONVERT = Convert(
     models=("LagunaForCausalLM",),
     tensors={
         **qwen3.CONVERT.tensors,
-        **exaone_moe.EXPERT_NAMES,
-        **{
-            name.replace("shared_experts", "shared_expert"): x
-            for name, x in exaone_moe.EXPERT_NAMES.items()
-        },
+        **qwen2moe.DEEPSEEK,
+        **qwen2moe.shared("shared_expert"),
         "model.layers.{i}.self_attn.g_proj.weight": "blk.{i}.attn_gate.weight",
-        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
         "model.layers.{i}.mlp.experts.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,

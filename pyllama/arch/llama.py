@@ -9,6 +9,7 @@ Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; llama.cpp
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyggml as ops
@@ -16,6 +17,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.attention_factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, OUTPUT, QKV, tensors
 from ..hparams import Key, Values
@@ -51,11 +53,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return decoder(b, "silu")
-
-
 def decoder(
     b: GraphBuilder, act: str, up_act: str = "", temperature: Tensor | None = None,
     ffn_norm: str = "ffn_norm", gate: str = "",
@@ -71,23 +68,19 @@ def decoder(
     Shape:
         temperature [1, 1, T] -> [n_vocab, n_outputs]
     """
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        x = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+
+    def attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         q, k, v = b.qkv(x, i)
         q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
         if temperature is not None:
             q = ops.mul(b.ctx, q, temperature).set_name(f"Qcur_attn_temp_scaled-{i}")
         cur = b.attention(q, k, v, i)
-        if gate:
-            cur = attention_gate(b, cur, x, i, gate)
-        cur, inp = b.select_outputs(i, cur, inp)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.{ffn_norm}", f"ffn_norm-{i}")
-        inp = b.layer_output(ffn(b, cur, i, act, residual=inp, up_act=up_act), i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+        return attention_gate(b, cur, x, i, gate) if gate else cur
 
+    return pre_norm_decoder(b, attention, partial(ffn, act=act, up_act=up_act), ffn_norm)
+
+
+build_graph = partial(decoder, act="silu")
 
 _PLAIN = (
     ["LlamaForCausalLM"],

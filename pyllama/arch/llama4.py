@@ -14,11 +14,13 @@ from pyggml.tensor import Tensor
 
 from ..graph.attention_factors import attn_temperature
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.decoder import pre_norm_decoder
 from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act, text_of_vision
+from . import qwen2, qwen2moe
 from .qwen3vlmoe import split_experts
 
 _PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
@@ -54,27 +56,25 @@ def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     hp, ctx, own = b.hparams, b.ctx, b.hparams.own
     temperature = attn_temperature(b, own["temperature"], own["temperature_length"], offset=1)
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(hp.n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
+
+    def attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+        q, k, v = b.qkv(x, i)
         if hp.nope_layers[i]:
             q = ops.mul(ctx, q, temperature)
         else:
             q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
             if hp.n_expert != _WITHOUT_NORMS:
                 q, k = (ops.rms_norm(ctx, x, hp.norm_eps) for x in (q, k))
-        cur = b.attention(q, k, v, i)
-        cur, inp = b.select_outputs(i, cur, inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        if hp.has_experts(i):
-            routed = experts(b, cur, i, "silu", weigh_inputs=True)
-            cur = ops.add(ctx, ops.add(ctx, routed, shared_experts(b, cur, i, "silu")), inp)
-        else:
-            cur = ffn(b, cur, i, "silu", residual=inp)
-        inp = b.layer_output(cur, i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+        return b.attention(q, k, v, i)
+
+    return pre_norm_decoder(b, attention, _ffn)
+
+
+def _ffn(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
+    if not b.hparams.has_experts(i):
+        return ffn(b, x, i, "silu", residual=residual)
+    routed = experts(b, x, i, "silu", weigh_inputs=True)
+    return ops.add(b.ctx, ops.add(b.ctx, routed, shared_experts(b, x, i, "silu")), residual)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -105,29 +105,16 @@ def _keys(config: Config) -> dict[str, Any]:
     return keys if chunk == _CHUNK else keys | {"attention.sliding_window": chunk}
 
 
+_MLP = {**qwen2.CONVERT.tensors, **qwen2moe.shared("shared_expert")}
 _NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
-    "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
-    "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
-    "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
-    "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
-    "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
-    "model.layers.{i}.feed_forward.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-    "model.layers.{i}.feed_forward.up_proj.weight": "blk.{i}.ffn_up.weight",
-    "model.layers.{i}.feed_forward.down_proj.weight": "blk.{i}.ffn_down.weight",
+    **{name.replace("mlp", "feed_forward"): x for name, x in _MLP.items()},
     "model.layers.{i}.feed_forward.router.weight": "blk.{i}.ffn_gate_inp.weight",
     "model.layers.{i}.feed_forward.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
     "model.layers.{i}.feed_forward.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
-    "model.layers.{i}.feed_forward.shared_expert.gate_proj.weight": "blk.{i}.ffn_gate_shexp.weight",
-    "model.layers.{i}.feed_forward.shared_expert.up_proj.weight": "blk.{i}.ffn_up_shexp.weight",
-    "model.layers.{i}.feed_forward.shared_expert.down_proj.weight": "blk.{i}.ffn_down_shexp.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
 }
 CONVERT = Convert(
     models=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-    tensors={**_NAMES, **{f"language_model.{name}": x for name, x in _NAMES.items()}},
+    tensors=text_of_vision(_NAMES),
     other_media=("vision_model.*", "multi_modal_projector.*"),
     keys=_keys,
     change=split_experts,

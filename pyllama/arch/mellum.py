@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..hparams import Key, Values
-from ..mapping.rules import Config, check_config
+from ..mapping.rules import Config, check_config, window_keys
 from . import qwen2, qwen3moe
 
 HPARAMS: Values = {
@@ -26,17 +24,13 @@ build_graph = qwen3moe.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    kinds = config.get("layer_types") or ()
     check_config(
         config, norm_topk_prob=True, attention_bias=False,
         mlp_layer_types=["sparse"] * int(config["num_hidden_layers"]),
     )  # fmt: skip
     keys = qwen2.CONVERT.keys({**config, "use_sliding_window": False})
-    if config.get("sliding_window") and "sliding_attention" in kinds:
-        keys["attention.sliding_window"] = int(config["sliding_window"])
-        pattern = [kind == "sliding_attention" for kind in kinds]
-        keys["attention.sliding_window_pattern"] = np.array(pattern)
-    return keys
+    windows = "sliding_attention" in (config.get("layer_types") or ())
+    return keys | window_keys(config, 4) if windows else keys
 
 
 CONVERT = replace(

@@ -6,17 +6,18 @@ Source: Xiaomi 2025, "MiMo-V2-Flash Technical Report"; llama.cpp, ``llama_model_
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import EXPERTS, without
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Convert, Nextn, base_keys, check_config, float32, hidden_act
-from . import exaone_moe, qwen2
+from . import exaone_moe, qwen2, qwen2moe
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -42,18 +43,11 @@ MTP = Nextn(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        cur = b.self_attention(cur, i)
-        cur = ops.scale(b.ctx, cur, b.hparams.own["value_scale"])
-        cur, inp = b.select_outputs(i, cur, inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+def _attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    return ops.scale(b.ctx, b.self_attention(x, i), b.hparams.own["value_scale"])
+
+
+build_graph = partial(pre_norm_decoder, attention=_attention)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -88,10 +82,9 @@ CONVERT = Convert(
     models=("MiMoV2FlashForCausalLM",),
     tensors={
         **qwen2.CONVERT.tensors,
-        **exaone_moe.EXPERT_NAMES,
+        **qwen2moe.DEEPSEEK,
         "model.layers.{i}.self_attn.attention_sink_bias": "blk.{i}.attn_sinks.weight",
         "model.layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight",
-        "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
 )

@@ -6,25 +6,14 @@ Source: MiniMax 2026, "MiniMax-M3"; llama.cpp, ``llama_model_minimax_m3``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
 from ..activation import SWIGLU_OAI
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import (
-    Array,
-    Config,
-    Convert,
-    Tensors,
-    base_keys,
-    check_config,
-    float32,
-    text_of_vision,
-)
-from . import llama, minimax_m2, qwen3
+from ..mapping.rules import Config, Convert, base_keys, check_config, float32, text_of_vision
+from . import gemma3, llama, minimax_m2, qwen3
 
 NAME = "minimax-m3"
 
@@ -51,10 +40,7 @@ TENSORS = {
     "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, SWIGLU_OAI)
+build_graph = partial(llama.decoder, act=SWIGLU_OAI)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -80,11 +66,6 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _change(name: str, x: Array, config: Config) -> Tensors:
-    """Norms of checkpoints are differences from 1."""
-    return {name: x + x.dtype.type(1) if name.endswith("norm.weight") else x}
-
-
 _LAYER = "model.layers.{i}"
 CONVERT = Convert(
     models=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
@@ -104,5 +85,5 @@ CONVERT = Convert(
     ),
     other_media=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*"),
     keys=_keys,
-    change=_change,
+    change=gemma3.add_one,
 )  # fmt: skip

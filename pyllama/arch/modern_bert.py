@@ -73,7 +73,7 @@ TENSORS = tensors(
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
     inp = b.layer_norm(b.embed("token_embd.weight"), "token_embd_norm", "inp_norm")
-    return layer_norm_decoder(b, inp, "gelu_erf")
+    return layer_norm_decoder(b, "gelu_erf", inp)
 
 
 def _bases(config: Config) -> dict[str, float]:

@@ -47,7 +47,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     if b.hparams.learned_positions:
         inp = b.add_positions(inp)
-    return layer_norm_decoder(b, inp, "gelu_erf")
+    return layer_norm_decoder(b, "gelu_erf", inp)
 
 
 def _keys(config: Config) -> dict[str, Any]:

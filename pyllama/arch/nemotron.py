@@ -6,11 +6,9 @@ Source: Parmar et al. 2024, "Nemotron-4 15B Technical Report"; llama.cpp, ``llm_
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, base_keys, float32, head_columns, hidden_act
@@ -19,10 +17,7 @@ from . import gemma3, starcoder2
 HPARAMS: Values = starcoder2.HPARAMS
 TENSORS = starcoder2.TENSORS
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "relu_sqr")
+build_graph = partial(layer_norm_decoder, act="relu_sqr")
 
 
 def _keys(config: Config) -> dict[str, Any]:

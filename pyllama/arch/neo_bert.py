@@ -6,12 +6,10 @@ Source: Le Breton et al. 2025, "NeoBERT: A Next-Generation BERT"; llama.cpp,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
-from ..graph.ffn import ffn
+from ..graph.decoder import pre_norm_decoder
 from ..hparams import POOLINGS, Values
 from ..mapping.encoders import classifier_keys, with_prefixes
 from ..mapping.rules import (
@@ -40,16 +38,7 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the embeddings [n_embd, n_embeddings]."""
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(b.hparams.n_layer):
-        cur = b.self_attention(b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}"), i)
-        cur, inp = b.select_outputs(i, cur, inp)
-        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = ffn(b, cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "enc.output_norm", "result_norm"))
+build_graph = partial(pre_norm_decoder, output_norm="enc.output_norm")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,16 +6,15 @@ Source: OLMo Team 2025, "2 OLMo 2 Furious"; llama.cpp, ``llm_build_olmo2``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import GATED_FFN, OUTPUT, tensors
+from ..graph.tensors import GATED_FFN, OUTPUT, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, hidden_act, window_keys
+from ..mapping.rules import Convert, base_keys, hidden_act, window_keys
+from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -58,23 +57,15 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
-
-
 CONVERT = Convert(
     models=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        **HF_QKV,
+        **without(qwen2.CONVERT.tensors, "input_layernorm"),
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
-        **HF_MLP,
         "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
-    keys=_keys,
+    keys=lambda config: base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4),
 )

@@ -7,11 +7,9 @@ Source: Chen et al. 2024, "Orion-14B: Open-source Multilingual Large Language Mo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..hparams import Key, Values
 from ..mapping.rules import Config, base_keys, float32, hidden_act
@@ -26,10 +24,7 @@ TENSORS = {
     "output_norm.bias": ("n_embd",),
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
+build_graph = partial(layer_norm_decoder, act="silu")
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Source: Elsen et al. 2023, "Releasing Persimmon-8B"; llama.cpp until 2024,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyggml as ops
@@ -33,11 +34,6 @@ TENSORS = tensors(
 )
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "relu_sqr", qkv=_qkv)
-
-
 def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """Normed queries and keys, and values, of a matrix whose rows are by head.
 
@@ -52,6 +48,9 @@ def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
     q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
     k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
     return q, k, v
+
+
+build_graph = partial(layer_norm_decoder, act="relu_sqr", qkv=_qkv)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import ROPE_FACTORS, GraphBuilder
-from ..graph.decoder import layer_norm_decoder
+from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
 from ..mapping.rules import HF_QKV, Config, Convert, base_keys, check_config, hidden_act
+from . import starcoder2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
@@ -34,10 +32,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "gelu")
+build_graph = starcoder2.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:

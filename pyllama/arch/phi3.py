@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.builder import ROPE_FACTORS
-from ..graph.tensors import OUTPUT
+from ..graph.tensors import OUTPUT, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, hidden_act
-from . import llama
+from . import llama, qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -48,15 +48,10 @@ def _keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("Phi3ForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        **without(qwen2.CONVERT.tensors, "_proj.*", ".mlp."),
         "model.layers.{i}.self_attn.qkv_proj.weight": "blk.{i}.attn_qkv.weight",
-        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
-        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
         "model.layers.{i}.mlp.gate_up_proj.weight": "blk.{i}.ffn_up.weight",
         "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
     defaults={"original_max_position_embeddings": 4096, "rope_theta": 10000.0},
     keys=_keys,

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import ROPE_FACTORS, GraphBuilder
-from ..graph.decoder import layer_norm_decoder
+from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import EXPERTS, tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
-from . import llama, starcoder2
+from . import llama, orion, starcoder2
 
 _JITTER = 0.01  # ``router_jitter_noise`` of config.json
 
@@ -36,10 +33,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu")
+build_graph = orion.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import ATTENTION, GATED_FFN
+from ..graph.tensors import ATTENTION, GATED_FFN, without
 from ..hparams import Values
 from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
+from . import qwen2
 
 HPARAMS: Values = {"rope_neox": True}
 
@@ -58,20 +59,12 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
     return {name: x}
 
 
+_NAMES = without(qwen2.CONVERT.tensors, "layernorm")
 CONVERT = Convert(
     models=("PlamoForCausalLM",),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
+        **{name.replace("layers", "layers.layers"): x for name, x in _NAMES.items()},
         "model.layers.layers.{i}.norm.weight": "blk.{i}.attn_norm.weight",
-        "model.layers.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
-        "model.layers.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
-        "model.layers.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
-        "model.layers.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
-        "model.layers.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
-        "model.layers.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
-        "model.layers.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
     },
     keys=_keys,
     change=_change,

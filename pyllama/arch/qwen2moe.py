@@ -44,6 +44,13 @@ def shared(module: str) -> dict[str, str]:
     }
 
 
+DEEPSEEK = {  # names of routed and shared experts, with the bias of their choice
+    **ROUTED,
+    "model.layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    **shared("shared_experts"),
+}
+
+
 def norm_keys(config: Config) -> dict[str, Any]:
     """The key of weights that sum to 1, where a model has them; llama.cpp does not know it."""
     return {"expert_weights_norm": True} if config.get("norm_topk_prob") else {}

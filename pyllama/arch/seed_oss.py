@@ -6,10 +6,8 @@ Source: ByteDance Seed 2025, "Seed-OSS"; llama.cpp, ``llm_build_seed_oss``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import base_keys, hidden_act
@@ -24,10 +22,7 @@ def _renamed(name: str) -> str:
 
 TENSORS = {_renamed(name): sizes for name, sizes in without(llama.TENSORS, *EXPERTS).items()}
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "silu", ffn_norm="post_attention_norm")
+build_graph = partial(llama.decoder, act="silu", ffn_norm="post_attention_norm")
 
 
 CONVERT = replace(

@@ -7,15 +7,14 @@ Source: Bellagente et al. 2024, "Stable LM 2 1.6B Technical Report"; llama.cpp,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from . import qwen2
 from .command_r import qkv
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
@@ -38,10 +37,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "silu", qkv=qkv)
+build_graph = partial(layer_norm_decoder, act="silu", qkv=qkv)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -53,16 +49,12 @@ def _keys(config: Config) -> dict[str, Any]:
 CONVERT = Convert(
     models=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
     tensors={
-        "model.embed_tokens.weight": "token_embd.weight",
+        **qwen2.CONVERT.tensors,
         "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
-        **HF_QKV,
-        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
         "model.layers.{i}.self_attn.q_layernorm.norms.{e}.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_layernorm.norms.{e}.weight": "blk.{i}.attn_k_norm.weight",
         "model.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
-        **HF_MLP,
         "model.norm.*": "output_norm.*",
-        "lm_head.weight": "output.weight",
     },
     defaults={"partial_rotary_factor": 0.25, "rope_theta": 10000.0},
     keys=_keys,

@@ -5,9 +5,8 @@ Source: Lozhkov et al. 2024, "StarCoder 2 and The Stack v2"; llama.cpp, ``llm_bu
 
 from __future__ import annotations
 
-from pyggml.tensor import Tensor
+from functools import partial
 
-from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
@@ -29,10 +28,7 @@ TENSORS = tensors(
     }
 )
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return layer_norm_decoder(b, b.embed("token_embd.weight"), "gelu")
+build_graph = partial(layer_norm_decoder, act="gelu")
 
 
 CONVERT = Convert(

@@ -6,28 +6,17 @@ Source: StepFun 2026, "Step-3.5-Flash"; llama.cpp, ``llama_model_step35``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.tensor import Tensor
-
-from ..graph.builder import GraphBuilder
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Got, Key, Values
 from ..mapping.rope import rope_factors
-from ..mapping.rules import (
-    Array,
-    Config,
-    Convert,
-    Tensors,
-    base_keys,
-    check_config,
-    float32,
-    window_keys,
-)
-from . import llama, qwen3
+from ..mapping.rules import Config, Convert, Tensors, base_keys, check_config, float32, window_keys
+from . import gemma3, llama, qwen3
 
 
 def _n_rot(got: Got) -> tuple[int, ...]:
@@ -57,10 +46,7 @@ TENSORS = {
     **DEEPSEEK_EXPERTS,
 }
 
-
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    return llama.decoder(b, "silu", gate="sigmoid")
+build_graph = partial(llama.decoder, act="silu", gate="sigmoid")
 
 
 def _of_kinds(config: Config) -> Config:
@@ -115,11 +101,6 @@ def _keys(config: Config) -> dict[str, Any]:
     )
 
 
-def _change(name: str, x: Array, config: Config) -> Tensors:
-    """Norms of checkpoints are differences from 1."""
-    return {name: x + x.dtype.type(1) if name.endswith("norm.weight") else x}
-
-
 def _factors(config: Config) -> Tensors:
     """Divisors of rope's angles: 1 for columns that layers with full attention do not rotate."""
     n = int(config["head_dim"]) // 2
@@ -145,6 +126,6 @@ CONVERT = Convert(
     },
     other_media=("vision_model.*", "vit_*"),
     keys=_keys,
-    change=_change,
+    change=gemma3.add_one,
     extra=_factors,
 )
