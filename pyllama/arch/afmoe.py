@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, check_config, float32
+from ..mapping.rules import Config, Convert, Keys, check_config, float32
 from . import exaone_moe, gemma3, llama, qwen2moe
 
 HPARAMS: Values = {
@@ -32,7 +31,7 @@ TENSORS = {
 build_graph = partial(gemma3.decoder, act="silu", gate="sigmoid")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, mup_enabled=True, attention_bias=False)
     n = int(config.get("global_attn_every_n_layers") or 4)
     kinds = config.get("layer_types")

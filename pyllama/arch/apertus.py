@@ -8,7 +8,6 @@ Source: Apertus Team 2025, "Apertus: Democratizing Open and Compliant LLMs"; lla
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -17,7 +16,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, head_columns
+from ..mapping.rules import Config, Convert, Keys, base_keys, head_columns
 from . import qwen3
 
 XIELU = ("alpha_n", "alpha_p", "beta", "eps")
@@ -43,7 +42,7 @@ def _ffn(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
 build_graph = partial(pre_norm_decoder, feed_forward=_ffn)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     head_dim = head_columns(config)
     return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim} | base_keys(
         config

@@ -5,8 +5,6 @@ Source: Snowflake 2024, "Snowflake Arctic"; llama.cpp, ``llama_model_arctic``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyggml as ops
 from pyggml.tensor import Tensor
 
@@ -15,7 +13,7 @@ from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
 from ..graph.tensors import ATTENTION, EXPERTS, OUTPUT, without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, check_config
+from ..mapping.rules import Config, Convert, Keys, check_config
 from . import llama
 
 HPARAMS: Values = {}
@@ -48,7 +46,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, use_residual=True, parallel_attn_mlp_res=True, moe_layer_frequency=1)
     keys = llama.keys(config)
     for name in ("key_length", "value_length"):

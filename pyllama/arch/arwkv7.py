@@ -7,12 +7,11 @@ Model Born from Transformer"; llama.cpp, ``llama_model_arwkv7``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.rwkv import RWKV7, TIME_MIX7, llama_decoder, states, time_mix7
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, check_config, float32
+from ..mapping.rules import Config, Convert, Keys, check_config, float32
 from . import llama, rwkv7
 
 HPARAMS: Values = {**RWKV7, "states": states("att_shift")}
@@ -32,7 +31,7 @@ TENSORS = tensors(
 build_graph = partial(llama_decoder, time_mix=time_mix7)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, wkv_version=7)
     return {
         "context_length": 1 << 20,  # as in llama.cpp: there is no limit

@@ -6,13 +6,12 @@ Source: Ling Team 2025, "Every FLOP Counts"; llama.cpp, ``llama_model_bailingmoe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import HF_MLP, Array, Config, Tensors, check_config, float32
+from ..mapping.rules import HF_MLP, Array, Config, Keys, Tensors, check_config, float32
 from . import llama, qwen2moe
 
 HPARAMS: Values = {
@@ -27,7 +26,7 @@ TENSORS = {**llama.TENSORS, **SHARED_EXPERTS}
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, first_k_dense_replace=0, multi_gate=False, moe_router_topk_scaling=None)
     return llama.keys(config) | {
         "expert_shared_count": int(config["num_shared_experts"]),

@@ -5,10 +5,8 @@ Source: Ling Team 2025, "Every Activation Boosted"; llama.cpp, ``llama_model_bai
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 from . import bailingmoe, dots1, llama
 
 HPARAMS: Values = {
@@ -26,12 +24,12 @@ TENSORS = {  # queries, keys and values may be one matrix (``runtime.loader.qkv_
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, score_function="sigmoid", moe_router_enable_expert_bias=True)
     check_config(config, use_qk_norm=True, use_bias=False)
     n_ff, n_shared = int(config["moe_intermediate_size"]), int(config["num_shared_experts"])
     n_ff_shared = int(config.get("moe_shared_expert_intermediate_size") or n_ff * n_shared)
-    return base_keys(config) | hidden_act(config, "silu") | {
+    return base_keys(config, "silu") | {
         "expert_count": int(config["num_experts"]),
         "expert_group_count": int(config["n_group"]),
         "expert_group_used_count": int(config["topk_group"]),

@@ -6,7 +6,6 @@ Source: llama.cpp, ``llama_model_bailingmoe3``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,17 @@ from ..graph.delta_net import kimi_delta
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import only_in, without
 from ..hparams import GATINGS, Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, Nextn, Tensors, base_keys, check_config, float32
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Keys,
+    Nextn,
+    Tensors,
+    base_keys,
+    check_config,
+    float32,
+)
 from . import bailingmoe, deepseek2, kimi_linear
 
 
@@ -62,7 +71,7 @@ def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, no_kda_lora=True, kda_safe_gate=True)
     check_config(config, gated_attention_proj_granularity_type="head_wise")
     n_layer, group = int(config["num_hidden_layers"]), int(config["layer_group_size"])

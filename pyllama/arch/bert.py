@@ -7,7 +7,6 @@ Understanding"; llama.cpp, ``llama_model_bert``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, tensors
@@ -20,16 +19,7 @@ from ..mapping.encoders import (
     with_prefixes,
     without_pooler,
 )
-from ..mapping.rules import (
-    Array,
-    Config,
-    Convert,
-    Tensors,
-    base_keys,
-    check_config,
-    float32,
-    hidden_act,
-)
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
 
 HPARAMS: Values = {
     "encoder": True,
@@ -52,15 +42,15 @@ def _first_position(config: Config) -> int:
     return int(pad) + 1 if config.get("model_type") in _OFFSET and pad is not None else 0
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, position_embedding_type="absolute", is_decoder=False)
     check_config(config, add_cross_attention=False)
-    keys: dict[str, Any] = {"attention.layer_norm_epsilon": float32(1e-12)}
+    keys: Keys = {"attention.layer_norm_epsilon": float32(1e-12)}
     keys["attention.causal"] = False
     for key, name in (("embedding_length", "dim"), ("feed_forward_length", "hidden_dim")):
         if name in config:  # DistilBERT
             keys[key] = int(config[name])
-    keys |= base_keys(config) | hidden_act(config, "gelu_erf") | classifier_keys(config)
+    keys |= base_keys(config, "gelu_erf") | classifier_keys(config)
     keys["context_length"] -= _first_position(config)
     if is_classifier(config) and config.get("model_type") == "distilbert":
         keys["classifier.activation"] = "relu"

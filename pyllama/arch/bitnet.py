@@ -6,8 +6,6 @@ Source: Ma et al. 2024, "The Era of 1-bit LLMs"; llama.cpp, ``llm_build_bitnet``
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -15,7 +13,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.dense import ffn_hidden
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, check_config
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config
 from . import llama, qwen2
 
 HPARAMS: Values = {"rope_neox": True}
@@ -54,7 +52,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False, quantization_config=None)
     scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
     return scaling | llama.keys(config)

@@ -6,8 +6,6 @@ llama.cpp, ``llm_build_bloom``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -20,6 +18,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     check_config,
@@ -45,7 +44,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return layer_norm_decoder(b, "gelu", inp)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, apply_residual_connection_post_layernorm=False)
     n_embd = config.get("hidden_size") or config["n_embed"]
     return {

@@ -6,11 +6,9 @@ Tools"; llama.cpp, ``llm_build_chatglm``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 from . import llama
 
 HPARAMS: Values = {}
@@ -29,12 +27,12 @@ TENSORS = tensors(
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, post_layer_norm=True, rmsnorm=True, add_bias_linear=False,
         apply_residual_connection_post_layernorm=False,
     )  # fmt: skip
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     head_dim = int(config.get("kv_channels") or 0) or keys.get("attention.key_length")
     if head_dim is None:
         head_dim = keys["embedding_length"] // keys["attention.head_count"]

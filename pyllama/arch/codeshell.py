@@ -5,14 +5,12 @@ Source: Xie et al. 2024, "CodeShell Technical Report"; llama.cpp, ``llm_build_co
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import without
-from ..mapping.rules import Config, Convert, base_keys, check_config
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gpt2, starcoder2
 
 HPARAMS = starcoder2.HPARAMS
@@ -29,7 +27,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return layer_norm_decoder(b, "gelu", b.embed("output.weight" if tied else "token_embd.weight"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, position_embedding_type="rope", rope_scaling=None)
     return base_keys(config) | {
         "feed_forward_length": 4 * int(config["n_embd"]),

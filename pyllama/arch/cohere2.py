@@ -7,11 +7,10 @@ Source: Cohere 2025, "Command A"; llama.cpp, ``llm_build_cohere2_iswa``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import without
 from ..hparams import Key, Values, nope_without_window
-from ..mapping.rules import Config, window_keys
+from ..mapping.rules import Config, Keys, window_keys
 from . import command_r
 
 HPARAMS: Values = {
@@ -26,7 +25,7 @@ TENSORS = without(command_r.TENSORS, "_norm.weight?")
 build_graph = command_r.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     sizes = ("rope.dimension_count", "attention.key_length", "attention.value_length")
     keys = {"vocab_size": config["vocab_size"], **dict.fromkeys(sizes, head_dim)}

@@ -5,8 +5,6 @@ Source: Cohere 2026, "North Mini"; llama.cpp, ``llama_model_cohere2moe``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyggml as ops
 from pyggml.tensor import Tensor
 
@@ -14,15 +12,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS, without
 from ..hparams import GATINGS, Got, Key, Values, nope_without_window
-from ..mapping.rules import (
-    Config,
-    Convert,
-    base_keys,
-    check_config,
-    float32,
-    hidden_act,
-    window_keys,
-)
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, window_keys
 from . import exaone_moe, qwen2, qwen2moe
 
 
@@ -71,14 +61,14 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, shared_expert_combination_strategy="average", attention_bias=False)
     lead = exaone_moe.dense_lead(config)
     if lead:
         check_config(config, prefix_dense_sliding_window_pattern=1)
     n_exp, shared = int(config["intermediate_size"]), int(config.get("num_shared_experts") or 0)
     gating = str(config.get("expert_selection_fn") or "softmax")
-    keys = base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
+    keys = base_keys(config, "silu") | window_keys(config, 4)
     keys |= {
         "logit_scale": float32(config["logit_scale"]),
         "rope.dimension_count": int(config["head_dim"]),

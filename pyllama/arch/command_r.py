@@ -7,7 +7,6 @@ Source: Cohere 2024, "Command R"; llama.cpp, ``llm_build_command_r``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from pyggml.tensor import Tensor
 
@@ -15,7 +14,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import GATED_FFN, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys
 from . import qwen2
 
 NAME = "command-r"
@@ -58,13 +57,12 @@ def qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
 build_graph = partial(layer_norm_decoder, act="silu", qkv=qkv)
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of Cohere's models."""
     context = config.get("model_max_length") or config["max_position_embeddings"]
     return (
         {"rope.scaling.type": "none"}
-        | base_keys(config)
-        | hidden_act(config, "silu")
+        | base_keys(config, "silu")
         | {"logit_scale": float(config["logit_scale"]), "context_length": int(context)}
     )
 

@@ -5,15 +5,13 @@ Source: Databricks 2024, "Introducing DBRX"; llama.cpp, ``llama_model_dbrx``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, float32
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -44,7 +42,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     attn, ffn = config["attn_config"], config["ffn_config"]
     check_config(ffn, ffn_act_fn={"name": "silu"}, moe_normalize_expert_weights=1)
     return base_keys({**config, "rope_theta": attn.get("rope_theta", 10000.0)}) | {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Got, Values
-from ..mapping.rules import Array, Config, Tensors, interleave_rope
+from ..mapping.rules import Array, Config, Keys, Tensors, interleave_rope
 from . import llama
 
 
@@ -65,7 +64,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys, n_head = llama.keys(config), int(config["num_attention_heads"])
     if config.get("num_key_value_heads_per_layer"):  # DeciLM-7B
         heads_kv = np.array(config["num_key_value_heads_per_layer"], np.int32)

@@ -7,11 +7,10 @@ Source: Dai et al. 2024, "DeepSeekMoE: Towards Ultimate Expert Specialization"; 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, check_config, float32
+from ..mapping.rules import Config, Keys, check_config, float32
 from . import llama, qwen2moe
 
 HPARAMS: Values = {
@@ -26,7 +25,7 @@ TENSORS = {**llama.TENSORS, **SHARED_EXPERTS}
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, rope_scaling=None
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -25,12 +24,12 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Nextn,
     Tensors,
     base_keys,
     check_config,
     float32,
-    hidden_act,
     text_of_vision,
 )
 from . import qwen2, qwen2moe
@@ -71,7 +70,7 @@ def decoder(b: GraphBuilder, act: str) -> Tensor:
 build_graph = partial(decoder, act="silu")
 
 
-def absorbed_keys(config: Config) -> dict[str, Any]:
+def absorbed_keys(config: Config) -> Keys:
     """The sizes of absorbed latent attention."""
     n_lora, n_rot = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
     keys = {
@@ -87,14 +86,14 @@ def absorbed_keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-def latent_keys(config: Config, gating: str) -> dict[str, Any]:
+def latent_keys(config: Config, gating: str) -> Keys:
     """The keys of models with absorbed latent attention.
 
     Args:
         gating: of the router, where ``scoring_func`` does not say.
     """
     check_config(config, moe_layer_freq=1)
-    keys = base_keys(config) | hidden_act(config, "silu") | absorbed_keys(config)
+    keys = base_keys(config, "silu") | absorbed_keys(config)
     keys["attention.head_count_kv"] = 1
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("mscale_all_dim"):
@@ -106,7 +105,7 @@ def latent_keys(config: Config, gating: str) -> dict[str, Any]:
     return keys | _expert_keys(config, gating)
 
 
-def _expert_keys(config: Config, gating: str) -> dict[str, Any]:
+def _expert_keys(config: Config, gating: str) -> Keys:
     n_expert = config.get("n_routed_experts")
     kinds = config.get("mlp_layer_types") or []
     lead = int(config.get("first_k_dense_replace") or kinds.count("dense"))
@@ -133,7 +132,7 @@ def _expert_keys(config: Config, gating: str) -> dict[str, Any]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     v2 = config["architectures"] == ["DeepseekV2ForCausalLM"]
     return latent_keys(config, "softmax" if v2 else "sigmoid")
 

@@ -7,10 +7,8 @@ Source: DeepSeek-AI 2025, "DeepSeek-V3.2"; llama.cpp, ``llama_model_deepseek32``
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, Nextn
+from ..mapping.rules import Config, Convert, Keys, Nextn
 from . import deepseek2
 
 HPARAMS: Values = {
@@ -34,7 +32,7 @@ MTP = Nextn()
 build_graph = deepseek2.build_graph
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of latent attention with an indexer."""
     return deepseek2.latent_keys(config, "sigmoid") | {
         "attention.indexer.head_count": int(config["index_n_heads"]),

@@ -5,12 +5,10 @@ Source: rednote-hilab 2025, "dots.llm1 Technical Report"; llama.cpp, ``llama_mod
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import ModelError
 from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32, hidden_act
 from . import qwen2moe, qwen3
 
 HPARAMS: Values = {
@@ -27,7 +25,7 @@ TENSORS = {**qwen3.TENSORS, **DEEPSEEK_EXPERTS}
 build_graph = qwen3.build_graph
 
 
-def expert_keys(config: Config) -> dict[str, Any]:
+def expert_keys(config: Config) -> Keys:
     """The keys of a router with sigmoid gating, of shared experts and dense first layers."""
     return base_keys(config) | {
         "expert_count": int(config["n_routed_experts"]),
@@ -41,7 +39,7 @@ def expert_keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     if "sliding_attention" in (config.get("layer_types") or ()):
         raise ModelError("config.json: layers with a sliding window are not supported")
     return expert_keys(config) | hidden_act(config, "silu")

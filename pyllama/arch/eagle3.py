@@ -10,8 +10,6 @@ Source: Li et al. 2025, "EAGLE-3"; llama.cpp, ``llama_model_eagle3``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import pyggml as ops
@@ -23,7 +21,7 @@ from ..graph.ffn import ffn
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import GATED_FFN
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import llama
 
 HPARAMS: Values = {
@@ -98,7 +96,7 @@ def is_head(config: Config) -> bool:
     return bool(config.get("draft_vocab_size")) and config.get("num_hidden_layers") == 1
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     target = config["target"]
     n_layer = int(target["num_hidden_layers"])
     layers = config.get("eagle_aux_hidden_state_layer_ids") or [2, n_layer // 2, n_layer - 3]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
-from ..mapping.rules import base_keys, hidden_act
+from ..mapping.rules import base_keys
 from . import llama
 
 HPARAMS: Values = {}
@@ -22,6 +22,6 @@ CONVERT = replace(
     llama.CONVERT,
     models=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
     defaults={"head_dim": 128, "rope_theta": 500000.0},
-    keys=lambda config: base_keys(config) | hidden_act(config, "silu"),
+    keys=lambda config: base_keys(config, "silu"),
     change=lambda name, x, config: {name: x},
 )

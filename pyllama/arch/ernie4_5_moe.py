@@ -5,11 +5,9 @@ Source: Baidu 2025, "ERNIE 4.5 Technical Report"; llama.cpp, ``llama_model_ernie
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import llama, qwen2moe
 
 NAME = "ernie4_5-moe"
@@ -29,12 +27,12 @@ TENSORS = {
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer, n_ff = int(config["num_hidden_layers"]), int(config["moe_intermediate_size"])
     if config.get("moe_layer_end_index") != -1:
         check_config(config, moe_layer_end_index=n_layer - 1)
     n_shared = int(config["moe_num_shared_experts"])
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     keys |= {
         "expert_count": int(config["moe_num_experts"]),
         "expert_used_count": int(config["moe_k"]),

@@ -6,12 +6,10 @@ llama.cpp, ``llama_model_eurobert``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import GATED_FFN, QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier
-from ..mapping.rules import Config, Convert
+from ..mapping.rules import Config, Convert, Keys
 from . import llama
 
 HPARAMS: Values = {
@@ -35,7 +33,7 @@ TENSORS = tensors(
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = llama.keys(config) | {"attention.causal": False, "rope.scaling.type": "none"}
     if not is_classifier(config):
         return keys

@@ -6,9 +6,7 @@ Source: LG AI Research 2024, "EXAONE 3.0 7.8B Instruction Tuned Language Model";
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..mapping.rules import Config, Convert, float32
+from ..mapping.rules import Config, Convert, Keys, float32
 from . import llama, qwen2
 
 HPARAMS = qwen2.HPARAMS
@@ -16,7 +14,7 @@ TENSORS = qwen2.TENSORS
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     eps = float32(config.get("layer_norm_epsilon", 1e-5))
     return llama.keys(config) | {"attention.layer_norm_rms_epsilon": eps}
 

@@ -7,11 +7,10 @@ Source: LG AI Research 2025, "EXAONE 4.0"; llama.cpp, ``llm_build_exaone4``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import without
 from ..hparams import Key, Values, nope_without_window
-from ..mapping.rules import Config, base_keys, hidden_act, window_keys
+from ..mapping.rules import Config, Keys, base_keys, window_keys
 from . import olmo2
 
 HPARAMS: Values = {
@@ -29,9 +28,9 @@ TENSORS = {
 build_graph = olmo2.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = {"vocab_size": config["vocab_size"]}
-    return keys | base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4)
+    return keys | base_keys(config, "silu") | window_keys(config, 4)
 
 
 CONVERT = replace(olmo2.CONVERT, models=("Exaone4ForCausalLM",), keys=_keys)

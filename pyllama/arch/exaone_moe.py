@@ -5,19 +5,9 @@ Source: LG AI Research 2025, "K-EXAONE Technical Report"; llama.cpp, ``llama_mod
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, Key, Values, nope_without_window
-from ..mapping.rules import (
-    Config,
-    Convert,
-    base_keys,
-    check_config,
-    float32,
-    hidden_act,
-    window_keys,
-)
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, window_keys
 from . import llama, qwen2moe, qwen3
 
 NAME = "exaone-moe"
@@ -48,12 +38,11 @@ def dense_lead(config: Config) -> int:
     return n
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_exp = int(config["moe_intermediate_size"])
     shared = int(config["num_shared_experts"])
     return (
-        base_keys(config)
-        | hidden_act(config, "silu")
+        base_keys(config, "silu")
         | window_keys(config, 4)
         | {
             "leading_dense_block_count": dense_lead(config),

@@ -8,8 +8,6 @@ Source: Almazrouei et al. 2023, "The Falcon Series of Open Language Models"; lla
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -22,6 +20,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     hidden_act,
@@ -77,7 +76,7 @@ def _kv_heads(config: Config) -> int:
     return 1 if config.get("multi_query", True) else n_head
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_embd = int(config["hidden_size"])
     keys = {
         "context_length": 2048,  # missing in old configs

@@ -20,7 +20,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import granitehybrid, llama
 from . import mamba2 as mamba2_arch
 
@@ -56,7 +56,7 @@ def _mixer(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(hybrid.decoder, mixer=_mixer)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     if config.get("mamba_rms_norm") and config.get("mamba_norm_before_gate", True):
         raise ModelError("config.json: mamba_norm_before_gate is true, which is not supported")
     return llama.keys(config) | granitehybrid.ssm_keys(config)

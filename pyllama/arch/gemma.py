@@ -8,11 +8,10 @@ Source: Gemma Team 2024, "Gemma: Open Models Based on Gemini Research and Techno
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gemma3, llama, qwen2
 
 HPARAMS: Values = {"rope_neox": True, "embedding_scale": gemma3.HPARAMS["embedding_scale"]}
@@ -22,11 +21,11 @@ TENSORS = without(qwen2.TENSORS, ".bias", "output.weight?")
 build_graph = partial(llama.decoder, act="gelu")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, use_bidirectional_attention=False, attention_bias=False)
     if config.get("hidden_act") == "gelu":  # of the first checkpoints, which mean tanh's
         config = {**config, "hidden_act": "gelu_pytorch_tanh"}
-    return base_keys(config) | hidden_act(config, "gelu")
+    return base_keys(config, "gelu")
 
 
 CONVERT = Convert(

@@ -7,11 +7,10 @@ Source: Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gemma3
 
 HPARAMS: Values = {
@@ -30,7 +29,7 @@ _LAYERS_27B = 46
 build_graph = partial(gemma3.decoder, act="gelu", layers_27b=_LAYERS_27B)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False)
     caps = {
         key: float(config[key] or 0)
@@ -40,7 +39,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "attention.sliding_window": int(config["sliding_window"]),
         "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
     }
-    return base_keys(config) | hidden_act(config, "gelu") | keys | caps
+    return base_keys(config, "gelu") | keys | caps
 
 
 CONVERT = Convert(

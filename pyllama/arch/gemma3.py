@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -24,10 +23,10 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     check_config,
-    hidden_act,
     text_of_vision,
 )
 from . import qwen2
@@ -105,12 +104,12 @@ def decoder(
 build_graph = partial(decoder, act="gelu", layers_27b=_LAYERS_27B)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, use_bidirectional_attention=False)
     return keys(config)
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of Gemma 3, and of models with the same config.json."""
     check_config(config, attention_bias=False)
     period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
@@ -121,15 +120,11 @@ def keys(config: Config) -> dict[str, Any]:
         want = [n for n in range(1, len(kinds) + 1) if period and n % period == 0]
         if full != want:
             raise ModelError(f"layer_types has full attention in layers {full}, want every n-th")
-    found = (
-        base_keys(config)
-        | hidden_act(config, "gelu")
-        | {
-            "attention.sliding_window": int(config["sliding_window"]),
-            "attention.sliding_window_pattern": period,
-            "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
-        }
-    )
+    found = base_keys(config, "gelu") | {
+        "attention.sliding_window": int(config["sliding_window"]),
+        "attention.sliding_window_pattern": period,
+        "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
+    }
     if config.get("final_logit_softcapping"):
         found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,16 @@ from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Keys,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+)
 from . import gemma3
 
 HPARAMS: Values = {
@@ -104,7 +112,7 @@ def _ffn(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     return b.linear(hidden, f"blk.{i}.ffn_down", f"ffn_out-{i}")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False, laurel_rank=64, altup_correct_scale=True)
     hidden_act(config, "gelu")
     kinds, n_ff = config["layer_types"], config["intermediate_size"]

@@ -7,7 +7,6 @@ Source: Google 2026, "Gemma 4"; llama.cpp, ``llama_model_gemma4``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -23,15 +22,7 @@ from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values
-from ..mapping.rules import (
-    Config,
-    Convert,
-    Tensors,
-    base_keys,
-    check_config,
-    hidden_act,
-    text_of_vision,
-)
+from ..mapping.rules import Config, Convert, Keys, Tensors, base_keys, check_config, text_of_vision
 from . import gemma3, gemma3n
 
 
@@ -125,13 +116,13 @@ def _of_full_layers(config: Config, name: str, old_name: str) -> int | None:
     return next((int(x) for x in found if x is not None), None)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False)
     if config.get("use_bidirectional_attention") == "all":
         raise ModelError("config.json: use_bidirectional_attention is 'all'; not supported")
     slides = [kind == "sliding_attention" for kind in config["layer_types"]]
     rope = {k: {"rope_theta": x["rope_theta"]} for k, x in config["rope_parameters"].items()}
-    keys = base_keys({**config, "rope_parameters": rope}) | hidden_act(config, "gelu")
+    keys = base_keys({**config, "rope_parameters": rope}, "gelu")
     shared = int(config.get("num_kv_shared_layers") or 0)
     full = _of_full_layers(config, "head_dim", "global_head_dim")
     assert full is not None

@@ -7,10 +7,9 @@ Source: Google 2025, "EmbeddingGemma: Powerful and Lightweight Text Representati
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, check_config
+from ..mapping.rules import Config, Convert, Keys, check_config
 from . import gemma3
 
 NAME = "gemma-embedding"
@@ -21,7 +20,7 @@ TENSORS = {name: ne for name, ne in gemma3.TENSORS.items() if not name.startswit
 build_graph = partial(gemma3.decoder, act="gelu")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, use_bidirectional_attention=True, final_logit_softcapping=0)
     return gemma3.keys(config)
 

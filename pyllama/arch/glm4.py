@@ -6,11 +6,10 @@ Source: GLM Team 2024, "ChatGLM: A Family of Large Language Models"; llama.cpp, 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gemma3, qwen2
 
 HPARAMS: Values = {}
@@ -32,9 +31,9 @@ TENSORS = tensors(
 build_graph = partial(gemma3.decoder, act="silu")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config.get("rope_parameters") or {}, mrope_section=None)
-    return base_keys(config) | hidden_act(config, "silu")
+    return base_keys(config, "silu")
 
 
 CONVERT = Convert(

@@ -6,10 +6,8 @@ Source: GLM-4.5 Team 2025, "GLM-4.5: Agentic, Reasoning, and Coding Foundation M
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, Nextn, hidden_act
+from ..mapping.rules import Config, Convert, Keys, Nextn, hidden_act
 from . import dots1, qwen2moe, qwen3, seed_oss
 
 HPARAMS: Values = dots1.HPARAMS
@@ -29,7 +27,7 @@ MTP = Nextn()
 build_graph = seed_oss.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     if config.get("model_type") != "solar_open":
         config = {"partial_rotary_factor": 0.5, **config}
     keys = dots1.expert_keys(config) | hidden_act(config, "silu")

@@ -6,10 +6,9 @@ Source: Zhipu AI 2026, "GLM-5"; llama.cpp, ``llama_model_glm_dsa``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..hparams import Key, Values
-from ..mapping.rules import Config
+from ..mapping.rules import Config, Keys
 from . import deepseek32
 
 NAME = "glm-dsa"
@@ -23,7 +22,7 @@ MTP = deepseek32.MTP
 build_graph = deepseek32.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = deepseek32.keys(config)
     if config.get("indexer_types"):
         keys["attention.indexer.types"] = [kind == "full" for kind in config["indexer_types"]]

@@ -6,8 +6,6 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -20,6 +18,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     check_config,
@@ -53,7 +52,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return layer_norm_decoder(b, "gelu", b.add_positions(b.embed("token_embd.weight")))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     keys = {
         "feed_forward_length": 4 * int(config["n_embd"]),

@@ -7,13 +7,12 @@ Language Models with Attention Sinks"; llama.cpp, ``llama_model_openai_moe``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.tensors import OUTPUT, QKV, tensors, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config
 from . import llama, qwen2
 
 NAME = "gpt-oss"
@@ -45,7 +44,7 @@ TENSORS = tensors(
 build_graph = partial(llama.decoder, act=SWIGLU_OAI, ffn_norm="post_attention_norm")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, hidden_act="silu", swiglu_alpha=1.702, swiglu_limit=7.0)
     n_layer = int(config["num_hidden_layers"])
     kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(n_layer)]

@@ -5,11 +5,9 @@ Source: Wang and Komatsuzaki 2021, "GPT-J-6B"; gguf-py, whose names these are.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, hidden_act
 from . import phi2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon")}
@@ -18,7 +16,7 @@ TENSORS = without(phi2.TENSORS, *_BIASES)
 build_graph = phi2.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = {"feed_forward_length": 4 * int(config["n_embd"])} | base_keys(config)
     return keys | hidden_act(config, "gelu") | {"rope.dimension_count": int(config["rotary_dim"])}
 

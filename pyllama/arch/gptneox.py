@@ -6,15 +6,13 @@ Source: Black et al. 2022, "GPT-NeoX-20B"; llama.cpp, ``llm_build_gptneox``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, regroup_qkv
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon"),
@@ -43,9 +41,9 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return layer_norm_decoder(b, "gelu", parallel=b.hparams.parallel_residual)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     parallel = {"use_parallel_residual": bool(config.get("use_parallel_residual", True))}
-    return base_keys(config) | hidden_act(config, "gelu") | parallel
+    return base_keys(config, "gelu") | parallel
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:

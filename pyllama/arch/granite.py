@@ -6,13 +6,12 @@ Source: IBM 2024, "Granite 3.0 Language Models"; llama.cpp, ``llm_build_granite`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Tensors, check_config, float32
+from ..mapping.rules import Array, Config, Keys, Tensors, check_config, float32
 from . import llama
 
 HPARAMS: Values = {
@@ -43,7 +42,7 @@ def is_hybrid(config: Config) -> bool:
     return _GRANITE_4 in config["architectures"] and not attention
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     scales = {key: float32(config.get(name, 1.0)) for key, name in SCALES.items()}
     keys = llama.CONVERT.keys(config) | scales
     if _GRANITE_4 in config["architectures"]:

@@ -7,12 +7,11 @@ Source: IBM 2026, "Granite SWASH"; llama.cpp, ``llama_model_granite_swa``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ModelError
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, window_keys
+from ..mapping.rules import Config, Keys, window_keys
 from . import granite, granitemoe, llama
 
 HPARAMS: Values = {
@@ -36,7 +35,7 @@ TENSORS = {
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer = int(config["num_hidden_layers"])
     bases = config.get("layer_rope_theta") or []  # 0: no rope
     rotated = [bool(x) for x in config.get("no_rope_layers") or bases]  # 1: rope, despite its name

@@ -8,7 +8,6 @@ Source: IBM 2025, "Granite 4.0 Language Models"; IBM 2024, "Bamba"; llama.cpp,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,16 @@ from ..graph import hybrid
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import SHARED_EXPERTS, only_in, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, head_columns, interleave_rope, kv_heads
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Keys,
+    Tensors,
+    head_columns,
+    interleave_rope,
+    kv_heads,
+)
 from . import granite, granitemoe, llama, mamba
 from . import mamba2 as mamba2_arch
 
@@ -64,7 +72,7 @@ def _rotated(config: Config) -> int:
     return int(config.get("attn_rotary_emb") or n // 2) if _is_bamba(config) else n
 
 
-def ssm_keys(config: Config) -> dict[str, Any]:
+def ssm_keys(config: Config) -> Keys:
     """The keys of Mamba 2 in hybrid models."""
     inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
     return {
@@ -76,9 +84,9 @@ def ssm_keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     bamba, n_head_kv = _is_bamba(config), kv_heads(config)
-    keys: dict[str, Any] = (llama if bamba else granitemoe).CONVERT.keys(config)
+    keys: Keys = (llama if bamba else granitemoe).CONVERT.keys(config)
     rotates = bamba or config.get("position_embedding_type") == "rope"
     if not rotates:
         keys["context_length"] = 1 << 20  # as in llama.cpp: there is no limit

@@ -6,11 +6,10 @@ Source: IBM 2024, "Granite 3.0 Language Models"; llama.cpp, ``llama_model_granit
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config
+from ..mapping.rules import Config, Keys
 from . import granite, llama
 
 HPARAMS: Values = {
@@ -23,7 +22,7 @@ TENSORS = {**granite.TENSORS, **EXPERTS, **SHARED_EXPERTS}
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = granite.CONVERT.keys(config)
     if config.get("shared_intermediate_size"):
         keys["expert_shared_feed_forward_length"] = int(config["shared_intermediate_size"])

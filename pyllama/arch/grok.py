@@ -8,7 +8,6 @@ Source: xAI 2024, "Open Release of Grok-1"; llama.cpp, ``llama_model_grok``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -18,7 +17,7 @@ from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
 from ..graph.tensors import ATTENTION, EXPERTS, OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, float32, head_columns
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32, head_columns
 from . import llama
 
 HPARAMS: Values = {
@@ -74,7 +73,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = base_keys(config)
     head_dim = head_columns(config)
     scales = {

@@ -6,7 +6,6 @@ Source: Wu et al. 2025, "Grove MoE"; llama.cpp, ``llama_model_grovemoe``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.dtype import GGMLType
@@ -18,7 +17,7 @@ from ..graph.decoder import pre_norm_decoder
 from ..graph.experts import Route, expert_weights, mix_experts
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert, float32
+from ..mapping.rules import Config, Convert, Keys, float32
 from . import qwen2moe, qwen3, qwen3moe
 
 
@@ -68,7 +67,7 @@ def _experts(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
 build_graph = partial(pre_norm_decoder, feed_forward=_experts)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     return qwen3moe.CONVERT.keys(config) | {  # not in config.json
         "expert_chunk_feed_forward_length": int(config.get("head_dim") or 128),
         "experts_per_group": 2,

@@ -5,10 +5,8 @@ Source: Tencent 2025, "Hunyuan-7B"; llama.cpp, ``llm_build_hunyuan_dense``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, head_columns, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, head_columns
 from . import maincoder, qwen2, qwen3
 
 NAME = "hunyuan-dense"
@@ -23,11 +21,11 @@ build_graph = maincoder.build_graph
 _N_CTX = 256 * 1024  # of checkpoints with an alpha, whose config.json says less
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of Hunyuan's models; NTK scaling with ``alpha`` changes the base of rope."""
     if config.get("num_experts") == 1:
         config = {**config, "num_experts": None}
-    found = base_keys(config) | hidden_act(config, "silu")
+    found = base_keys(config, "silu")
     params = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (params.get("rope_type") or params.get("type")) == "dynamic" and params.get("alpha"):
         dim = head_columns(config)

@@ -6,12 +6,11 @@ Source: Tencent 2025, "Hunyuan-A13B Technical Report"; llama.cpp, ``llama_model_
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ModelError
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config
+from ..mapping.rules import Config, Keys
 from . import hunyuan_dense, qwen2moe
 
 NAME = "hunyuan-moe"
@@ -39,7 +38,7 @@ def _of_all(config: Config, name: str) -> int:
     return int(values[0])
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_ff = int(config["intermediate_size"])
     n_ff_exp = (
         _of_all(config, "moe_intermediate_size") if "moe_intermediate_size" in config else n_ff

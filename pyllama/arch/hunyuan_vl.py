@@ -7,10 +7,9 @@ Source: Tencent 2025, "HunyuanOCR Technical Report"; llama.cpp, ``llama_model_hu
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, base_keys, hidden_act, text_of_vision
+from ..mapping.rules import Config, Keys, base_keys, hidden_act, text_of_vision
 from . import hunyuan_dense
 
 
@@ -30,7 +29,7 @@ TENSORS = hunyuan_dense.TENSORS
 build_graph = hunyuan_dense.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     plain = {"rope_theta": rope.get("rope_theta") or config.get("rope_theta") or 10000.0}
     if config.get("num_experts") == 1:

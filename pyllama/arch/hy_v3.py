@@ -5,11 +5,9 @@ Source: Tencent 2026, "Hy3"; llama.cpp, ``llama_model_hy_v3``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import BY_ROUTER, GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, Nextn, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, Nextn, base_keys, check_config, float32
 from . import exaone_moe, qwen2moe, qwen3
 
 HPARAMS: Values = {
@@ -31,20 +29,16 @@ MTP = Nextn(names={"final_layernorm.": "shared_head.norm."})
 build_graph = qwen3.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, mlp_bias=False)
     n_exp = int(config["moe_intermediate_size"])
-    return (
-        base_keys(config)
-        | hidden_act(config, "silu")
-        | {
-            "leading_dense_block_count": exaone_moe.dense_lead(config),
-            "expert_shared_feed_forward_length": n_exp * int(config["num_shared_experts"]),
-            "expert_gating_func": GATINGS.index("sigmoid"),
-            "expert_weights_scale": float32(config["router_scaling_factor"]),
-            "expert_weights_norm": bool(config.get("route_norm", True)),
-        }
-    )
+    return base_keys(config, "silu") | {
+        "leading_dense_block_count": exaone_moe.dense_lead(config),
+        "expert_shared_feed_forward_length": n_exp * int(config["num_shared_experts"]),
+        "expert_gating_func": GATINGS.index("sigmoid"),
+        "expert_weights_scale": float32(config["router_scaling_factor"]),
+        "expert_weights_norm": bool(config.get("route_norm", True)),
+    }
 
 
 CONVERT = Convert(

@@ -6,8 +6,6 @@ Source: Tencent 2026, "Hy4"; llama.cpp, ``llama_model_hy_v4``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import pyggml as ops
@@ -20,7 +18,7 @@ from ..graph.dense import SWIGLU_LIMITS
 from ..graph.ffn import ffn
 from ..graph.mla import latent_attention
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, float32
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, float32
 from . import deepseek2, deepseek32, glm_dsa
 
 HPARAMS: Values = {
@@ -60,7 +58,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(hc.merge_streams(b, streams), "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = glm_dsa.CONVERT.keys(config) | {
         "hyper_connection.count": int(config["hc_mult"]),
         "hyper_connection.epsilon": float32(config["hc_eps"]),

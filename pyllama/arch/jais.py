@@ -6,11 +6,10 @@ Source: Sengupta et al. 2023, "Jais and Jais-chat"; llama.cpp, ``llm_build_jais`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Tensors, base_keys, check_config, float32
+from ..mapping.rules import Array, Config, Keys, Tensors, base_keys, check_config, float32
 from . import gpt2, orion
 
 HPARAMS: Values = {
@@ -30,7 +29,7 @@ TENSORS = tensors(
 build_graph = orion.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, activation_function="swiglu", position_embedding_type="alibi",
         scale_qk_dot_by_d=True, mup_scale_qk_dot_by_d=True, alibi_scaling=None,

@@ -6,7 +6,6 @@ Source: Lieber et al. 2024, "Jamba"; llama.cpp, ``llama_model_jamba``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from ..graph.mamba import SSM, SSM_TENSORS, states_of
 from ..graph.mamba import mamba as mamba_part
 from ..graph.tensors import EXPERTS, GATED_FFN, OUTPUT, only_in
 from ..hparams import BY_ROUTER, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, kv_heads
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, kv_heads
 from . import granitehybrid, mamba
 
 HPARAMS: Values = {
@@ -48,7 +47,7 @@ TENSORS = {
 build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(mamba_part))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, mamba_proj_bias=False, hidden_act="silu")
     n_embd, n_head_kv = int(config["hidden_size"]), kv_heads(config)
     rank = config.get("mamba_dt_rank") or "auto"

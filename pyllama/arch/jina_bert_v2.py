@@ -8,7 +8,6 @@ Long Documents"; llama.cpp, ``llama_model_jina_bert_v2``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from ..graph.sparse.weights import ANY
 from ..graph.tensors import ENCODER, tensors
 from ..hparams import Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, with_prefixes, without_pooler
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config
 from .bert import CONVERT as BERT
 
 NAME = "jina-bert-v2"
@@ -69,7 +68,7 @@ def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
 build_graph = partial(post_norm_encoder, act="gelu_erf", qkv=_qkv)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, position_embedding_type="alibi", feed_forward_type="geglu")
     check_config(config, is_decoder=False, add_cross_attention=False)
     return {"attention.causal": False, **base_keys(config), **classifier_keys(config)}

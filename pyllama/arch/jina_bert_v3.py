@@ -6,8 +6,6 @@ Source: Sturua et al. 2024, "jina-embeddings-v3: Multilingual Embeddings With Ta
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import ENCODER, tensors
 from ..mapping.encoders import (
     HEADS,
@@ -16,7 +14,7 @@ from ..mapping.encoders import (
     with_prefixes,
     without_pooler,
 )
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, hidden_act
 from . import bert, nomic_bert
 
 NAME = "jina-bert-v3"
@@ -27,7 +25,7 @@ TENSORS = tensors(ENCODER)
 build_graph = bert.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, position_embedding_type="rotary", rotary_emb_fraction=1.0)
     check_config(config, rotary_emb_interleaved=False)
     keys = {"attention.causal": False, **base_keys(config), **classifier_keys(config)}

@@ -17,7 +17,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.delta_net import KIMI_DELTA, KIMI_DELTA_TENSORS, kimi_delta, kimi_states_of
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, only_in
 from ..hparams import GATINGS, Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, float32
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
 from . import deepseek2
 
 NAME = "kimi-linear"
@@ -72,7 +72,7 @@ def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     linear, n_layer = config["linear_attn_config"], int(config["num_hidden_layers"])
     check_config(config, moe_layer_freq=1, moe_renormalize=True, num_expert_group=1)
     check_config(linear, num_heads=config["num_attention_heads"])

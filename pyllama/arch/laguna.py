@@ -6,12 +6,11 @@ Source: poolside 2026, "Laguna"; llama.cpp, ``llama_model_laguna``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 from . import exaone_moe, llama, qwen2moe, qwen3
 
 HPARAMS: Values = {
@@ -46,7 +45,7 @@ def rotated_keys(config: Config) -> dict[str, int]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config,
         attention_bias=False,
@@ -55,7 +54,7 @@ def _keys(config: Config) -> dict[str, Any]:
     )
     n_layer = int(config["num_hidden_layers"])
     heads = config.get("num_attention_heads_per_layer")
-    keys = base_keys(config) | hidden_act(config, "silu") | rotated_keys(config)
+    keys = base_keys(config, "silu") | rotated_keys(config)
     keys |= {
         "attention.head_count": [
             int(n) for n in heads or [config["num_attention_heads"]] * n_layer

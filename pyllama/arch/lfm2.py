@@ -6,7 +6,6 @@ Source: Liquid AI 2025, "LFM2 Technical Report"; llama.cpp, ``llama_model_lfm2``
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph import hybrid
 from ..graph.short_conv import SHORT_CONV, short_conv, states_of
@@ -16,6 +15,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     base_keys,
     check_config,
     float32,
@@ -46,7 +46,7 @@ build_graph = partial(
 )
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys that LFM2 has with and without experts."""
     check_config(config, conv_bias=False)
     n, heads = config["num_hidden_layers"], int(config["num_key_value_heads"])
@@ -61,7 +61,7 @@ def keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_ff = int(config.get("block_ff_dim") or config["intermediate_size"])
     if config.get("block_auto_adjust_ff_dim", True):
         n_ff = int(2 * n_ff / 3)

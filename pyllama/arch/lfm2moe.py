@@ -5,11 +5,9 @@ Source: Liquid AI 2025, "LFM2 Technical Report"; llama.cpp, ``llama_model_lfm2mo
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import EXPERTS
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, check_config
+from ..mapping.rules import Config, Convert, Keys, check_config
 from . import lfm2
 
 HPARAMS: Values = {
@@ -23,7 +21,7 @@ TENSORS = {**lfm2.TENSORS, **EXPERTS, "blk.{i}.exp_probs_b.bias?": ("n_expert",)
 build_graph = lfm2.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, norm_topk_prob=True, routed_scaling_factor=1.0)
     return lfm2.keys(config) | {
         "leading_dense_block_count": int(config.get("num_dense_layers", 2)),

@@ -10,7 +10,6 @@ Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; llama.cpp
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -26,10 +25,10 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     head_columns,
-    hidden_act,
     interleave_rope,
     kv_heads,
     split_qkv,
@@ -88,7 +87,7 @@ _PLAIN = (
 )  # have no sliding window, even if config.json has one
 
 
-def keys(config: Config, act: str = "silu") -> dict[str, Any]:
+def keys(config: Config, act: str = "silu") -> Keys:
     """The keys of LLaMA, and of architectures with the same config.json.
 
     Args:
@@ -101,7 +100,7 @@ def keys(config: Config, act: str = "silu") -> dict[str, Any]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
     }
-    found |= base_keys(config) | hidden_act(config, act)
+    found |= base_keys(config, act)
     if config.get("sliding_window") and config.get("architectures") not in _PLAIN:
         found["attention.sliding_window"] = int(config["sliding_window"])
     return found

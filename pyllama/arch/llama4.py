@@ -7,8 +7,6 @@ Source: Meta 2025, "The Llama 4 herd"; llama.cpp, ``llama_model_llama4``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyggml as ops
 from pyggml.tensor import Tensor
 
@@ -19,7 +17,7 @@ from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, text_of_vision
 from . import qwen2, qwen2moe
 from .qwen3vlmoe import split_experts
 
@@ -77,7 +75,7 @@ def _ffn(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
     return ops.add(b.ctx, ops.add(b.ctx, routed, shared_experts(b, x, i, "silu")), residual)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     layers = range(int(config["num_hidden_layers"]))
     step = int(config.get("interleave_moe_layer_step") or 1)
     kinds = config.get("layer_types")
@@ -92,7 +90,7 @@ def _keys(config: Config) -> dict[str, Any]:
         attn_temperature_tuning=True,
         layer_types=[("full", "chunked")[windowed and x] + "_attention" for x in rope],
     )
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     keys["rope.dimension_count"] = keys["attention.key_length"]
     keys["feed_forward_length"] = int(config["intermediate_size_mlp"])
     keys["expert_feed_forward_length"] = int(config["intermediate_size"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ..graph import mamba as layers
 from ..graph.builder import GraphBuilder
 from ..graph.tensors import OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, float32
+from ..mapping.rules import Array, Config, Convert, Keys, float32
 
 HPARAMS: Values = {
     **layers.SSM,
@@ -47,7 +46,7 @@ def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor
 build_graph = partial(decoder, mixer=layers.mamba)
 
 
-def base(config: Config) -> dict[str, Any]:
+def base(config: Config) -> Keys:
     """The keys of Mamba 1 and 2."""
     return {
         "context_length": 1 << 20,  # as in llama.cpp: there is no limit
@@ -60,7 +59,7 @@ def base(config: Config) -> dict[str, Any]:
     }
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     found = base(config)
     n_embd = found["embedding_length"]
     rank = config.get("time_step_rank") or config.get("dt_rank") or -(n_embd // -16)

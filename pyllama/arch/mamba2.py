@@ -6,12 +6,11 @@ Source: Dao and Gu 2024, "Transformers are SSMs"; llama.cpp, ``llm_build_mamba``
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert
+from ..mapping.rules import Array, Config, Convert, Keys
 from . import mamba
 
 HPARAMS: Values = {
@@ -25,7 +24,7 @@ TENSORS = tensors({"blk.{i}.attn_norm.weight": ("n_embd",), **SSM2_TENSORS, **OU
 build_graph = partial(mamba.decoder, mixer=mamba2)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_embd = int(config.get("hidden_size") or config["d_model"])
     inner = int(config.get("expand") or 2) * n_embd
     head_dim = int(config.get("head_dim") or 64)

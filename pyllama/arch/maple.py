@@ -5,14 +5,20 @@ Source: Deepgrove 2026, "Maple"; llama.cpp, ``llama_model_maple``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import without
 from ..hparams import Key, Values, nope_without_window
-from ..mapping.rules import Config, Convert, base_keys, check_config, head_columns, window_keys
+from ..mapping.rules import (
+    Config,
+    Convert,
+    Keys,
+    base_keys,
+    check_config,
+    head_columns,
+    window_keys,
+)
 from . import qwen2moe, qwen3, qwen3moe
 
 HPARAMS: Values = {
@@ -31,7 +37,7 @@ build_graph = qwen3.build_graph
 _LIMIT = 7.0  # not in config.json
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, hidden_act="silu", num_shared_experts=0, norm_topk_prob=True,
         nope_on_global_attention=True,

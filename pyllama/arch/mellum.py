@@ -6,10 +6,9 @@ Source: JetBrains 2026, "Mellum 2"; llama.cpp, ``llm_build_mellum``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..hparams import Key, Values
-from ..mapping.rules import Config, check_config, window_keys
+from ..mapping.rules import Config, Keys, check_config, window_keys
 from . import qwen2, qwen3moe
 
 HPARAMS: Values = {
@@ -23,7 +22,7 @@ TENSORS = qwen3moe.TENSORS
 build_graph = qwen3moe.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, norm_topk_prob=True, attention_bias=False,
         mlp_layer_types=["sparse"] * int(config["num_hidden_layers"]),

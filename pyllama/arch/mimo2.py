@@ -7,7 +7,6 @@ Source: Xiaomi 2025, "MiMo-V2-Flash Technical Report"; llama.cpp, ``llama_model_
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -16,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, Nextn, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, Nextn, base_keys, check_config, float32
 from . import exaone_moe, qwen2, qwen2moe
 
 HPARAMS: Values = {
@@ -50,7 +49,7 @@ def _attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(pre_norm_decoder, attention=_attention)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     head_dim, heads = int(config["head_dim"]), int(config["num_key_value_heads"])
     check_config(
         config, attention_bias=False, n_group=1, topk_group=1, norm_topk_prob=True,
@@ -60,7 +59,7 @@ def _keys(config: Config) -> dict[str, Any]:
     slides = [bool(x) for x in config["hybrid_layer_pattern"]]
     sparse = ["sparse" if x else "dense" for x in config["moe_layer_freq"]]
     window = config.get("sliding_window_size")  # tokens before the token's own
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     return keys | {
         "attention.layer_norm_rms_epsilon": float32(config.get("layernorm_epsilon", 1e-5)),
         "attention.head_count_kv": [

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from ..hparams import Key, Values
-from ..mapping.rules import Config, check_config, float32
+from ..mapping.rules import Config, Keys, check_config, float32
 from . import llama
 
 HPARAMS: Values = {  # old files have no keys: MiniCPM-2B's factors
@@ -25,7 +24,7 @@ TENSORS = llama.TENSORS
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, num_experts=0)
     return llama.keys(config) | {
         "embedding_scale": float32(config["scale_emb"]),

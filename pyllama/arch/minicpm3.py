@@ -7,14 +7,13 @@ Training Strategies"; llama.cpp, ``llm_build_minicpm3``, which takes MiniCPM3-4B
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ..graph import mla
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Got, Key, Values
 from ..mapping.rope import rope_factors
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32, hidden_act
 from . import deepseek2
 
 
@@ -44,7 +43,7 @@ TENSORS = {
 build_graph = deepseek2.build_graph
 
 
-def expanded_keys(config: Config) -> dict[str, Any]:
+def expanded_keys(config: Config) -> Keys:
     """The keys of latent attention with expanded keys and values."""
     n_rot = int(config["qk_rope_head_dim"])
     keys = base_keys(config) | {
@@ -58,7 +57,7 @@ def expanded_keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_embd, n_layer = int(config["hidden_size"]), int(config["num_hidden_layers"])
     value = config.get("v_head_dim") or n_embd // int(config["num_attention_heads"])
     keys = expanded_keys({**config, "v_head_dim": value}) | hidden_act(config, "silu")

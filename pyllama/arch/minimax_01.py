@@ -7,7 +7,6 @@ Source: MiniMax 2025, "MiniMax-01: Scaling Foundation Models with Lightning Atte
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -17,7 +16,7 @@ from ..graph.ffn import ffn
 from ..graph.hybrid import ATTENTION, KINDS, attention_or, states_where_recurrent
 from ..graph.tensors import EXPERTS, OUTPUT, only_in
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 from . import llama
 
 NAME = "minimax-01"
@@ -107,7 +106,7 @@ def _decays(b: GraphBuilder, i: int) -> Tensor:
     return ops.exp(ctx, ops.scale(ctx, slopes, -share))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer, alpha = int(config["num_hidden_layers"]), config["layernorm_full_attention_alpha"]
     parts = ("full_attention", "linear_attention", "mlp")
     check_config(
@@ -119,8 +118,7 @@ def _keys(config: Config) -> dict[str, Any]:
         **{f"layernorm_{part}_beta": 1.0 for part in parts},
     )
     return {
-        **base_keys(config),
-        **hidden_act(config, "silu"),
+        **base_keys(config, "silu"),
         "residual_scale": float32(alpha),
         "rope.dimension_count": int(config["rotary_dim"]),
     }

@@ -5,10 +5,8 @@ Source: MiniMax 2025, "MiniMax-M2"; llama.cpp, ``llama_model_minimax_m2``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import llama, olmoe
 
 NAME = "minimax-m2"
@@ -23,9 +21,9 @@ TENSORS = {**olmoe.TENSORS, "blk.{i}.exp_probs_b.bias": ("n_expert",)}
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, scoring_func="sigmoid", use_qk_norm=True, qk_norm_type="per_layer")
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     keys |= {
         "expert_feed_forward_length": int(config["intermediate_size"]),
         "expert_gating_func": GATINGS.index("sigmoid"),

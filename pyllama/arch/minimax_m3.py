@@ -7,12 +7,11 @@ Source: MiniMax 2026, "MiniMax-M3"; llama.cpp, ``llama_model_minimax_m3``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..activation import SWIGLU_OAI
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, text_of_vision
 from . import gemma3, llama, minimax_m2, qwen3
 
 NAME = "minimax-m3"
@@ -43,7 +42,7 @@ TENSORS = {
 build_graph = partial(llama.decoder, act=SWIGLU_OAI)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     sparse, kinds = config["sparse_attention_config"], config["moe_layer_freq"]
     check_config(
         config, scoring_func="sigmoid", swiglu_alpha=1.702, swiglu_limit=7.0,

@@ -6,7 +6,6 @@ Source: Mistral AI 2025, "Mistral Small 3.1" and "Ministral 3"; llama.cpp, ``lla
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pyggml.tensor import Tensor
 
@@ -14,7 +13,7 @@ from ..errors import ModelError
 from ..graph.attention_factors import attn_temperature
 from ..graph.builder import GraphBuilder
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, text_of_vision
 from . import llama
 
 
@@ -44,7 +43,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return llama.decoder(b, "silu", temperature=temperature)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = llama.CONVERT.keys(config)
     keys.pop("attention.sliding_window", None)
     if config["model_type"] != "ministral3":

@@ -5,11 +5,9 @@ Source: Mistral AI 2026, "Mistral Small 4"; llama.cpp, ``llama_model_mistral4``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, check_config, float32, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, check_config, float32, text_of_vision
 from . import deepseek2
 
 HPARAMS: Values = deepseek2.HPARAMS
@@ -22,7 +20,7 @@ TENSORS = {
 build_graph = deepseek2.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, n_group=1)
     keys = deepseek2.latent_keys(config, "softmax")
     rope = config["rope_parameters"]

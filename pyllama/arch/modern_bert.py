@@ -8,8 +8,6 @@ Fast, Memory Efficient, and Long Context Finetuning and Inference"; llama.cpp,
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
@@ -20,6 +18,7 @@ from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier, 
 from ..mapping.rules import (
     Config,
     Convert,
+    Keys,
     base_keys,
     check_config,
     float32,
@@ -84,7 +83,7 @@ def _bases(config: Config) -> dict[str, float]:
     }
 
 
-def _windows(config: Config) -> dict[str, Any]:
+def _windows(config: Config) -> Keys:
     """The size of windows, and the layers that have one: all but each n-th, from the first on."""
     period = int(config.get("global_attn_every_n_layers") or 3)
     n_layer, given = int(config["num_hidden_layers"]), config.get("layer_types")
@@ -95,7 +94,7 @@ def _windows(config: Config) -> dict[str, Any]:
     return {"attention.sliding_window": size, "attention.sliding_window_pattern": period}
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     act = hidden_act(config, "gelu_erf").get("hidden_act", "gelu_erf")
     eps = float32(config.get("norm_eps") or 1e-5)
     return _bases(config) | base_keys(config) | _windows(config) | {
@@ -107,7 +106,7 @@ def _keys(config: Config) -> dict[str, Any]:
     } | _head(config)  # fmt: skip
 
 
-def _head(config: Config) -> dict[str, Any]:
+def _head(config: Config) -> Keys:
     """The keys of a classifier's head; {} of other models."""
     if not is_classifier(config):
         return {}

@@ -5,8 +5,6 @@ Source: MosaicML 2023, "Introducing MPT-7B"; llama.cpp, ``llm_build_mpt``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -16,7 +14,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, float32
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 
 HPARAMS: Values = {
     "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
@@ -50,7 +48,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return layer_norm_decoder(b, "gelu_erf", inp)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     attn = config.get("attn_config") or {}
     check_config(attn, qk_ln=False, rope=False, prefix_lm=False, sliding_window_size=-1)
     check_config(config, logit_scale=None)

@@ -6,8 +6,6 @@ Source: Meta 2026, "Muse Glimmer"; llama.cpp, ``llama_model_muse_glimmer``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -20,6 +18,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     check_config,
     float32,
@@ -52,7 +51,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return gemma3.decoder(b, "silu", gate="sigmoid", inp=inp, post_eps=_POST_EPS)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     rotated = [float(kind == "sliding_attention") for kind in config["layer_types"]]
     base = float((config.get("rope_parameters") or {}).get("rope_theta", 500000.0))
     check_config(

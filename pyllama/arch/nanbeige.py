@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from pyggml.tensor import Tensor
 
@@ -16,7 +15,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import OUTPUT
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config
+from ..mapping.rules import Config, Keys
 from . import llama
 
 _MAX_LAYERS = 4096
@@ -82,7 +81,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     return llama.keys(config) | {
         "num_loops": max(int(config.get("num_loops") or 1), 1),
         "skip_loop_final_norm": bool(config.get("skip_loop_final_norm", False)),

@@ -7,11 +7,10 @@ Source: Parmar et al. 2024, "Nemotron-4 15B Technical Report"; llama.cpp, ``llm_
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.decoder import layer_norm_decoder
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, float32, head_columns, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32, head_columns
 from . import gemma3, starcoder2
 
 HPARAMS: Values = starcoder2.HPARAMS
@@ -20,7 +19,7 @@ TENSORS = starcoder2.TENSORS
 build_graph = partial(layer_norm_decoder, act="relu_sqr")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     head_dim = head_columns(config)
     keys = {
         "attention.key_length": head_dim,
@@ -29,7 +28,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
         "attention.layer_norm_epsilon": float32(config["norm_eps"]),
     }
-    return keys | base_keys(config) | hidden_act(config, "relu_sqr")
+    return keys | base_keys(config, "relu_sqr")
 
 
 CONVERT = Convert(

@@ -6,7 +6,6 @@ Source: NVIDIA 2025, "Nemotron-H"; llama.cpp, ``llama_model_nemotron_h``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ..graph.ffn import ffn
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, only_in, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, kv_heads
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, kv_heads
 from . import mamba
 from . import mamba2 as mamba2_arch
 
@@ -80,7 +79,7 @@ def by_layer(config: Config, letter: str, n: int) -> np.ndarray:
     return np.array([n if kind == letter else 0 for kind in kinds(config)], np.int32)
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of Nemotron-H with and without experts."""
     check_config(config, mlp_hidden_act="relu2", mamba_hidden_act="silu")
     head_dim = int(config.get("head_dim") or config["attention_head_dim"])

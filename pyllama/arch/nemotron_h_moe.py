@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -18,7 +17,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.experts import experts, shared_experts
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config
+from ..mapping.rules import Config, Keys
 from . import nemotron_h
 
 HPARAMS: Values = {
@@ -64,7 +63,7 @@ def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(nemotron_h.decoder, feed_forward=_experts)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     if "-" in nemotron_h.kinds(config):
         raise ModelError("config.json: layers with and without experts; this is not supported")
     n_ff = int(config["moe_intermediate_size"])

@@ -7,7 +7,6 @@ Source: Le Breton et al. 2025, "NeoBERT: A Next-Generation BERT"; llama.cpp,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.decoder import pre_norm_decoder
 from ..hparams import POOLINGS, Values
@@ -16,6 +15,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     check_config,
@@ -41,7 +41,7 @@ TENSORS = {
 build_graph = partial(pre_norm_decoder, output_norm="enc.output_norm")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, hidden_act="SwiGLU", rms_norm=True, rope=True, ngpt=False)
     hidden = int(2 * config["intermediate_size"] / 3)
     found = {

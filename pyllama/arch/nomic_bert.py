@@ -7,7 +7,6 @@ llama.cpp, ``llama_model_nomic_bert``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.encoder import post_norm_encoder
 from ..graph.tensors import ENCODER, tensors
@@ -19,7 +18,7 @@ from ..mapping.encoders import (
     with_prefixes,
     without_pooler,
 )
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, hidden_act
 
 NAME = "nomic-bert"
 HPARAMS: Values = {
@@ -37,7 +36,7 @@ build_graph = partial(post_norm_encoder, act="silu")
 _TRAINED = {8192: 2048, 2048: 512}  # positions of a checkpoint -> of its training
 
 
-def nomic_keys(config: Config, act: str, theirs: str) -> dict[str, Any]:
+def nomic_keys(config: Config, act: str, theirs: str) -> Keys:
     """The keys of Nomic's encoders, by config.json of their own code or of transformers.
 
     Args:

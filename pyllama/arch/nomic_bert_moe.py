@@ -7,12 +7,10 @@ llama.cpp, ``llama_model_nomic_bert_moe``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import ENCODER, EXPERTS, tensors, without
 from ..hparams import Got, Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS
-from ..mapping.rules import Array, Config, Convert, Tensors
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import bert, nomic_bert
 
 NAME = "nomic-bert-moe"
@@ -35,7 +33,7 @@ TENSORS = tensors({**ENCODER, **without(EXPERTS, "ffn_gate_exps")})
 build_graph = bert.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     return nomic_bert.nomic_keys(config, "gelu_erf", "gelu") | {
         "moe_every_n_layers": int(config["moe_every_n_layers"]),
         "expert_used_count": int(config["moe_top_k"]),

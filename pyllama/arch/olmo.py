@@ -7,7 +7,6 @@ Source: Groeneveld et al. 2024, "OLMo: Accelerating the Science of Language Mode
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -16,7 +15,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Keys, base_keys, float32
 from . import llama
 
 HPARAMS: Values = {
@@ -41,8 +40,8 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(ops.norm(b.ctx, inp, eps).set_name("result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    keys = base_keys(config) | hidden_act(config, "silu")
+def _keys(config: Config) -> Keys:
+    keys = base_keys(config, "silu")
     if config.get("clip_qkv") is not None:
         keys["attention.clamp_kqv"] = float32(config["clip_qkv"])
     return {**keys, "attention.layer_norm_epsilon": float32(1e-5)}

@@ -13,7 +13,7 @@ from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Convert, base_keys, hidden_act, window_keys
+from ..mapping.rules import Convert, base_keys, window_keys
 from . import qwen2
 
 HPARAMS: Values = {
@@ -67,5 +67,5 @@ CONVERT = Convert(
         "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
         "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
     },
-    keys=lambda config: base_keys(config) | hidden_act(config, "silu") | window_keys(config, 4),
+    keys=lambda config: base_keys(config, "silu") | window_keys(config, 4),
 )

@@ -6,11 +6,9 @@ Source: Muennighoff et al. 2024, "OLMoE: Open Mixture-of-Experts Language Models
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import llama, qwen2, qwen2moe
 
 HPARAMS: Values = {"rope_neox": True, "expert_weights_norm": Key("expert_weights_norm", False)}
@@ -25,9 +23,9 @@ TENSORS = {
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, clip_qkv=None, attention_bias=False)
-    return base_keys(config) | hidden_act(config, "silu") | qwen2moe.norm_keys(config)
+    return base_keys(config, "silu") | qwen2moe.norm_keys(config)
 
 
 CONVERT = Convert(

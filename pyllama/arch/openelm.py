@@ -6,13 +6,11 @@ Inference Framework"; llama.cpp, ``llm_build_openelm``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..graph.tensors import GATED_FFN
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, check_config
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
@@ -38,7 +36,7 @@ def _n_ff(n_embd: int, multiplier: float, divisor: int) -> int:
     return rounded + divisor if rounded < 0.9 * n else rounded
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, share_input_output_layers=True, normalize_qk_projections=True, ffn_with_glu=True,
         activation_fn_name="swish",

@@ -8,8 +8,6 @@ Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models".
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pyggml.tensor import Tensor
@@ -22,6 +20,7 @@ from ..mapping.rules import (
     Array,
     Config,
     Convert,
+    Keys,
     Tensors,
     base_keys,
     check_config,
@@ -78,7 +77,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(inp)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, _remove_final_layer_norm=False, layer_norm_elementwise_affine=True)
     keys = base_keys(config) | {"attention.layer_norm_epsilon": np.float32(1e-5)}
     if not config.get("do_layer_norm_before", True):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..graph.decoder import layer_norm_decoder
 from ..hparams import Key, Values
-from ..mapping.rules import Config, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Keys, base_keys, float32
 from . import llama, qwen2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
@@ -27,8 +26,8 @@ TENSORS = {
 build_graph = partial(layer_norm_decoder, act="silu")
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    keys = base_keys(config) | hidden_act(config, "silu") | llama.PTH_LAYOUT
+def _keys(config: Config) -> Keys:
+    keys = base_keys(config, "silu") | llama.PTH_LAYOUT
     eps = keys.pop("attention.layer_norm_rms_epsilon", float32(config["rms_norm_eps"]))
     keys["attention.layer_norm_epsilon"] = eps
     if config.get("max_sequence_length"):

@@ -7,7 +7,6 @@ Source: Elsen et al. 2023, "Releasing Persimmon-8B"; llama.cpp until 2024,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -16,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gpt2
 
 HPARAMS: Values = {
@@ -53,9 +52,9 @@ def _qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
 build_graph = partial(layer_norm_decoder, act="relu_sqr", qkv=_qkv)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, partial_rotary_factor=0.5, qk_layernorm=True)
-    return base_keys(config) | hidden_act(config, "relu_sqr")
+    return base_keys(config, "relu_sqr")
 
 
 CONVERT = Convert(

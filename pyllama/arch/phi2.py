@@ -6,12 +6,10 @@ Source: Li et al. 2023, "Textbooks Are All You Need II"; llama.cpp, ``llm_build_
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import HF_QKV, Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import HF_QKV, Config, Convert, Keys, base_keys, check_config
 from . import starcoder2
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
@@ -35,9 +33,9 @@ TENSORS = tensors(
 build_graph = starcoder2.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, qk_layernorm=False)
-    return base_keys(config) | hidden_act(config, "gelu")
+    return base_keys(config, "gelu")
 
 
 CONVERT = Convert(

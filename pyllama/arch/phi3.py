@@ -7,12 +7,10 @@ the window.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import OUTPUT, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys
 from . import llama, qwen2
 
 HPARAMS: Values = {
@@ -35,14 +33,14 @@ TENSORS = {
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     original = config.get("original_max_position_embeddings") or config["max_position_embeddings"]
     keys = {
         "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
         "rope.scaling.original_context_length": int(original),
         "attention.sliding_window": int(config.get("sliding_window") or 0),
     }
-    return keys | base_keys(config) | hidden_act(config, "silu")
+    return keys | base_keys(config, "silu")
 
 
 CONVERT = Convert(

@@ -6,12 +6,10 @@ Source: Abdin et al. 2024, "Phi-3 Technical Report"; transformers, ``modeling_ph
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import EXPERTS, tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import llama, orion, starcoder2
 
 _JITTER = 0.01  # ``router_jitter_noise`` of config.json
@@ -36,14 +34,14 @@ TENSORS = tensors(
 build_graph = orion.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, router_jitter_noise=_JITTER, num_experts_per_tok=2)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if "short_mscale" in rope:  # transformers' magnitude, instead of longrope's own
         check_config(rope, long_mscale=rope["short_mscale"])
         rope["attention_factor"] = rope["short_mscale"]
     original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    return base_keys({**config, "rope_parameters": rope}) | hidden_act(config, "silu") | {
+    return base_keys({**config, "rope_parameters": rope}, "silu") | {
         "rope.dimension_count": int(config["hidden_size"]) // int(config["num_attention_heads"]),
         "rope.scaling.original_context_length": int(original),
         "attention.sliding_window": int(config.get("sliding_window") or 0),

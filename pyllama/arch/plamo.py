@@ -5,15 +5,13 @@ Source: Preferred Networks 2023, "PLaMo-13B"; llama.cpp, ``llm_build_plamo``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, GATED_FFN, without
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys
 from . import qwen2
 
 HPARAMS: Values = {"rope_neox": True}
@@ -43,7 +41,7 @@ def _n_shared(config: Config) -> int:
     return int(config.get("n_shared_head", 8))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_head_kv = -(-int(config["num_attention_heads"]) // _n_shared(config))
     keys = {"context_length": 4096} | base_keys(config)
     return keys | {"attention.head_count_kv": n_head_kv}

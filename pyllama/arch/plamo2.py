@@ -6,8 +6,6 @@ Source: Preferred Networks 2025, "PLaMo 2"; llama.cpp, ``llama_model_plamo2``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import pyggml as ops
@@ -19,7 +17,7 @@ from ..graph.ffn import ffn
 from ..graph.mamba import SSM, causal_conv
 from ..graph.tensors import OUTPUT, only_in
 from ..hparams import Got, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys
 from . import mamba, plamo3
 
 
@@ -124,7 +122,7 @@ def _mamba(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     return b.linear(y.set_name(f"ssm_y-{i}"), f"blk.{i}.ssm_out", f"mamba_out-{i}")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer, step = int(config["num_hidden_layers"]), int(config.get("mamba_step", 2))
     head_dim, n_ssm = int(config["hidden_size_per_head"]), int(config["mamba_num_heads"])
     attends = np.array([i % step == step // 2 for i in range(n_layer)], np.int32)

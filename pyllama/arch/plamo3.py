@@ -7,11 +7,10 @@ Source: Preferred Networks 2025, "PLaMo 3"; llama.cpp, ``llama_model_plamo3``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config
 from . import gemma3
 
 HPARAMS: Values = {
@@ -39,10 +38,10 @@ _OFFSETS = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / 5**1.5}  # others
 build_graph = partial(gemma3.decoder, act="silu")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, full_attention_idx=None)
     local = config.get("rope_local_theta")
-    keys = base_keys({**config, "rope_local_base_freq": local}) | hidden_act(config, "silu")
+    keys = base_keys({**config, "rope_local_base_freq": local}, "silu")
     keys["vocab_size"] = int(config["vocab_size"])
     window = config.get("window_size") or config.get("sliding_window")
     if window is not None:

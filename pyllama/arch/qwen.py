@@ -5,11 +5,9 @@ Source: Bai et al. 2023, "Qwen Technical Report"; llama.cpp, ``llm_build_qwen``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import tensors
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, base_keys, float32
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
@@ -31,7 +29,7 @@ TENSORS = tensors(
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = base_keys(config)
     eps = float32(config.get("layer_norm_epsilon", 1e-6))
     return keys | {"attention.layer_norm_rms_epsilon": eps}

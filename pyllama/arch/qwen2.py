@@ -5,12 +5,10 @@ Source: Yang et al. 2024, "Qwen2 Technical Report"; llama.cpp, ``llm_build_qwen2
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors
 from ..hparams import Values
-from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, base_keys, check_config, hidden_act
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, Keys, base_keys, check_config
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
@@ -31,9 +29,9 @@ TENSORS = tensors(
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, use_sliding_window=False)
-    return base_keys(config) | hidden_act(config, "silu")
+    return base_keys(config, "silu")
 
 
 CONVERT = Convert(

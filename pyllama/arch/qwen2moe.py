@@ -6,11 +6,9 @@ Source: Qwen Team 2024, "Qwen1.5-MoE" and "Qwen2 Technical Report"; llama.cpp,
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, check_config
+from ..mapping.rules import Config, Convert, Keys, check_config
 from . import qwen2
 
 HPARAMS: Values = {
@@ -51,12 +49,12 @@ DEEPSEEK = {  # names of routed and shared experts, with the bias of their choic
 }
 
 
-def norm_keys(config: Config) -> dict[str, Any]:
+def norm_keys(config: Config) -> Keys:
     """The key of weights that sum to 1, where a model has them; llama.cpp does not know it."""
     return {"expert_weights_norm": True} if config.get("norm_topk_prob") else {}
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(config, mlp_only_layers=[], decoder_sparse_step=1)
     n_ff = int(config["shared_expert_intermediate_size"])
     keys = qwen2.CONVERT.keys(config) | norm_keys(config)

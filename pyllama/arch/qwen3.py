@@ -6,13 +6,11 @@ Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..graph.builder import HEAD
 from ..hparams import POOLINGS, Values
-from ..mapping.rules import Array, Config, Convert, Tensors
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import qwen2
 
 HPARAMS: Values = {"rope_neox": True, "softmax_scores": True}
@@ -30,7 +28,7 @@ build_graph = qwen2.build_graph
 _RANKING = "Qwen3ForSequenceClassification"
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = qwen2.CONVERT.keys(config)
     if _RANKING not in config["architectures"]:
         return keys

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, text_of_vision
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, text_of_vision
 from . import qwen3next
 
 HPARAMS: Values = qwen3next.MIXERS
@@ -29,10 +29,10 @@ MTP = qwen3next.MTP
 build_graph = qwen3next.build_graph
 
 
-def with_sections(keys_of: Callable[[Config], dict[str, Any]]) -> Callable[[Config], Any]:
+def with_sections(keys_of: Callable[[Config], Keys]) -> Callable[[Config], Any]:
     """The keys of a model with multi-section rope, which config.json may leave out."""
 
-    def keys(config: Config) -> dict[str, Any]:
+    def keys(config: Config) -> Keys:
         return {"rope.dimension_sections": [11, 11, 10, 0], **keys_of(config)}
 
     return keys

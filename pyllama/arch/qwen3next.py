@@ -6,7 +6,6 @@ Source: Qwen Team 2025, "Qwen3-Next"; llama.cpp, ``llama_model_qwen3next``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,16 +14,7 @@ from ..graph.attention_factors import attention_of_gated_queries
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in
 from ..hparams import Got, Key, Values
-from ..mapping.rules import (
-    Array,
-    Config,
-    Convert,
-    Nextn,
-    Tensors,
-    base_keys,
-    check_config,
-    hidden_act,
-)
+from ..mapping.rules import Array, Config, Convert, Keys, Nextn, Tensors, base_keys, check_config
 from . import qwen2moe, qwen3
 
 _NOT_IN_FILE = 2
@@ -92,11 +82,11 @@ build_graph = partial(
 )
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of Qwen3-Next and Qwen3.5 without those of experts."""
     check_config(config, attention_bias=False)
     n, n_head = int(config["linear_key_head_dim"]), int(config["linear_num_value_heads"])
-    found = base_keys({"partial_rotary_factor": 0.25, **config}) | hidden_act(config, "silu")
+    found = base_keys({"partial_rotary_factor": 0.25, **config}, "silu")
     every, n_layer = int(config.get("full_attention_interval") or 4), found["block_count"]
     kinds = config.get("layer_types") or [
         "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(n_layer)
@@ -112,7 +102,7 @@ def keys(config: Config) -> dict[str, Any]:
     }
 
 
-def keys_of_experts(config: Config) -> dict[str, Any]:
+def keys_of_experts(config: Config) -> Keys:
     """The keys of models with experts in every layer, and one that all tokens use."""
     check_config(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
     n_ff = int(config["shared_expert_intermediate_size"])

@@ -7,10 +7,9 @@ Source: Bai et al. 2025, "Qwen3-VL Technical Report"; llama.cpp, ``llama_model_q
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, text_of_vision
 from . import qwen3
 
 HPARAMS: Values = {"rope_neox": True}
@@ -21,11 +20,11 @@ build_graph = qwen3.build_graph
 
 
 def keys_of_text(
-    keys_of: Callable[[Config], dict[str, Any]],
-) -> Callable[[Config], dict[str, Any]]:
+    keys_of: Callable[[Config], Keys],
+) -> Callable[[Config], Keys]:
     """The keys of a text model, and the number of layers that take embeddings of images."""
 
-    def keys(config: Config) -> dict[str, Any]:
+    def keys(config: Config) -> Keys:
         vision = config.get("vision_config") or {}
         n = len(vision.get("deepstack_visual_indexes") or ())
         return {**keys_of(config), "n_deepstack_layers": n}

@@ -5,12 +5,10 @@ Source: Small Cloud AI 2023, "Refact 1.6B"; llama.cpp, ``llm_build_refact``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, float32
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, float32
 from . import llama
 
 HPARAMS: Values = {"n_rot": 0, "max_alibi_bias": 8.0}
@@ -18,7 +16,7 @@ TENSORS = llama.TENSORS
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_ff = int(2 * 4 * int(config["n_embd"]) / 3)
     return base_keys(config) | {
         "feed_forward_length": -(-n_ff // 256) * 256,

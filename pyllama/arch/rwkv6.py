@@ -7,12 +7,11 @@ llama.cpp, ``llama_model_rwkv6``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.rwkv import NORMED, RWKV6, TIME_MIX6, decoder, states, time_mix6
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, float32
+from ..mapping.rules import Array, Config, Convert, Keys, float32
 
 HPARAMS: Values = {
     **RWKV6,
@@ -35,7 +34,7 @@ TENSORS = tensors(
 build_graph = partial(decoder, time_mix=time_mix6)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n = int(config["hidden_size"])
     return {
         "context_length": 1 << 20,  # as in llama.cpp: there is no limit

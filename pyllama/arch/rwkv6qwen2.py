@@ -7,12 +7,11 @@ at Scale"; llama.cpp, ``llama_model_rwkv6qwen2``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.rwkv import RWKV6, TIME_MIX6, llama_decoder, states, time_mix6
 from ..graph.tensors import GATED_FFN, OUTPUT, tensors
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, float32, kv_heads
+from ..mapping.rules import Array, Config, Convert, Keys, float32, kv_heads
 from . import llama, rwkv6
 
 
@@ -46,7 +45,7 @@ TENSORS = tensors(
 build_graph = partial(llama_decoder, time_mix=time_mix6)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n = int(config["hidden_size"])
     large = 1 + (n >= 4096)
     return {

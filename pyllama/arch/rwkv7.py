@@ -7,14 +7,13 @@ Source: Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution"
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..graph.rwkv import NORMED, RWKV7, TIME_MIX7, decoder, states, time_mix7
 from ..graph.tensors import tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, float32
+from ..mapping.rules import Array, Config, Convert, Keys, float32
 
 HPARAMS: Values = {
     **RWKV7,
@@ -27,7 +26,7 @@ TENSORS = tensors({**TIME_MIX7, **NORMED})
 build_graph = partial(decoder, time_mix=time_mix7)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n = int(config["hidden_size"])
 
     def rank(name: str, of_fla: str, power: float, factor: float) -> int:
@@ -64,7 +63,7 @@ def change(name: str, x: Array, config: Config) -> dict[str, Array]:
     return {name: x.reshape(-1) if name.endswith(vectors) else x}
 
 
-def first_values(keys: dict[str, Any]) -> dict[str, Array]:
+def first_values(keys: Keys) -> dict[str, Array]:
     """The value residual of the first layer, which llama.cpp loads and does not use."""
     n, rank = keys["embedding_length"], keys["attention.iclr_lora_rank"]
     shapes = ((n,), (rank, n), (n, rank))

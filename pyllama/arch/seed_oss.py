@@ -10,7 +10,7 @@ from functools import partial
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
-from ..mapping.rules import base_keys, hidden_act
+from ..mapping.rules import base_keys
 from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
@@ -30,6 +30,6 @@ CONVERT = replace(
     models=("SeedOssForCausalLM",),
     tensors={name: _renamed(x) for name, x in llama.CONVERT.tensors.items() if "_exps" not in x},
     defaults={"head_dim": 128, "num_key_value_heads": 8},
-    keys=lambda config: base_keys(config) | hidden_act(config, "silu"),
+    keys=lambda config: base_keys(config, "silu"),
     change=lambda name, x, config: {name: x},
 )

@@ -6,8 +6,6 @@ Source: Song et al. 2025, "SmallThinker"; llama.cpp, ``llama_model_smallthinker`
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyggml as ops
 from pyggml.tensor import Tensor
 
@@ -15,7 +13,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.experts import experts
 from ..graph.tensors import EXPERTS, GATED_FFN, without
 from ..hparams import GATINGS, Key, Values, nope_without_window
-from ..mapping.rules import Config, Convert, base_keys, check_config
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import qwen2
 
 HPARAMS: Values = {
@@ -47,7 +45,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer, n_exp = int(config["num_hidden_layers"]), int(config["moe_ffn_hidden_size"])
     windows = [bool(x) for x in config.get("sliding_window_layout") or [0] * n_layer]
     if any(windows):

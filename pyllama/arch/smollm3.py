@@ -7,11 +7,10 @@ Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Values
-from ..mapping.rules import Config, check_config
+from ..mapping.rules import Config, Keys, check_config
 from . import llama
 
 _PERIOD = 4  # the last of so many layers is not rotated
@@ -25,7 +24,7 @@ TENSORS = without(llama.TENSORS, *EXPERTS)
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     rotated = [int((i + 1) % _PERIOD != 0) for i in range(int(config["num_hidden_layers"]))]
     check_config(config, use_sliding_window=False, no_rope_layers=rotated)
     if not config.get("no_rope_layers"):

@@ -6,11 +6,10 @@ Source: iFlytek 2026, "Spark-X2.5"; llama.cpp, ``llama_model_spark2_5``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, check_config, window_keys
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, window_keys
 from . import laguna, llama, qwen2
 
 HPARAMS: Values = {
@@ -33,7 +32,7 @@ TENSORS = {
 build_graph = partial(llama.decoder, act="gelu", gate="sigmoid")
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     check_config(
         config, gate_attn_act_mode="sigmoid", headwise_attn_output_gate=True, hidden_act="gelu"
     )

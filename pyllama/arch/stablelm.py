@@ -8,12 +8,11 @@ Source: Bellagente et al. 2024, "Stable LM 2 1.6B Technical Report"; llama.cpp,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import GATED_FFN, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, base_keys, float32, hidden_act
+from ..mapping.rules import Config, Convert, Keys, base_keys, float32
 from . import qwen2
 from .command_r import qkv
 
@@ -40,8 +39,8 @@ TENSORS = tensors(
 build_graph = partial(layer_norm_decoder, act="silu", qkv=qkv)
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    keys = base_keys(config) | hidden_act(config, "silu")
+def _keys(config: Config) -> Keys:
+    keys = base_keys(config, "silu")
     keys.setdefault("attention.layer_norm_epsilon", float32(config.get("norm_eps", 1e-5)))
     return {**keys, "use_parallel_residual": bool(config.get("use_parallel_residual"))}
 

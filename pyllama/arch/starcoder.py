@@ -7,9 +7,8 @@ Source: Li et al. 2023, "StarCoder: may the source be with you!"; llama.cpp,
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..mapping.rules import Array, Config, Tensors, regroup_qkv
+from ..mapping.rules import Array, Config, Keys, Tensors, regroup_qkv
 from . import gpt2
 
 HPARAMS = gpt2.HPARAMS
@@ -21,7 +20,7 @@ def _multi_query(config: Config) -> bool:
     return bool(config.get("multi_query", True))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_head_kv = 1 if _multi_query(config) else int(config["n_head"])
     return gpt2.CONVERT.keys(config) | {"attention.head_count_kv": n_head_kv}
 

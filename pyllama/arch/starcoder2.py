@@ -10,7 +10,7 @@ from functools import partial
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import HF_QKV, Convert, base_keys, hidden_act
+from ..mapping.rules import HF_QKV, Convert, base_keys
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
 
@@ -44,5 +44,5 @@ CONVERT = Convert(
         "model.norm.*": "output_norm.*",
         "lm_head.weight": "output.weight",
     },
-    keys=lambda config: base_keys(config) | hidden_act(config, "gelu"),
+    keys=lambda config: base_keys(config, "gelu"),
 )

@@ -7,7 +7,6 @@ Source: StepFun 2026, "Step-3.5-Flash"; llama.cpp, ``llama_model_step35``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,16 @@ from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, Got, Key, Values
 from ..mapping.rope import rope_factors
-from ..mapping.rules import Config, Convert, Tensors, base_keys, check_config, float32, window_keys
+from ..mapping.rules import (
+    Config,
+    Convert,
+    Keys,
+    Tensors,
+    base_keys,
+    check_config,
+    float32,
+    window_keys,
+)
 from . import gemma3, llama, qwen3
 
 
@@ -52,7 +60,7 @@ build_graph = partial(llama.decoder, act="silu", gate="sigmoid")
 def _of_kinds(config: Config) -> Config:
     """The config with rope's parameters by kind of layer, which checkpoints have by layer."""
     kinds, thetas = config["layer_types"], config["rope_theta"]
-    rope: dict[str, Any] = {"full_attention": {"partial_rotary_factor": 0.5}}
+    rope: Keys = {"full_attention": {"partial_rotary_factor": 0.5}}
     for i in reversed(range(int(config["num_hidden_layers"]))):
         theta = thetas[i] if isinstance(thetas, list) else thetas
         rope.setdefault(kinds[i], {})["rope_theta"] = theta
@@ -60,7 +68,7 @@ def _of_kinds(config: Config) -> Config:
     return {**config, "rope_theta": None, "rope_scaling": None, "rope_parameters": rope}
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     n_layer, head_dim = int(config["num_hidden_layers"]), int(config["head_dim"])
     kinds = config["layer_types"][:n_layer]
     windowed = [kind == "sliding_attention" for kind in kinds]

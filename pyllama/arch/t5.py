@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -20,7 +19,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import only_in, without
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert
+from ..mapping.rules import Config, Convert, Keys
 from . import t5encoder
 
 
@@ -108,7 +107,7 @@ def _decode(b: GraphBuilder) -> Tensor:
     return b.output(x)
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     keys = t5encoder.keys(config)
     if config.get("num_decoder_layers") is not None:
         keys["decoder_block_count"] = int(config["num_decoder_layers"])

@@ -8,8 +8,6 @@ Transformer"; llama.cpp, ``llama_model_t5encoder``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
@@ -17,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Key, Values
 from ..inputs.budget import shown
-from ..mapping.rules import Config, Convert, base_keys, check_config
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 
 HPARAMS: Values = {
     "encoder": True,
@@ -74,7 +72,7 @@ def activation(b: GraphBuilder) -> str:
     return "gelu" if "blk.0.ffn_gate.weight" in b.weights else "relu"
 
 
-def keys(config: Config) -> dict[str, Any]:
+def keys(config: Config) -> Keys:
     """The keys of T5's encoder, and of its decoder."""
     check_config(config, relative_attention_max_distance=128)
     act = config.get("feed_forward_proj", "relu")

@@ -6,8 +6,6 @@ Source: Talkie 2026, "talkie-1930"; llama.cpp, ``llama_model_talkie``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import pyggml as ops
@@ -17,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, GATED_FFN, without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Tensors, base_keys, float32, hidden_act
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, float32
 
 HPARAMS: Values = {"rope_neox": True, "logit_scale": Key("logit_scale", type=float)}
 
@@ -49,9 +47,9 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return b.output(b.rms_norm(inp, "", "result_norm"))
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(config: Config) -> Keys:
     eps = float32(np.finfo(np.float32).eps)  # the default of torch's RMS norm
-    keys = base_keys(config) | hidden_act(config, "silu")
+    keys = base_keys(config, "silu")
     return keys | {"attention.layer_norm_rms_epsilon": eps}
 
 

@@ -3,7 +3,7 @@
     CONVERT = Convert(
         models=("GPT2LMHeadModel",),
         tensors={"transformer.wte.weight": "token_embd.weight", ...},
-        keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
+        keys=lambda config: base_keys(config, "gelu") | {"attention.layer_norm_epsilon": 1e-5},
     )
 
 Contains only declarations and pure functions of arrays; ``conversion`` reads and writes files.
@@ -29,6 +29,7 @@ from .rope import rope_factors, rope_keys
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
+Keys = dict[str, Any]  # of GGUF, without the architecture's name -> value
 
 
 def _unchanged(name: str, x: Array, config: Config) -> Tensors:
@@ -67,7 +68,7 @@ class Convert:
 
     models: tuple[str, ...]
     tensors: Mapping[str, str]
-    keys: Callable[[Config], dict[str, Any]]
+    keys: Callable[[Config], Keys]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -120,16 +121,23 @@ def text_of_vision(names: Mapping[str, str]) -> dict[str, str]:
     return {**names, **{f"language_model.{k}": x for k, x in names.items()}, **inner}
 
 
-def base_keys(config: Config) -> dict[str, Any]:
-    """Return the keys that most architectures need, as far as config.json has them."""
-    keys: dict[str, Any] = {}
+def base_keys(config: Config, act: str = "") -> Keys:
+    """Return the keys that most architectures need, as far as config.json has them.
+
+    Args:
+        act: with ``hidden_act``, of which it is the usual activation; empty for without.
+
+    Raises:
+        ModelError: the activation is unknown.
+    """
+    keys: Keys = {}
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
             keys[key] = float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
-    return keys | rope_keys(config)
+    return keys | rope_keys(config) | (hidden_act(config, act) if act else {})
 
 
 def float32(value: Any) -> np.float32:
@@ -164,7 +172,7 @@ def interleave_rope(x: Array, n_head: int) -> Array:
     return halves.swapaxes(1, 2).reshape(x.shape)
 
 
-def window_keys(config: Config, period: int) -> dict[str, Any]:
+def window_keys(config: Config, period: int) -> Keys:
     """Return the keys of a sliding window and of the layers that have one, {} without a window.
 
     Args:
