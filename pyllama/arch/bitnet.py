@@ -12,6 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.dense import ffn_hidden
+from ..graph.tensors import ATTENTION, GATED_FFN
 from ..hparams import Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config
 from . import llama, qwen2
@@ -19,17 +20,11 @@ from . import llama, qwen2
 HPARAMS: Values = {"rope_neox": True}
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
+    **ATTENTION,
     "blk.{i}.attn_sub_norm.weight": ("n_embd_out",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    **GATED_FFN,
     "blk.{i}.ffn_sub_norm.weight": ("n_ff",),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     "output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),
 }

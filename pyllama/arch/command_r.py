@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import GATED_FFN, tensors, without
+from ..graph.tensors import GATED_FFN, QKV, tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys
 from . import qwen2
@@ -27,11 +27,9 @@ HPARAMS: Values = {
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        **QKV,
         "blk.{i}.attn_q_norm.weight?": ("head_dim", "n_head"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
         "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         **GATED_FFN,
         "output_norm.weight": ("n_embd",),

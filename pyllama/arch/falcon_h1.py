@@ -18,7 +18,7 @@ from ..errors import ModelError
 from ..graph import hybrid
 from ..graph.builder import GraphBuilder
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
-from ..graph.tensors import OUTPUT, tensors
+from ..graph.tensors import OUTPUT, QKV, tensors
 from ..hparams import Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import granitehybrid, llama
@@ -35,9 +35,7 @@ HPARAMS: Values = {
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.weight": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
+        **QKV,
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         **SSM2_TENSORS,
         "blk.{i}.ffn_norm": ("n_embd",),

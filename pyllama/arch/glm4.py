@@ -7,26 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..graph.tensors import OUTPUT, QKV, tensors, without
+from ..graph.tensors import without
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
-from . import gemma3, qwen2
+from . import chatglm, gemma3, qwen2
 
 HPARAMS: Values = {}
 
-TENSORS = tensors(
-    {
-        "blk.{i}.attn_norm.weight": ("n_embd",),
-        **QKV,
-        "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
-        "blk.{i}.post_attention_norm.weight": ("n_embd",),
-        "blk.{i}.ffn_norm.weight": ("n_embd",),
-        "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
-        "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
-        "blk.{i}.post_ffw_norm.weight": ("n_embd",),
-        **OUTPUT,
-    }
-)
+TENSORS = {
+    **chatglm.TENSORS,
+    "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+}
 
 build_graph = partial(gemma3.decoder, act="silu")
 

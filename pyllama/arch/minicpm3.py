@@ -14,7 +14,7 @@ from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Got, Key, Values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import Config, Convert, Keys, base_keys, float32, hidden_act
-from . import deepseek2
+from . import deepseek2, minicpm
 
 
 def _value_columns(got: Got) -> tuple[int, ...]:
@@ -28,11 +28,7 @@ HPARAMS: Values = {  # without the keys of scales MiniCPM3-4B's
     "head_dim_v_arr": _value_columns,
     **mla.HPARAMS,
     "rope_neox": True,
-    "embedding_scale": Key("embedding_scale", 12.0),
-    "residual_key": Key("residual_scale", 0.0),
-    "residual_scale": lambda got: got["residual_key"] or 1.4 / math.sqrt(got["n_layer"]),
-    "logit_divisor": Key("logit_scale", 0.0),
-    "logit_scale": lambda got: 1 / (got["logit_divisor"] or got["n_embd"] / 256),
+    **minicpm.HPARAMS,
 }
 
 TENSORS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import GATED_FFN, tensors
+from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, float32
 from . import qwen2
@@ -21,18 +21,15 @@ HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox":
 TENSORS = tensors(
     {
         "blk.{i}.attn_norm.*": ("n_embd",),
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        **QKV,
         "blk.{i}.attn_q_norm.weight?": ("head_dim", "n_head"),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
         "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight?": ("n_embd",),
         "blk.{i}.ffn_norm.bias?": ("n_embd",),
         **GATED_FFN,
-        "output_norm.*": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
-        "output.weight?": ("n_embd", "n_vocab"),
+        **OUTPUT,
+        "output_norm.bias": ("n_embd",),
     }
 )
 

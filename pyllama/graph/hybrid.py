@@ -18,7 +18,7 @@ from ..hparams import Got, Values
 from .builder import GraphBuilder
 from .ffn import ffn
 from .mamba import Sizes
-from .tensors import only_in, tensors
+from .tensors import QKV, only_in, tensors
 
 Mixer = Callable[[GraphBuilder, Tensor, int], Tensor]  # [n_embd, T] -> the same, in a layer
 
@@ -27,17 +27,7 @@ KINDS: Values = {  # 1 in the layers of a kind
     "recurs": lambda got: tuple(int(n == 0) for n in got["n_head_kv_arr"]),
     "empty_layers": True,
 }
-ATTENTION = only_in(
-    "attends",
-    tensors(
-        {
-            "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
-            "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
-            "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
-            "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
-        }
-    ),
-)
+ATTENTION = only_in("attends", tensors({**QKV, "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd")}))
 
 
 def states_where_recurrent(sizes: Callable[[Got], Sizes]) -> Callable[[Got], tuple[Sizes, ...]]:

@@ -50,8 +50,7 @@ SSM_TENSORS = {
 }
 SSM2_TENSORS = {
     "blk.{i}.ssm_in.*?": ("n_embd", "n_ssm_in"),
-    "blk.{i}.ssm_conv1d.weight": ("d_conv", "n_ssm_conv"),
-    "blk.{i}.ssm_conv1d.bias?": ("n_ssm_conv",),
+    "blk.{i}.ssm_conv1d.*?": ("d_conv", "n_ssm_conv"),
     "blk.{i}.ssm_dt.bias": ("dt_rank",),
     "blk.{i}.ssm_a": ("1", "dt_rank"),
     "blk.{i}.ssm_d": ("1", "dt_rank"),
