@@ -362,6 +362,36 @@ class HParams:
         return self.n_head * self.head_dim_v
 
 
+SIGMOID_ROUTER: Values = {  # of files that do not say
+    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
+    "expert_weights_norm": Key("expert_weights_norm", False),
+}
+SHARED_SIZES: Values = {  # a number of them, each as large as the others
+    "n_shared": Key("expert_shared_count", 0),
+    "n_ff_exp": Key("expert_feed_forward_length"),
+    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+}
+
+
+def window_values(period: int, n_swa: int | None = None, base: float | None = None) -> Values:
+    """Where a model has its sliding window, and in which layers: all but each ``period``-th.
+
+    Args:
+        period: of files that do not say.
+        n_swa: of files that do not say; None for refused.
+        base: of the rope of layers with a window, in files that do not say; None for the model's.
+    """
+    values: Values = {
+        "n_swa": Key("attention.sliding_window", n_swa),
+        "swa_period": Key("attention.sliding_window_pattern", period),
+    }
+    return (
+        values
+        if base is None
+        else {**values, "rope_freq_base_swa": Key("rope.freq_base_swa", base)}
+    )
+
+
 def nope_without_window(got: Got) -> tuple[bool, ...]:
     """``nope_layers`` of models that rotate only in layers with a window (Cohere 2, EXAONE 4)."""
     n_layer, period = got["n_layer"], got.get("swa_period", 0)

@@ -10,14 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from ..graph.tensors import SHARED_EXPERTS
-from ..hparams import Key, Values
+from ..hparams import SHARED_SIZES, Key, Values
 from ..mapping.rules import HF_MLP, Array, Config, Keys, Tensors, check_config, float32
 from . import llama, qwen2moe
 
 HPARAMS: Values = {
+    **SHARED_SIZES,
     "n_shared": Key("expert_shared_count"),
-    "n_ff_exp": Key("expert_feed_forward_length"),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
     "expert_weights_norm": Key("expert_weights_norm", False),
 }
 

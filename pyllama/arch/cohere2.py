@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph.tensors import without
-from ..hparams import Key, Values, nope_without_window
+from ..hparams import Values, nope_without_window, window_values
 from ..mapping.rules import Config, Keys, window_keys
 from . import command_r
 
 HPARAMS: Values = {
     **command_r.HPARAMS,
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4),
     "nope_layers": nope_without_window,
 }
 

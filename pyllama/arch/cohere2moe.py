@@ -11,7 +11,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS, without
-from ..hparams import GATINGS, Got, Key, Values, nope_without_window
+from ..hparams import GATINGS, SIGMOID_ROUTER, Got, Key, Values, nope_without_window, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, window_keys
 from . import exaone_moe, qwen2, qwen2moe
 
@@ -26,13 +26,11 @@ HPARAMS: Values = {
     "rms_eps": Key("attention.layer_norm_rms_epsilon", 0.0),
     "norm_eps": lambda got: got["rms_eps"] or got["eps"],
     "logit_scale": Key("logit_scale"),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4),
     "swa_dense_first": True,
     "nope_layers": _nope_layers,
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {

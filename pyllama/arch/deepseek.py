@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph.tensors import SHARED_EXPERTS
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, SHARED_SIZES, Values
 from ..mapping.rules import Config, Keys, check_config, float32
 from . import llama, qwen2moe
 
 HPARAMS: Values = {
-    "n_shared": Key("expert_shared_count", 0),
-    "n_ff_exp": Key("expert_feed_forward_length"),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+    **SHARED_SIZES,
     "expert_weights_norm": False,
 }
 

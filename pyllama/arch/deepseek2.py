@@ -19,7 +19,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, without
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, SHARED_SIZES, Key, Values
 from ..mapping.rules import (
     Array,
     Config,
@@ -36,9 +36,8 @@ from . import qwen2, qwen2moe
 
 HPARAMS: Values = {
     **mla.HPARAMS,
+    **SHARED_SIZES,
     "n_ff_exp": Key("expert_feed_forward_length", 0),
-    "n_shared": Key("expert_shared_count", 0),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
     "expert_weights_norm": Key("expert_weights_norm", False),
     "temperature": Key("attention.temperature_scale", 0.0),  # of Mistral's models
     "temperature_length": Key("attention.temperature_length", 0),

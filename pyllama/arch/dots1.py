@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from ..errors import ModelError
 from ..graph.tensors import DEEPSEEK_EXPERTS
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, SHARED_SIZES, SIGMOID_ROUTER, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, float32, hidden_act
 from . import qwen2moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_shared": Key("expert_shared_count", 0),
-    "n_ff_exp": Key("expert_feed_forward_length"),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SHARED_SIZES,
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {**qwen3.TENSORS, **DEEPSEEK_EXPERTS}

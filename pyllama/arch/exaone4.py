@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph.tensors import without
-from ..hparams import Key, Values, nope_without_window
+from ..hparams import Values, nope_without_window, window_values
 from ..mapping.rules import Config, Keys, base_keys, window_keys
 from . import olmo2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 0),
     "nope_layers": nope_without_window,
 }
 

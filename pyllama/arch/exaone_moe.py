@@ -6,7 +6,7 @@ Source: LG AI Research 2025, "K-EXAONE Technical Report"; llama.cpp, ``llama_mod
 from __future__ import annotations
 
 from ..graph.tensors import DEEPSEEK_EXPERTS
-from ..hparams import GATINGS, Key, Values, nope_without_window
+from ..hparams import GATINGS, SIGMOID_ROUTER, Key, Values, nope_without_window, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, window_keys
 from . import llama, qwen2moe, qwen3
 
@@ -15,12 +15,10 @@ NAME = "exaone-moe"
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_swa": Key("attention.sliding_window", 128),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 128),
     "nope_layers": nope_without_window,
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {**qwen3.TENSORS, **DEEPSEEK_EXPERTS}

@@ -9,15 +9,14 @@ from __future__ import annotations
 from functools import partial
 
 from ..graph.tensors import without
-from ..hparams import Key, Values
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import gemma3
 
 HPARAMS: Values = {
     "rope_neox": True,
     "embedding_scale": gemma3.HPARAMS["embedding_scale"],
-    "n_swa": Key("attention.sliding_window", 4096),
-    "swa_period": Key("attention.sliding_window_pattern", 2),
+    **window_values(2, 4096),
     "attn_scale": Key("attention.scale", 0.0),
     "attn_logit_softcap": Key("attn_logit_softcapping", 50.0),
     "final_logit_softcap": Key("final_logit_softcapping", 30.0),

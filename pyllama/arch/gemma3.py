@@ -17,8 +17,8 @@ from ..errors import ModelError
 from ..graph.attention_factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import GATED_FFN, OUTPUT
-from ..hparams import Key, Values
+from ..graph.tensors import ATTENTION, GATED_FFN, OUTPUT
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import (
     Array,
     Config,
@@ -33,22 +33,16 @@ from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 6),
+    **window_values(6, 0, base=10000.0),
     "attn_scale": Key("attention.scale", 0.0),
     "final_logit_softcap": Key("final_logit_softcapping", 0.0),
     "embedding_scale": lambda got: math.sqrt(got["n_embd"]),
 }
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    **ATTENTION,
     "blk.{i}.attn_q_norm.weight": ("head_dim",),
-    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_k"),
     "blk.{i}.attn_k_norm.weight": ("head_dim",),
-    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_v"),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.post_attention_norm.weight": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     **GATED_FFN,

@@ -20,7 +20,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
-from ..hparams import Key, Values
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import (
     Array,
     Config,
@@ -35,9 +35,7 @@ from . import gemma3
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 5),
+    **window_values(5, base=10000.0),
     "attn_scale": 1.0,
     "final_logit_softcap": Key("final_logit_softcapping", 30.0),
     "n_altup": Key("altup.num_inputs", 4),

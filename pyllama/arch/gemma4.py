@@ -21,7 +21,7 @@ from ..graph.experts import experts
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
 from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
-from ..hparams import Got, Key, Values
+from ..hparams import Got, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, Tensors, base_keys, check_config, text_of_vision
 from . import gemma3, gemma3n
 
@@ -34,9 +34,7 @@ def _n_rot_full(got: Got) -> int:
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 6),
+    **window_values(6, base=10000.0),
     "attn_scale": 1.0,
     "final_logit_softcap": Key("final_logit_softcapping", 0.0),
     "ffn_beside_experts": True,

@@ -11,7 +11,7 @@ from functools import partial
 from ..activation import SWIGLU_OAI
 from ..errors import ModelError
 from ..graph.tensors import OUTPUT, QKV, tensors, without
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, Key, Values, window_values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config
 from . import llama, qwen2
 
@@ -20,8 +20,7 @@ NAME = "gpt-oss"
 HPARAMS: Values = {
     "rope_neox": True,
     "yarn_truncate": Key("rope.scaling.yarn_truncate", False),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 2),
+    **window_values(2),
     "expert_gating": GATINGS.index("softmax_weight"),
     "expert_weights_norm": False,
 }

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 from ..errors import ModelError
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS, without
-from ..hparams import Key, Values
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import Config, Keys, window_keys
 from . import granite, granitemoe, llama
 
 HPARAMS: Values = {
     **granitemoe.HPARAMS,
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4),
     "swa_dense_first": True,
     "rope_layers": Key("attention.rope_pattern", 1, tuple),
     "nope_layers": lambda got: tuple(not rotated for rotated in got["rope_layers"]),

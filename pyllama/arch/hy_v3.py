@@ -6,7 +6,7 @@ Source: Tencent 2026, "Hy3"; llama.cpp, ``llama_model_hy_v3``.
 from __future__ import annotations
 
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
-from ..hparams import BY_ROUTER, GATINGS, Key, Values
+from ..hparams import BY_ROUTER, GATINGS, SIGMOID_ROUTER, Key, Values
 from ..mapping.rules import Config, Convert, Keys, Nextn, base_keys, check_config, float32
 from . import exaone_moe, qwen2moe, qwen3
 
@@ -14,8 +14,7 @@ HPARAMS: Values = {
     "rope_neox": True,
     "expert_layers": BY_ROUTER,  # llama.cpp's files have no key
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {

@@ -16,7 +16,7 @@ from ..graph import hybrid, mla
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import KIMI_DELTA, KIMI_DELTA_TENSORS, kimi_delta, kimi_states_of
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, only_in
-from ..hparams import GATINGS, Got, Key, Values
+from ..hparams import GATINGS, SHARED_SIZES, Got, Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
 from . import deepseek2
 
@@ -46,9 +46,7 @@ HPARAMS: Values = {
     "states": hybrid.states_where_recurrent(kimi_states_of),
     "n_q": _by_kind("n_key_direct"),
     "n_out": _by_kind("n_value"),
-    "n_ff_exp": Key("expert_feed_forward_length"),
-    "n_shared": Key("expert_shared_count", 0),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
+    **SHARED_SIZES,
 }
 
 TENSORS = {

@@ -9,19 +9,16 @@ from functools import partial
 
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, SIGMOID_ROUTER, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
 from . import exaone_moe, llama, qwen2moe, qwen3
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 0, base=0.0),
     "swa_dense_first": True,
     "n_ff_shexp": Key("expert_shared_feed_forward_length"),
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {

@@ -16,7 +16,7 @@ from ..graph.decoder import pre_norm_decoder
 from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, text_of_vision
 from . import qwen2, qwen2moe
 from .qwen3vlmoe import split_experts
@@ -24,8 +24,7 @@ from .qwen3vlmoe import split_experts
 _PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
 
 HPARAMS: Values = {
-    "n_swa": Key("attention.sliding_window", _CHUNK),
-    "swa_period": Key("attention.sliding_window_pattern", _PERIOD),
+    **window_values(_PERIOD, _CHUNK),
     "swa_chunked": True,
     "nope_layers": lambda got: tuple(
         bool(got["n_swa"]) and i % _PERIOD == _PERIOD - 1 for i in range(got["n_layer"])

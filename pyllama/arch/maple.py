@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import without
-from ..hparams import Key, Values, nope_without_window
+from ..hparams import Values, nope_without_window, window_values
 from ..mapping.rules import (
     Config,
     Convert,
@@ -24,9 +24,7 @@ from . import qwen2moe, qwen3, qwen3moe
 HPARAMS: Values = {
     **SWIGLU_LIMITS,
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, base=0.0),
     "nope_layers": nope_without_window,
 }
 

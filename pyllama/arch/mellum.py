@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..hparams import Key, Values
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import Config, Keys, check_config, window_keys
 from . import qwen2, qwen3moe
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 0),
     "freq_base_swa": Key("rope.freq_base_swa", 0.0),
     "rope_freq_base_swa": lambda got: got["freq_base_swa"] or got["rope_freq_base"],
 }

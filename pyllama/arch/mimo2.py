@@ -14,15 +14,13 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import EXPERTS, without
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, Nextn, base_keys, check_config, float32
 from . import exaone_moe, qwen2, qwen2moe
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 1),
+    **window_values(1, base=10000.0),
     "value_scale": Key("attention.value_scale", 1.0),
     "expert_gating": GATINGS.index("sigmoid"),
 }

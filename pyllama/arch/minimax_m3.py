@@ -10,7 +10,7 @@ from functools import partial
 
 from ..activation import SWIGLU_OAI
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
-from ..hparams import GATINGS, Key, Values
+from ..hparams import GATINGS, SHARED_SIZES, SIGMOID_ROUTER, Key, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, text_of_vision
 from . import gemma3, llama, minimax_m2, qwen3
 
@@ -18,11 +18,9 @@ NAME = "minimax-m3"
 
 HPARAMS: Values = {
     "rope_neox": True,
+    **SHARED_SIZES,
     "n_shared": Key("expert_shared_count"),
-    "n_ff_exp": Key("expert_feed_forward_length"),
-    "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
     "n_blocks": Key("attention.indexer.top_k"),
     "n_block": Key("attention.indexer.block_size"),
     "n_sparse_keys": lambda got: got["n_blocks"] * got["n_block"],

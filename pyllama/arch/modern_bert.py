@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
-from ..hparams import POOLINGS, Got, Key, Values
+from ..hparams import POOLINGS, Got, Key, Values, window_values
 from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier, without_pooler
 from ..mapping.rules import (
     Config,
@@ -42,11 +42,9 @@ HPARAMS: Values = {
     "encoder": True,
     "rope_neox": True,
     "norm_eps": Key("attention.layer_norm_epsilon"),
-    "n_swa": Key("attention.sliding_window", 0),
     "swa_symmetric": True,
-    "swa_period": Key("attention.sliding_window_pattern", 3),
+    **window_values(3, 0, base=0.0),
     "swa_dense_first": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
     "activation": Key("hidden_activation", "gelu"),
     "hidden_act": _hidden_act,
     "head_act": Key("classifier.activation", "gelu_erf"),

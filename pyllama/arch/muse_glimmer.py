@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.tensors import without
-from ..hparams import Key, Values, nope_without_window
+from ..hparams import Key, Values, nope_without_window, window_values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import (
     Array,
@@ -30,9 +30,7 @@ from . import gemma3, llama
 NAME = "muse-glimmer"
 
 HPARAMS: Values = {
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, base=0.0),
     "nope_layers": nope_without_window,
     "logit_scale": Key("logit_scale", type=float),
     "final_logit_softcap": Key("final_logit_softcapping", 0.0),

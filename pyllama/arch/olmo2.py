@@ -11,15 +11,14 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
-from ..graph.tensors import GATED_FFN, OUTPUT, tensors, without
-from ..hparams import Key, Values
+from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors, without
+from ..hparams import Key, Values, window_values
 from ..mapping.rules import Convert, base_keys, window_keys
 from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 0),
     "yarn_attn_factor": 1.0,  # files of llama.cpp's converter have another, which it never reads
     "swa_base": Key("rope.freq_base_swa", 0.0),
     "rope_freq_base_swa": lambda got: got["swa_base"] or got["rope_freq_base"],
@@ -27,11 +26,9 @@ HPARAMS: Values = {
 
 TENSORS = tensors(
     {
-        "blk.{i}.attn_q.*?": ("n_embd", "n_embd_q"),
+        **QKV,
         "blk.{i}.attn_q_norm.weight": ("n_embd_q",),
-        "blk.{i}.attn_k.*?": ("n_embd", "n_embd_k"),
         "blk.{i}.attn_k_norm.weight": ("n_embd_k",),
-        "blk.{i}.attn_v.*?": ("n_embd", "n_embd_v"),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.post_attention_norm.weight": ("n_embd",),
         **GATED_FFN,

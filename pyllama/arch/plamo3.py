@@ -8,30 +8,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..graph.tensors import OUTPUT
-from ..hparams import Key, Values
+from ..graph.tensors import without
+from ..hparams import Values, window_values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config
-from . import gemma3
+from . import gemma3, phi3
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 8),
+    **window_values(8, 0, base=10000.0),
 }
 
 TENSORS = {
-    "blk.{i}.attn_norm.weight": ("n_embd",),
-    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
+    **without(phi3.TENSORS, "rope_f"),
     "blk.{i}.attn_q_norm.weight": ("head_dim",),
     "blk.{i}.attn_k_norm.weight": ("head_dim",),
-    "blk.{i}.attn_output.weight": ("n_embd_out", "n_embd"),
     "blk.{i}.post_attention_norm": ("n_embd",),
-    "blk.{i}.ffn_norm.weight": ("n_embd",),
-    "blk.{i}.ffn_up.weight": ("n_embd", "2*n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     "blk.{i}.post_ffw_norm": ("n_embd",),
-    **OUTPUT,
 }
 _OFFSETS = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / 5**1.5}  # others add 1
 

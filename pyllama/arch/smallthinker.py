@@ -12,14 +12,13 @@ from pyggml.tensor import Tensor
 from ..graph.builder import GraphBuilder
 from ..graph.experts import experts
 from ..graph.tensors import EXPERTS, GATED_FFN, without
-from ..hparams import GATINGS, Key, Values, nope_without_window
+from ..hparams import GATINGS, Values, nope_without_window, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "n_swa": Key("attention.sliding_window", 0),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, 0),
     "swa_dense_first": True,
     "nope_layers": nope_without_window,
 }

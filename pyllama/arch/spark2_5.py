@@ -8,15 +8,13 @@ from __future__ import annotations
 from functools import partial
 
 from ..graph.tensors import GATED_FFN, OUTPUT
-from ..hparams import Key, Values
+from ..hparams import Values, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, window_keys
 from . import laguna, llama, qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 0.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, base=0.0),
 }
 
 TENSORS = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
-from ..hparams import GATINGS, Got, Key, Values
+from ..hparams import GATINGS, SIGMOID_ROUTER, Got, Key, Values, window_values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import (
     Config,
@@ -37,14 +37,11 @@ HPARAMS: Values = {
     **SWIGLU_LIMITS,
     "limit_after": True,
     "rope_neox": True,
-    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window"),
-    "swa_period": Key("attention.sliding_window_pattern", 4),
+    **window_values(4, base=10000.0),
     "swa_dense_first": True,
     "n_rot_arr": _n_rot,
     "n_ff_shexp": Key("expert_shared_feed_forward_length", 0),
-    "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
-    "expert_weights_norm": Key("expert_weights_norm", False),
+    **SIGMOID_ROUTER,
 }
 
 TENSORS = {
