@@ -3,6 +3,7 @@
     python docs/examples/train_mnist.py fc                       # scikit-learn's digits, 8 by 8
     python docs/examples/train_mnist.py cnn model.gguf           # ... and save the network
     python docs/examples/train_mnist.py cnn model.gguf FOLDER    # MNIST's four files
+    python docs/examples/train_mnist.py picture losses.svg       # the losses of both networks
 
 The saved file is one for docs/examples/digits.py. FOLDER has MNIST's train-images-idx3-ubyte and
 its like, packed (.gz) or not.
@@ -17,6 +18,7 @@ import numpy as np
 import pyggml as ggml
 from pyggml import opt
 from pyggml.gguf import write_gguf
+from pyggml.viz import Chart, charts_svg
 
 # 1,797 images of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
 # Learning Repository, 1998, CC BY 4.0; as sklearn.datasets.load_digits gives them
@@ -118,10 +120,26 @@ def train(name, data, n_epoch=15, n_batch=32, callback=opt.progress_bar):
     return trainer, opt.fit(trainer, known, n_epoch, val=held_out, callback=callback)
 
 
+def draw(path, data, n_epoch):
+    """Train both networks, and draw their losses after each epoch."""
+    charts = []
+    for name in MODELS:
+        _, results = train(name, data, n_epoch)
+        chart = Chart(name, "epochs", "mean cross entropy")
+        for i, part in enumerate(("training", "held out")):
+            chart.line(range(1, n_epoch + 1), [result[i].loss for result in results], part)
+        charts.append(chart)
+    charts_svg(charts, path, title="Losses of train_mnist.py")
+
+
 def main(name="fc", path=None, folder=None):
     """Train a network, and save it if there is a path."""
     data = digits() if folder is None else tuple(mnist(folder))
-    trainer, results = train(name, data, n_epoch=15 if folder is None else 5)
+    n_epoch = 15 if folder is None else 5
+    if name == "picture":
+        draw(path, data, n_epoch)
+        return
+    trainer, results = train(name, data, n_epoch)
     print(f"{100 * results[-1][1].accuracy:.2f} % of {len(data[1])} held-out images are right")
     if path is not None:
         tensors = {key: np.array(w.numpy()) for key, w in trainer.params.items()}
