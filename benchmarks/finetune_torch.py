@@ -165,7 +165,7 @@ def train(
             for i in places:
                 loss, _ = losses(model, hparams, windows, np.array([i]))
                 (loss / n_labels).backward()
-                step += float(loss) / n_labels
+                step += loss.item() / n_labels
             optimizer.step()
             optimizer.zero_grad()
             found.append(step)
