@@ -53,7 +53,7 @@ def test_integers(low: int | None) -> None:
         assert not any(map(pattern.fullmatch, ["-05", "05", "00", "-", "", "1.0", "+1"]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20)
 )
