@@ -46,6 +46,19 @@ from pyllama.inspect.observe import observe
 from tests.pyggml.ops.ggml_ops import GGML_OPS
 
 
+@pytest.mark.long
+def test_llama_trains_as_torch_does() -> None:
+    pytest.importorskip("torch")
+    from benchmarks import train_llama
+
+    sizes = train_llama.Sizes(
+        n_embd=32, n_head=4, n_head_kv=2, n_ff=48, n_layer=2, n_ctx=80, n_batch=2
+    )
+    line = train_llama.measure(sizes, steps=8, threads=2, compiled=False)
+    assert line["largest_difference"] < 1e-3
+    assert line["losses"]["pyggml"][-1] < line["losses"]["pyggml"][0]
+
+
 def test_grids_are_well_formed() -> None:
     grids = json.loads(backend_ops.GRIDS.read_text(encoding="utf-8"))
     assert grids.pop("about")
