@@ -9,10 +9,11 @@ position too (``at``), and the time of the drafter, in which a draft model also 
 The tasks quote their prompt (an edit of a file) or do not (a story, an explanation). Every text is
 compared with the one without drafts.
 
-``--head`` is an EAGLE-3 head, measured on a context of its own, which keeps hidden states;
-``--lengths`` are fixed draft lengths for it, 0 for the adaptive length. ``--cpu-time`` counts CPU
-seconds of the process, for a machine that runs other programs; with one thread these are near the
-wall-clock seconds of an idle machine.
+``--head`` is an EAGLE-3 head, ``--mtp`` the model's own layers of multi-token prediction, measured
+on a context of its own, which keeps hidden states; ``--lengths`` are fixed draft lengths for it, 0
+for the adaptive length. ``--text`` are texts to continue in place of the tasks. ``--cpu-time``
+counts CPU seconds of the process, for a machine that runs other programs; with one thread these are
+near the wall-clock seconds of an idle machine. The adaptive length then counts them, too.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from benchmarks.bench_model import head as of_machine
 from benchmarks.bench_model import save
 from pyllama import Context, Model
-from pyllama.engine import Engine, Request
+from pyllama.engine import Engine, Request, step
 from pyllama.hub.demo import demo_model_path
-from pyllama.runtime.heads import eagle3_head
+from pyllama.runtime.heads import eagle3_head, mtp_head
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import (
     HeadDrafter,
@@ -39,7 +41,9 @@ from pyllama.speculative import (
     PromptLookup,
     Speculation,
     SuffixDecoding,
+    model,
     self_draft,
+    speculation,
 )
 
 FILE = '''import json
@@ -110,19 +114,28 @@ class Drafted(NamedTuple):
         return Speculation(self.drafter)
 
 
+def count_cpu_time() -> Callable[[], float]:
+    """The clock of CPU seconds, from now on also that of the adaptive length."""
+    clock = time.process_time
+    for module in (speculation, model):
+        vars(module)["perf_counter"] = clock
+    vars(step)["time"] = SimpleNamespace(perf_counter=clock)
+    return clock
+
+
 def generated(
     drafted: Drafted, request: Request, clock: Callable[[], float]
 ) -> tuple[list[int], float, Any]:
     """The tokens, their number per second after the first, and the statistics."""
-    context, speculation = drafted.context, drafted.speculation()
+    context, drafting = drafted.context, drafted.speculation()
     context.kv.clear()
     tokens: list[int] = []
     start = 0.0
-    for event in Engine(context, speculation=speculation).run(request):
+    for event in Engine(context, speculation=drafting).run(request):
         tokens += event.tokens
         start = start or clock()
     speed = (len(tokens) - 1) / (clock() - start)
-    return tokens, speed, None if speculation is None else speculation.stats
+    return tokens, speed, None if drafting is None else drafting.stats
 
 
 def measure(
@@ -164,34 +177,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", "--n-predict", type=int, default=200)
     parser.add_argument("--drafters", nargs="*", choices=DRAFTERS, default=[*DRAFTERS])
-    parser.add_argument("--head", type=Path)
+    heads = parser.add_mutually_exclusive_group()
+    heads.add_argument("--head", type=Path)
+    heads.add_argument("--mtp", action="store_true")
     parser.add_argument("--lengths", type=int, nargs="+", default=[0])
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--request", help="in place of the tasks")
+    parser.add_argument("--text", nargs="+", default=[])
     args = parser.parse_args()
-    clock = time.process_time if args.cpu_time else time.perf_counter
-    model = Model.load(args.model or demo_model_path(), n_threads=args.threads)
-    context = Context(model, n_ctx=2048, n_threads=args.threads)
+    clock = count_cpu_time() if args.cpu_time else time.perf_counter
+    target = Model.load(args.model or demo_model_path(), n_threads=args.threads)
+    context = Context(target, n_ctx=2048, n_threads=args.threads)
     drafters: dict[str, Callable[[], Drafted]] = {
         name: partial(lambda make: Drafted(context, make(context)), DRAFTERS[name])
         for name in args.drafters
     }
-    if args.head is not None:
-        own = Context(model, n_ctx=2048, n_threads=args.threads)
-        head = HeadDrafter(own, eagle3_head(model, args.head))
+    if args.head is not None or args.mtp:
+        own = Context(target, n_ctx=2048, n_threads=args.threads)
+        head = mtp_head(target) if args.mtp else eagle3_head(target, args.head)
+        drafter = HeadDrafter(own, head)
         for n in args.lengths:
-            drafters[f"EAGLE-3 head, {n or 'adaptive'}"] = partial(Drafted, own, head, n)
+            which = "MTP" if args.mtp else "EAGLE-3 head"
+            drafters[f"{which}, {n or 'adaptive'}"] = partial(Drafted, own, drafter, n)
     line: dict[str, Any] = {"clock": "cpu"} if args.cpu_time else {}
     tasks = TASKS if args.request is None else {args.request: (args.request, "")}
-    for name, (question, answer) in tasks.items():
-        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
-        tokens = model.tokenizer.encode(prompt, add_special=False, parse_special=True)
+    prompts = {
+        name: f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
+        for name, (question, answer) in tasks.items()
+    }
+    for name, prompt in ({text: text for text in args.text} or prompts).items():
+        tokens = target.tokenizer.encode(prompt, add_special=bool(args.text), parse_special=True)
         request = Request(
             tokens, SamplingParams(temp=0.0), max_tokens=args.n_predict, stop=("```",)
         )
         line[name] = measure(context, request, drafters, args.rounds, clock)
         print(name, line[name])
-    save(of_machine(model, args.threads) | line, "speculation.jsonl")
+    save(of_machine(target, args.threads) | line, "speculation.jsonl")
 
 
 if __name__ == "__main__":

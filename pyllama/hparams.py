@@ -123,9 +123,9 @@ class HParams:
     swa_chunked: bool = False  # a window is the token's chunk of n_swa positions up to the token
     swa_symmetric: bool = False  # a window is n_swa / 2 positions before and after the token
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
-    n_layer_nextn: int = 0  # layers of the file after these, which draft tokens and are not run
-    n_embd_target: int = 0  # columns of the hidden states that a head reads; 0: it is no head
-    hidden: str = "result_norm"  # the node whose columns are the hidden states of a head's drafts
+    n_layer_nextn: int = 0  # layers of multi-token prediction, which follow the others in the file
+    n_embd_target: int = 0  # of a head: columns of its input of hidden states; 0: it is no head
+    hidden: str = "result_norm"  # of a head: the node with its own hidden states
     states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
@@ -390,6 +390,11 @@ def window_values(period: int, n_swa: int | None = None, base: float | None = No
         if base is None
         else {**values, "rope_freq_base_swa": Key("rope.freq_base_swa", base)}
     )
+
+
+def layer_keys(of_arch: Values) -> list[str]:
+    """The keys that may have a value for each layer, by ``HPARAMS`` of an architecture."""
+    return [*PER_LAYER_KEYS.values(), *(x.name for x in of_arch.values() if isinstance(x, Key))]
 
 
 def nope_without_window(got: Got) -> tuple[bool, ...]:

@@ -60,7 +60,7 @@ TENSORS = {
 }
 
 
-MTP = Nextn(layer={"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0})
+MTP = Nextn(layer=lambda config, i: {"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0})
 
 
 def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:

@@ -12,7 +12,17 @@ from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT, SHARED_EXPERTS, without
 from ..hparams import GATINGS, SIGMOID_ROUTER, Got, Key, Values, nope_without_window, window_values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, window_keys
+from ..mapping.rules import (
+    Config,
+    Convert,
+    Keys,
+    Nextn,
+    base_keys,
+    check_config,
+    float32,
+    layer_kind,
+    window_keys,
+)
 from . import exaone_moe, qwen2, qwen2moe
 
 
@@ -33,6 +43,13 @@ HPARAMS: Values = {
     **SIGMOID_ROUTER,
 }
 
+MTP = Nextn(
+    hparams={"nope_layers": lambda got: (False,)},
+    layer=lambda config, i: {
+        "attention.sliding_window_pattern": layer_kind(config, i) == "sliding_attention"
+    },
+)
+
 TENSORS = {
     **ATTENTION,
     **GATED_FFN,
@@ -46,7 +63,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     hp, ctx = b.hparams, b.ctx
     norm = b.rms_norm if hp.own["rms_eps"] else b.layer_norm
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    inp = b.embed("token_embd.weight", norm)  # [n_embd, T]
     for i in range(hp.n_layer):
         x = norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         cur = b.self_attention(x, i)

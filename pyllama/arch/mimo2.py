@@ -1,6 +1,6 @@
 """MiMo-V2: sinks and more key-value heads in windowed layers, scaled values, experts.
 
-Of the layers of multi-token prediction, which are dense and have a window, the first drafts.
+Layers of multi-token prediction are dense and have a window.
 Source: Xiaomi 2025, "MiMo-V2-Flash Technical Report"; llama.cpp, ``llama_model_mimo2``.
 """
 
@@ -36,7 +36,7 @@ TENSORS = {
 MTP = Nextn(
     hparams={"hidden": "l_out-0"},
     names={"pre_mlp_layernorm.": "post_attention_layernorm."},
-    layer={"attention.sliding_window_pattern": True},
+    layer=lambda config, i: {"attention.sliding_window_pattern": True},
 )
 
 

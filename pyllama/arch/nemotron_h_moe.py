@@ -1,23 +1,23 @@
 """Nemotron-H with experts: Nemotron 3, whose MLP layers are mixtures of experts and shared ones.
 
-Layers that predict more tokens are left out.
+A layer of multi-token prediction has both attention and experts, which checkpoints have as two.
 Source: NVIDIA 2025, "Nemotron 3"; llama.cpp, ``llama_model_nemotron_h_moe``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
+from ..graph import hybrid
 from ..graph.builder import GraphBuilder
 from ..graph.experts import experts, shared_experts
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Keys
+from ..mapping.rules import Config, Keys, Nextn, kv_heads
 from . import nemotron_h
 
 HPARAMS: Values = {
@@ -49,6 +49,33 @@ TENSORS = tensors(
 )
 
 
+MTP = Nextn(
+    tensors={"blk.{i}.post_attention_norm.weight": ("n_embd",)},
+    names={"1.norm.": "post_attention_layernorm.", "1.final_layernorm.": "shared_head.norm."},
+    layer=lambda config, i: {
+        "attention.head_count_kv": kv_heads(config),
+        "feed_forward_length": int(config["moe_intermediate_size"]),
+    },
+    n_parts=2,
+)
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return _nextn(b) if b.hparams.n_embd_target else nemotron_h.decoder(b, _experts)
+
+
+def _nextn(b: GraphBuilder) -> Tensor:
+    """The graph of a layer of multi-token prediction."""
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    cur = hybrid.attention(b, b.rms_norm(inp, "blk.0.attn_norm", "attn_norm-0"), 0)
+    cur, inp = b.select_outputs(0, cur, inp)
+    inp = b.add_residual(cur, inp, "attn_out-0")
+    cur = _experts(b, b.rms_norm(inp, "blk.0.post_attention_norm", "attn_post_norm-0"), 0)
+    inp = b.layer_output(ops.add(b.ctx, cur, inp), 0)
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
 def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     """Routed experts, in some models of a projection of ``x``, and shared ones of ``x`` itself."""
     inner, latent = x, b.hparams.own["n_latent"]
@@ -58,9 +85,6 @@ def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     if latent:
         y = b.linear(y, f"blk.{i}.ffn_latent_up", f"ffn_latent_up-{i}")
     return ops.add(b.ctx, y, shared_experts(b, x, i, "relu_sqr")).set_name(f"ffn_out-{i}")
-
-
-build_graph = partial(nemotron_h.decoder, feed_forward=_experts)
 
 
 def _keys(config: Config) -> Keys:
@@ -81,6 +105,7 @@ def _keys(config: Config) -> Keys:
 
 _MIXER = "backbone.layers.{i}.mixer"
 _NAMES = {
+    "backbone.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
     f"{_MIXER}.gate.weight": "blk.{i}.ffn_gate_inp.weight",
     f"{_MIXER}.gate.e_score_correction.bias": "blk.{i}.exp_probs_b.bias",
     f"{_MIXER}.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",

@@ -149,7 +149,10 @@ EXPERT_NAMES = {
     **qwen2moe.shared("shared_expert"),
     "model.layers.{i}.mlp.shared_expert_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
 }
-MTP = Nextn(hparams={"attention_interval": 1}, layer={"attention.recurrent_layers": False})
+MTP = Nextn(
+    hparams={"attention_interval": 1},
+    layer=lambda config, i: {"attention.recurrent_layers": False},
+)
 
 CONVERT = Convert(
     models=("Qwen3NextForCausalLM",),

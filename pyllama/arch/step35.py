@@ -1,6 +1,5 @@
 """Step-3.5: gated attention, more heads in windowed layers, experts with limits after dense layers.
 
-Layers that predict more tokens are left out.
 Source: StepFun 2026, "Step-3.5-Flash"; llama.cpp, ``llama_model_step35``.
 """
 
@@ -18,10 +17,12 @@ from ..mapping.rules import (
     Config,
     Convert,
     Keys,
+    Nextn,
     Tensors,
     base_keys,
     check_config,
     float32,
+    layer_kind,
     window_keys,
 )
 from . import gemma3, llama, qwen3
@@ -33,6 +34,7 @@ def _n_rot(got: Got) -> tuple[int, ...]:
     return tuple(n if windowed else n // 2 for n, windowed in sizes)
 
 
+LIMITS = {"exp": "swiglu_limits", "shexp": "swiglu_limits_shared"}  # of experts: names in configs
 HPARAMS: Values = {
     **SWIGLU_LIMITS,
     "limit_after": True,
@@ -51,6 +53,30 @@ TENSORS = {
     **DEEPSEEK_EXPERTS,
 }
 
+
+def _of_nextn(config: Config, i: int) -> Keys:
+    """The values of layer ``i`` of multi-token prediction, whose limits follow the decoder's."""
+    windowed, at = (
+        layer_kind(config, i) == "sliding_attention",
+        int(config["num_hidden_layers"]) + i,
+    )
+    return {
+        "attention.sliding_window_pattern": windowed,
+        **{f"attention.{key}": n for key, n in _heads(config, windowed).items()},
+        **{
+            f"swiglu_clamp_{part}": limits[at] or 0.0 if at < len(limits) else 0.0
+            for part, name in LIMITS.items()
+            if (limits := config.get(name)) is not None
+        },
+    }
+
+
+MTP = Nextn(
+    hparams={"hidden": "l_out-0"},
+    names={"transformer.shared_head.output.": "shared_head.head.", "transformer.": ""},
+    layer=_of_nextn,
+)
+
 build_graph = partial(llama.decoder, act="silu", gate="sigmoid")
 
 
@@ -65,6 +91,13 @@ def _of_kinds(config: Config) -> Config:
     return {**config, "rope_theta": None, "rope_scaling": None, "rope_parameters": rope}
 
 
+def _heads(config: Config, windowed: bool) -> dict[str, int]:
+    """The numbers of heads in layers with a window or without."""
+    own = (config.get("attention_other_setting") or {}) if windowed else config
+    names = {"head_count": "num_attention_heads", "head_count_kv": "num_attention_groups"}
+    return {key: int(own.get(name) or config[name]) for key, name in names.items()}
+
+
 def _keys(config: Config) -> Keys:
     n_layer, head_dim = int(config["num_hidden_layers"]), int(config["head_dim"])
     kinds = config["layer_types"][:n_layer]
@@ -74,17 +107,12 @@ def _keys(config: Config) -> Keys:
         {**config, "partial_rotary_factors": factors and factors[:n_layer]},
         partial_rotary_factors=[1.0 if x else 0.5 for x in windowed], attention_bias=False,
     )  # fmt: skip
-    other = config.get("attention_other_setting") or {}
-    heads = {
-        key: [int((other if x else config).get(name) or config[name]) for x in windowed]
-        for key, name in (("head_count", "num_attention_heads"),
-                          ("head_count_kv", "num_attention_groups"))
-    }  # fmt: skip
+    heads = [_heads(config, x) for x in windowed]
     experts = sorted(map(int, str(config["moe_layers_enum"]).split(",")))
     check_config({"experts": experts}, experts=[*range(experts[0], n_layer)])
     limits = {
         f"swiglu_clamp_{part}": np.array([x or 0.0 for x in config[name][:n_layer]], np.float32)
-        for part, name in (("exp", "swiglu_limits"), ("shexp", "swiglu_limits_shared"))
+        for part, name in LIMITS.items()
         if config.get(name) is not None
     }
     config = {**config, "layer_types": kinds}
@@ -93,7 +121,7 @@ def _keys(config: Config) -> Keys:
         | window_keys(config, 4)
         | limits
         | {
-            **{f"attention.{key}": values for key, values in heads.items()},
+            **{f"attention.{key}": [n[key] for n in heads] for key in heads[0]},
             "rope.dimension_count": head_dim,
             "expert_count": int(config["moe_num_experts"]),
             "expert_used_count": int(config["moe_top_k"]),

@@ -27,12 +27,12 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 from pyggml.rounding import round_up
 
-from ..arch import Arch, mtp_of
+from ..arch import Arch
 from ..errors import ModelError
 from ..hparams import HParams
 from ..hparams_reader import read_hparams
 from ..mapping.rules import Config
-from ..runtime.heads import check_layer
+from ..runtime.heads import check_layers
 from ..runtime.loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .files.checkpoint import read_checkpoint
@@ -140,9 +140,10 @@ def convert(
     adapters: list[TaskAdapter] = []
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)
-        checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, wanted=options.mtp)
+        n_layer = int(keys.get("block_count", 0))
+        checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, n_layer, wanted=options.mtp)
         dense = dense_tensors(root)
-        keys |= {**nextn_keys(keys, n_nextn, mtp_of(arch)), **dense_keys(dense)}
+        keys |= {**nextn_keys(keys, n_nextn, config, arch), **dense_keys(dense)}
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
         adapters = task_adapters(checkpoint, config, name, arch)
@@ -188,7 +189,7 @@ def convert(
         if planned and not options.mtp_only:
             check_tensors(file, arch.TENSORS, hparams)
         if n_nextn:
-            check_layer(file, arch, n_vocab)
+            check_layers(file, arch, n_vocab)
         path = _write(file, content, path, options, progress)
     for adapter in [] if options.dry_run else adapters:
         adapter.write(path)

@@ -1,7 +1,8 @@
 """Layers of multi-token prediction in checkpoints: under llama.cpp's names, after the decoder's.
 
-    checkpoint, n = nextn_layers(checkpoint, config, arch)  # model.layers.{n_layer}.eh_proj, ...
-    keys |= nextn_keys(keys, n, mtp_of(arch))
+    n_layer = keys["block_count"]
+    checkpoint, n = nextn_layers(checkpoint, config, arch, n_layer)  # model.layers.{n_layer}...
+    keys |= nextn_keys(keys, n, config, arch)
 
 Checkpoints have them as further layers (DeepSeek, GLM) or under ``mtp.`` (Qwen, MiMo).
 Source: llama.cpp, ``_QwenMtpMixin`` and ``Glm4MoeModel`` of its converter.
@@ -14,7 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..arch import Arch, mtp_of
+from ..hparams import layer_keys
 from ..mapping.rules import Config, Nextn
 from .files.decoded import CheckpointTensor
 
@@ -38,18 +42,18 @@ NEXTN_NAMES: Mapping[str, str] = {
 
 
 def nextn_layers(
-    checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch, *, wanted: bool = True
-) -> tuple[dict[str, CheckpointTensor], int]:
-    """The tensors with those of multi-token prediction as further layers, and their number.
+    checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch, n_layer: int,
+    *, wanted: bool = True,
+) -> tuple[dict[str, CheckpointTensor], int]:  # fmt: skip
+    """The tensors, those of multi-token prediction as further layers, and the number of these.
 
-    Of architectures whose layers cannot be loaded, they are left out.
+    Such layers are left out of architectures in which they cannot be loaded.
 
     Args:
+        n_layer: number of the decoder's layers.
         wanted: False leaves them out in any case.
     """
-    n_layer, settings = config.get("num_hidden_layers"), mtp_of(arch)
-    if not isinstance(n_layer, int):
-        return dict(checkpoint), 0
+    settings = mtp_of(arch)
     decoder: dict[str, CheckpointTensor] = {}
     more: dict[str, CheckpointTensor] = {}
     for name, tensor in checkpoint.items():
@@ -73,23 +77,30 @@ def nextn_layers(
 
 def _layer_name(layer: str | None, end: str, n_layer: int, settings: Nextn | None) -> str:
     """The name in a further layer of a tensor of one; without a number under ``mtp.``."""
-    names = _OF_FIRST if layer is None else ({} if settings is None else settings.names)
+    settings = settings or Nextn()
+    names = _OF_FIRST if layer is None else settings.names
+    at, part = divmod(int(layer or 0), settings.n_parts)
     for theirs, ours in names.items():
-        if end.startswith(theirs):
-            end = ours + end.removeprefix(theirs)
-            break
-    return f"model.layers.{n_layer + int(layer or 0)}.{end}"
+        for prefix in ("", f"{part}."):
+            if f"{prefix}{end}".startswith(theirs):
+                end = ours + end.removeprefix(theirs.removeprefix(prefix))
+                return f"model.layers.{n_layer + at}.{end}"
+    return f"model.layers.{n_layer + at}.{end}"
 
 
-def nextn_keys(keys: Mapping[str, Any], n: int, settings: Nextn | None) -> dict[str, Any]:
+def nextn_keys(keys: Mapping[str, Any], n: int, config: Config, arch: Arch) -> dict[str, Any]:
     """The keys that differ in a model with ``n`` such layers."""
+    settings = mtp_of(arch)
     if not n or settings is None:
         return {}
-    found: dict[str, Any] = {
-        "block_count": keys["block_count"] + n,
-        "nextn_predict_layers": n,
-    }
-    for key, value in keys.items():
-        if isinstance(value, list) and len(value) == keys["block_count"]:
-            found[key] = [*value, *[settings.layer.get(key, value[-1])] * n]
+    found: dict[str, Any] = {"block_count": keys["block_count"] + n, "nextn_predict_layers": n}
+    own = [settings.layer(config, i) for i in range(n)]
+    for key in layer_keys(arch.HPARAMS):
+        value = keys.get(key)
+        if isinstance(value, list | np.ndarray) and len(value) == keys["block_count"]:
+            more = [of_layer.get(key, value[-1]) for of_layer in own]
+            if isinstance(value, list):
+                found[key] = [*value, *more]
+            else:
+                found[key] = np.concatenate([value, np.array(more, value.dtype)])
     return found

@@ -9,7 +9,7 @@ Shapes are in ne order; T is the number of tokens of the ubatch. Node names are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyggml as ops
@@ -31,6 +31,7 @@ ROPE_FACTORS = {  # divisors of rope's angles: of Llama 3; of longrope for long 
     "rope_factors_long.weight?": ("n_rot/2",),
     "rope_factors_short.weight?": ("n_rot/2",),
 }
+Norm = Callable[[Tensor, str, str], Tensor]  # of a tensor, by its weight's prefix and a name
 SCALED = (  # matrices that may have a ``scale``, one for each expert, in any architecture
     *(f"blk.{{i}}.attn_{part}" for part in ("q", "k", "v", "qkv", "output", "gate")),
     *(f"blk.{{i}}.ffn_{part}{kind}" for part in ("gate", "up", "down", "gate_up")
@@ -168,10 +169,15 @@ class GraphBuilder:
         self._part = part
         self.weights = {name.removeprefix(part): w for name, w in self.weights.items()}
 
-    def embed(self, name: str) -> Tensor:
+    def embed(self, name: str, norm: Norm | None = None) -> Tensor:
         """The embeddings of the ubatch's tokens, times ``embedding_scale``: [n_embd, T].
 
-        In a layer of multi-token prediction, a projection of these and the hidden states.
+        In a layer of multi-token prediction, a projection of these and of ``target_hidden``, both
+        after a norm.
+
+        Args:
+            norm: the method for these norms; None: `rms_norm`.
+
         Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
         """
         x = ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
@@ -180,8 +186,9 @@ class GraphBuilder:
         x = self._scale(x, self.hparams.embedding_scale, "inp_scaled")
         if f"{NEXTN}.eh_proj.weight" not in self.weights or self.target_hidden is None:
             return x
-        x = self.rms_norm(x, f"{NEXTN}.enorm", "mtp_enorm")
-        hidden = self.rms_norm(self.target_hidden, f"{NEXTN}.hnorm", "mtp_hnorm")
+        norm = norm or self.rms_norm
+        x = norm(x, f"{NEXTN}.enorm", "mtp_enorm")
+        hidden = norm(self.target_hidden, f"{NEXTN}.hnorm", "mtp_hnorm")
         x = ops.concat(self.ctx, x, hidden, 0).set_name("mtp_concat")  # [2 n_embd, T]
         return self.linear(x, f"{NEXTN}.eh_proj", "mtp_eh_proj")
 
@@ -573,7 +580,7 @@ class GraphBuilder:
     def select_outputs(self, i: int, *xs: Tensor) -> tuple[Tensor, ...]:
         """In the last layer the columns of the tokens in ``out_ids``; before it all of them.
 
-        Where hidden states are kept, those of all tokens; `output` then selects columns.
+        Where hidden states of the last layer are kept, those of all tokens; `output` then selects.
 
         Shape:
             xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
@@ -585,7 +592,9 @@ class GraphBuilder:
     @property
     def _has_all_rows(self) -> bool:
         """Whether the last layer computes the rows of all tokens, not only of outputs."""
-        return bool(self.kv.reads) or self._head_reads_mean
+        reads = () if self.kv.reads is None else self.kv.reads.nodes
+        last = "result_norm", layer_output(self.hparams.n_layer - 1)
+        return any(node in last for node in reads) or self._head_reads_mean
 
     @property
     def _head_reads_mean(self) -> bool:
@@ -605,8 +614,8 @@ class GraphBuilder:
         In a graph of embeddings only: ``x``.
 
         Shape:
-            x [n_embd, n_outputs + n_embeddings], or [n_embd, T] where hidden states are kept ->
-            [n_vocab, n_outputs]
+            x [n_embd, n_outputs + n_embeddings], or [n_embd, T] where hidden states of the last
+            layer are kept -> [n_vocab, n_outputs]
         """
         rows = self._mean_of_text(x) if self._head_reads_mean else x
         if self._has_all_rows:
@@ -688,7 +697,10 @@ class GraphBuilder:
             self.graph.build_forward_expand(self.scores.set_name("result_scores").set_output())
 
     def _keep_hidden(self, reads: HiddenReads) -> None:
-        """Store the hidden states that a head reads in the cells of the tokens."""
+        """Write the tokens' hidden states into the rows of their cells in ``cache.hidden``.
+
+        These are columns of the nodes ``reads.nodes``, concatenated, normed and projected.
+        """
         x = self._node(reads.nodes[0])
         for name in reads.nodes[1:]:
             x = ops.concat(self.ctx, x, self._node(name), 0)  # [n_columns, T]

@@ -153,7 +153,7 @@ class KVCache(CellLists):
         return self._tables.get(self._bufts[layer], (self.cells, self.branches))
 
     def keep_hidden(self, n_columns: int) -> None:
-        """Have rows for hidden states in the cells, those of earlier tokens are 0."""
+        """Allocate ``hidden``, F32 [n_columns, n_cells]; rows of cells in use are 0."""
         ctx = Context(no_alloc=True)
         ne = (n_columns, self.n_cells)
         self.hidden = ctx.new_tensor(GGMLType.F32, ne).set_name("cache_hidden")

@@ -155,22 +155,22 @@ class Memory:
         return n_bytes + (0 if self.states is None else self.states.size_bytes)
 
     def keep_hidden(self, reads: HiddenReads, n_columns: int) -> None:
-        """Keep hidden states in the cells of each token, see ``GraphBuilder``.
+        """Allocate a row of ``n_columns`` float32 numbers for each cell; graphs then write it.
 
-        So copies, saved states and kept prefixes have them too.
+        Copies of sequences, saved states and kept prefixes have these rows too.
 
         Args:
-            reads: the hidden states.
-            n_columns: numbers of a token, after the projection.
+            reads: which hidden states.
+            n_columns: their columns, after the projection.
         """
         self.caches[0].keep_hidden(n_columns)
         self.reads = reads
         self.types += f" with hidden states ({n_columns} of {', '.join(reads.nodes)})"
 
     def hidden(self, seq: int, start: int = 0) -> Floats:
-        """The kept hidden states of a sequence's cells from an index on, float32[n, n_columns].
+        """Hidden states of a sequence's tokens from index ``start`` on: float32[n, n_columns].
 
-        A cache with a window has cells of the last tokens only, see `length`.
+        A cache with a window has cells of the last tokens only, which are counted from 0.
         """
         cache = self.caches[0]
         assert cache.hidden is not None

@@ -88,13 +88,29 @@ class Nextn(NamedTuple):
 
     Attributes:
         hparams: hyperparameters of such a layer as a model of its own, as in ``HPARAMS``.
-        names: beginnings of the names of its tensors in checkpoints -> those of the decoder's.
-        layer: by key, its value in arrays of one number a layer; else as of the last layer.
+        tensors: weights that only such a layer has, as in ``TENSORS``.
+        names: beginnings of the names of its tensors in checkpoints -> those of the decoder's; with
+            the number in front (``1.norm.``) where ``n_parts`` is more than 1.
+        layer: the values of such a layer in arrays with one for each layer, by key, from
+            config.json and the layer's number among them (from 0); other arrays repeat the value of
+            the decoder's last layer.
+        n_parts: layers of the checkpoint that are one layer of the file.
     """
 
     hparams: Values = MappingProxyType({})
+    tensors: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     names: Mapping[str, str] = MappingProxyType({})
-    layer: Mapping[str, Any] = MappingProxyType({})
+    layer: Callable[[Config, int], Mapping[str, Any]] = lambda config, i: {}
+    n_parts: int = 1
+
+
+def layer_kind(config: Config, i: int) -> str:
+    """The kind of attention of layer ``i`` (from 0) of multi-token prediction.
+
+    ``layer_types`` may have these layers after the decoder's; else it is that of its last layer.
+    """
+    kinds: list[str] = config["layer_types"]
+    return kinds[min(int(config["num_hidden_layers"]) + i, len(kinds) - 1)]
 
 
 # GGUF key -> names of the same value in config.json
@@ -186,9 +202,10 @@ def window_keys(config: Config, period: int) -> Keys:
         return {}
     pattern, n_layer = config.get("sliding_window_pattern"), int(config["num_hidden_layers"])
     if config.get("layer_types"):
-        if others := {*config["layer_types"]} - {"sliding_attention", "full_attention"}:
+        kinds = config["layer_types"][:n_layer]  # those of multi-token prediction may follow
+        if others := {*kinds} - {"sliding_attention", "full_attention"}:
             raise ModelError(f"config.json: layer_types has {shown(others.pop())}, not supported")
-        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        slides = [kind == "sliding_attention" for kind in kinds]
     elif isinstance(pattern, str):
         slides = [pattern[i % len(pattern)] == "L" for i in range(n_layer)]
     else:

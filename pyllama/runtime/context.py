@@ -223,10 +223,12 @@ class Context:
         return np.empty((0, self.hparams.n_embd), np.float32) if found is None else found
 
     def keep_hidden(self, reads: HiddenReads) -> None:
-        """Keep hidden states of all tokens from now on, for a head that drafts.
+        """Store hidden states of all tokens from now on in their cells, for a head that drafts.
+
+        They are read by ``kv.hidden``.
 
         Args:
-            reads: its nodes have ``n_embd`` columns each; ``kv.hidden`` returns the kept states.
+            reads: which; its nodes have ``n_embd`` columns each.
 
         Raises:
             BatchError: others are kept already, or tokens attend to later ones.

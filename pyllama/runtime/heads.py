@@ -34,7 +34,7 @@ from ..errors import ModelError
 from ..graph.adapters import layer_output
 from ..graph.builder import FUSED, NEXTN_TENSORS
 from ..graph.sparse.weights import ANY
-from ..hparams import PER_LAYER_KEYS, HParams, Key
+from ..hparams import HParams, layer_keys
 from ..hparams_reader import read_hparams
 from ..kv.memory import HiddenReads
 from .devices import start_devices
@@ -54,19 +54,23 @@ class Head(NamedTuple):
     """A head as a model.
 
     Attributes:
+        model: drafts the first token after the text and, without ``later``, those after it too.
         reads: the target's hidden states that are its input.
+        later: models that draft one token each after the first, if the head has several layers of
+            multi-token prediction.
     """
 
     model: Model
     reads: HiddenReads
+    later: tuple[Model, ...] = ()
 
 
 def mtp_head(target: Model, path: Path | None = None) -> Head:
-    """The first layer of multi-token prediction as a model.
+    """The layers of multi-token prediction, each as a model.
 
     Args:
-        target: the model whose tokens it drafts, which has the tensors that the layer lacks.
-        path: the file of the layer; None for the target's.
+        target: the model whose tokens they draft, which has the tensors that a layer lacks.
+        path: the file of the layers; None for the target's.
 
     Raises:
         ModelError: the file has no such layer, or one of another model.
@@ -81,18 +85,19 @@ def mtp_head(target: Model, path: Path | None = None) -> Head:
             f"{file.path}: layers of multi-token prediction of a {name} model cannot draft for "
             f"{target.hparams.arch}"
         )
-    tokenizer = target.tokenizer
-    file, hparams = as_model(file, arch, tokenizer.n_vocab)
-    if hparams.n_embd != target.hparams.n_embd:
-        raise ModelError(
-            f"{file.path}: {hparams.n_embd} columns, the model {target.path} has "
-            f"{target.hparams.n_embd}: it is the head of another model"
-        )
     shared = {n: t for n, t in target.weights.items() if not n.startswith("blk.")}
     shared.setdefault("output.weight", shared["token_embd.weight"])
-    head, _ = _loaded(file, hparams, target, shared)
+    models = []
+    for i in range(max(1, n_nextn(file))):
+        layer, hparams = as_model(file, arch, target.tokenizer.n_vocab, i)
+        if hparams.n_embd != target.hparams.n_embd:
+            raise ModelError(
+                f"{file.path}: {hparams.n_embd} columns, the model {target.path} has "
+                f"{target.hparams.n_embd}: it is the head of another model"
+            )
+        models.append(_loaded(layer, hparams, target, shared)[0])
     node = hparams.hidden.replace("-0", f"-{target.hparams.n_layer - 1}")
-    return Head(head, HiddenReads((node,)))
+    return Head(models[0], HiddenReads((node,)), tuple(models[1:]))
 
 
 def eagle3_head(target: Model, path: Path) -> Head:
@@ -186,17 +191,22 @@ def _loaded(
     return head, files
 
 
-def as_model(file: GGUFFile, arch: Arch, n_vocab: int) -> tuple[GGUFFile, HParams]:
-    """A file with its first layer of multi-token prediction as the only layer.
+def n_nextn(file: GGUFFile) -> int:
+    """The number of layers of multi-token prediction by a file's keys."""
+    return file.get_int(f"{file.get_str('general.architecture')}.nextn_predict_layers", 0)
+
+
+def as_model(file: GGUFFile, arch: Arch, n_vocab: int, i: int = 0) -> tuple[GGUFFile, HParams]:
+    """A file whose only layer is layer ``i`` (from 0) of multi-token prediction.
 
     Raises:
         ModelError: there is none, or such layers of the architecture are not supported.
     """
-    name, settings = file.get_str("general.architecture"), mtp_of(arch)
+    name, settings, n = file.get_str("general.architecture"), mtp_of(arch), n_nextn(file)
     n_all = file.get_int(f"{name}.block_count")
-    n_nextn = file.get_int(f"{name}.nextn_predict_layers", 0)
-    prefix = f"blk.{n_all - n_nextn}."
-    if not n_nextn or f"{prefix}nextn.eh_proj.weight" not in file.tensors:
+    at = n_all - n + i  # among all layers
+    prefix = f"blk.{at}."
+    if not n or f"{prefix}nextn.eh_proj.weight" not in file.tensors:
         raise ModelError(
             f"{file.path}: the model has no layers of multi-token prediction, or the file is "
             "without them; use another drafter"
@@ -213,12 +223,10 @@ def as_model(file: GGUFFile, arch: Arch, n_vocab: int) -> tuple[GGUFFile, HParam
             own = _OWN.get(end, f"blk.0.{end}")
             tensors[own] = replace(info, name=own)
     metadata: dict[str, Any] = dict(file.metadata)
-    declared = [key.name for key in arch.HPARAMS.values() if isinstance(key, Key)]
-    for key in (f"{name}.{end}" for end in (*PER_LAYER_KEYS.values(), *declared)):
+    for key in (f"{name}.{end}" for end in layer_keys(arch.HPARAMS)):
         values = metadata.get(key)
         if isinstance(values, np.ndarray):  # without one for the layer, that of the last one
-            at = n_all - n_nextn if values.size == n_all else -1
-            metadata[key] = values[at:][:1]
+            metadata[key] = values[at : at + 1] if values.size == n_all else values[-1:]
     metadata[f"{name}.block_count"] = 1
     metadata[f"{name}.nextn_predict_layers"] = 0
     metadata[f"{name}.leading_dense_block_count"] = int("blk.0.ffn_gate_inp.weight" not in tensors)
@@ -228,11 +236,17 @@ def as_model(file: GGUFFile, arch: Arch, n_vocab: int) -> tuple[GGUFFile, HParam
     return head, replace(hparams, n_embd_target=hparams.n_embd)
 
 
-def check_layer(file: GGUFFile, arch: Arch, n_vocab: int) -> None:
-    """Raise ModelError unless a file's layer of multi-token prediction is complete."""
-    head, hparams = as_model(file, arch, n_vocab)
-    patterns = {name: sizes for name, sizes in arch.TENSORS.items() if name.startswith("blk.")}
-    for own in _OWN.values():
-        if own in head.tensors:
-            patterns[own] = (ANY,) if "norm" in own else (ANY, ANY)
-    check_tensors(head, {**patterns, **NEXTN_TENSORS}, hparams)
+def check_layers(file: GGUFFile, arch: Arch, n_vocab: int) -> None:
+    """Raise ModelError unless a file's layers of multi-token prediction are complete."""
+    own = (
+        NEXTN_TENSORS
+        if (settings := mtp_of(arch)) is None
+        else {**NEXTN_TENSORS, **settings.tensors}
+    )
+    for i in range(n_nextn(file)):
+        head, hparams = as_model(file, arch, n_vocab, i)
+        patterns = {name: sizes for name, sizes in arch.TENSORS.items() if name.startswith("blk.")}
+        for name in _OWN.values():
+            if name in head.tensors:
+                patterns[name] = (ANY,) if "norm" in name else (ANY, ANY)
+        check_tensors(head, {**patterns, **own}, hparams)

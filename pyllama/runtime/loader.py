@@ -146,8 +146,9 @@ def assign_weights(
     Raises:
         ModelError: as ``load_weights``. BackendError: as ``override_device``.
     """
-    is_nextn = hparams.n_embd_target and mtp_of(arch) is not None
-    patterns = {**arch.TENSORS, **(NEXTN_TENSORS if is_nextn else {})}
+    patterns, nextn = dict(arch.TENSORS), mtp_of(arch)
+    if hparams.n_embd_target and nextn is not None:
+        patterns |= {**NEXTN_TENSORS, **nextn.tensors}
     patterns = {p: sizes for p, sizes in patterns.items() if p.rstrip("?") not in shared}
     infos = check_tensors(file, patterns, hparams)
     plan = plan_weights(infos, hparams)

@@ -146,7 +146,8 @@ class Drafter(Protocol):
     """Proposes tokens for several texts at once.
 
     One that reads a text before it drafts may have an attribute ``costs`` (`Costs`): it then reads
-    a text only if that is expected to pay.
+    a text only if that is expected to pay. One whose drafts have a maximum length may have it as an
+    attribute ``max_draft``.
     """
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:

@@ -98,7 +98,7 @@ class _DraftText:
 
 
 @dataclass(slots=True)
-class _Growing:
+class Growing:
     """A draft in the making.
 
     Attributes:
@@ -171,7 +171,7 @@ class _ReadPart(NamedTuple):
         last: whether the last of them gets children.
     """
 
-    growing: _Growing
+    growing: Growing
     tokens: list[int]
     states: Sequence[Floats] | Floats
     last: bool
@@ -238,6 +238,7 @@ class ModelDrafter:
         if not self._draws and not self._ranks:
             self._params, self._width = sampling, 1
         self._is_head = context.hparams.n_embd_target > 0
+        self._depth = 0  # of the first token that it drafts
         # rows of a head's one layer are cheap beside a decode: the next larger graph has room
         self._least_cut = _READ_SIZES[-2] if self._is_head else 0
         self._n_ctx = min(context.n_ctx_seq, last_position(context.hparams) + 1)
@@ -255,6 +256,15 @@ class ModelDrafter:
         Raises:
             Aborted: a decode was stopped; the drafter stays usable.
         """
+        return [
+            replace(g.draft, q=g.q if self._draws else None)
+            if g is not None and len(g.draft)
+            else None
+            for g in self._grow(views, max_nodes)
+        ]
+
+    def _grow(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Growing | None]:
+        """The drafts of `propose`; None for a text that gets none. Raises: Aborted."""
         admitted = self._admit_all(views, max_nodes)
         growing = [g for g in admitted if g is not None]
         try:
@@ -274,12 +284,7 @@ class ModelDrafter:
             for g in admitted:
                 if g is not None:
                     g.rewind()
-        return [
-            replace(g.draft, q=g.q if self._draws else None)
-            if g is not None and len(g.draft)
-            else None
-            for g in admitted
-        ]
+        return admitted
 
     def accepted(self, view: DraftView, path: Sequence[int]) -> None:
         """See `Drafter.accepted`; the text's tokens tell as much in the next call."""
@@ -330,9 +335,9 @@ class ModelDrafter:
 
     def _admit_all(
         self, views: Sequence[DraftView], max_nodes: Sequence[int]
-    ) -> list[_Growing | None]:
+    ) -> list[Growing | None]:
         """A draft without nodes for each text that can be evaluated."""
-        admitted: list[_Growing | None] = [None] * len(views)
+        admitted: list[Growing | None] = [None] * len(views)
         for i in sorted(range(len(views)), key=lambda i: views[i].id not in self._texts):
             if max_nodes[i] > 0 and views[i].tokens:
                 admitted[i] = self._admit(views[i], max_nodes[i])
@@ -359,7 +364,7 @@ class ModelDrafter:
             g.begin()
         return admitted
 
-    def _admit(self, view: DraftView, max_nodes: int) -> _Growing | None:
+    def _admit(self, view: DraftView, max_nodes: int) -> Growing | None:
         """A draft without nodes; the text has a sequence, and its chain has accepted all tokens."""
         tokens, text = self._tokens(view), self._texts.get(view.id)
         if not tokens:
@@ -387,7 +392,7 @@ class ModelDrafter:
         text.n_heard = len(tokens)
         # the last drafted token needs no cell
         max_nodes = min(max_nodes, self._n_ctx - len(tokens) + 1)
-        return _Growing(text, max_nodes, rest, self._states(view, n_kept), view.matcher)
+        return Growing(text, max_nodes, rest, self._states(view, n_kept), view.matcher)
 
     def _clear(self, text: _DraftText) -> None:
         """Remove all tokens of a text from the cache."""
@@ -401,7 +406,7 @@ class ModelDrafter:
         self._idle.remove((seq, held))
         chain = self._new_chain()
         # a stream of its own: draws must not depend on the target's random numbers
-        random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF))
+        random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF, self._depth))
         text = self._texts[id] = _DraftText(seq, chain, chain.mark(), random, held=held)
         return text
 
@@ -425,7 +430,7 @@ class ModelDrafter:
 
     # -- decodes ---------------------------------------------------------------------------------
 
-    def _catch_up(self, growing: list[_Growing]) -> None:
+    def _catch_up(self, growing: list[Growing]) -> None:
         """Evaluate the rest of each text, and give its last token children."""
         part: list[_ReadPart] = []
         room = self.context.n_batch
@@ -471,9 +476,9 @@ class ModelDrafter:
                 self._expand(g, row)
                 row += 1
 
-    def _next_depth(self, growing: list[_Growing]) -> None:
+    def _next_depth(self, growing: list[Growing]) -> None:
         """Evaluate the frontier of each draft, and give its nodes children."""
-        part: list[tuple[_Growing, list[int]]] = []
+        part: list[tuple[Growing, list[int]]] = []
         n_tokens = n_branches = 0
         for g in growing:
             nodes = self._to_evaluate(g)
@@ -489,7 +494,7 @@ class ModelDrafter:
         if part:
             self._evaluate(part)
 
-    def _to_evaluate(self, g: _Growing) -> list[int]:
+    def _to_evaluate(self, g: Growing) -> list[int]:
         """The paths to the frontier after their common part, which becomes part of the sequence."""
         text = g.text
         if text.tree is None and len(g.frontier) == 1:
@@ -506,7 +511,7 @@ class ModelDrafter:
             text.held += [g.draft.tokens[node] for node in stem]
         return sorted({node for path in paths for node in path[g.n_stem :]})
 
-    def _evaluate(self, part: list[tuple[_Growing, list[int]]]) -> None:
+    def _evaluate(self, part: list[tuple[Growing, list[int]]]) -> None:
         """Evaluate nodes of drafts after their stems, and give those of the frontiers children."""
         if all(len(nodes) == 1 for _, nodes in part):
             for g, _ in part:
@@ -552,7 +557,7 @@ class ModelDrafter:
 
     # -- nodes -----------------------------------------------------------------------------------
 
-    def _expand(self, g: _Growing, row: int) -> None:
+    def _expand(self, g: Growing, row: int) -> None:
         """Give the nodes of the frontier children; ``row`` has the logits of the first."""
         start = len(g.draft.tokens)
         if self._width == 1:
@@ -566,7 +571,7 @@ class ModelDrafter:
         more = len(g.draft.tokens) < g.max_nodes
         g.frontier = list(range(start, len(g.draft.tokens))) if more else []
 
-    def _lengthen(self, g: _Growing, row: int) -> None:
+    def _lengthen(self, g: Growing, row: int) -> None:
         """Give the only node of the frontier a child."""
         node = g.frontier[0]
         if node >= 0:
@@ -588,7 +593,7 @@ class ModelDrafter:
         else:
             g.add(node, g.text.chain.sample(logits, argmax), 1.0)
 
-    def _widen(self, g: _Growing, row: int) -> None:
+    def _widen(self, g: Growing, row: int) -> None:
         """Give the likeliest continuations of the frontier a node each."""
         found = []
         slots: list[tuple[float, int]] = []  # probability of a path to a child, and its parent
@@ -621,7 +626,7 @@ class ModelDrafter:
                 g.add(node, token, share * float(q.probs[q.ids == token][0]))
                 g.q.append(q)
 
-    def _logits(self, g: _Growing, row: int) -> tuple[Floats, int | None]:
+    def _logits(self, g: Growing, row: int) -> tuple[Floats, int | None]:
         """Logits of the tokens that may be drafted, and their argmax if it is known.
 
         The argmax is -1 if the grammar allows no token.

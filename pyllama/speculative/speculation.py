@@ -65,6 +65,9 @@ class Speculation:
                 f"min_draft is {self.min_draft} and max_draft {self.max_draft}: "
                 "want 0 <= min_draft <= max_draft"
             )
+        longest: int | None = getattr(self.drafter, "max_draft", None)
+        if longest is not None:
+            self.max_draft = min(self.max_draft, longest)
         self._lengths = DraftLength(self.max_draft)
         costs: Costs | None = getattr(self.drafter, "costs", None)
         self._costs = costs

@@ -68,13 +68,16 @@ def plain_words(path: Path) -> Path:
 
 
 def serve(
-    path: Path, lora: tuple[str, float] | None = None, draft: tuple[Path, str, int] | None = None
+    path: Path,
+    lora: tuple[str, float] | None = None,
+    draft: tuple[Path | None, str, int] | None = None,
 ) -> Any:
     """A server of llama.cpp that computes attention in F32, too: its flash attention rounds.
 
     Args:
         lora: an adapter and its factor.
-        draft: the file of a head, the type of speculation, and the number of drafted tokens.
+        draft: the file of a head (None: it is the model's own), the type of speculation, and the
+            number of drafted tokens.
     """
     import xllamacpp
 
@@ -92,7 +95,8 @@ def serve(
     if draft is not None:
         kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{draft[1]}")
         params.speculative.types = [kind]
-        params.speculative.draft.mparams.path = str(draft[0])
+        if draft[0] is not None:
+            params.speculative.draft.mparams.path = str(draft[0])
         params.speculative.draft.n_max = draft[2]
         params.speculative.draft.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
         params.speculative.draft.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32

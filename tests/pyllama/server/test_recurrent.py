@@ -34,9 +34,12 @@ def test_a_conversation_reads_only_the_last_message_again(serve: Serve) -> None:
     client, one = serve(n_slots=1, n_ctx=2048), {"max_tokens": 6, "temperature": 0, "seed": 1}
 
     def ask(messages: list[dict[str, str]], **options: Any) -> tuple[str, int]:
+        """The reply, and how many tokens of the prompt were read."""
         body = {"messages": messages, **one, **options}
         found = client.post("/v1/chat/completions", json=body).json()
-        return found["choices"][0]["message"]["content"], found["timings"]["prompt_n"]
+        n, timings = found["usage"]["prompt_tokens"], found["timings"]
+        assert timings["prompt_n"] + timings["cache_n"] == n
+        return found["choices"][0]["message"]["content"], n - timings["cache_n"]
 
     def n_tokens(text: str) -> int:
         body = {"content": text, "parse_special": True}

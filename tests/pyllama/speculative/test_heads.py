@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from pyllama import Batch, Context, Model
+from pyllama.arch import get_arch
 from pyllama.convert import ConvertOptions, convert
+from pyllama.convert.nextn import nextn_keys
 from pyllama.engine import Engine, Request
 from pyllama.engine.generate import generate_many
 from pyllama.errors import BatchError, ModelError, StateError
@@ -20,13 +23,16 @@ from pyllama.runtime.state import dump_state, restore_state
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import HeadDrafter, Speculation
 
+from ..arch import llama_cpp
 from ..arch.checkpoints import long_but, write_files
-from ..arch.mtp import Made, alone, inputs_of, name_of, text_config, with_mtp
+from ..arch.mtp import Made, alone, inputs_of, layer_norm, name_of, text_config, with_mtp
+from .views import Text
 
 VARIANTS = long_but(
     ["qwen35", "qwen35_text", "qwen3next", "qwen35moe", "glm4moe", "deepseek2_v3", "deepseek2_glm",
-     "deepseek32", "glm-dsa", "hy_v3", "mimo2", "bailingmoe3", "bailingmoe3_compressed"],
-    ("qwen35", "qwen3next", "glm4moe", "deepseek2_glm", "mimo2"),
+     "deepseek32", "glm-dsa", "hy_v3", "mimo2", "bailingmoe3", "bailingmoe3_compressed", "step35",
+     "cohere2moe", "cohere2moe_shared", "nemotron_h_moe", "nemotron_h_moe_latent"],
+    ("qwen35", "qwen3next", "glm4moe", "deepseek2_glm", "mimo2", "step35", "nemotron_h_moe"),
 )  # fmt: skip
 F32 = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"}
 TOKENS = np.random.default_rng(43).integers(3, 500, 200).tolist()
@@ -46,14 +52,19 @@ def test_computes_the_layer(tmp_path: Path, name: str) -> None:
 
     plain = alone(config, made, inputs_of(config, made, tokens, hidden))
     expected = Context(_load(tmp_path / "alone", *plain), **F32)
-    if head.model.hparams.hidden != "result_norm":
-        expected.keep_hidden(HiddenReads(("l_out-0",)))
+    is_own = name.startswith("nemotron")  # its last norm is no RMS norm
+    if is_own or head.model.hparams.hidden != "result_norm":
+        expected.keep_hidden(HiddenReads((f"l_out-{int(is_own)}",)))
     expected.decode(Batch(range(20), logits="all", embeddings="all"))
-    assert np.abs(logits - expected.logits).max() < 1e-4
-    if head.model.hparams.hidden == "result_norm":
-        assert np.abs(states - expected.embeddings).max() < 1e-4
-    else:
-        assert np.abs(states - expected.kv.hidden(0)).max() < 1e-4
+    of_layer, wanted = expected.embeddings, expected.logits
+    if is_own:
+        weight = made[f"{name_of(config, 'shared_head.norm')}.weight"]
+        of_layer = layer_norm(expected.kv.hidden(0), weight, config["layer_norm_epsilon"])
+        wanted = of_layer @ made["lm_head.weight"].T
+    elif head.model.hparams.hidden != "result_norm":
+        of_layer = expected.kv.hidden(0)
+    assert np.abs(logits - wanted).max() < 1e-4
+    assert np.abs(states - of_layer).max() < 1e-4
 
     context.kv.clear()
     for i in range(20):  # one at a time: the same bits
@@ -82,26 +93,27 @@ def test_keeps_hidden_states_and_no_other_bits(tmp_path: Path, name: str) -> Non
         keeping.keep_hidden(HiddenReads(("l_out-0",)))
 
 
-def predicting(name: str, noise: float) -> tuple[dict[str, Any], Made]:
-    """A model whose next token depends on the last one, and a head that tells it.
+def predicting(name: str, noise: float, n: int = 1) -> tuple[dict[str, Any], Made]:
+    """A model whose next token depends on the last one, and ``n`` layers that tell it.
 
     No layer adds anything to the embedding.
 
     Args:
-        noise: of the head's projection; 0: all its drafts are right.
+        noise: of the layers' projections; 0: all their drafts are right.
     """
-    config, made = with_mtp(name)
+    config, made = with_mtp(name, n)
     ends = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
     made |= {x: np.zeros_like(w) for x, w in made.items() if x.endswith(ends)}
-    n = text_config(config)["hidden_size"]
-    one = 0.0 if name.startswith("qwen") else 1.0
-    made[f"{name_of(config, 'enorm')}.weight"] = np.full(n, one, np.float32)
-    made[f"{name_of(config, 'shared_head.norm')}.weight"] = made["model.norm.weight"]
-    project = (
-        np.random.default_rng(3).normal(0, noise, (n, 2 * n)) if noise else np.zeros((n, 2 * n))
-    )
-    project[:, :n] += np.eye(n)
-    made[f"{name_of(config, 'eh_proj')}.weight"] = project.astype(np.float32)
+    n_embd = text_config(config)["hidden_size"]
+    one = 0.0 if name.startswith(("qwen", "step")) else 1.0
+    for layer in range(n):
+        made[f"{name_of(config, 'enorm', layer)}.weight"] = np.full(n_embd, one, np.float32)
+        made[f"{name_of(config, 'shared_head.norm', layer)}.weight"] = made["model.norm.weight"]
+        project = np.zeros((n_embd, 2 * n_embd))
+        if noise:
+            project = np.random.default_rng(3 + layer).normal(0, noise, project.shape)
+        project[:, :n_embd] += np.eye(n_embd)
+        made[f"{name_of(config, 'eh_proj', layer)}.weight"] = project.astype(np.float32)
     return config, made
 
 
@@ -115,9 +127,13 @@ RATES = {0.0: (1.0, 1.0), 0.03: (0.1, 0.9), 10.0: (0.0, 0.05)}  # of accepted dr
 
 
 @pytest.mark.parametrize("noise", RATES)
-@pytest.mark.parametrize("name", ["qwen35", pytest.param("glm4moe", marks=pytest.mark.long)])
-def test_texts_do_not_change(tmp_path: Path, name: str, noise: float) -> None:
-    model = _load(tmp_path / "x", *predicting(name, noise))
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [("qwen35", 1), ("mimo2", 3), *(pytest.param(x, 1 + (x == "step35"), marks=pytest.mark.long)
+                                    for x in ("glm4moe", "step35", "cohere2moe"))],
+)  # fmt: skip
+def test_texts_do_not_change(tmp_path: Path, name: str, n: int, noise: float) -> None:
+    model = _load(tmp_path / "x", *predicting(name, noise, n))
     for n_seq_max, width in ((1, 1), (4, 1), (4, 2)):
         target = Context(model, n_ctx=256, n_seq_max=n_seq_max, n_ubatch=16)
         drafter = HeadDrafter(target, mtp_head(model), width=width)
@@ -133,8 +149,59 @@ def test_texts_do_not_change(tmp_path: Path, name: str, noise: float) -> None:
                 assert least <= stats.n_accept / stats.n_drafted <= most
 
 
-def test_grammars_restored_states_and_earlier_texts(tmp_path: Path) -> None:
-    model = _load(tmp_path / "x", *predicting("qwen35", 0.0))
+@pytest.mark.parametrize("name", ["mimo2", pytest.param("step35", marks=pytest.mark.long)])
+def test_each_layer_drafts_a_token(tmp_path: Path, name: str) -> None:
+    model = _load(tmp_path / "x", *with_mtp(name, 3))
+    target, head = Context(model, **F32), mtp_head(model)
+    drafter = HeadDrafter(target, head)
+    assert drafter.max_draft == 3 and len(head.later) == 2
+    n_read = 0
+    for n in (20, 22, 29):  # the context has all but the last token
+        target.decode(Batch(TOKENS[n_read : n - 1]))
+        n_read, hidden = n - 1, target.kv.hidden(0)
+        wanted: list[int] = []
+        states = list(hidden)
+        for layer in (head.model, *head.later):
+            context = Context(layer, **F32)
+            context.decode(Batch(TOKENS[1:n] + wanted, hidden=np.stack(states)))
+            wanted.append(context.argmax_ith(0))
+            states.append(context.hidden[0].copy())
+        view = Text(TOKENS[:n], sequence_id=0)
+        for most in (1, 3, 8):
+            (found,) = drafter.propose([view], [most])
+            assert found is not None and found.tokens == wanted[:most]
+    drafter.release(view)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize(("name", "n"), [("glm4moe", 1), ("step35", 2)])
+def test_llama_cpp_drafts_and_accepts_as_much(
+    tmp_path: Path, name: str, n: int, noise: float
+) -> None:
+    pytest.importorskip("xllamacpp")
+    model = _load(tmp_path / "x", *predicting(name, noise, n))
+    path = llama_cpp.plain_words(model.path)
+    server = llama_cpp.serve(path, draft=(None, "DRAFT_MTP", 3))
+    target = Context(Model.load(path), **{**F32, "n_ctx": 256})
+    drafter = HeadDrafter(target, mtp_head(target.model))
+    for prompt in PROMPTS:
+        speculation = Speculation(drafter, 3, adaptive=False)
+        ends = dict.fromkeys(target.model.tokenizer.eog, -np.inf)
+        request = Request(prompt, replace(GREEDY, logit_bias=ends), max_tokens=32)
+        engine = Engine(target, speculation=speculation)
+        assert sum(len(event.tokens) for event in engine.run(request)) == 32
+        reply = server.handle_completions(
+            {"prompt": prompt, "n_predict": 32, "temperature": 0, "ignore_eos": True}
+        )
+        timings, stats = reply["timings"], speculation.stats
+        assert timings["draft_n"] == stats.n_drafted
+        assert timings["draft_n_accepted"] == stats.n_accept
+
+
+@pytest.mark.parametrize(("name", "n"), [("qwen35", 1), ("mimo2", 3)])
+def test_grammars_restored_states_and_earlier_texts(tmp_path: Path, name: str, n: int) -> None:
+    model = _load(tmp_path / "x", *predicting(name, 0.0, n))
     context = Context(model, n_ctx=256, n_seq_max=2, n_checkpoints=4)
     drafter = HeadDrafter(context, mtp_head(model))
     grammar = Grammar('root ::= ([a-z] " "?)+')
@@ -186,6 +253,25 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
     assert weights["token_embd.weight"] is without.model.weights["token_embd.weight"]
     with pytest.raises(ModelError, match="no layers of multi-token prediction that can be loaded"):
         _convert(tmp_path / "no", config, made, mtp=False, mtp_only=True)
+
+
+def test_arrays_by_layer_get_values_of_the_layers() -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 4, "moe_intermediate_size": 96}
+    keys = {
+        "block_count": 4,
+        "rope.dimension_sections": [11, 11, 10, 0],  # as many, but not by layer
+        "attention.head_count": 4,
+        "attention.head_count_kv": np.array([0, 0, 2, 0], np.int32),
+        "feed_forward_length": np.array([0, 96, 0, 96], np.int32),
+    }
+    found = nextn_keys(keys, 1, config, get_arch("nemotron_h_moe"))
+    assert {k: list(v) if isinstance(v, np.ndarray) else v for k, v in found.items()} == {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": [0, 0, 2, 0, 4],
+        "feed_forward_length": [0, 96, 0, 96, 96],
+    }
+    assert nextn_keys(keys, 0, config, get_arch("nemotron_h_moe")) == {}
 
 
 def _load(folder: Path, config: dict[str, Any], made: Made, **options: Any) -> Model:
