@@ -6,7 +6,8 @@
 
 Needs torch (``pip install 'pyggml[bench]'``), ten minutes of two cores. The architecture is that of
 GLM-4.5 without experts. The text is this repository's documentation, with a vocabulary of its own;
-each 19th file is held out. A run that was stopped goes on at its last checkpoint.
+each 19th file, or the last one of fewer, is held out. A run that was stopped goes on at its last
+checkpoint.
 
 The loss is the model's cross entropy and that of the layer, three tokens ahead: like a draft, it
 reads its own hidden states for the second and third token. At these it also attends to such states
@@ -34,17 +35,19 @@ from pyggml.env import user_cache_dir
 from pyllama.convert import convert
 
 FOLDER, ROOT = user_cache_dir("pyllama") / "mtp", Path(__file__).parents[1]
-SEED, BATCH, WINDOW, DEPTH = 0, 4, 128, 3
+SEED, BATCH, WINDOW, DEPTH = 0, 4, 128, 2
 RATE, WARM_UP, DECAY, SHARE = 2e-3, 30, 0.1, 0.3  # the last: weight of the layer's loss
-HELD_OUT, EVERY, SAVE = 19, 20, 100
+HELD_OUT, EVERY, SAVE = 19, 20, 20
 
 
-def documents() -> tuple[list[str], list[str]]:
-    """The Markdown files for training, and those held out."""
-    paths = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    held_out = texts[HELD_OUT - 1 :: HELD_OUT]
-    return [text for i, text in enumerate(texts) if (i + 1) % HELD_OUT], held_out
+def documents(pattern: str) -> tuple[list[str], list[str]]:
+    """The texts for training, and those held out: each 19th file, or the last of fewer."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob(pattern))]
+    held_out = {*range(HELD_OUT - 1, len(texts), HELD_OUT)} or {len(texts) - 1}
+    parts: tuple[list[str], list[str]] = ([], [])
+    for i, text in enumerate(texts):
+        parts[i in held_out].append(text)
+    return parts
 
 
 class Layer(nn.Module):
@@ -178,9 +181,9 @@ def losses(model: Glm, batch: Tensor) -> tuple[Tensor, list[float]]:
     return torch.stack(found), same
 
 
-def train(folder: Path, sizes: Sizes, steps: int) -> Glm:
+def train(folder: Path, sizes: Sizes, steps: int, files: str) -> Glm:
     """The trained model; prints a line every few steps."""
-    texts, held_out = documents()
+    texts, held_out = documents(files)
     spm = tokenizer(folder / "tokenizer.model", texts)
     ids, test_ids = (
         np.array([i for text in spm.encode(part) for i in (spm.bos_id(), *text)], np.int64)
@@ -246,6 +249,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--width", type=int, default=256, help="columns, a multiple of 64")
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--files", default="docs/**/*.md", help="pattern of the texts")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -253,7 +257,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     n_ff = args.width * 11 // 4
     sizes = Sizes(N_VOCAB, args.width, args.width // 64, n_ff, args.layers, n_ctx=1024)
-    write_model(train(folder, sizes, args.steps), folder)
+    write_model(train(folder, sizes, args.steps, args.files), folder)
     convert(folder, args.folder / "model.gguf", "q8_0")
 
 
