@@ -65,7 +65,7 @@ class TuneParams:
         optimizer: ``adamw`` or ``sgd``.
         max_norm: bound of the L2 norm of all gradients together; 0: none.
         recompute: keep of each layer its output alone, and compute the rest again for gradients:
-            less memory, about a third more time.
+            less memory, and most of a second forward pass.
         seed: of the new matrices of an adapter.
         n_threads: None: as many as the machine has cores.
     """

@@ -72,7 +72,7 @@ class FinetuneOptions:
         Flags("-s", "--seed", low=0))
     recompute: bool = row(False,
         "Keep only the outputs of layers, and compute the rest again for gradients: less memory, "
-        "about a third more time.", Flags("--recompute-layers"))
+        "and most of a second forward pass.", Flags("--recompute-layers"))
     checkpoint: Path | None = row(None,
         "File that is written after each epoch. If it exists, training goes on from there, with "
         "the same bits.", Flags("--checkpoint", metavar="FILE", callback=writable))
