@@ -196,8 +196,9 @@ class CpuLowering:
 
     def python(self, node: Tensor, call: Callable[[], None]) -> None:
         """Add a call of a Python function between two compiled parts of the program."""
+        reads = [byte_range(s) for s in node.src if s is not None and s.nelements]
         self.launches.append(
-            CpuLaunch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
+            CpuLaunch(None, node, NONE, 1, node.src, reads, [byte_range(node)], python=call)
         )
 
     def traits(self, traits: TypeTraits, *functions: int) -> int:

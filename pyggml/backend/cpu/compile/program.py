@@ -14,7 +14,7 @@ All kernels are compiled or loaded when a program is made; it keeps its buffers 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -90,18 +90,19 @@ class PhaseTable:
         self.launches = lowering.launches
         self._records: list[tuple[Longs, list[int], list[CpuLaunch]]] = []  # see `launch_at`
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
-        python = any(launch.python is not None for launch in lowering.launches)
-        graph = lowering.graph if lowering.fusion and not (sequential or python) else None
+        launches, uses = lowering.launches, dict[CpuLaunch, ReplicaUse]()
+        if lowering.fusion and not sequential:
+            launches, uses = replicate_small(launches, lowering.graph, self.n_threads)
         self.parts: list[Part] = []
         run: list[CpuLaunch] = []
-        for launch in lowering.launches:
+        for launch in launches:
             if launch.python is None:
                 run.append(launch)
                 continue
-            self._add(run, error_slot, sequential, graph)
+            self._add(run, error_slot, sequential, uses)
             self.parts.append((launch.python, [], 0))
             run = []
-        self._add(run, error_slot, sequential, graph)
+        self._add(run, error_slot, sequential, uses)
 
     @property
     def phases(self) -> list[Phase]:
@@ -109,13 +110,16 @@ class PhaseTable:
         return [phase for _, phases, _ in self.parts for phase in phases]
 
     def _add(
-        self, launches: list[CpuLaunch], error_slot: int, sequential: bool, graph: CGraph | None
+        self,
+        launches: list[CpuLaunch],
+        error_slot: int,
+        sequential: bool,
+        uses: Mapping[CpuLaunch, ReplicaUse],
     ) -> None:
+        """Add the parts of launches between two Python callables."""
         if not launches:
             return
-        uses: dict[CpuLaunch, ReplicaUse] = {}
-        if graph is not None:
-            launches, uses = replicate_small(launches, graph, self.n_threads)
+        uses = {launch: uses[launch] for launch in launches if launch in uses}
         hazards = _Hazards(launches)
         phases: list[Phase] = []
         for i, launch in enumerate(launches):

@@ -110,10 +110,12 @@ def _readers(launches: list[CpuLaunch], i: int) -> dict[CpuLaunch, list[Range]]:
     readers: dict[CpuLaunch, list[Range]] = {}
     alive = launch.writes
     overwritten = False  # whether an earlier reader or other launch overwrites its sources
+    cut = False  # whether a Python callable comes between: it may read, and ends the part
     for later in launches[i + 1 :]:
         overwritten = overwritten or any_overlap(launch.reads, later.writes)
+        cut = cut or later.python is not None
         if any_overlap(later.reads, alive):
-            if overwritten or not _may_move(later, alive):
+            if overwritten or cut or not _may_move(later, alive):
                 return {}
             readers[later] = [r for r in alive if any_overlap(later.reads, [r])]
         if node is not None and (later.node is node or later.node.view_src is node):

@@ -240,3 +240,27 @@ def test_chunks_of_a_thread_that_is_busy_are_taken_by_others() -> None:
         node.numpy()[...] = 0
         get_pool().run(program)
         assert node.numpy().reshape(-1)[2] == program.phases[0].chunks
+
+
+def test_python_callables_cut_between_replicas_and_never_inside() -> None:
+    ctx = Context()
+
+    def plus_one(dst: Any, x: Any) -> None:
+        dst[...] = x + 1
+
+    def layer(x: Tensor) -> tuple[Tensor, Tensor]:
+        normed = ops.rms_norm(ctx, x, 1e-6)
+        return normed, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), normed)
+
+    _, first = layer(ctx.from_numpy(X))
+    seen, second = layer(ops.map_custom(ctx, plus_one, first))  # a callable reads this norm
+    both = ops.add(ctx, ops.map_custom(ctx, plus_one, seen), second)
+    split, _ = layer(both)  # read on both sides of a cut
+    before = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), split)
+    after = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), split)
+    end = ops.add(ctx, ops.map_custom(ctx, plus_one, before), after)
+    want = values(program_of(end, sequential=True, fusion=False), end)
+    program = program_of(end, n_threads=2)
+    assert replica_names(program) == ["rms_norm_f32"]
+    for _ in range(20):
+        assert values(program, end) == want
