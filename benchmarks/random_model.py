@@ -108,13 +108,16 @@ def random_tensors(hp: HParams, known: set[str], type: GGMLType) -> dict[str, An
 
 def _random(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGMLType) -> Any:
     shape = ne[::-1]
+    if name.endswith("ffn_gate_inp.weight"):  # tokens differ in their experts
+        return rng.normal(0, ne[0] ** -0.5, shape).astype(np.float32), GGMLType.F32, ne
     if "ssm_a" in name:
         return -rng.uniform(0.5, 8, shape).astype(np.float32), GGMLType.F32, ne
     if len(ne) == 1 or not name.endswith(".weight") or stays_f32(name):
         x = np.full(shape, -4.0 if "dt" in name else 0.0 if name.endswith("bias") else 1.0)
         return x.astype(np.float32), GGMLType.F32, ne
     kind = type if ne[0] % type.block_size == 0 else GGMLType.F16
-    rows = rng.normal(0, ne[0] ** -0.5, (_ROWS, ne[0])).astype(np.float32)
+    scale = 1.0 if name == "token_embd.weight" else ne[0] ** -0.5  # tokens differ in all layers
+    rows = rng.normal(0, scale, (_ROWS, ne[0])).astype(np.float32)
     stored = quantize(rows, kind) if kind.is_quantized else rows.astype(np.float16)
     return _repeated(stored, int(np.prod(shape[:-1]))), kind, ne
 
