@@ -86,6 +86,7 @@ class Drafting:
             own = replace(
                 model,
                 kv_overrides={},
+                moe_cache_mib=0.0,
                 sparse="auto",
                 sparse_threshold=None,
                 offload=_draft_offload(options, model.offload),

@@ -14,7 +14,7 @@ Nothing above ``pyggml.backend`` knows one by name. Calls from several threads w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,6 +30,7 @@ from .trace import RunTrace
 
 _PIECE_BYTES = 16 << 20  # of weights that are written at a time
 Bytes = npt.NDArray[np.uint8]
+MatrixWriter = Callable[[int, Bytes], None]  # (number of a matrix, its bytes in ggml's layout)
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,15 @@ class Backend(Protocol):
                 tensor.buffer.set_tensor(tensor, piece, start)
                 done += piece.nbytes
                 yield done
+
+    def matrix_writer(self, weight: Tensor) -> MatrixWriter:
+        """A function that writes one matrix of a weight [k, m, n] of ``layouts``.
+
+        Any thread may call it, also while a program runs that does not read that matrix.
+        """
+        buffer, n_bytes = weight.buffer, weight.nb[2]
+        assert buffer is not None
+        return lambda matrix, data: buffer.set_tensor(weight, data, matrix * n_bytes)
 
     def work_bytes(self, parts: Sequence[CGraph]) -> int:
         """Bytes that kernels need in the device's memory beside tensors, to run these graphs.

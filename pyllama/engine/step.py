@@ -42,6 +42,7 @@ class Stepper:
 
     def __init__(self, context: Context, scheduler: Scheduler, timings: Timings) -> None:
         self._context, self._scheduler, self.timings = context, scheduler, timings
+        timings.experts = context.expert_stats
         self._was_interrupted = False  # a step was: cache and sequences may differ
         self._has_logits: CacheSequence | None = None  # the sequence of the last decode's logits
 

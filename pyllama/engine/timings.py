@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from ..runtime.expert_cache import ExpertStats
+
 
 @dataclass(slots=True)
 class Timings:
@@ -27,6 +29,7 @@ class Timings:
         sample_ms, n_sample: sampling.
         n_reused: decodes that reused a graph.
         started_s: start of counting, on the clock of ``time.perf_counter``.
+        experts: those of the model's cache of experts, if it has one.
 
     Source: llama.cpp, ``llama_perf_context_data``.
     """
@@ -40,6 +43,7 @@ class Timings:
     n_sample: int = 0
     n_reused: int = 0
     started_s: float = field(default_factory=time.perf_counter)
+    experts: ExpertStats | None = None
 
     @property
     def total_ms(self) -> float:
@@ -78,8 +82,8 @@ class Timings:
         self.n_sample += n
 
     def reset(self) -> None:
-        """Set all counters but ``load_ms`` to zero."""
-        self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
+        """Set all counters but ``load_ms`` and those of experts to zero."""
+        self.__init__(load_ms=self.load_ms, experts=self.experts)  # type: ignore[misc]
 
     def lines(self) -> list[str]:
         """The lines that llama.cpp prints at the end of a run.
@@ -101,6 +105,7 @@ class Timings:
             f"{self.n_prompt_eval + self.n_eval:5d} tokens",
             f"{context}unaccounted time = {rest:10.2f} ms / {share:5.1f} %",
             f"{context}   graphs reused = {self.n_reused:10d}",
+            *([] if self.experts is None else [f"experts: {self.experts}"]),
         ]
 
 

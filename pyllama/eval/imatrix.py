@@ -64,7 +64,9 @@ class Collector:
         x = to_numpy(inputs)  # [ne3, ne2, ne1, n]
         if name == "MUL_MAT_ID":
             assert ids is not None
-            self._add_experts(matrix, x[0], to_numpy(ids)[0, 0])
+            slots = node.src[3]  # of a cache of experts
+            n_expert = matrix.ne[2] if slots is None else slots.ne[0]
+            self._add_experts(matrix, n_expert, x[0], to_numpy(ids)[0, 0])
         else:
             self._add(matrix, x)
         return True
@@ -80,11 +82,13 @@ class Collector:
         entry.counts += x.size // n // (m3 * m2)
         self._check(matrix, entry)
 
-    def _add_experts(self, matrix: Tensor, x: Floats, ids: npt.NDArray[np.int32]) -> None:
+    def _add_experts(
+        self, matrix: Tensor, n_expert: int, x: Floats, ids: npt.NDArray[np.int32]
+    ) -> None:
         """Add inputs x [T, n_used or 1, n] to the experts ids [T, n_used] of each token."""
         n_tokens, n_used = ids.shape
         n = x.shape[-1]
-        entry = self._entry(matrix, matrix.ne[2], n, n_counts=matrix.ne[2])
+        entry = self._entry(matrix, n_expert, n, n_counts=n_expert)
         squares = np.broadcast_to(x * x, (n_tokens, n_used, n)) if x.shape[1] == 1 else x * x
         for expert in np.unique(ids):
             rows = squares[ids == expert]  # [n_rows, n]

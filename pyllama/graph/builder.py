@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyggml as ops
@@ -72,6 +73,7 @@ class GraphBuilder:
         n_embeddings: the number of tokens to compute embeddings for.
         adapters: whose changes are added; None for a graph without any.
         encodes: whether it is the graph of the encoder of a model that has a decoder too.
+        fetchers: of layers whose experts are read when they are chosen, see ``mix_experts``.
 
     Attributes:
         causal: whether tokens attend to no later tokens.
@@ -113,9 +115,11 @@ class GraphBuilder:
         adapters: AdapterBank | None = None,
         *,
         encodes: bool = False,
+        fetchers: Mapping[int, Callable[..., None]] = MappingProxyType({}),
     ) -> None:
         self.hparams, self.weights, self.kv = hparams, weights, kv
         self.causal, self.encodes = hparams.causal and not encodes, encodes
+        self.fetchers = fetchers
         self._part = ""  # prefix of the names of `use_part`
         self.n_tokens, self.n_outputs, self.n_embeddings = n_tokens, n_outputs, n_embeddings
         self.ctx = Context(no_alloc=True)
@@ -320,6 +324,8 @@ class GraphBuilder:
         if self.adapters is None:
             n_in = y.ne[0] if x is None else x.ne[0]
             n_expert = 1 if ids is None else self.weight(name.removeprefix(self._part)).ne[2]
+            if name.endswith("_exps.weight"):  # whose weight may be a cache of some
+                n_expert = self.hparams.n_expert
             self.adaptable[name] = (n_in, y.ne[0], n_expert, 1)
             return y
         term, scales = self.adapters.terms.get(name), self._row_scales

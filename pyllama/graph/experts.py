@@ -17,6 +17,7 @@ from functools import partial, reduce
 from typing import NamedTuple
 
 import pyggml as ops
+from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
 from ..activation import activate, hidden_name
@@ -42,8 +43,9 @@ def experts(
     Shape:
         x, router_in [n_embd, T] -> [n_embd, T]
     """
-    chosen, weights = _route(b, x if router_in is None else router_in, i)
-    return mix_experts(b, x, i, act, Route(chosen, weights, weigh_inputs))
+    router_in = x if router_in is None else router_in
+    chosen, weights = _route(b, router_in, i)
+    return mix_experts(b, x, i, act, Route(chosen, weights, weigh_inputs, router_in))
 
 
 class Route(NamedTuple):
@@ -53,17 +55,21 @@ class Route(NamedTuple):
         chosen: their numbers, I32 [n_used, T].
         weights: of their outputs, [1, n_used, T].
         weigh_inputs: the weights are those of their inputs (Llama 4).
+        router_in: what the router scored, from which the next layer's choice is guessed.
     """
 
     chosen: Tensor
     weights: Tensor
     weigh_inputs: bool = False
+    router_in: Tensor | None = None
 
 
 def mix_experts(
     b: GraphBuilder, x: Tensor, i: int, act: str, route: Route, kind: str = "exps"
 ) -> Tensor:
     """The weighted output of the chosen experts.
+
+    Of a layer with a fetcher, which is called first, the matrices are slots for experts.
 
     Args:
         kind: ending of their matrices' names.
@@ -72,7 +78,8 @@ def mix_experts(
         x [n_embd, T] -> the same
     """
     ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
-    chosen, weights, weigh_inputs = route
+    chosen, weights, weigh_inputs, router_in = route
+    slots = _slots(b, i, chosen, router_in) if kind == "exps" else None  # I32 [n_expert]
     n_used = chosen.ne[0]
     x = ops.reshape_3d(ctx, x, n_embd, 1, n_tokens)
     if weigh_inputs:
@@ -80,7 +87,7 @@ def mix_experts(
 
     def apply(part: str, x: Tensor) -> Tensor:
         matrices = b.weight(f"blk.{i}.ffn_{part}_{kind}.weight")
-        y = ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
+        y = ops.mul_mat_id(ctx, matrices, x, chosen, slots).set_name(f"ffn_moe_{part}-{i}")
         scale = b.weights.get(f"blk.{i}.ffn_{part}_{kind}.scale")  # [n_expert]
         if scale is not None:
             flat = ops.reshape_1d(ctx, chosen, n_used * n_tokens)
@@ -114,6 +121,23 @@ def mix_experts(
     return reduce(partial(ops.add, ctx), parts).set_name(f"ffn_moe_out-{i}")
 
 
+def _slots(b: GraphBuilder, i: int, chosen: Tensor, router_in: Tensor | None) -> Tensor | None:
+    """The slot of each chosen expert of a layer, I32 [n_expert]; None if the layer has no fetcher.
+
+    The fetcher also gets a guess for the next layer that has one: what its router would choose now.
+    """
+    if i not in b.fetchers:
+        return None
+    after = min((j for j in b.fetchers if j > i), default=None)
+    guess: tuple[Tensor, ...] = ()
+    if after is not None and router_in is not None:
+        ranked = _ranked(b, router_in, after, f"ffn_moe_guess_{{}}-{i}")[1]
+        guess = (ops.top_k(b.ctx, ranked, b.hparams.n_expert_used).set_name(f"ffn_moe_guess-{i}"),)
+    ne, fetch = (b.hparams.n_expert,), b.fetchers[i]
+    slots = ops.map_custom(b.ctx, fetch, chosen, *guess, ne=ne, type=GGMLType.I32)
+    return slots.set_name(f"ffn_moe_slots-{i}")
+
+
 def shared_experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
     """The output of the experts that every token uses, scaled by their own gate if there is one.
 
@@ -130,11 +154,28 @@ def shared_experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
 
 def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """The experts of each token, I32 [n_expert_used, T], and their weights [1, n_used, T]."""
+    probs, ranked = _ranked(b, x, i, f"ffn_moe_{{}}-{i}")
+    if b.hparams.router_jitter:
+        return _sparse_mixer(b, probs, i)
+    chosen = ops.top_k(b.ctx, ranked, b.hparams.n_expert_used).set_name(f"ffn_moe_topk-{i}")
+    weights = expert_weights(b, probs, chosen).set_name(f"ffn_moe_weights-{i}")
+    return chosen, weights
+
+
+def _ranked(b: GraphBuilder, x: Tensor, i: int, name: str) -> tuple[Tensor, Tensor]:
+    """What the router of layer ``i`` gives to each expert, and by what it chooses the best.
+
+    Args:
+        name: of the nodes, with a place for what they are.
+
+    Shape:
+        x [n_embd, T] -> both [n_expert, T]
+    """
     ctx, hp = b.ctx, b.hparams
-    gating, n_used = GATINGS[hp.expert_gating], hp.n_expert_used
-    logits = b.linear(x, f"blk.{i}.ffn_gate_inp", f"ffn_moe_logits-{i}")  # [n_expert, T]
+    gating = GATINGS[hp.expert_gating]
+    logits = b.linear(x, f"blk.{i}.ffn_gate_inp", name.format("logits"))  # [n_expert, T]
     if hp.router_jitter:
-        return _sparse_mixer(b, logits, i)
+        return logits, logits
     if gating == "softmax":
         probs = ops.soft_max(ctx, logits)
     elif gating == "sigmoid":
@@ -143,16 +184,14 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
         probs = ops.sqrt(ctx, ops.softplus(ctx, logits))
     else:  # softmax_weight: of the chosen ones only
         probs = logits
-    ranked = probs.set_name(f"ffn_moe_probs-{i}")
-    name = f"blk.{i}.exp_probs_b"
-    bias = b.weights.get(f"{name}.bias", b.weights.get(name))  # without an ending in Hy3
+    ranked = probs.set_name(name.format("probs"))
+    bias_name = f"blk.{i}.exp_probs_b"
+    bias = b.weights.get(f"{bias_name}.bias", b.weights.get(bias_name))  # without ending in Hy3
     if bias is not None:  # decides which experts, not with which weights
-        ranked = ops.add(ctx, ranked, bias).set_name(f"ffn_moe_probs_biased-{i}")
+        ranked = ops.add(ctx, ranked, bias).set_name(name.format("probs_biased"))
     if hp.n_expert_groups > 1:
-        ranked = _mask_groups(b, ranked, hp).set_name(f"ffn_moe_probs_masked-{i}")
-    chosen = ops.top_k(ctx, ranked, n_used).set_name(f"ffn_moe_topk-{i}")
-    weights = expert_weights(b, probs, chosen).set_name(f"ffn_moe_weights-{i}")
-    return chosen, weights
+        ranked = _mask_groups(b, ranked, hp).set_name(name.format("probs_masked"))
+    return probs, ranked
 
 
 def expert_weights(b: GraphBuilder, probs: Tensor, chosen: Tensor) -> Tensor:

@@ -119,6 +119,7 @@ class Llama:
         chat_format: name of a chat format of llama.cpp or llama-cpp-python, or of a registered
             handler (see `pyllama.llama.chat_handlers`); None for the model's own template.
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
+        moe_cache_mib: size of a cache of experts, which are read when they are needed.
         ctx_checkpoints, checkpoint_every_n_tokens: how many checkpoints a text has, and how often,
             of models with recurrent layers or sliding windows.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
@@ -201,6 +202,7 @@ class Llama:
         spm_infill: bool = False,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
+        moe_cache_mib: float = 0.0,
         ctx_checkpoints: int = 32,
         checkpoint_every_n_tokens: int = 8192,
         verbose: bool = True,

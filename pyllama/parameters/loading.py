@@ -31,6 +31,10 @@ class FileParams:
     repack: bool = row(True,
         "Repack weights for this CPU, or not: faster loading, slower inference.",
         Flags("--repack/-nr", " /--no-repack"))
+    moe_cache_mib: float = row(0.0,
+        "Keep experts in a cache of this size, in MiB, and read those that are missing from the "
+        "file when tokens choose them. 0: all experts are in memory.",
+        Flags("--moe-cache-mib", metavar="MIB", low=0), arguments=("moe_cache_mib",))
     kv_overrides: Mapping[str, bool | int | float | str] = row({},
         "Metadata to change or add, by key.",
         Flags("--override-kv", metavar="KEY=TYPE:VALUE", repeated=True, help="Override a value of "

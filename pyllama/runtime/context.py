@@ -43,6 +43,7 @@ from .adapters import Adapter, check_scale
 from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graphs
 from .devices import kv_buffer_types, start_devices
+from .expert_cache import ExpertStats
 from .fork_lock import ForkLock
 from .loader import header_graph
 from .model import Model
@@ -87,6 +88,7 @@ class Context:
         self.params = params = asked.resolve(model.hparams)
         # references to the weights and their files, for after model.close()
         self.model, self._weights, self._files = model, model.weights, model.files
+        self._experts = model.experts
         self.n_ctx, self.n_ctx_seq = params.n_ctx, params.n_ctx_seq
         self._last_position = last_position(model.hparams)
         if self.n_ctx < asked.n_ctx:
@@ -714,10 +716,18 @@ class Context:
         cells, places = cache.place(seqs, positions)
         return cells, cache.rows(seqs, positions, places)
 
+    @property
+    def expert_stats(self) -> ExpertStats | None:
+        """Of the model's cache of experts, which all of its contexts share; None without one."""
+        return None if self._experts is None else self._experts.stats
+
     def _build(self, size: GraphSize) -> GraphBuilder:
         counts, bank = size[:3], self._bank if size.adapted else None
         hp, encodes = self.hparams, size.encodes
-        b = GraphBuilder(hp, self._weights, self.kv, *counts, bank, encodes=encodes)
+        fetchers = {} if self._experts is None else self._experts.fetchers
+        b = GraphBuilder(
+            hp, self._weights, self.kv, *counts, bank, encodes=encodes, fetchers=fetchers
+        )
         b.finish(self.model.arch.build_graph(b))
         return b
 

@@ -47,6 +47,7 @@ from ..graph.tensors import INDICES
 from ..hparams import HParams
 from ..kv.memory import Memory
 from .devices import Offload, check_overrides, layer_devices, override_device
+from .expert_cache import ExpertCache, ExpertTensor
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
@@ -110,6 +111,7 @@ def load_weights(
     mlock: bool = False,
     progress: Progress | None = None,
     shared: Mapping[str, Tensor] = MappingProxyType({}),
+    experts: ExpertCache | None = None,
 ) -> dict[str, Tensor]:
     """The weights by name; the tensors keep their buffers alive.
 
@@ -119,6 +121,7 @@ def load_weights(
         repack: False keeps weights in the file's layout where their device can read it.
         mlock: pin the weights in RAM.
         shared: weights of another model that the graph reads too.
+        experts: a cache of experts; its slots take the place of the tensors that it reads.
 
     Raises:
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
@@ -127,9 +130,38 @@ def load_weights(
     weights, plan = assign_weights(
         file, arch, hparams, backends, offload or Offload(), repack, shared
     )
+    slots: Mapping[str, Tensor] = {} if experts is None else experts.weights
+    weights = {name: w for name, w in weights.items() if name not in slots}
     for backend in {id(w.backend): w.backend for w in weights.values()}.values():
-        _check_memory([w for w in weights.values() if w.backend is backend], backend, plan)
-    return _load_data(file, plan, weights, mlock, progress)
+        more = experts.n_bytes if experts is not None and backend is backends[-1] else 0
+        here = [w for w in weights.values() if w.backend is backend]
+        _check_memory(here, backend, plan, more)
+    return _load_data(file, plan, weights, mlock, progress) | dict(slots)
+
+
+def expert_tensors(
+    file: GGUFFile,
+    arch: Arch,
+    hparams: HParams,
+    backends: Sequence[Backend],
+    repack: bool = True,
+) -> dict[str, ExpertTensor]:
+    """The tensors that a cache of experts may read, by name; none in a model without experts.
+
+    Raises:
+        ModelError: as ``load_weights``, or a device other than the CPU has weights.
+    """
+    if len(backends) > 1 or backends[0].device.kind != "cpu":
+        raise ModelError(
+            "a cache of experts (`moe_cache_mib`) needs a model whose layers are all on the CPU: "
+            "use `n_gpu_layers=0`, or no cache"
+        )
+    weights, _ = assign_weights(file, arch, hparams, backends, Offload(), repack)
+    return {
+        name: ExpertTensor(file.tensors[name], weight.layouts[0], weight.backend)
+        for name, weight in weights.items()
+        if name.endswith("_exps.weight") and weight.part >= 0
+    }
 
 
 def assign_weights(
@@ -294,8 +326,13 @@ def _choose_layouts(weights: Sequence[Weight], backend: Backend) -> None:
             weight.dropped_bytes, weight.layouts = weight.new_bytes, weight.layouts[1:]
 
 
-def _check_memory(weights: Sequence[Weight], backend: Backend, plan: WeightPlan) -> None:
+def _check_memory(
+    weights: Sequence[Weight], backend: Backend, plan: WeightPlan, more: int = 0
+) -> None:
     """Check that the weights of a device fit, and log the layouts that were dropped.
+
+    Args:
+        more: bytes that it needs besides.
 
     Raises:
         AllocError: they do not fit.
@@ -303,7 +340,7 @@ def _check_memory(weights: Sequence[Weight], backend: Backend, plan: WeightPlan)
     memory = backend.memory()
     if memory is None:
         return
-    size, free = sum(w.new_bytes for w in weights), memory[0]
+    size, free = more + sum(w.new_bytes for w in weights), memory[0]
     dropped = [w for w in weights if w.dropped_bytes]
     if dropped:
         whole = size + sum(w.dropped_bytes for w in dropped)

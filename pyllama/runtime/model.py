@@ -49,6 +49,7 @@ from .devices import (
     used_devices,
     why_no_gpu,
 )
+from .expert_cache import ExpertCache
 from .params import ContextParams
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Model:
         n_gpu_layers: layers that are not on the CPU, with the output as one.
         host_kv: layers whose keys and values stay in host memory on any device.
         files: mapped files that have some of the weights.
+        experts: the cache of experts, if not all of them are in memory.
         n_params, size_bytes: sums over all tensors in the file.
     """
 
@@ -110,6 +112,7 @@ class Model:
         self.size_bytes = sum(t.nbytes for t in infos)
         self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
         self.files: tuple[Mapped, ...] = ()
+        self.experts: ExpertCache | None = None
 
     @classmethod
     def load(
@@ -162,7 +165,7 @@ class Model:
             return model
         if not file.tensors:
             raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
-        from .loader import check_data, load_weights, parts_in_use
+        from .loader import check_data, expert_tensors, load_weights, parts_in_use
         from .offload import Planner
 
         for fault in check_data(file) if given.check_tensors else ():
@@ -182,6 +185,12 @@ class Model:
                 repack=given.repack,
             )
             offload = planner.plan(offload).offload
+        if given.moe_cache_mib:
+            tensors = expert_tensors(file, model.arch, hparams, backends, given.repack)
+            if tensors:
+                model.experts = ExpertCache(file.parts, tensors, int(given.moe_cache_mib * 2**20))
+            else:
+                log.warning("%s has no experts that a cache could hold", file.path)
         model.n_gpu_layers = offload.max_layers(hparams.n_layer) if gpus_of(backends) else 0
         model.weights = load_weights(
             file,
@@ -192,6 +201,7 @@ class Model:
             repack=given.repack,
             mlock=given.use_mlock,
             progress=progress,
+            experts=model.experts,
         )
         model.files = parts_in_use(file, model.weights)
         model.devices = tuple(
@@ -293,7 +303,7 @@ class Model:
 
     def close(self) -> None:
         """Drop the references to the weights; existing contexts keep them alive."""
-        self.weights, self.files = {}, ()
+        self.weights, self.files, self.experts = {}, (), None
 
     def __enter__(self) -> Model:
         return self

@@ -146,6 +146,7 @@ class FakeContext:
         self.adapters, self.applied = (), dict[Any, float]()
         self.n_reused = 0
         self.build_s = 0.0
+        self.expert_stats = None
         self.decoded: list[int] = []  # sizes of the batches
         self.fail_after: int | None = None  # decodes until one is aborted half-way
         self.closed = False

@@ -20,7 +20,16 @@ from ...cgraph import CGraph
 from ...compiler.jit import CpuKernel
 from ...errors import ComputeError
 from ...tensor import BufferType, Tensor
-from ..interface import Backend, Bytes, Device, HostQueue, StopToken, WeightLayout, WeightUse
+from ..interface import (
+    Backend,
+    Bytes,
+    Device,
+    HostQueue,
+    MatrixWriter,
+    StopToken,
+    WeightLayout,
+    WeightUse,
+)
 from ..trace import RunTrace
 from . import kernels as kernels  # it registers the lowerings
 from .codec import DECODED
@@ -125,6 +134,15 @@ class CpuBackend(Backend):
             yield done
         for n in repack(self.run_launches, self.n_threads, interleaved):
             yield done + n
+
+    def matrix_writer(self, weight: Tensor) -> MatrixWriter:
+        """A function that writes one matrix of a weight, interleaving it on the calling thread."""
+        from .repack import matrix_writer
+
+        assert weight.buffer is not None
+        if weight.buffer.buft is REPACK:
+            return matrix_writer(weight)
+        return super().matrix_writer(weight)
 
     def supports_buft(self, buft: BufferType) -> bool:
         return isinstance(buft, (HostBufferType, RepackBufferType))

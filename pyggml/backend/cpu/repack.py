@@ -2,6 +2,8 @@
 
     for done_bytes in repack(backend.run_launches, n_threads, [(tensor, ggml_bytes), ...]):
         ...                                        # show progress
+    write = matrix_writer(experts)
+    write(3, ggml_bytes)                           # one of several matrices, on the caller's thread
 
 Each step is one program whose launches interleave whole tensors; then their mapped pages are
 dropped.
@@ -9,6 +11,7 @@ dropped.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -16,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import host
+from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...compiler.jit import kernel
 from ...dtype import row_size
 from ...rounding import ceil_div
 from ...tensor import Tensor
-from .abi import DST, data, first_row, i64_ptr, params_of
+from .abi import DST, data, first_row, i64_ptr, params_of, record
 from .compile.lowering import CpuLowering
 from .compile.work import WorkMemory, WorkStore
 from .kernels.matrix.weights import PACK, decode_to_scratch, pack_group, packed_bytes, weight_traits
@@ -99,14 +103,44 @@ def _run(
 ) -> None:
     lowering = CpuLowering(CGraph(), n_threads, WorkMemory(WorkStore()))
     for tensor, source in step:
-        n = tensor.ne[0]
-        matrices = tensor.ne[2] * tensor.ne[3]
-        row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
-        start, traits = int(source.ctypes.data), weight_traits(lowering, tensor, PACK)
-        params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
-        groups = ceil_div(tensor.ne[1], ROWS) * matrices
-        scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
-        lowering.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
+        _add(lowering, tensor, int(source.ctypes.data))
     run(lowering)
     for _, source in step:
         host.drop_pages(source)
+
+
+def _add(lowering: CpuLowering, tensor: Tensor, source: int) -> None:
+    """Add the launch that interleaves a tensor; ``source`` is the address of its ggml bytes."""
+    n, matrices = tensor.ne[0], tensor.ne[2] * tensor.ne[3]
+    row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
+    traits = weight_traits(lowering, tensor, PACK)
+    params = Repack(source, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
+    groups = ceil_div(tensor.ne[1], ROWS) * matrices
+    scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
+    lowering.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
+
+
+def matrix_writer(weight: Tensor) -> Callable[[int, npt.NDArray[np.uint8]], None]:
+    """A function that interleaves one matrix of a repacked weight with several.
+
+    It runs on the calling thread, without the GIL and without the pool: threads may call it while
+    a program runs, for different matrices.
+    """
+    lowering = CpuLowering(CGraph(), 1, WorkMemory(WorkStore()))
+    ne = (*weight.ne[:2], 1, 1)
+    one = Tensor(weight.type, ne)
+    one.buffer = weight.buffer
+    _add(lowering, one, 0)
+    lowering.compile()
+    (launch,), scratch_bytes = lowering.launches, lowering.scratch_bytes
+    params, rows = launch.params, ceil_div(weight.ne[1], ROWS)
+    call = ctypes.CFUNCTYPE(None, *4 * [ctypes.c_int64])(repack_groups.address)
+
+    def write(matrix: int, data: npt.NDArray[np.uint8]) -> None:
+        target = Tensor(weight.type, ne)
+        target.data = weight.data + matrix * rows * params.group_bytes  # type: ignore[attr-defined]
+        source = params._replace(source=int(data.ctypes.data))
+        words, scratch = record(0, source, target, ()), zeroed(scratch_bytes)
+        call(int(words.ctypes.data), 0, 1, int(scratch.ctypes.data))
+
+    return write

@@ -6,7 +6,8 @@ MUL_MAT_ID_BACK is the gradient of the matrices.
     up = add_id(ctx, up, up_exps_bias, ids)
 
 ``ids`` are data, so the same graph serves any routing. An id that names no expert ends the compute
-with an error.
+with an error. With ``slots`` the matrices of an expert may be anywhere among those of ``as``, which
+then need not have all experts (a cache of experts); such a table is data too.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ BF16 = GGMLType.BF16
 _IDS = source(I32, gaps=True)
 
 
-def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
+def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor, slots: Tensor | None) -> Out:
     op = "MUL_MAT_ID"
+    if slots is not None:
+        require(slots.n_dims == 1, op, f"slots {slots.ne} must have one dimension")
     require(
         a.ne[0] == b.ne[0],
         op,
@@ -67,8 +70,12 @@ def _checked(ids: Array, n_expert: int) -> Array:
     return ids
 
 
-def _mul_mat_id(a: Array, b: Array, ids: Array) -> Array:
-    picked = a[0][_checked(ids, a.shape[1])]  # [n_tokens, n_used, m, k]
+def _mul_mat_id(a: Array, b: Array, ids: Array, slots: Array | None) -> Array:
+    at = np.arange(a.shape[1]) if slots is None else slots[0, 0, 0]
+    at = at[_checked(ids, len(at))]  # [n_tokens, n_used]
+    if at.size and (at.min() < 0 or at.max() >= a.shape[1]):
+        raise IndexError(f"slot {at.min()}..{at.max()} of {a.shape[1]}")
+    picked = a[0][at]  # [n_tokens, n_used, m, k]
     x = np.tile(b[0], (1, ids.shape[3] // b.shape[2], 1))  # [n_tokens, n_used, k]
     out: Array = np.matmul(picked, x[..., None])[..., 0]
     return out[None]
@@ -98,20 +105,40 @@ def _routed(
     )
 
 
+def _numbers(ops: OpBuilders, y: Tensor) -> Tensor:
+    """The number of each use's matrix: the ids, or their slots."""
+    ids, slots = y.src[2:]
+    assert ids is not None
+    if slots is None:
+        return ids
+    table = ops.reshape(slots, ne=(1, slots.ne[0], 1, 1))
+    flat = ops.reshape(ops.contiguous(ids), ne=(ids.nelements, 1, 1, 1))
+    return ops.reshape(ops.get_rows(table, flat), ne=ids.ne)
+
+
 def _gradient_of_rows(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     """``dy`` times the transposed matrices, summed over the uses that share a row."""
-    matrices, b, ids = y.src
+    matrices, b = y.src[:2]
     assert matrices is not None and b is not None
     if matrices.type is not F32:
         matrices = ops.cpy(matrices, type=F32)
     transposed = ops.cont(ops.transpose(matrices))  # [m, k, n_expert]
-    rows: Tensor = ops.mul_mat_id(transposed, dy, ids)  # [k, n_used, n_tokens]
+    rows: Tensor = ops.mul_mat_id(transposed, dy, _numbers(ops, y))  # [k, n_used, n_tokens]
     return ops.summed_to(rows, b)
+
+
+def _cached(n_tokens: int, type: GGMLType) -> Case:
+    """A case with a cache of 7 slots for 5 experts, of which each token uses 2."""
+    slots = Arg((5,), I32, values=lambda rng: rng.permutation(7)[:5])
+    return case(arg(64, 17, 7, type=type), arg(64, 1, n_tokens), _ids(2, n_tokens, 5), slots)
 
 
 MUL_MAT_ID = define_op(
     "MUL_MAT_ID",
-    src={"as": source(*ALL_FLOATS, quantized=True), "b": source(F32), "ids": _IDS},
+    src={
+        "as": source(*ALL_FLOATS, quantized=True), "b": source(F32), "ids": _IDS,
+        "slots?": source(I32),
+    },
     infer=_infer_mul_mat_id,
     reference=_mul_mat_id,
     cases=lambda: [
@@ -124,6 +151,7 @@ MUL_MAT_ID = define_op(
         case(arg(64, 4, 17, permute=(0, 2, 1, 3)), arg(64, 2, 3), _ids(2, 3, 4)),
         case(arg(64, 17, 4), arg(64, 3, 2, permute=(0, 2, 1, 3)), _ids(2, 3, 4)),
         *(_routed(256, 17, 4, 2, 3, type) for type in OTHER_QUANTS),
+        *(_cached(n_tokens, type) for n_tokens in (1, 9) for type in (F32, F16, *QUANTS[:2])),
         *(
             _routed(64, 17, n_expert, n_used, n_tokens, type, shared)
             for type in (F32, F16, BF16, *QUANTS)
@@ -149,24 +177,30 @@ MUL_MAT_ID = define_op(
     doc="Dot products of each row of `b` with all rows of the matrices of `as` that `ids` name.",
     gradients={
         "as": lambda ops, y, dy: ops.mul_mat_id_back(
-            dy, y.src[1], y.src[2], n_expert=y.src[0].ne[2]
+            dy, y.src[1], _numbers(ops, y), n_expert=y.src[0].ne[2]
         ),
         "b": _gradient_of_rows,
     },
 )  # fmt: skip
 
 
-def mul_mat_id(ctx: Context, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+def mul_mat_id(
+    ctx: Context, as_: Tensor, b: Tensor, ids: Tensor, slots: Tensor | None = None
+) -> Tensor:
     """Each token's rows times the matrices of the experts that it uses.
+
+    Args:
+        slots: which of the matrices an expert has; None: expert i has matrix i.
 
     Shape:
         ``as_`` [k, m, n_expert], b F32 [k, n_b, n_tokens], ids I32 [n_used, n_tokens], where n_b
-        divides n_used -> F32 [m, n_used, n_tokens]; use u of a token reads its row u % n_b
+        divides n_used -> F32 [m, n_used, n_tokens]; use u of a token reads its row u % n_b. With
+        slots I32 [n_expert] ``as_`` is [k, m, n_slots].
 
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.
     """
-    return MUL_MAT_ID.build(ctx, as_, b, ids)
+    return MUL_MAT_ID.build(ctx, as_, b, ids, slots)
 
 
 def _infer_back(dy: Tensor, b: Tensor, ids: Tensor, n_expert: int) -> Out:

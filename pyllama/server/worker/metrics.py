@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ...runtime.expert_cache import ExpertStats
 from ...speculative.stats import Stats
 
 if TYPE_CHECKING:
@@ -95,8 +96,17 @@ class Counts:
             accepted_at=[*map(sum, zip_longest(kept.accepted_at, now.accepted_at, fillvalue=0))],
         )
 
-    def write(self, n_processing: int, n_deferred: int, drafts: Stats | None = None) -> str:
+    def write(
+        self,
+        n_processing: int,
+        n_deferred: int,
+        drafts: Stats | None = None,
+        experts: ExpertStats | None = None,
+    ) -> str:
         """The text; rates are of the time since the last call.
+
+        Args:
+            experts: of the model's cache of experts; they begin with each loading.
 
         Source: llama.cpp, ``server_task_result_metrics::to_metrics``.
         """
@@ -139,11 +149,28 @@ class Counts:
             name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
             lines.append(f"# HELP {name} Accepted drafts by position\n# TYPE {name} counter\n")
             lines += [f'{name}{{position="{i}"}} {n}\n' for i, n in enumerate(drafted.accepted_at)]
+        for name, help, value in () if experts is None else _of_experts(experts):
+            lines.append(f"# HELP pyllama_{name} {help}\n# TYPE pyllama_{name} counter\n")
+            lines.append(f"pyllama_{name} {value}\n")
         if self._histograms is not None:
             from prometheus_client import generate_latest
 
             lines.append(generate_latest(self._histograms[0]).decode())
         return "".join(lines)
+
+
+def _of_experts(stats: ExpertStats) -> tuple[tuple[str, str, float], ...]:
+    """Name, help and value of each counter of a cache of experts."""
+    return (
+        ("experts_used_total", "Experts needed, by layer and batch", stats.n_used),
+        ("experts_hit_total", "Of these, in memory", stats.n_hits),
+        ("experts_awaited_total", "Of these, being read after a guess", stats.n_awaited),
+        ("experts_read_total", "Experts read from the file", stats.n_reads),
+        ("experts_read_bytes_total", "Bytes of these", stats.read_bytes),
+        ("experts_guessed_total", "Experts read because of a guess", stats.n_guesses),
+        ("experts_guessed_right_total", "Of these, needed by their layer", stats.n_right),
+        ("experts_wait_seconds_total", "Time that computes waited for reads", stats.wait_s),
+    )
 
 
 def _rate(n: float, ms: float) -> float:

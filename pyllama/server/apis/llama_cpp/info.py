@@ -72,7 +72,8 @@ async def metrics(request: Request, life: Lifecycle) -> Response:
     else:
         runner, speculation = served.runner, served.engine.speculation
         drafts = None if speculation is None else speculation.stats
-        text = counts.write(runner.n_processing, runner.n_deferred, drafts)
+        experts = served.engine.context.expert_stats
+        text = counts.write(runner.n_processing, runner.n_deferred, drafts, experts)
     return Response(
         text,
         headers={

@@ -227,3 +227,17 @@ def test_a_type_without_an_interleaved_layout_is_refused() -> None:
     ctx.new_tensor_2d(GGMLType.Q8_K, 256, 4).set_name("w")
     with pytest.raises(TypeMismatch, match="tensor 'w' is Q8_K, which CPU_REPACK cannot"):
         alloc_ctx_tensors(ctx, REPACK)
+
+
+@pytest.mark.parametrize("kind", some(INTERLEAVED, 6), ids=lambda t: t.name)
+@pytest.mark.parametrize("buft", [REPACK, HOST], ids=lambda b: b.name)
+def test_matrices_are_written_one_by_one(kind: GGMLType, buft: Any) -> None:
+    data = random_bytes(kind, (512, 37, 3))
+    ctx = Context(no_alloc=True)
+    tensor = ctx.new_tensor(kind, (512, 37, 3))
+    alloc_ctx_tensors(ctx, buft)
+    write = BACKEND.matrix_writer(tensor)
+    for i in (2, 0, 1):
+        write(i, data.reshape(3, -1)[i])
+    assert tensor.buffer is not None
+    assert np.array_equal(tensor.buffer.get_tensor(tensor).reshape(-1), data)

@@ -4,7 +4,7 @@ A *use* is a pair of token and expert. A chunk of MUL_MAT_ID is a range of 16-ro
 use. Where there are more uses than experts, it is such a range times all uses of one expert, which
 an earlier launch has listed; up to 16 of their rows at a time (64 with a matrix unit) are gathered
 into thread scratch and multiplied by MUL_MAT's tiles while the weights stay in cache. An id that
-names no expert writes nothing and reports an error.
+names no expert, or one without a slot, writes nothing and reports an error.
 
 A chunk of MUL_MAT_ID_BACK is a block of an expert's matrix: the rows of its uses are packed as
 panels, 256 at a time in order, and multiplied by their gradients, which are transposed.
@@ -24,6 +24,7 @@ from ...abi import (
     SRC0,
     SRC1,
     SRC2,
+    SRC3,
     data,
     first_row,
     i32_ptr,
@@ -94,6 +95,7 @@ class MulMatId(NamedTuple):
     """The values of ``mul_mat_id``."""
 
     row_chunks: int
+    n_expert: int
     lists: int  # address of the uses by expert, 0: a chunk is one use
     activations: int  # address of the quantized activations, 0: SRC1 is read
     row_bytes: int  # of a token's activations
@@ -109,6 +111,15 @@ def _id(node, use, n_used, n_expert):
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
     expert = i32_ptr(ids)[0] + 0
     return expert if 0 <= expert < n_expert else -1
+
+
+@inline
+def _matrix(node, expert):
+    """The number of an expert's matrix; -1 if there is none."""
+    if expert < 0 or data(node, SRC3) == 0:
+        return expert
+    slot = i32_ptr(data(node, SRC3))[expert] + 0
+    return slot if 0 <= slot < ne(node, SRC0, 2) else -1
 
 
 @kernel
@@ -149,23 +160,26 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     unit = chunk // row_chunks
     g0 = first_row(groups, chunk % row_chunks, row_chunks)
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
-    order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
+    order = i64_ptr(lists + 8 * (p.n_expert + 1))
     if lists == 0:
-        first, end, expert = unit, unit + 1, _id(node, unit, n_used, ne(node, SRC0, 2))
-        if expert < 0:
-            set_error(node, BAD_INDEX)
-            return
+        first, end, expert = unit, unit + 1, _id(node, unit, n_used, p.n_expert)
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
+        if first == end:
+            return
+    matrix = _matrix(node, expert)
+    if matrix < 0:
+        set_error(node, BAD_INDEX)
+        return
     gather = _GATHER if p.panel == 0 else MAX_TOKENS
     listed = i64_ptr(scratch + RESULTS_BYTES)
     gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
     panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, end - first)
     if plain != 0:
-        weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
+        weights = data(node, SRC0) + matrix * nb(node, SRC0, 2)
     else:
-        weights = data(node, SRC0) + expert * groups * group
+        weights = data(node, SRC0) + matrix * groups * group
     while first < end:
         n = min(gather, end - first)
         here = min(by_unit, whole_units(n))  # of these tokens
@@ -215,11 +229,12 @@ def _listed(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRange:
 
 @lowers("MUL_MAT_ID", supports_mul_mat)
 def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
-    w, x = node.src[0], node.src[1]
+    w, x, _, slots = node.src
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
-    by_use = node.nrows <= w.ne[2]
+    n_expert = w.ne[2] if slots is None else slots.ne[0]
+    by_use = node.nrows <= n_expert
     act = [lowering.quantized(x, w.type.block_size, add_quantize)] if quantized else []
-    lists = [] if by_use else [_listed(lowering, node, w.ne[2])]
+    lists = [] if by_use else [_listed(lowering, node, n_expert)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = ceil_div(w.ne[1], ROWS)
@@ -227,12 +242,13 @@ def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
         1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * lowering.n_threads))
     )
     functions = (PACK, REG_TILE_4, REG_TILE_1) if plain else (REG_TILE_4, REG_TILE_1)
-    n = node.nrows // w.ne[2]  # tokens of an expert, about
+    n = node.nrows // n_expert  # tokens of an expert, about
     gather = MAX_TOKENS if unit_for(w, n) else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_unit(w, n, scratch)
     params = MulMatId(
         row_chunks=row_chunks,
+        n_expert=n_expert,
         lists=lists[0].address if lists else 0,
         activations=act[0].address if act else 0,
         row_bytes=row_bytes,
@@ -244,7 +260,7 @@ def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
         mul_mat_id,
         node,
         params,
-        row_chunks * (node.nrows if by_use else w.ne[2]),
+        row_chunks * (node.nrows if by_use else n_expert),
         work=act + lists,
         scratch=scratch,
         variant=layout_name(w),

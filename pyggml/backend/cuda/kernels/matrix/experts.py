@@ -65,9 +65,9 @@ def mat_vec_id(
 
 
 def _supports(node: Tensor) -> bool:
-    a, b, ids = node.src[:3]
+    a, b, ids, slots = node.src
     n_blocks = a.ne[1] * ids.nelements  # at most
-    return reads_weight(a) and b.is_contiguous_rows() and n_blocks < 1 << 31
+    return slots is None and reads_weight(a) and b.is_contiguous_rows() and n_blocks < 1 << 31
 
 
 @lowers("MUL_MAT_ID", _supports)
