@@ -54,6 +54,7 @@ _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _FEW = 16  # tokens of a batch that may use a larger graph
 _MISSES = 32  # uses of a larger graph before one is built
+_SHARED = 4  # such uses before one of a size of `reserve` is built, whose graph has at most 4 rows
 _ONE = (GraphSize(1, 1), GraphSize(1, 1, 0, True))  # see decode_token
 
 
@@ -770,9 +771,15 @@ class Context:
             n_outputs = max(1, n_outputs)  # a graph needs a result
         counts = bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings)
         size = GraphSize(*counts, adapted, encodes)
-        if size in self._graphs or size in self._preferred or not 1 < n_tokens <= _FEW:
+        if size in self._graphs or not 1 < n_tokens <= _FEW:
             return size
         self._n_missed[size] += 1
+        if size in self._preferred:  # a few rows more cost less than a graph for a probe of drafts
+            shared = range(n_tokens + 1, _SHARED + 1)
+            if self._n_missed[size] > _SHARED or not self._reuse or n_tokens != n_outputs:
+                return size
+            larger = [size._replace(n_tokens=n, n_outputs=n) for n in shared]
+            return next((other for other in larger if other in self._graphs), size)
         if self._n_missed[size] > _MISSES or not self._reuse:
             return size
         larger = [

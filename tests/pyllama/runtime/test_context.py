@@ -201,6 +201,17 @@ def test_reserved_sizes(make: Make) -> None:
         assert n_built == ([0, 0, 0, 0, 1] if build else [1, 0, 1, 0, 1])
 
 
+def test_a_few_rows_share_a_graph_before_one_of_a_reserved_size_is_built(make: Make) -> None:
+    context = make()
+    context.reserve((2, 4), build=False)
+    built = []
+    for n in (4, *[2] * 6):
+        n_reused = context.n_reused
+        context.decode(Batch(TOKENS[:n], logits="all"))
+        built.append(context.n_reused == n_reused)
+    assert built == [True, False, False, False, False, True, False]
+
+
 def test_buckets_are_never_too_small_and_rarely_too_large() -> None:
     sizes = range(1, 5000)
     assert all(n <= bucket(n) <= max(16, 1.125 * n) for n in sizes)
