@@ -212,7 +212,7 @@ class ExpertCache:
         if any(part.map is None for part in parts) or not hasattr(os, "preadv"):
             raise ModelError(
                 f"{parts[0].path}: a cache of experts (`moe_cache_mib`) reads them from a mapped "
-                "file: load it with `use_mmap=True`, on a system with preadv"
+                "file: load it without `mmap=False`, on a system with preadv"
             )
         self.stats, self.weights = ExpertStats(), dict[str, Tensor]()
         self._local = threading.local()
