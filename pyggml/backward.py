@@ -107,12 +107,12 @@ def _writes_in_place(node: Tensor) -> bool:
 
 
 def _recomputing_copies(graph: CGraph, recomputed: set[Tensor]) -> dict[Tensor, Tensor]:
-    """What gradients read in place of a node: a copy, if it or a source of it is recomputed.
+    """Headers by node, for gradients to read: copies of recomputed nodes and of their readers.
 
-    A copy of a node that is kept only leads to the copies of its sources. What no gradient reads
-    is not computed again.
+    A reader that is kept itself has a copy so that gradients find its recomputed sources. Copies
+    enter the graph when a gradient reads them; the others are not computed.
     """
-    sources: dict[Tensor, Tensor] = {}  # what copies read in place of a node
+    sources: dict[Tensor, Tensor] = {}  # the copy of each recomputed node, for other copies
     copies: dict[Tensor, Tensor] = {}
     for node in graph.nodes if recomputed else ():
         if node.op is None:
@@ -161,9 +161,9 @@ def _expand_sources(
 
 
 def _writers(graph: CGraph) -> dict[Tensor, list[tuple[int, Tensor, Tensor]]]:
-    """By tensor that owns memory: (place in the graph, node, written tensor) of what writes to it.
+    """The nodes that write into existing tensors, by the tensor that owns the memory.
 
-    Empty for graphs that write no tensor twice: most.
+    Each is (place in the graph, node, written view). Most graphs have no such nodes.
     """
     writers: dict[Tensor, list[tuple[int, Tensor, Tensor]]] = {}
     for place, node in enumerate(graph.nodes):
@@ -213,7 +213,7 @@ def _set_grad(graph: CGraph, tensor: Tensor, grad: Tensor) -> None:
 
 
 def _sum(ops: OpBuilders, x: Tensor, y: Tensor) -> Tensor:
-    """``x + y``; of a ``y`` that is zero outside a region (gradient of a view), only the region."""
+    """``x + y``. If y is zero outside a region (gradient of a view), only the region is added."""
     zeros = y.src[0] if y.op is not None and y.op.name == "ACC" else None
     if zeros is not None and _is_zeros(zeros):
         out: Tensor = ops.acc(ops.contiguous(x), y.src[1], **y.op_params)
@@ -223,7 +223,7 @@ def _sum(ops: OpBuilders, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _is_zeros(x: Tensor) -> bool:
-    """Whether ``x`` is a FILL of zeros, and not the ones that are the gradient of a loss."""
+    """Whether ``x`` is a FILL of zeros; the gradient of a loss is a FILL of ones."""
     return x.op is not None and x.op.name == "FILL" and x.op_params["c"] == 0
 
 

@@ -19,7 +19,7 @@ _STEP, _EPOCH, _OPTIMIZER = (RESERVED + key for key in ("step", "epoch", "optimi
 
 
 def _tensors(trainer: OptContext) -> dict[str, Tensor]:
-    """Parameters by name, moments by their own and the parameter's number: ``training.m.0``."""
+    """The tensors of a checkpoint: parameters, and moments such as ``training.m.0``."""
     tensors = dict(trainer.params)
     for i, w in enumerate(trainer.params.values()):
         kept = zip(trainer.optimizer.moments, trainer.moments.get(w, ()), strict=False)

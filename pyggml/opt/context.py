@@ -176,7 +176,11 @@ class OptContext:
         self.inputs.set(points.reshape(self.inputs.shape))
 
     def eval(self, train: bool) -> None:
-        """Compute loss and predictions of the inputs; with ``train`` also gradients, or a step."""
+        """Compute loss and predictions of the inputs.
+
+        With ``train`` gradients are computed too, and with the last micro-batch of a batch the
+        optimizer changes the parameters.
+        """
         if not train:
             self._run(0)
             return
@@ -198,9 +202,12 @@ class OptContext:
         return value * self.period if self.is_mean else value
 
     def count_correct(self, n_rows: int) -> tuple[int, int]:
-        """Of the first rows of the last micro-batch: how many are right, and how many have labels.
+        """Count the rows with a right class, and those with a label, in the last micro-batch.
 
         A row of probabilities that are all 0 has no label.
+
+        Args:
+            n_rows: rows to count, from the first one on.
         """
         if self.pred is None or self.labels is None:
             return 0, 0
@@ -215,7 +222,7 @@ class OptContext:
         return int(right[:n_rows].sum()), int(has_label[:n_rows].sum())
 
     def _check_memory(self) -> None:
-        """Check that there is memory for what was allocated, but not used yet."""
+        """Check that free memory suffices: the system assigns it later, when it is written to."""
         memory = self._backend.memory()
         if memory is not None and self.size_bytes > memory[0]:
             need, free = (n / 2**30 for n in (self.size_bytes, memory[0]))

@@ -4,10 +4,10 @@
         print(predictor.active, predictor.recall)
     write_predictors("predictors", found)          # model_0.pt, ..., for pyllama-convert
 
-A logistic fit of which neurons are active to the input of each feed-forward part before its norm,
-one layer after the other. A layer's threshold is the score that the wanted share of its active
-neurons reaches on tokens that were not fitted; scores are scaled so that all layers have the same
-one, since a file has only one. Source: PowerInfer, ``convert.py`` (files).
+Logistic regression, layer by layer: from the input of a feed-forward part, before its norm, to its
+active neurons. A layer's threshold is the score that a share ``recall`` of its active neurons
+reaches on tokens that were not fitted. A file has one threshold for all layers, so each layer's
+scores are scaled to it. Source: PowerInfer, ``convert.py`` (files).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class PredictorParams:
 
     Args:
         rank: of the two matrices.
-        recall: the share of active neurons that are to be found.
+        recall: share of the active neurons that a predictor selects.
         steps, n_batch, rate: of AdamW, whose rate decays to 0.
-        seed: of first values and of the order.
+        seed: of the first values and of the order of tokens.
     """
 
     rank: int = 64
@@ -67,10 +67,12 @@ class PredictorParams:
 
 
 class Predictor(NamedTuple):
-    """A trained predictor, and on tokens that were not fitted: shares of the neurons.
+    """A trained predictor, and what it does on tokens that were not fitted.
 
     Attributes:
-        open: that are active; active: that it selects; recall: of the active ones, selected.
+        open: share of the neurons that are active.
+        active: share of the neurons that it selects.
+        recall: share of the active neurons that it selects.
 
     Shape:
         NumPy order: fc1 [rank, n_embd], fc2 [n_ff, rank]

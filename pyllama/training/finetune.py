@@ -64,8 +64,8 @@ class TuneParams:
         wd: weight decay.
         optimizer: ``adamw`` or ``sgd``.
         max_norm: bound of the L2 norm of all gradients together; 0: none.
-        recompute: keep of each layer its output alone, and compute the rest again for gradients:
-            less memory, and most of a second forward pass.
+        recompute: keep only the outputs of layers, and compute other nodes again for gradients:
+            less memory, for most of the time of a second forward pass.
         seed: of the new matrices of an adapter.
         n_threads: None: as many as the machine has cores.
     """
@@ -124,7 +124,7 @@ class Finetuner:
         train: windows, see ``text_windows`` and ``chat_windows``.
 
     Attributes:
-        windows: those to train on; n_ctx: tokens of each.
+        windows: the data to train on; n_ctx: tokens of a window.
         trainer: the graph with its loss, gradients and optimizer.
 
     Raises:
@@ -219,7 +219,7 @@ def perplexity(result: OptResult) -> float:
 
 
 def _trainable_copies(model: Model, backend: Backend) -> dict[str, Tensor]:
-    """The weights of an F32 model as parameters of their own memory; tables of rope as they are.
+    """Copies of an F32 model's weights, as parameters; tables of rope are not copied.
 
     Raises:
         ModelError: a matrix has another type.

@@ -1,4 +1,4 @@
-"""The graph of a model for training: a window of texts, whose keys and values are its own.
+"""The graph of a model for training: attention within a window of texts, without a cache.
 
     b = TrainingBuilder(hparams, weights, n_tokens=512, lora={"blk.0.attn_q.weight": pair})
     logits = build_graph(b)                        # [n_vocab, 512]; all ops have gradients
@@ -123,7 +123,7 @@ class TrainingBuilder(GraphBuilder):
 
 
 def _why_not(hparams: HParams) -> str:
-    """Why models with these hyperparameters cannot be trained; empty if they can."""
+    """The reason why models with these hyperparameters cannot be trained; empty if they can."""
     if not hparams.causal or hparams.has_encoder:
         return "they have an encoder"
     if any(hparams.states):
@@ -136,7 +136,7 @@ def _why_not(hparams: HParams) -> str:
 
 
 def within_layers(logits: Tensor, n_layer: int) -> Collection[Tensor]:
-    """The nodes up to the last layer's output, without the outputs: what can be recomputed."""
+    """The nodes to recompute: all up to the last layer's output, but the outputs of layers."""
     graph, outputs = CGraph(), {layer_output(i) for i in range(n_layer)}
     graph.build_forward_expand(logits)
     ends = [place for place, node in enumerate(graph.nodes) if node.name in outputs]
@@ -146,14 +146,14 @@ def within_layers(logits: Tensor, n_layer: int) -> Collection[Tensor]:
 def causal_mask(
     positions: npt.NDArray[np.integer[Any]], window: int, hparams: HParams
 ) -> npt.NDArray[np.float32]:
-    """What is added to the scores of each token for each other: 0, ALiBi's distance, or -inf.
+    """The mask of scores: 0, or ALiBi's negative distance, for visible keys, else -inf.
 
     Args:
         positions: of the tokens; a text begins at each 0.
         window: size of the attention window; 0: the whole text.
 
     Shape:
-        NumPy order, positions [T] -> [T, T]
+        NumPy order, positions [T] -> [T queries, T keys]
     """
     n = len(positions)
     index = np.arange(n)
@@ -162,7 +162,7 @@ def causal_mask(
         first += positions // window * window
     elif window:
         first = np.maximum(first, index - window + 1)
-    distance = index - index[:, None]  # of each other token, negative for earlier ones
+    distance = index - index[:, None]  # from query to key, negative for earlier keys
     allowed = (distance <= 0) & (index >= first[:, None])
     bias = distance.astype(np.float32) if hparams.max_alibi_bias else np.float32(0)
     mask: npt.NDArray[np.float32] = np.where(allowed, bias, np.float32(-np.inf))

@@ -33,9 +33,9 @@ class LoraParams:
     """The shape of an adapter.
 
     Args:
-        rank: of each change.
+        rank: number of rows of A and of columns of B.
         alpha: changes are multiplied by ``alpha / rank``; 0: twice the rank.
-        target: which matrices of the layers, by their names (``attn_q``) or how these begin.
+        target: names of matrices in layers (``attn_q``), or their first words (``attn``).
     """
 
     rank: int = 16
@@ -44,7 +44,7 @@ class LoraParams:
 
     @property
     def factor(self) -> float:
-        """``alpha``, or what it is by default."""
+        """``alpha``, or its default, twice the rank."""
         return self.alpha or 2.0 * self.rank
 
 
@@ -82,7 +82,7 @@ def new_pairs(model: Model, params: LoraParams, backend: Backend, seed: int) -> 
 
 
 def _matches(name: str, target: str) -> bool:
-    """Whether a matrix is meant; routers of experts only by their names."""
+    """Whether a target names a matrix; routers of experts need their full names."""
     layer, _, part = name.removesuffix(".weight").rpartition(".")
     if not layer.startswith("blk.") or not name.endswith(".weight"):
         return False

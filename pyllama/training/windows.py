@@ -35,7 +35,7 @@ _MAX_VALUES = 1 << 20  # of a conversation
 
 
 class Example(NamedTuple):
-    """A text: its tokens, and whether the model is to learn to write each.
+    """The tokens of a text, and which of them the model learns to write.
 
     Shape:
         tokens int32 [n], learned bool [n]
@@ -53,7 +53,7 @@ def text_windows(
     Those to train on begin every ``n_ctx / 2`` tokens, those to evaluate do not overlap.
 
     Args:
-        val_split: the part of the text to evaluate; 0: None.
+        val_split: fraction of the text to evaluate; 0: none, and the second result is None.
         seed: of the order in which windows are visited.
 
     Raises:
@@ -107,11 +107,11 @@ def read_chats(path: str | os.PathLike[str]) -> list[Chat]:
 
 
 def chat_examples(format: ChatFormat, chat: Chat) -> list[Example]:
-    """A conversation as texts of which the assistant's answers are learned.
+    """Write a conversation as texts, of which the assistant's answers are learned.
 
-    It is one text, unless the template writes earlier turns in another way (without reasoning):
-    then each answer is one, after the prompt to which it is given. An answer with ``weight`` 0 is
-    not learned.
+    All answers are in one text if the template only appends turns. If it rewrites earlier turns
+    (without their reasoning), each answer has a text of its own, after its prompt. An answer with
+    ``weight`` 0 is not learned.
 
     Raises:
         TemplateError: the template rejects the messages, or an answer does not follow its prompt.
@@ -141,9 +141,13 @@ def chat_examples(format: ChatFormat, chat: Chat) -> list[Example]:
 
 
 def _example(format: ChatFormat, text: str, answers: Sequence[tuple[int, int]]) -> list[Example]:
-    """The text with its answers, from character to character; nothing without answers.
+    """The example of a text, in a list; an empty list without answers.
 
-    An answer begins after the tokens that the text before it has alone.
+    The first learned token of an answer is the first in which the tokens of the whole text and of
+    the text before the answer differ.
+
+    Args:
+        answers: first character and end of each.
     """
     if not answers:
         return []
@@ -167,12 +171,13 @@ def chat_windows(
 ) -> tuple[Dataset, Dataset | None]:
     """Windows of conversations to train on, and of some others to evaluate.
 
-    Several short texts share a window, without attending to each other. What is longer than a
-    window is cut off, with a warning.
+    Several short texts share a window, without attending to each other. A text that is longer than
+    a window loses its end, with a warning.
 
     Args:
         examples: of each conversation.
-        val_split: the part of the conversations to evaluate, which are drawn by ``seed``; 0: None.
+        val_split: fraction of the conversations to evaluate, drawn by ``seed``; 0: none, and the
+            second result is None.
 
     Raises:
         ModelError: there is no answer to learn, or no conversation is left to train on.

@@ -485,6 +485,7 @@ def _cases() -> list[Case]:
 
 
 def _all_gradients(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """The gradients of q, k and v, concatenated."""
     q, k, v, mask, sinks, cells, rows, _, distances = y.src
     if cells is not None:
         raise UnsupportedOp(f"{_OP}: lists of cells have no gradient; use a mask or ranges")
@@ -494,7 +495,7 @@ def _all_gradients(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
 
 
 def _gradient(source: int, ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
-    """The part of all gradients that is q's, k's or v's."""
+    """The gradient of q (source 0), k (1) or v (2): a view of all gradients."""
     sizes = [x.ne for x in y.src[:3] if x is not None]
     start, ne = sum(map(prod, sizes[:source])), sizes[source]
     all_three = ops.once(_all_gradients, y, dy)

@@ -1,6 +1,6 @@
 """FLASH_ATTN_BACK: the gradients of attention in one op, which keeps no matrix of scores.
 
-    grads = flash_attn_back(ctx, q, k, v, y, dy, mask, scale)   # those of q, k and v, in a row
+    grads = flash_attn_back(ctx, q, k, v, y, dy, mask, scale)   # of q, k and v, concatenated
 
 The scores are computed again, a tile of queries and keys at a time.
 Source: Dao, "FlashAttention-2", algorithm 2; ggml, ``ggml_flash_attn_back`` (the form of the
@@ -66,7 +66,7 @@ def _infer(
 
 
 def _range_bias(rows: Array, n_keys: int, slopes: Array, distances: Array | None) -> Array:
-    """What is added to scores [heads, tokens, keys]; -inf for keys outside of a token's range."""
+    """The bias of scores [heads, tokens, keys]: by distance, -inf outside of a token's range."""
     first, begin, end, pos = rows[0, 0].T[..., None]
     place = np.arange(n_keys) - first  # of each key in the token's text
     bias = -slopes[:, None, None] * np.abs(pos - place)
@@ -198,8 +198,8 @@ def flash_attn_back(
 ) -> Tensor:
     """The gradients of q, k and v, where ``dy`` is that of ``y = flash_attn_ext(q, k, v, ...)``.
 
-    The result has the elements of all three, each without gaps and in its order: views of it have
-    the sizes of q, k and v.
+    They are concatenated, each in ne order without gaps, so that a view of the result with the
+    sizes of q is the gradient of q.
 
     Shape:
         q F32 [hd, T, nh, S], k F32 [hd, n_kv, nkv, S'], v F32 [hdv, n_kv, nkv, S'], y and dy F32

@@ -106,7 +106,7 @@ def _routed(
 
 
 def _numbers(ops: OpBuilders, y: Tensor) -> Tensor:
-    """The number of each use's matrix: the ids, or their slots."""
+    """I32 [n_used, n_tokens], the index of each use's matrix: the ids, or their slots."""
     ids, slots = y.src[2:]
     assert ids is not None
     if slots is None:

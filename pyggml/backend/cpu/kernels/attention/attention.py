@@ -610,7 +610,7 @@ def _supports(node: Tensor) -> bool:
 
 
 def checked_rows(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> WorkRange:
-    """What tells that the rows were checked for so many keys: nothing is in it."""
+    """An empty work range that the launch which checks the rows writes: readers wait for it."""
     n_cells = node.src[1].ne[1]
     key = ("lists", *lists, n_cells)
     known = lowering.known(key, *lists)

@@ -47,12 +47,12 @@ from .attention import Attention, bias, checked_rows, list_begin, list_end, sequ
 _TILE = 64  # queries, and keys
 _ROW = 4 * _TILE  # bytes of a row of scores
 _PANEL = COLUMN_BYTES * _TILE  # bytes of a panel of as many rows
-Y, DY = SRC5, SRC7  # where the record has them: the other sources are as of FLASH_ATTN_EXT
+Y, DY = SRC5, SRC7  # in the places of cells and branches; other sources as in FLASH_ATTN_EXT
 
 
 @inline
 def sees(node, t0, n_tokens, head, stream, first, n):
-    """Whether one of the tokens attends to one of the keys; of a mask, whether it is above -inf."""
+    """Whether any of the tokens attends to any of the keys; a mask hides keys by -inf."""
     p = params_of(node, Attention)
     ranges, masks, f16 = data(node, SRC6), data(node, SRC3), p.f16_mask
     found = ranges == 0 and masks == 0
@@ -75,7 +75,7 @@ def sees(node, t0, n_tokens, head, stream, first, n):
 
 @inline
 def pack_transposed(traits, x, stride, rows, n, table, out):
-    """Panels [n][16] of 16 rows each, as which the rows are columns of a matrix."""
+    """Pack rows of n elements as panels [n][16], 16 rows each: a matrix whose columns they are."""
     for r in range(0, rows, ROWS):
         set_row_pointers(table, x, stride, r, rows)
         pack_group(traits, table, n, out + r // ROWS * COLUMN_BYTES * n)
@@ -83,7 +83,7 @@ def pack_transposed(traits, x, stride, rows, n, table, out):
 
 @inline
 def bias_row(node, s, slopes, t, head, stream, first, n):
-    """Apply all that ``bias`` does to a row of products, and -inf outside of the token's range.
+    """Compute scores of a row of products, in place: ``bias``, and -inf outside of the range.
 
     Args:
         slopes: gets the slope of the soft cap at each score, if there is one.
@@ -108,7 +108,7 @@ def bias_row(node, s, slopes, t, head, stream, first, n):
 
 @inline
 def score_gradient(node, g, slopes, n):
-    """Multiply a row of gradients of scores by what a score is multiplied by."""
+    """Multiply a row of gradients, in place, by the scale and the slope of the soft cap."""
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
     x, y = f32_ptr(g), f32_ptr(slopes)
