@@ -123,7 +123,7 @@ def _random(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGML
 
 
 def _repeated(rows: Any, n: int) -> Iterator[Any]:
-    """``n`` rows, of which the given ones are the first, in pieces."""
+    """``n`` rows in pieces: the given rows, again and again."""
     for start in range(0, n, len(rows)):
         yield rows[: n - start]
 

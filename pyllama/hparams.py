@@ -362,11 +362,11 @@ class HParams:
         return self.n_head * self.head_dim_v
 
 
-SIGMOID_ROUTER: Values = {  # of files that do not say
+SIGMOID_ROUTER: Values = {  # of files without the keys
     "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
     "expert_weights_norm": Key("expert_weights_norm", False),
 }
-SHARED_SIZES: Values = {  # a number of them, each as large as the others
+SHARED_SIZES: Values = {  # of shared experts, each as large as a routed one
     "n_shared": Key("expert_shared_count", 0),
     "n_ff_exp": Key("expert_feed_forward_length"),
     "n_ff_shexp": lambda got: got["n_shared"] * got["n_ff_exp"],

@@ -25,7 +25,7 @@ from .files.decoded import CheckpointTensor
 log = logging.getLogger(__name__)
 _ANY_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")  # in the name of a checkpoint's tensor
 _MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d{1,4})\.)?(.+)")
-_OF_FIRST = {  # Qwen's names of what is there once
+_OF_FIRST = {  # Qwen's names of tensors that are not in a numbered layer
     "fc.": "eh_proj.",
     "pre_fc_norm_embedding.": "enorm.",
     "pre_fc_norm_hidden.": "hnorm.",
@@ -45,13 +45,13 @@ def nextn_layers(
     checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch, n_layer: int,
     *, wanted: bool = True,
 ) -> tuple[dict[str, CheckpointTensor], int]:  # fmt: skip
-    """The tensors, those of multi-token prediction as further layers, and the number of these.
+    """The tensors with layers of multi-token prediction after the decoder's, and their number.
 
-    Such layers are left out of architectures in which they cannot be loaded.
+    These layers are left out if the architecture cannot load them.
 
     Args:
         n_layer: number of the decoder's layers.
-        wanted: False leaves them out in any case.
+        wanted: False leaves them out of any architecture.
     """
     settings = mtp_of(arch)
     decoder: dict[str, CheckpointTensor] = {}
@@ -76,7 +76,12 @@ def nextn_layers(
 
 
 def _layer_name(layer: str | None, end: str, n_layer: int, settings: Nextn | None) -> str:
-    """The name in a further layer of a tensor of one; without a number under ``mtp.``."""
+    """The name of a tensor of multi-token prediction, in a layer after the decoder's.
+
+    Args:
+        layer: its number among such layers of the checkpoint; None: the name has none.
+        end: the name after the layer's number.
+    """
     settings = settings or Nextn()
     names = _OF_FIRST if layer is None else settings.names
     at, part = divmod(int(layer or 0), settings.n_parts)
@@ -89,7 +94,7 @@ def _layer_name(layer: str | None, end: str, n_layer: int, settings: Nextn | Non
 
 
 def nextn_keys(keys: Mapping[str, Any], n: int, config: Config, arch: Arch) -> dict[str, Any]:
-    """The keys that differ in a model with ``n`` such layers."""
+    """The keys that change with ``n`` layers of multi-token prediction: counts, values by layer."""
     settings = mtp_of(arch)
     if not n or settings is None:
         return {}

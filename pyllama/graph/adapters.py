@@ -74,10 +74,10 @@ class BankTerm(NamedTuple):
 
 
 class AdapterBank:
-    """The matrices of some adapters, beside the tensors that they change, in the order of a graph.
+    """The stacked matrices of several adapters, each on the device whose tensor they change.
 
-    Their type depends on the tensor that they change: F32 for F32, on the CPU Q8_0 for quantized
-    ones if blocks of 32 fit, else F16. Values too large for F16 stay F32.
+    Their type depends on that tensor: F32 for F32, on the CPU Q8_0 for quantized ones if blocks of
+    32 fit, else F16. Values too large for F16 stay F32.
 
     Args:
         adapters: the terms of each, already checked against the model.

@@ -73,7 +73,7 @@ class GraphBuilder:
         n_embeddings: the number of tokens to compute embeddings for.
         adapters: whose changes are added; None for a graph without any.
         encodes: whether it is the graph of the encoder of a model that has a decoder too.
-        fetchers: of layers whose experts are read when they are chosen, see ``mix_experts``.
+        fetchers: by layer, the function that reads the chosen experts, see ``ExpertCache``.
 
     Attributes:
         causal: whether tokens attend to no later tokens.
@@ -324,7 +324,7 @@ class GraphBuilder:
         if self.adapters is None:
             n_in = y.ne[0] if x is None else x.ne[0]
             n_expert = 1 if ids is None else self.weight(name.removeprefix(self._part)).ne[2]
-            if name.endswith("_exps.weight"):  # whose weight may be a cache of some
+            if name.endswith("_exps.weight"):  # its weight may be the slots of a cache
                 n_expert = self.hparams.n_expert
             self.adaptable[name] = (n_in, y.ne[0], n_expert, 1)
             return y

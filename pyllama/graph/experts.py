@@ -55,7 +55,7 @@ class Route(NamedTuple):
         chosen: their numbers, I32 [n_used, T].
         weights: of their outputs, [1, n_used, T].
         weigh_inputs: the weights are those of their inputs (Llama 4).
-        router_in: what the router scored, from which the next layer's choice is guessed.
+        router_in: input of the router, [n_embd, T], from which the next layer's choice is guessed.
     """
 
     chosen: Tensor
@@ -69,7 +69,7 @@ def mix_experts(
 ) -> Tensor:
     """The weighted output of the chosen experts.
 
-    Of a layer with a fetcher, which is called first, the matrices are slots for experts.
+    In a layer with a fetcher, the matrices are the slots of a cache, and the fetcher runs before.
 
     Args:
         kind: ending of their matrices' names.
@@ -163,10 +163,12 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
 
 
 def _ranked(b: GraphBuilder, x: Tensor, i: int, name: str) -> tuple[Tensor, Tensor]:
-    """What the router of layer ``i`` gives to each expert, and by what it chooses the best.
+    """The probabilities of layer ``i``'s experts, and the scores by which its router ranks them.
+
+    Scores are probabilities plus a bias, with experts of weak groups masked, if a model has these.
 
     Args:
-        name: of the nodes, with a place for what they are.
+        name: of the nodes, with ``{}`` for the kind of each.
 
     Shape:
         x [n_embd, T] -> both [n_expert, T]

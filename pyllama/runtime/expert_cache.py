@@ -2,21 +2,22 @@
 
     cache = ExpertCache(file, tensors, budget_bytes)
     weights |= cache.weights                       # [k, m, n_slots] instead of [k, m, n_expert]
-    cache.fetchers[3](slots, chosen, guess)        # what a graph calls in layer 3
+    cache.fetchers[3](slots, chosen, guess)        # the graph's call in layer 3
     cache.stats.hit_rate
 
 All layers whose experts have the same types and sizes share slots, each of which holds one expert
 in the backend's layout. A graph calls the layer's fetcher between its router and its experts: a
-Python callable cuts the CPU's program, so nothing computes meanwhile. It has the missing experts
-read, waits for them, and tells in which slot each one is; `MUL_MAT_ID` reads that table. The
-experts that the next layer will probably choose are read while this layer computes. A wrong guess
-costs time and changes no result.
+Python callable cuts the CPU's program, so nothing computes meanwhile. The fetcher starts reads of
+the missing experts, waits for them, and writes a table of the experts' slots, which `MUL_MAT_ID`
+reads. The experts that the next layer will probably choose are read while this layer computes. A
+wrong guess costs time and changes no result.
 
-An expert that will be needed latest is evicted. That is estimated from how often each was chosen
-(older choices count less) and from how far ahead its layer is: of a prompt, which needs all experts
-of each layer in turn, the least recently used one would be the next one needed.
+The expert that is expected to be needed last is evicted. The estimate counts how often each expert
+was chosen, recent choices more, and how long it is until its layer computes. The least recently
+used expert would be the wrong one: a prompt needs all experts of each layer in turn, so it is the
+next one needed.
 
-Fetchers run under the lock of the CPU's thread pool, as any compute, one at a time.
+Fetchers run under the lock of the CPU's thread pool, as all of a program, one at a time.
 Source: Eliseev and Mazur 2023, "Fast Inference of Mixture-of-Experts Language Models with
 Offloading", for guesses by the next layer's router.
 """
@@ -54,7 +55,12 @@ Ints = npt.NDArray[Any]
 
 
 class ExpertTensor(NamedTuple):
-    """The matrices of a layer's experts in the file, and how a backend wants them."""
+    """A tensor of a layer's experts, [k, m, n_expert].
+
+    Attributes:
+        info: its place in the file.
+        layout: the layout that ``backend`` multiplies by.
+    """
 
     info: TensorInfo
     layout: WeightLayout
@@ -63,14 +69,16 @@ class ExpertTensor(NamedTuple):
 
 @dataclass
 class ExpertStats:
-    """What became of the experts that tokens chose; counted once a layer and batch.
+    """Counts of a cache; an expert counts once for each layer and ubatch that chooses it.
 
     Attributes:
-        n_used: experts that were needed.
-        n_hits: of these, in memory; n_awaited: guessed, and being read.
-        n_reads, read_bytes: experts that were read, those of wrong guesses too.
-        n_guesses: experts that were to be read because of a guess; n_right: of these, needed.
-        wait_s: seconds that computes waited for reads.
+        n_used: chosen experts.
+        n_hits: chosen experts that were in memory.
+        n_awaited: chosen experts whose read, begun for a guess, had not ended.
+        n_reads, read_bytes: reads that have ended, also for wrong guesses, and their bytes.
+        n_guesses: reads that were requested for a guess.
+        n_right: guessed experts that their layer then chose.
+        wait_s: seconds that graphs waited for reads.
     """
 
     n_used: int = 0
@@ -84,7 +92,7 @@ class ExpertStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of needed experts that were in memory."""
+        """The share of chosen experts that were in memory."""
         return self.n_hits / max(1, self.n_used)
 
     def __str__(self) -> str:
@@ -104,7 +112,14 @@ class _Read(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One matrix of each expert of a pool: slots, their writer, and by row file and offset."""
+    """One matrix of each expert of a pool.
+
+    Attributes:
+        slots: [k, m, n_slots].
+        write: writes the matrix of a slot.
+        places: file and offset of the tensor of each row.
+        n_bytes: size of a matrix in the file.
+    """
 
     slots: Tensor
     write: MatrixWriter
@@ -113,14 +128,16 @@ class _Part(NamedTuple):
 
 
 class _Pool:
-    """The slots of layers with alike experts. Experts are numbered ``row * n_expert + expert``.
+    """The slots of layers whose experts have the same types and sizes, a row for each layer.
+
+    Its experts are numbered ``row * n_expert + expert``.
 
     Attributes:
-        layers: of each row.
+        layers: the layer of each row.
         owner: int64[n_slots], the expert in a slot or being read into it; -1: none.
-        slot_of: int32[n_rows * n_expert], the slot of each expert that is in memory, -1 of others.
-        reads: the experts that are being read.
-        guessed: experts of which reads were begun for a layer that did not come yet.
+        slot_of: int32[n_rows * n_expert], the slot of an expert in memory; -1 of others.
+        reads: reads in flight, by expert.
+        guessed: experts read for a guess whose layer has not computed since.
     """
 
     def __init__(self, layers: Sequence[int], n_expert: int, n_slots: int) -> None:
@@ -133,14 +150,14 @@ class _Pool:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all experts; none may be being read."""
+        """Empty all slots; no read may be in flight."""
         self.reads.clear()
         self.guessed.clear()
         self.owner = np.full(self.n_slots, -1)
         self.slot_of = np.full(len(self.layers) * self.n_expert, -1, np.int32)
 
     def absent(self, experts: Ints) -> list[int]:
-        """Those that are neither in memory nor being read."""
+        """The experts among these that are neither in memory nor being read."""
         missing = experts[self.slot_of[experts] < 0].tolist()
         return [expert for expert in missing if expert not in self.reads]
 
@@ -160,7 +177,7 @@ class _Pool:
                 self.owner[self.reads.pop(expert).slot] = -1
 
     def note_uses(self, row: int, experts: Ints) -> None:
-        """Count a step of a layer that needs some of its experts."""
+        """Count a step of the layer of ``row``, and its use of these experts."""
         self._uses[row] = np.maximum(_MEMORY * self._uses[row], _RARE)
         self._uses.reshape(-1)[experts] += 1
         self._steps[row] = _MEMORY * self._steps[row] + 1
@@ -194,16 +211,18 @@ class ExpertCache:
     """The slots for experts, and the threads that fill them.
 
     Args:
-        parts: the files.
-        tensors: the matrices of experts, by name.
-        budget_bytes: what all slots may take.
+        parts: the files of the model.
+        tensors: the experts' tensors, by name.
+        budget_bytes: maximum size of all slots.
 
     Attributes:
-        weights: the slots, by the names of the tensors that are read through them.
-        n_bytes: of all slots.
+        weights: tensors [k, m, n_slots], by the names of those that they stand for.
+        n_bytes: size of all slots.
 
     Raises:
-        ModelError: the budget does not hold the experts of one layer.
+        GGUFError: a file cannot be opened.
+        ModelError: the budget does not hold the experts of one layer of each size, or a file is
+            not mapped.
     """
 
     def __init__(
@@ -250,7 +269,7 @@ class ExpertCache:
         return {i: partial(self._fetch, i, after.get(i)) for i in layers}
 
     def _add(self, group: list[list[ExpertTensor]], n_slots: int, files: list[DirectFile]) -> None:
-        """Allocate the slots of layers with alike experts."""
+        """Allocate the slots of layers whose experts have the same types and sizes."""
         layers = [_layer(tensors[0].info.name) for tensors in group]
         pool = _Pool(layers, group[0][0].info.ne[2], n_slots)
         for row, layer in enumerate(layers):
@@ -345,7 +364,7 @@ class ExpertCache:
             pool.reads[expert] = _Read(slot, future)
 
     def _read(self, pool: _Pool, expert: int, slot: int) -> None:
-        """Fill a slot (in a reader's thread)."""
+        """Read an expert, and write its matrices into a slot (in a reader's thread)."""
         row, number = divmod(expert, pool.n_expert)
         for part in pool.parts:
             file, offset = part.places[row]
@@ -371,7 +390,7 @@ class ExpertCache:
 
 def _experts(pool: _Pool, row: int, chosen: Ints) -> Ints:
     """The chosen experts of a layer by their numbers in the pool, each once."""
-    experts = np.unique(chosen)  # an illegal one is an error of the op that reads the table
+    experts = np.unique(chosen)  # an illegal id is MUL_MAT_ID's error
     return experts[(experts >= 0) & (experts < pool.n_expert)] + row * pool.n_expert
 
 

@@ -121,7 +121,7 @@ def load_weights(
         repack: False keeps weights in the file's layout where their device can read it.
         mlock: pin the weights in RAM.
         shared: weights of another model that the graph reads too.
-        experts: a cache of experts; its slots take the place of the tensors that it reads.
+        experts: a cache of experts; its tensors of slots replace the experts' tensors.
 
     Raises:
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
@@ -146,7 +146,7 @@ def expert_tensors(
     backends: Sequence[Backend],
     repack: bool = True,
 ) -> dict[str, ExpertTensor]:
-    """The tensors that a cache of experts may read, by name; none in a model without experts.
+    """The tensors of experts by name, for a cache of them; none in a model without experts.
 
     Raises:
         ModelError: as ``load_weights``, or a device other than the CPU has weights.
@@ -332,7 +332,7 @@ def _check_memory(
     """Check that the weights of a device fit, and log the layouts that were dropped.
 
     Args:
-        more: bytes that it needs besides.
+        more: bytes of a cache of experts on the device.
 
     Raises:
         AllocError: they do not fit.
