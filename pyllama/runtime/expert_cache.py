@@ -161,8 +161,8 @@ class _Pool:
         missing = experts[self.slot_of[experts] < 0].tolist()
         return [expert for expert in missing if expert not in self.reads]
 
-    def settle(self, stats: ExpertStats) -> None:
-        """Note the reads that have ended. Raises: GGUFError: one has failed."""
+    def finish_reads(self, stats: ExpertStats) -> None:
+        """Mark the experts whose reads have ended as in memory. Raises: GGUFError: one failed."""
         done = [expert for expert, read in self.reads.items() if read.future.done()]
         for expert in done:
             self.reads[expert].future.result()
@@ -170,9 +170,9 @@ class _Pool:
         stats.n_reads += len(done)
         stats.read_bytes += len(done) * sum(part.n_bytes for part in self.parts)
 
-    def cancel(self, wanted: set[int]) -> None:
-        """Give up reads that have not begun, except of some experts."""
-        for expert in [e for e in self.reads if e not in wanted]:
+    def cancel(self, kept: set[int]) -> None:
+        """Cancel the reads that no thread has begun, except those of the experts in ``kept``."""
+        for expert in [e for e in self.reads if e not in kept]:
             if self.reads[expert].future.cancel():
                 self.owner[self.reads.pop(expert).slot] = -1
 
@@ -182,12 +182,15 @@ class _Pool:
         self._uses.reshape(-1)[experts] += 1
         self._steps[row] = _MEMORY * self._steps[row] + 1
 
-    def take(self, n: int, row: int, kept: Ints) -> list[int]:
-        """At most ``n`` slots whose experts are needed latest; they become empty.
+    def evict(self, n: int, row: int, kept: Ints) -> list[int]:
+        """Empty ``n`` slots, or as many as can be, those whose experts are needed last.
 
         Args:
-            row: of the layer that computes now.
+            row: that of the layer that computes now.
             kept: experts that must stay.
+
+        Returns:
+            The numbers of the slots. Slots without an expert are chosen before all others.
         """
         if n == 0:
             return []
@@ -226,7 +229,7 @@ class ExpertCache:
     """
 
     def __init__(
-        self, parts: Sequence[Mapped], tensors: Mapping[str, ExpertTensor], budget_bytes: int
+        self, parts: Sequence[Mapped], tensors: Mapping[str, ExpertTensor], budget_bytes: float
     ) -> None:
         if any(part.map is None for part in parts) or not hasattr(os, "preadv"):
             raise ModelError(
@@ -236,16 +239,17 @@ class ExpertCache:
         self.stats, self.weights = ExpertStats(), dict[str, Tensor]()
         self._local = threading.local()
         self._places: dict[int, tuple[_Pool, int]] = {}
-        groups = _alike(tensors)
-        sizes = [_slot_bytes(group[0]) for group in groups]  # of an expert
+        groups = _groups_of_a_size(tensors)
+        sizes = [_slot_bytes(group[0]) for group in groups]
         counts = [(len(group), group[0][0].info.ne[2]) for group in groups]
         whole = sum(size * n * m for size, (n, m) in zip(sizes, counts, strict=True))
         least = sum(size * m for size, (_, m) in zip(sizes, counts, strict=True))
-        if budget_bytes < least:
+        if not budget_bytes >= least:  # or NaN
             raise ModelError(
                 f"{parts[0].path}: the cache of experts (`moe_cache_mib`) has "
                 f"{budget_bytes / 2**20:.1f} MiB, want at least {least / 2**20:.1f}, for all "
-                f"experts of a layer; those of all layers take {whole / 2**20:.1f}"
+                f"experts of a layer{' of each size' * (len(groups) > 1)}; those of all layers "
+                f"take {whole / 2**20:.1f}"
             )
         files = [DirectFile(part.path) for part in parts]
         self.n_bytes, spare = 0, min(1.0, (budget_bytes - least) / max(1, whole - least))
@@ -259,17 +263,20 @@ class ExpertCache:
 
     @property
     def fetchers(self) -> dict[int, Callable[..., None]]:
-        """For each layer what a graph calls, ``fetch(slots, chosen, guess)``.
+        """The function of each layer that its graph calls, ``fetch(slots, chosen, guess)``.
 
-        It fills ``slots`` I32 [n_expert] for the chosen experts; ``guess`` are those that the next
-        such layer may choose, or left out.
+        It writes the slots of the chosen experts into ``slots``. ``guess``, which may be left out,
+        has the experts that the next layer with a fetcher may choose.
+
+        Shape:
+            slots I32 [n_expert]; chosen, guess I32 [n_expert_used, T]
         """
         layers = sorted(self._places)
-        after = dict(pairwise(layers))
-        return {i: partial(self._fetch, i, after.get(i)) for i in layers}
+        following = dict(pairwise(layers))
+        return {i: partial(self._fetch, i, following.get(i)) for i in layers}
 
     def _add(self, group: list[list[ExpertTensor]], n_slots: int, files: list[DirectFile]) -> None:
-        """Allocate the slots of layers whose experts have the same types and sizes."""
+        """Allocate the slots of a group of `_groups_of_a_size`."""
         layers = [_layer(tensors[0].info.name) for tensors in group]
         pool = _Pool(layers, group[0][0].info.ne[2], n_slots)
         for row, layer in enumerate(layers):
@@ -290,9 +297,10 @@ class ExpertCache:
 
     def _start(self) -> None:
         self._readers, self._pid = ThreadPoolExecutor(READERS, "pyllama-experts"), os.getpid()
+        self._failed = False
 
     def _forget(self) -> None:
-        """Empty the cache, after reads that did not end well and in a forked process."""
+        """Join the readers, which a forked process does not have, and empty the cache."""
         if self._pid == os.getpid():
             self._readers.shutdown(cancel_futures=True)
         for pool in self._pools:
@@ -300,36 +308,31 @@ class ExpertCache:
         self._start()
 
     def _fetch(
-        self, layer: int, after: int | None, slots: Ints, chosen: Ints, guess: Ints | None = None
-    ) -> None:
-        """What a graph calls; see ``fetchers``. Raises: GGUFError: the file cannot be read."""
-        if self._pid != os.getpid():
+        self, layer: int, following: int | None, slots: Ints, chosen: Ints,
+        guess: Ints | None = None,
+    ) -> None:  # fmt: skip
+        """The fetcher of a layer; see ``fetchers``. Raises: GGUFError: the file cannot be read."""
+        if self._failed or self._pid != os.getpid():
             self._forget()
         try:
             pool, row = self._places[layer]
             needed = _experts(pool, row, chosen)
-            ahead = self._guessed(after, guess)
             self._begin(pool, row, needed)
-            if ahead is not None:
-                self._begin_guessed(ahead, pool, needed)
+            if following is not None and guess is not None:
+                self._begin_guessed(following, guess, pool, needed)
             self._await(pool, needed)
             first = row * pool.n_expert
             np.maximum(pool.slot_of[first : first + pool.n_expert], 0, out=slots.reshape(-1))
         except BaseException:  # Ctrl-C too: no read may write into a slot that another one gets
+            self._failed = True  # until `_forget` has ended, which Ctrl-C may interrupt
             self._forget()
             raise
 
-    def _guessed(self, after: int | None, guess: Ints | None) -> tuple[_Pool, int, Ints] | None:
-        if after is None or guess is None:
-            return None
-        pool, row = self._places[after]
-        return pool, row, _experts(pool, row, guess)
-
     def _begin(self, pool: _Pool, row: int, needed: Ints) -> None:
-        """Have the missing experts read, before all others."""
+        """Start reads of the missing experts, and cancel those for wrong guesses."""
         stats, experts = self.stats, set(needed.tolist())
         for one in self._pools:
-            one.settle(stats)
+            one.finish_reads(stats)
             one.cancel(experts if one is pool else set())
         missing = pool.absent(needed)
         stats.n_used += len(needed)
@@ -340,24 +343,31 @@ class ExpertCache:
         stats.n_right += len(guessed & experts)
         pool.guessed -= guessed
         pool.note_uses(row, needed)
-        taken = pool.take(len(missing), row, needed)
-        if len(taken) < len(missing):  # the others are being written
+        empty = pool.evict(len(missing), row, needed)
+        if len(empty) < len(missing):  # the other slots are being written
             wait([read.future for read in pool.reads.values()])
-            pool.settle(stats)
-            taken += pool.take(len(missing) - len(taken), row, needed)
-        self._read_into(pool, missing, taken)
+            pool.finish_reads(stats)
+            empty = pool.evict(len(missing), row, needed)  # the same slots, and more
+        self._read_into(pool, missing, empty)
 
-    def _begin_guessed(self, ahead: tuple[_Pool, int, Ints], now: _Pool, needed: Ints) -> None:
-        """Have experts read that the next layer may choose."""
-        pool, row, guess = ahead
-        missing = pool.absent(guess)
-        kept = np.concatenate([guess, needed]) if pool is now else guess
-        taken = pool.take(len(missing), row - 1, kept)
-        missing = missing[: len(taken)]
+    def _begin_guessed(self, following: int, guess: Ints, now: _Pool, needed: Ints) -> None:
+        """Start reads of the experts that the following layer may choose, as far as slots allow.
+
+        Args:
+            now: the pool of the layer that computes now.
+            needed: the experts of that layer, which must stay.
+        """
+        pool, row = self._places[following]
+        guessed = _experts(pool, row, guess)
+        missing = pool.absent(guessed)
+        kept = np.concatenate([guessed, needed]) if pool is now else guessed
+        empty = pool.evict(len(missing), row - 1, kept)
+        missing = missing[: len(empty)]
         pool.guessed.update(missing)
-        self._read_into(pool, missing, taken)
+        self._read_into(pool, missing, empty)
 
     def _read_into(self, pool: _Pool, experts: Iterable[int], slots: Iterable[int]) -> None:
+        """Start a read of each expert into its slot."""
         for expert, slot in zip(experts, slots, strict=True):
             pool.owner[slot] = expert
             future = self._readers.submit(self._read, pool, expert, slot)
@@ -384,7 +394,7 @@ class ExpertCache:
         if reads:
             start = time.perf_counter()
             wait(reads)
-            pool.settle(self.stats)
+            pool.finish_reads(self.stats)
             self.stats.wait_s += time.perf_counter() - start
 
 
@@ -398,8 +408,8 @@ def _layer(name: str) -> int:
     return int(name.split(".")[1])
 
 
-def _alike(tensors: Mapping[str, ExpertTensor]) -> list[list[list[ExpertTensor]]]:
-    """Groups of layers whose experts have the same matrices; of each layer its tensors."""
+def _groups_of_a_size(tensors: Mapping[str, ExpertTensor]) -> list[list[list[ExpertTensor]]]:
+    """The tensors of each layer, in groups of layers with the same names, types and sizes."""
     layers: dict[int, list[ExpertTensor]] = {}
     for name in sorted(tensors):
         layers.setdefault(_layer(name), []).append(tensors[name])

@@ -188,7 +188,7 @@ class Model:
         if given.moe_cache_mib:
             tensors = expert_tensors(file, model.arch, hparams, backends, given.repack)
             if tensors:
-                model.experts = ExpertCache(file.parts, tensors, int(given.moe_cache_mib * 2**20))
+                model.experts = ExpertCache(file.parts, tensors, given.moe_cache_mib * 2**20)
             else:
                 log.warning("%s has no experts that a cache could hold", file.path)
         model.n_gpu_layers = offload.max_layers(hparams.n_layer) if gpus_of(backends) else 0

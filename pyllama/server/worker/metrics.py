@@ -106,7 +106,7 @@ class Counts:
         """The text; rates are of the time since the last call.
 
         Args:
-            experts: of the model's cache of experts; they begin with each loading.
+            experts: those of the model's cache of experts, counted since it was loaded.
 
         Source: llama.cpp, ``server_task_result_metrics::to_metrics``.
         """
@@ -162,14 +162,14 @@ class Counts:
 def _of_experts(stats: ExpertStats) -> tuple[tuple[str, str, float], ...]:
     """Name, help and value of each counter of a cache of experts."""
     return (
-        ("experts_used_total", "Experts needed, by layer and batch", stats.n_used),
-        ("experts_hit_total", "Of these, in memory", stats.n_hits),
-        ("experts_awaited_total", "Of these, being read after a guess", stats.n_awaited),
+        ("experts_used_total", "Experts chosen, once for each layer and ubatch", stats.n_used),
+        ("experts_hit_total", "Chosen experts that were in memory", stats.n_hits),
+        ("experts_awaited_total", "Chosen experts that a guess was reading", stats.n_awaited),
         ("experts_read_total", "Experts read from the file", stats.n_reads),
-        ("experts_read_bytes_total", "Bytes of these", stats.read_bytes),
-        ("experts_guessed_total", "Experts read because of a guess", stats.n_guesses),
-        ("experts_guessed_right_total", "Of these, needed by their layer", stats.n_right),
-        ("experts_wait_seconds_total", "Time that computes waited for reads", stats.wait_s),
+        ("experts_read_bytes_total", "Bytes of experts read from the file", stats.read_bytes),
+        ("experts_guessed_total", "Reads requested for a guess", stats.n_guesses),
+        ("experts_guessed_right_total", "Guessed experts that their layer chose", stats.n_right),
+        ("experts_wait_seconds_total", "Time that graphs waited for reads", stats.wait_s),
     )
 
 

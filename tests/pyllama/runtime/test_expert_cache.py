@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from pyllama import Batch, Context, Llama, Model
 from pyllama.convert import convert
 from pyllama.errors import ModelError
 from pyllama.runtime import expert_cache
+from pyllama.runtime.adapters import load_lora
 from pyllama.runtime.expert_cache import ExpertCache
 from pyllama.runtime.state import load_state, save_state
 
+from ..adapters import adaptable, random_terms, write_lora
 from ..arch.checkpoints import recorded, write_checkpoint
 from ..models import Spec, random_weights, rows, write_model
 
@@ -140,8 +144,64 @@ def test_a_failed_or_interrupted_read_is_forgotten(
         patch.setattr(expert_cache, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             logits(context(model), tokens)
+    shutdown = ThreadPoolExecutor.shutdown
+
+    def interrupted_too(pool: ThreadPoolExecutor, **_: object) -> None:
+        shutdown(pool, wait=False, cancel_futures=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(expert_cache, "wait", interrupted)
+        patch.setattr(ThreadPoolExecutor, "shutdown", interrupted_too)
+        with pytest.raises(KeyboardInterrupt):
+            logits(context(model), tokens)
+    assert np.array_equal(logits(context(model), tokens), wanted)
     cache_of(model)._pid = -1  # as in a forked process, which has no readers
     assert np.array_equal(logits(context(model), tokens), wanted)
+
+
+def test_slots_that_reads_for_guesses_still_write(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each expert of a batch gets a slot of its own when all slots are needed."""
+    model = load(path, 0.0)
+    cache, n = cache_of(model), model.hparams.n_expert
+    fetch, table, every = next(iter(cache.fetchers.values())), np.zeros(n, np.int32), np.arange(n)
+    fetch(table, every[:1])
+    read, wait = ExpertCache._read, expert_cache.wait
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def held_up(cache: ExpertCache, pool: Any, expert: int, slot: int) -> None:
+        if expert >= n:  # of the second layer
+            begun.release()
+            go_on.wait()
+        read(cache, pool, expert, slot)
+
+    def waits(futures: list[Future[None]]) -> None:
+        go_on.set()
+        wait(futures)
+
+    monkeypatch.setattr(ExpertCache, "_read", held_up)
+    monkeypatch.setattr(expert_cache, "wait", waits)
+    fetch(table, every[:1], every)
+    for _ in range(min(n - 1, expert_cache.READERS)):
+        begun.acquire()
+    assert not go_on.is_set()
+    fetch(table, every)
+    assert sorted(table) == every.tolist()
+
+
+def test_adapters_of_experts(path: Path, tokens: list[int], tmp_path: Path) -> None:
+    found = []
+    terms = random_terms(adaptable(Model.load(path)), 512)
+    lora = write_lora(tmp_path / "a.gguf", GGUFFile(path).get_str("general.architecture"), terms)
+    for model in (Model.load(path), load(path, 0.0)):
+        ctx = context(model)
+        adapter = load_lora(lora, model)
+        ctx.set_adapters([adapter])
+        ctx.decode(Batch(tokens, logits="all", adapters=ctx.scales({adapter: 1.0})))
+        found.append(ctx.logits.copy())
+    assert np.array_equal(*found)
 
 
 def test_prompts_evict_what_they_need_latest(path: Path, tokens: list[int]) -> None:
@@ -157,8 +217,11 @@ def test_prompts_evict_what_they_need_latest(path: Path, tokens: list[int]) -> N
 
 
 def test_errors_say_what_to_do(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has 0\.0 MiB, want at least .* for all experts of a"):
-        Model.load(path, moe_cache_mib=0.01)
+    for mib in (0.01, -1.0, float("nan")):
+        with pytest.raises(ModelError, match=r"MiB, want at least .* for all experts of a"):
+            Model.load(path, moe_cache_mib=mib)
+    whole = cache_of(Model.load(path, moe_cache_mib=64)).n_bytes
+    assert cache_of(Model.load(path, moe_cache_mib=float("inf"))).n_bytes == whole
     with pytest.raises(ModelError, match="without `mmap=False`"):
         Model.load(path, moe_cache_mib=64, use_mmap=False)
     dense = write_model(tmp_path / "x.gguf", Spec(), random_weights(Spec()))
