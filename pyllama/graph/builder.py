@@ -148,7 +148,8 @@ class GraphBuilder:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
-        self.predicted: dict[int, Tensor] = {}  # scores of neurons of layers that come later
+        # scores of the neurons of layers that are not built yet, [n_ff, T]; see `predict_next`
+        self.predicted: dict[int, Tensor] = {}
         self.target_hidden: Tensor | None = None
         if hparams.n_embd_target:
             ne = hparams.n_embd_target, n_tokens
@@ -587,12 +588,15 @@ class GraphBuilder:
         """In the last layer the columns of the tokens in ``out_ids``; before it all of them.
 
         Where hidden states of the last layer are kept, those of all tokens; `output` then selects.
+        Scores in ``predicted`` are selected too.
 
         Shape:
             xs [n, T] -> the same, in the last layer [n, n_outputs + n_embeddings]
         """
         if i < self.hparams.n_layer - 1 or self._has_all_rows:
             return xs
+        if i in self.predicted:
+            self.predicted[i] = self.of_outputs(self.predicted[i])
         return tuple(self.of_outputs(x) for x in xs)
 
     @property

@@ -198,7 +198,7 @@ def _predicted(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 
 
 def predict_next(b: GraphBuilder, pred_in: Tensor, i: int) -> None:
-    """Compute the scores of layer ``i + 1``, if its source is ``cross``.
+    """Compute the scores of layer ``i + 1`` into ``b.predicted``, if its source is ``cross``.
 
     Args:
         pred_in: input of the predictors of layer ``i``, [n_embd, T].
@@ -209,13 +209,9 @@ def predict_next(b: GraphBuilder, pred_in: Tensor, i: int) -> None:
 
 
 def _predicted_before(b: GraphBuilder, pred_in: Tensor, i: int) -> Tensor:
-    """The scores that ``predict_next`` computed; in the first layer those of ``pred_in``."""
+    """The scores that ``predict_next`` computed, or those of ``pred_in`` in the first layer."""
     scores = b.predicted.pop(i, None)
-    if scores is None:
-        return _predicted(b, pred_in, i)
-    if scores.ne[1] != pred_in.ne[1]:  # the last layer has the tokens with outputs alone
-        scores = ops.get_rows(b.ctx, scores, b.out_ids).set_name(f"mlp_pre_out_rows-{i}")
-    return scores
+    return _predicted(b, pred_in, i) if scores is None else scores
 
 
 def _low_rank(b: GraphBuilder, x: Tensor, i: int, part: str) -> Tensor:

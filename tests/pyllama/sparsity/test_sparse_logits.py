@@ -88,7 +88,11 @@ def test_scores_of_the_layer_before(folder: Path, name: str) -> None:
     everything = of(path, name, sparse="cross", sparse_threshold=-INF)
     assert np.array_equal(everything, of(path, name, sparse="off"))
     model = Model.load(path, sparse="cross")
-    assert np.array_equal(logits(model, tokens, ONE_BY_ONE), logits(model, tokens))
+    wanted = logits(model, tokens)
+    assert np.array_equal(logits(model, tokens, ONE_BY_ONE), wanted)
+    context = Context(model, n_ctx=64, type_k=F32, type_v=F32)
+    context.decode(Batch(tokens[:18], logits=[False, *[True] * 17]))  # a graph of 18 outputs
+    assert np.array_equal(context.logits, wanted[1:18])
 
 
 def test_predictors_read_the_input_of_the_layer_before(folder: Path) -> None:
