@@ -56,10 +56,8 @@ TENSORS = {
 
 def _of_nextn(config: Config, i: int) -> Keys:
     """The values of layer ``i`` of multi-token prediction, whose limits follow the decoder's."""
-    windowed, at = (
-        layer_kind(config, i) == "sliding_attention",
-        int(config["num_hidden_layers"]) + i,
-    )
+    windowed = layer_kind(config, i) == "sliding_attention"
+    at = int(config["num_hidden_layers"]) + i
     return {
         "attention.sliding_window_pattern": windowed,
         **{f"attention.{key}": n for key, n in _heads(config, windowed).items()},

@@ -143,7 +143,9 @@ def convert(
         n_layer = int(keys.get("block_count", 0))
         checkpoint, n_nextn = nextn_layers(checkpoint, config, arch, n_layer, wanted=options.mtp)
         dense = dense_tensors(root)
-        keys |= {**nextn_keys(keys, n_nextn, config, arch), **dense_keys(dense)}
+        with config_errors(folder, arch):
+            keys |= nextn_keys(keys, n_nextn, config, arch)
+        keys |= dense_keys(dense)
         planned = plan_tensors(folder, checkpoint, config, arch) + dense
         values = value_keys(folder, checkpoint, arch)
         adapters = task_adapters(checkpoint, config, name, arch)

@@ -253,6 +253,10 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
     assert weights["token_embd.weight"] is without.model.weights["token_embd.weight"]
     with pytest.raises(ModelError, match="no layers of multi-token prediction that can be loaded"):
         _convert(tmp_path / "no", config, made, mtp=False, mtp_only=True)
+    config, made = with_mtp("cohere2moe")
+    del config["layer_types"]
+    with pytest.raises(ModelError, match=r"config\.json: 'layer_types' is missing"):
+        _convert(tmp_path / "kinds", config, made)
 
 
 def test_arrays_by_layer_get_values_of_the_layers() -> None:
