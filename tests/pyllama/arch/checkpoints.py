@@ -13,7 +13,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,18 @@ def firsts() -> dict[str, str]:
 
 @cache
 def own_graphs() -> dict[str, str]:
-    """Those that do not take over another one's graph."""
-    modules = {arch: get_arch(arch) for arch in firsts().values()}
-    return {
-        name: arch
-        for name, arch in firsts().items()
-        if modules[arch].build_graph.__module__ == modules[arch].__name__  # type: ignore[attr-defined]
-    }
+    """One architecture for each graph: the one whose file defines it, or the first that has it."""
+    graphs: dict[tuple[Any, ...], str] = {}
+    for name, arch in firsts().items():
+        module = get_arch(arch)
+        graph: Any = module.build_graph
+        parts = (graph,)
+        if isinstance(graph, partial):
+            parts = (graph.func, *graph.args, *graph.keywords.values())
+        is_own = any(getattr(part, "__module__", "") == module.__name__ for part in parts)  # type: ignore[attr-defined]
+        if is_own or parts not in graphs:
+            graphs[parts] = name
+    return {name: firsts()[name] for name in sorted(graphs.values())}
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
