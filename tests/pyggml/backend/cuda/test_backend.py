@@ -102,6 +102,36 @@ def test_index_out_of_range_names_the_node(cuda: CudaBackend) -> None:
     cuda.queue.synchronize()
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("spans", [0, 3]), ("spans", [1, 2]), ("ids", [0, 2, 1]), ("ids", [0, -1, 1])],
+)
+def test_lora_with_wrong_spans_or_experts(cuda: CudaBackend, name: str, values: list[int]) -> None:
+    """An adapter of rank 2, of one of two experts for each of three tokens."""
+    ctx = Context(no_alloc=True)
+    ne = {"y": (5, 1, 3), "b": (16, 2, 2), "scales": (1, 3), "gains": (1,), "a": (4, 2, 2)}
+    t = {key: ctx.new_tensor(F32, sizes) for key, sizes in (*ne.items(), ("x", (4, 1, 3)))}
+    t |= {key: ctx.new_tensor(I32, sizes) for key, sizes in (("spans", (2,)), ("ids", (1, 3)))}
+    order = ("y", "b", "scales", "spans", "gains", "a", "x", "ids")
+    out = ops.lora(ctx, *(t[key] for key in order)).set_name("changed")
+    alloc_ctx_tensors(ctx, cuda.buffer_type())
+    for key, tensor in t.items():
+        tensor.set(np.ones(tensor.nelements, np.int32 if key in ("spans", "ids") else np.float32))
+    graph = CGraph()
+    graph.build_forward_expand(out)
+    program = cuda.compile(graph)
+    legal = {"spans": [0, 2], "ids": [0, 1, 1]}
+    for given in ({name: values}, {}):
+        for key, numbers in (legal | given).items():
+            t[key].set(np.array(numbers, np.int32))
+        program.enqueue()
+        if given:
+            with pytest.raises(ComputeError, match="'changed' = LORA: an index is out of range"):
+                cuda.queue.synchronize()
+    cuda.queue.synchronize()
+    assert np.array_equal(to_numpy(out), np.full((1, 3, 1, 5), 1 + 2 * 4, np.float32))
+
+
 def test_abort(cuda: CudaBackend) -> None:
     graph, _, ids, _ = rows_graph(cuda)
     ids.set(np.zeros(2, np.int32))
