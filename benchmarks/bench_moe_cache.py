@@ -29,10 +29,12 @@ from benchmarks import random_model
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyggml.gguf.direct import DirectFile, page_aligned
+from pyggml.quants import BLOCK_TYPES
 from pyllama import Batch, Context, Model
 from pyllama.runtime.expert_cache import READERS, ExpertStats
 
 _NAME, _PROMPT, _TOKENS = "qwen3-30b-a3b-8-layers", 128, 64
+TYPES = [t.name.lower() for t in (GGMLType.F16, *BLOCK_TYPES)]
 
 
 def write(path: Path, n_layer: int, type: GGMLType) -> None:
@@ -60,10 +62,11 @@ def disk_rate(path: Path, n: int = 400) -> float:
     """Bytes per second of reads of experts at random places."""
     infos = [t for name, t in GGUFFile(path).tensors.items() if "_exps" in name]
     file, rng = DirectFile(path), np.random.default_rng(0)
-    size = infos[0].nbytes // infos[0].ne[2]
+    n_expert = infos[0].ne[2]
+    size = infos[0].nbytes // n_expert
     places = [
         infos[i].offset + e * size
-        for i, e in zip(rng.integers(0, len(infos), n), rng.integers(0, 128, n), strict=True)
+        for i, e in zip(rng.integers(0, len(infos), n), rng.integers(0, n_expert, n), strict=True)
     ]
     share = -(-n // READERS)
 
@@ -100,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--share", type=float, default=2 / 3)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--type", default="q4_0")
+    parser.add_argument("--type", default="q4_0", choices=TYPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()

@@ -215,8 +215,8 @@ def run_all(
         ours = Ours(model, args.threads, tests)
         for case in tests:
             found = measure(ours, path.resolve(), case, peers, limits)
-            sizes = {"file_bytes": path.stat().st_size, "resident_bytes": machine.resident_bytes()}
-            lines.append(head(model, args.threads) | sizes | found)
+            memory = {"file_bytes": path.stat().st_size, "resident_bytes": machine.resident_bytes()}
+            lines.append(head(model, args.threads) | memory | found)
             progress.done += 1
             print(_report(lines[-1], progress), flush=True)
             if not args.no_save:

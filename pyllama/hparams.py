@@ -374,22 +374,19 @@ SHARED_SIZES: Values = {  # of shared experts, each as large as a routed one
 
 
 def window_values(period: int, n_swa: int | None = None, base: float | None = None) -> Values:
-    """Where a model has its sliding window, and in which layers: all but each ``period``-th.
+    """The values of a sliding window in all layers but each ``period``-th.
 
     Args:
-        period: of files that do not say.
-        n_swa: of files that do not say; None for refused.
-        base: of the rope of layers with a window, in files that do not say; None for the model's.
+        period: for files without the key.
+        n_swa: the window for files without the key; None refuses them.
+        base: of rope in layers with a window, for files without the key; None: the model's.
     """
     values: Values = {
         "n_swa": Key("attention.sliding_window", n_swa),
         "swa_period": Key("attention.sliding_window_pattern", period),
     }
-    return (
-        values
-        if base is None
-        else {**values, "rope_freq_base_swa": Key("rope.freq_base_swa", base)}
-    )
+    of_rope = {} if base is None else {"rope_freq_base_swa": Key("rope.freq_base_swa", base)}
+    return {**values, **of_rope}
 
 
 def layer_keys(of_arch: Values) -> list[str]:
