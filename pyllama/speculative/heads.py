@@ -184,8 +184,10 @@ class HeadDrafter(ModelDrafter):
 
     def _states(self, view: DraftView, start: int) -> Floats:
         assert view.sequence_id is not None
-        first = self._target.kv.length(view.sequence_id) - self._n_read(view)
+        n = self._n_read(view)
+        first = self._target.kv.length(view.sequence_id) - n
         found = self._target.kv.hidden(view.sequence_id, first + start)
         if isinstance(view, _DraftedText) and view.hidden:
-            found = np.concatenate([found, view.hidden])
+            # an earlier text in the same sequence may have gone on with drafted tokens
+            found = np.concatenate([found, view.hidden[max(0, start - n) :]])
         return found

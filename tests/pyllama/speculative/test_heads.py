@@ -170,7 +170,13 @@ def test_each_layer_drafts_a_token(tmp_path: Path, name: str) -> None:
         for most in (1, 3, 8):
             (found,) = drafter.propose([view], [most])
             assert found is not None and found.tokens == wanted[:most]
+    # the same text again, after it went on with the drafted tokens
+    target.decode(Batch([TOKENS[n - 1], *wanted]))
+    drafter.propose([Text([*TOKENS[:n], *wanted, 3], sequence_id=0)], [3])
     drafter.release(view)
+    target.kv.seq_rm(0, n - 1)
+    (found,) = drafter.propose([Text(TOKENS[:n], id=1, sequence_id=0)], [3])
+    assert found is not None and len(found) == 3 and found.tokens[:2] == wanted[:2]
 
 
 @pytest.mark.long
