@@ -34,7 +34,7 @@ from pyllama import Batch, Context, Model
 from pyllama.runtime.expert_cache import READERS, ExpertStats
 
 _NAME, _PROMPT, _TOKENS = "qwen3-30b-a3b-8-layers", 128, 64
-TYPES = [t.name.lower() for t in (GGMLType.F16, *BLOCK_TYPES)]
+_TYPES = [t.name.lower() for t in (GGMLType.F16, *BLOCK_TYPES)]
 
 
 def write(path: Path, n_layer: int, type: GGMLType) -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--share", type=float, default=2 / 3)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--type", default="q4_0", choices=TYPES)
+    parser.add_argument("--type", default="q4_0", choices=_TYPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()

@@ -128,7 +128,7 @@ def _slots(b: GraphBuilder, i: int, chosen: Tensor, router_in: Tensor | None) ->
     """
     if i not in b.fetchers:
         return None
-    after = min((j for j in b.fetchers if j > i), default=None)
+    after = min((j for j in b.fetchers if i < j < b.hparams.n_layer), default=None)
     guess: tuple[Tensor, ...] = ()
     if after is not None and router_in is not None:
         ranked = _ranked(b, router_in, after, f"ffn_moe_guess_{{}}-{i}")[1]

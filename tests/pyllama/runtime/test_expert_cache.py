@@ -24,7 +24,7 @@ from pyllama.runtime.expert_cache import ExpertCache
 from pyllama.runtime.state import load_state, save_state
 
 from ..adapters import adaptable, random_terms, write_lora
-from ..arch.checkpoints import recorded, write_checkpoint
+from ..arch.checkpoints import N_VOCAB, recorded, write_checkpoint
 from ..models import Spec, random_weights, rows, write_model
 
 CASES = [("qwen3moe", "q8_0"), ("gpt-oss", "q8_0"), ("smallthinker", "f16")]
@@ -193,7 +193,7 @@ def test_slots_that_reads_for_guesses_still_write(
 
 def test_adapters_of_experts(path: Path, tokens: list[int], tmp_path: Path) -> None:
     found = []
-    terms = random_terms(adaptable(Model.load(path)), 512)
+    terms = random_terms(adaptable(Model.load(path)), N_VOCAB)
     lora = write_lora(tmp_path / "a.gguf", GGUFFile(path).get_str("general.architecture"), terms)
     for model in (Model.load(path), load(path, 0.0)):
         ctx = context(model)
