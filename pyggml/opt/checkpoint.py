@@ -47,7 +47,9 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
     with GGUFFile(path) as file:
         if _STEP not in file.metadata:
             raise GGUFError(f"{path}: not a checkpoint of training")
-        optimizer = file.get_str(_OPTIMIZER)
+        step, epoch, optimizer = (
+            file.get_int(_STEP), file.get_int(_EPOCH), file.get_str(_OPTIMIZER)
+        )  # fmt: skip
         if optimizer != trainer.optimizer.name:
             raise GGUFError(f"{path}: the optimizer is {optimizer}, not {trainer.optimizer.name}")
         tensors = _tensors(trainer)
@@ -63,8 +65,8 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
             assert tensor.buffer is not None
             tensor.buffer.set_tensor(tensor, np.frombuffer(file.tensor_bytes(name), np.uint8))
         trainer.drop_micro_batches()
-        trainer.step = file.get_int(_STEP)
-        return file.get_int(_EPOCH)
+        trainer.step = step
+        return epoch
 
 
 def _dims(ne: tuple[int, ...]) -> tuple[int, ...]:

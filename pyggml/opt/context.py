@@ -124,7 +124,7 @@ class OptContext:
         self.inputs, self.outputs = inputs.set_input(), outputs.set_output()
         self.n_micro_batch = inputs.ne[1]
         n_batch = p.n_batch or self.n_micro_batch
-        if n_batch % self.n_micro_batch:
+        if n_batch < 0 or n_batch % self.n_micro_batch:
             raise ShapeError(f"n_batch {n_batch} is no multiple of the {self.n_micro_batch} inputs")
         self.period, self.optimizer = n_batch // self.n_micro_batch, p.optimizer
         self.step = self._done = 0

@@ -24,6 +24,7 @@ from .context import OptContext
 from .dataset import Array, Dataset
 
 _COLUMNS = 20  # of a progress bar
+_MAX_CLASS = int(np.iinfo(np.int32).max)  # more than any model has: the loss refuses it
 
 
 @dataclass
@@ -195,7 +196,7 @@ def _set_batch(trainer: OptContext, dataset: Dataset, places: Array) -> None:
         assert dataset.labels is not None
         labels = dataset.labels[places]
         if trainer.is_class_labels:
-            labels = labels.astype(np.int32)  # unsigned ones have no -1
+            labels = labels.astype(np.int64).clip(-1, _MAX_CLASS).astype(np.int32)  # none wraps
         labels = _padded(labels, missing, -1)
         trainer.labels.set(labels.reshape(trainer.labels.shape))
 

@@ -109,6 +109,16 @@ def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
     ggml.gguf.write_gguf(path, {}, {})
     with pytest.raises(GGUFError, match="not a checkpoint"):
         opt.load_checkpoint(path, trainer())
+    opt.save_checkpoint(path, trainer())
+    with ggml.gguf.GGUFFile(path) as file:
+        keys = {k: v for k, v in file.typed_metadata().items() if k != "training.epoch"}
+        ggml.gguf.copy_gguf(file, path, keys)
+    same = trainer()
+    for w in same.params.values():
+        w.set(np.zeros(w.shape))
+    with pytest.raises(GGUFError, match="epoch"):
+        opt.load_checkpoint(path, same)
+    assert not any(bits(same))
 
 
 def test_a_parameter_may_have_any_name_beside_moments(tmp_path: Path) -> None:
@@ -208,6 +218,18 @@ def test_classes_of_any_integers(dtype: type) -> None:
     assert found == want
 
 
+@pytest.mark.parametrize("number", [1 << 32, -(1 << 32) + 1])
+def test_a_class_does_not_wrap(number: int) -> None:
+    labels = CLASSES.astype(np.int64)
+    labels[labels == 1] += number
+    if number > 0:
+        with pytest.raises(ComputeError, match="index"):
+            opt.epoch(trainer(), opt.Dataset(POINTS, labels))
+    else:
+        want = opt.epoch(trainer(), opt.Dataset(POINTS, np.where(labels < 0, -1, labels)))
+        assert opt.epoch(trainer(), opt.Dataset(POINTS, labels)) == want
+
+
 def test_an_epoch_drops_the_micro_batches_of_an_interrupted_one() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -245,8 +267,9 @@ def test_what_does_not_fit_is_said() -> None:
         opt.Dataset(POINTS[:0])
     with pytest.raises(ShapeError, match="96 data points have 95 labels"):
         opt.Dataset(POINTS, CLASSES[1:])
-    with pytest.raises(ShapeError, match="multiple of the 8"):
-        trainer(n_batch=12)
+    for n_batch in (12, -8):
+        with pytest.raises(ShapeError, match="multiple of the 8"):
+            trainer(n_batch=n_batch)
     with pytest.raises(PyggmlError, match="want one of cross_entropy"):
         trainer(loss="nope")
     for max_norm in (0.0, 1.0):
