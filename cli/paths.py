@@ -17,7 +17,20 @@ def read_text(path: Path, errors: str = "replace") -> str:
 
 
 def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Check, before any work is done, that the folder of an output file exists (a callback)."""
+    """Check, before any work is done, that an output file can be made there (a callback)."""
+    if value is not None and value.is_dir():
+        raise click.BadParameter(f"{value}: is a directory; name a file.")
+    return _in_directory(value)
+
+
+def writable_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Check, before any work is done, that an output folder can be made there (a callback)."""
+    if value is not None and value.exists() and not value.is_dir():
+        raise click.BadParameter(f"{value}: is a file; name a folder.")
+    return _in_directory(value)
+
+
+def _in_directory(value: Path | None) -> Path | None:
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"{value.parent}: no such directory to write to.")
     return value

@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 Progress = Callable[[float], None]
 THRESHOLD = -1.0  # in the file; negative, as an unlikely neuron counts as active
 _CALIBRATION = 8  # one token of so many is not fitted
-_MOST = 0.5  # of free memory, for inputs and activity of some layers
+_MEMORY_SHARE = 0.5  # of free memory, for inputs and activity of some layers
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Predictor(NamedTuple):
     """A trained predictor, and what it does on tokens that were not fitted.
 
     Attributes:
-        open: share of the neurons that are active.
-        active: share of the neurons that it selects.
+        active: share of the neurons that are active.
+        selected: share of the neurons that it selects.
         recall: share of the active neurons that it selects.
 
     Shape:
@@ -80,8 +80,8 @@ class Predictor(NamedTuple):
 
     fc1: Floats
     fc2: Floats
-    open: float
     active: float
+    selected: float
     recall: float
 
 
@@ -121,7 +121,7 @@ def train_predictors(
     if n < 2 * _CALIBRATION:
         raise ModelError(f"{n} tokens are too few to train predictors: use a longer text")
     size = n * max(4 * hp.n_embd + hp.of_layer(i).n_ff for i in range(hp.n_layer))
-    at_once = max(1, int(_MOST * (available_memory() or size)) // size)
+    at_once = max(1, int(_MEMORY_SHARE * (available_memory() or size)) // size)
     for first in range(0, hp.n_layer, at_once):
         layers = range(first, min(first + at_once, hp.n_layer))
         pairs = _collect(model, chunks, layers, n_threads)
@@ -178,6 +178,7 @@ def _fit(
     n_held_out = len(order) // _CALIBRATION
     test, fitted = order[:n_held_out], order[n_held_out:]
     n_batch = min(p.n_batch, len(fitted))
+    fitted = fitted[: p.steps * n_batch]  # an epoch is visited as a whole
     backend = init_backend("cpu", n_threads=n_threads)
     params, ctx = TensorContext(no_alloc=True), TensorContext(no_alloc=True)
     n_embd, n_ff = pairs.x.shape[1], pairs.active.shape[1]
@@ -205,17 +206,17 @@ def _fit(
 def _calibrated(fc1: Floats, fc2: Floats, test: Pairs, recall: float, layer: int) -> Predictor:
     """The predictor with ``fc2`` scaled so that its threshold is ``THRESHOLD``."""
     scores = np.maximum(test.x @ fc1.T, 0) @ fc2.T
-    of_open = np.sort(scores[test.active])
-    if not len(of_open):
+    of_active = np.sort(scores[test.active])
+    if not len(of_active):
         raise ModelError(f"layer {layer}: no neuron is active: use a longer text")
-    threshold = float(of_open[int((1 - recall) * len(of_open))])
+    threshold = float(of_active[int((1 - recall) * len(of_active))])
     if threshold >= 0:
         raise ModelError(
             f"layer {layer}: the threshold of a recall of {recall:g} is {threshold:.3g}, and must "
             "be below 0: use a larger recall"
         )
     selected = scores >= threshold
-    found = np.count_nonzero(selected & test.active) / len(of_open)
+    found = np.count_nonzero(selected & test.active) / len(of_active)
     scaled = (fc2 * np.float32(THRESHOLD / threshold)).astype(np.float32)
     return Predictor(fc1, scaled, float(test.active.mean()), float(selected.mean()), found)
 

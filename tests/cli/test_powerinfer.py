@@ -156,3 +156,16 @@ def test_bad_files_are_one_line(made: Path, tmp_path: Path) -> None:
     fails("computes all of its neurons", "--sparse", "off")
     shutil.rmtree(folder / "activation")
     fails("no activation_0.pt")
+
+
+def test_predictors_are_trained_on_a_text(made: Path, tmp_path: Path) -> None:
+    model = dense_file(tmp_path, "llama_relu")
+    args = ("train", "-m", model, "-f", made / "text.txt", "-c", 48, "-t", 1, "--steps", 20)
+    out = run(*args, "--rank", 8, "--recall", 0.999, "-o", tmp_path / "p").stdout
+    assert [line.partition(":")[0] for line in out.splitlines()] == [f"layer {i}" for i in range(3)]
+    assert {path.name for path in (tmp_path / "p").iterdir()} == {
+        "config.json", "model_0.pt", "model_1.pt", "model_2.pt",
+    }  # fmt: skip
+    assert "is a file; name a folder" in run(*args, "-o", model, code=2).stderr
+    assert "no such directory" in run(*args, "-o", tmp_path / "no" / "p", code=2).stderr
+    assert "give the text" in run("train", "-m", model, code=2).stderr

@@ -22,7 +22,7 @@ from ...options.options import ModelOptions, model_options
 from ...options.prompt import PromptOptions, escape_option, prompt_options
 from ...output import note, progress_bar, write_line
 from ...parameters import from_options, parameter_options
-from ...paths import writable
+from ...paths import writable_folder
 from ...tool import Program, version_option
 
 
@@ -32,14 +32,14 @@ class TrainOptions:
 
     # fmt: off
     output: Path = row(Path("predictors"), "Folder for model_0.pt, ... and config.json.",
-        Flags("-o", "--output", callback=writable))
+        Flags("-o", "--output", callback=writable_folder))
     rank: int = row(64, "Rank of the two matrices.", Flags("--rank", low=1, high=1 << 16))
-    recall: float = row(0.98, "Share of the active neurons that are to be found.",
+    recall: float = row(0.98, "Share of the active neurons that predictors select.",
         Flags("--recall", low=0.01, high=0.9999))
     steps: int = row(1000, "Steps of the optimizer for each layer.", Flags("--steps", low=1))
     rate: float = row(2e-3, "Learning rate, which decays to 0.", Flags("-lr", "--learning-rate",
         low=0, metavar="ALPHA"))
-    seed: int = row(0, "Of first values and of the order of the tokens.",
+    seed: int = row(0, "Seed of the first values and of the order of the tokens.",
         Flags("-s", "--seed", low=0))
     ctx_size: int = row(512,
         "Number of tokens per chunk of the text; each chunk starts with an empty KV cache.",
@@ -75,8 +75,8 @@ def command(**options: Any) -> None:
         ):
             found.append(one)
             write_line(
-                f"layer {i}: {one.open:.1%} of the neurons are active, {one.active:.1%} selected, "
-                f"recall {one.recall:.2%}"
+                f"layer {i}: {one.active:.1%} of the neurons are active, {one.selected:.1%} "
+                f"selected, recall {one.recall:.2%}"
             )
     write_predictors(own.output, found)
     note(f"{own.output}: {len(found)} predictors, for pyllama-convert --predictor")

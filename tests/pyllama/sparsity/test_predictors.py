@@ -47,8 +47,8 @@ def test_predictors_find_the_active_neurons_with_few_others(trained: list[Predic
     assert [one.fc1.shape for one in trained] == [(24, 32)] * 2
     for one in trained:
         assert one.recall == pytest.approx(0.9, abs=0.01)
-        assert 0.3 < one.open < 0.7
-        assert one.active < one.open + 0.2  # by chance 0.9
+        assert 0.3 < one.active < 0.7
+        assert one.selected < one.active + 0.2  # by chance 0.9
 
 
 def test_layers_are_collected_in_parts_if_memory_is_short(
@@ -76,13 +76,20 @@ def test_scores_are_scaled_to_the_threshold_of_the_file() -> None:
     fc1, fc2 = np.eye(8, dtype=np.float32), rng.standard_normal((20, 8)).astype(np.float32)
     active = np.maximum(x, 0) @ fc2.T > -0.5
     one = predictors._calibrated(fc1, fc2, Pairs(x, active), 1.0, 0)
-    assert one.recall == 1 and one.active == pytest.approx(one.open, abs=0.01)
+    assert one.recall == 1 and one.selected == pytest.approx(one.active, abs=0.01)
     scores = np.maximum(x, 0) @ one.fc2.T
     assert scores[active].min() == pytest.approx(THRESHOLD, rel=1e-5)
     with pytest.raises(ModelError, match="use a larger recall"):
         predictors._calibrated(fc1, fc2, Pairs(x, active), 0.5, 0)
     with pytest.raises(ModelError, match="no neuron is active"):
         predictors._calibrated(fc1, fc2, Pairs(x, active & False), 0.5, 0)
+
+
+def test_no_more_steps_are_computed_than_asked_for(model: Model) -> None:
+    calls: list[float] = []
+    params = replace(PARAMS, steps=3, n_batch=16, recall=0.999)
+    next(train_predictors(model, TOKENS, params, n_ctx=64, n_threads=1, progress=calls.append))
+    assert len(calls) == 3
 
 
 def test_what_cannot_be_trained_is_said(model: Model) -> None:
