@@ -178,7 +178,7 @@ FLASH_ATTN_BACK = define_op(
         2 * node.nbytes,
         7 * node.src[4].nelements * node.src[1].ne[1],  # matmuls with each tile of scores, at most
     ),
-    doc="The gradients of `q`, `k` and `v` in a row, where `dy` is that of the attention's `y`.",
+    doc="The gradients of `q`, `k`, `v`, concatenated; `dy` is that of the attention's result `y`.",
 )
 
 
