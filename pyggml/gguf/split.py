@@ -57,15 +57,16 @@ def copy_gguf(
 
     Args:
         names: tensors to copy; None: all.
-        data: data of the tensors that replaces the file's.
+        data: new data of some tensors, by name; of the others the file's is copied.
         progress: called with the completed fraction.
 
     Raises:
         GGUFError: the metadata is invalid, or the file cannot be written.
     """
     infos = [file.tensors[name] for name in (file.tensors if names is None else names)]
+    new = data or {}
     tensors = {
-        t.name: (data[t.name] if data else file.chunks(t.name), t.type, t.ne[: t.n_dims])
+        t.name: (new[t.name] if t.name in new else file.chunks(t.name), t.type, t.ne[: t.n_dims])
         for t in infos
     }
     write_gguf(path, metadata, tensors, arch=None, magic=file.magic, progress=progress)

@@ -25,7 +25,7 @@ from pyggml.backend.registry import init_backend
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, UnsupportedOp
-from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.gguf import GGUFFile, copy_gguf, whole_metadata
 from pyggml.opt import (
     SGD,
     AdamW,
@@ -43,6 +43,7 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS
 from ..runtime.model import Model
+from ..runtime.overrides import Overrides
 from .graph import LoraPair, TrainingBuilder, causal_mask, within_layers
 from .lora import LoraParams, new_pairs, write_lora
 
@@ -59,8 +60,8 @@ class TuneParams:
         n_batch: tokens of an optimizer's step, of which gradients are added up window by window.
         epochs: how often all windows are visited.
         lr: learning rate; 0: 1e-5, of adapters 2e-4.
-        lr_min: rate to which it decays exponentially, an epoch at a time; 0: it stays.
-        decay_epochs: number of epochs until then; 0: all.
+        lr_min: rate to which it decays exponentially, an epoch at a time; 0 or less: it stays.
+        decay_epochs: number of epochs until then; 0 or less: all.
         wd: weight decay.
         optimizer: ``adamw`` or ``sgd``.
         max_norm: bound of the L2 norm of all gradients together; 0: none.
@@ -92,7 +93,7 @@ class TuneParams:
         """The learning rate of an epoch, counted from 0. Source: llama.cpp, ``lr_opt::get_lr``."""
         if not 0 < self.lr_min < self.rate:
             return self.rate
-        n = min(self.decay_epochs or self.epochs, self.epochs)
+        n = min(self.decay_epochs if self.decay_epochs > 0 else math.inf, self.epochs)
         decayed: float = self.rate * (self.lr_min / self.rate) ** (epoch / n)
         return max(self.lr_min, decayed)
 
@@ -141,23 +142,27 @@ class Finetuner:
         windows = min(max(1, p.n_batch // n_ctx), len(train))  # of a step
         self._backend = init_backend("cpu", n_threads=p.n_threads)
         self._pairs: Mapping[str, LoraPair] = {}
-        weights = model.weights
+        hparams, weights = Overrides().apply(model.hparams, n_ctx), model.weights
+        if 0 < hparams.n_positions < n_ctx:
+            raise ModelError(
+                f"windows of {n_ctx} tokens are longer than the {hparams.n_positions} positions of "
+                f"this {hparams.arch} model: use a smaller `n_ctx`"
+            )
         if p.lora is None:
             weights = _trainable_copies(model, self._backend)
         else:
             self._pairs = new_pairs(model, p.lora, self._backend, p.seed)
-        builder = TrainingBuilder(model.hparams, weights, n_ctx, self._pairs)
+        builder = TrainingBuilder(hparams, weights, n_ctx, self._pairs)
         logits = model.arch.build_graph(builder)
         per_epoch = len(train) // windows
         kind = AdamW if p.optimizer == "adamw" else SGD
         optimizer = kind(p.rate, wd=p.wd, schedule=lambda i: p.rate_at(i // per_epoch) / p.rate)
         how = OptParams(optimizer=optimizer, n_batch=windows, max_norm=p.max_norm)
-        recomputed = within_layers(logits, model.hparams.n_layer) if p.recompute else ()
+        recomputed = within_layers(logits, hparams.n_layer) if p.recompute else ()
         try:
             self.trainer = _WindowTrainer(self._backend, builder, logits, how, recomputed)
         except UnsupportedOp as error:
-            arch = model.hparams.arch
-            raise ModelError(f"{arch} models cannot be trained here: {error}") from None
+            raise ModelError(f"{hparams.arch} models cannot be trained here: {error}") from None
         except AllocError as error:
             raise AllocError(f"{error}: a smaller `n_ctx`, or `recompute=True`") from None
 
@@ -205,12 +210,8 @@ class Finetuner:
             write_lora(path, self.model, self._params.lora, self._pairs)
             return
         with GGUFFile(self.model.path) as file:
-            tensors = {}
-            for name, info in file.tensors.items():
-                trained = self.trainer.params.get(name)
-                data = file.tensor_bytes(name) if trained is None else trained.bytes()
-                tensors[name] = data, info.type, info.ne[: info.n_dims]
-            write_gguf(path, file.typed_metadata(), tensors)
+            trained = {name: [w.bytes()] for name, w in self.trainer.params.items()}
+            copy_gguf(file, path, whole_metadata(file), data=trained)
 
 
 def perplexity(result: OptResult) -> float:

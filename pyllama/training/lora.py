@@ -52,9 +52,14 @@ def new_pairs(model: Model, params: LoraParams, backend: Backend, seed: int) -> 
     """New matrices for each target, in memory of the backend, as parameters.
 
     Raises:
-        ModelError: a target is no matrix of this model.
+        ModelError: a target is no matrix of this model, there is none, or no rank.
         AllocError: no memory.
     """
+    if params.rank < 1 or not params.target:
+        raise ModelError(
+            f"rank is {params.rank}, target {params.target}: an adapter needs a rank of at least 1 "
+            "and names of matrices such as attn_q"
+        )
     sizes = adaptable_tensors(model.arch, model.hparams, model.weights)
     names: list[str] = []
     for target in params.target:

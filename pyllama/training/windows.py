@@ -180,16 +180,22 @@ def chat_windows(
             second result is None.
 
     Raises:
-        ModelError: there is no answer to learn, or no conversation is left to train on.
+        ModelError: no conversation is left to train on, or those to train on or to evaluate have
+            no answer within a window.
     """
     n_val = max(1, round(len(examples) * val_split)) if val_split > 0 else 0
+    if n_val >= len(examples):
+        raise ModelError(
+            f"{len(examples)} conversations, of which {n_val} are held out: none is left to train "
+            "on; use more, or a smaller `val_split`, or 0"
+        )
     order = np.random.default_rng(seed).permutation(len(examples))
     held_out = set(order[:n_val].tolist())
     parts: list[Dataset | None] = []
     for is_val in (False, True):
         chosen = [e for i, one in enumerate(examples) for e in one if (i in held_out) == is_val]
         if chosen or not is_val:
-            parts.append(_pack(chosen, n_ctx, seed))
+            parts.append(_pack(chosen, n_ctx, seed, "to evaluate" if is_val else "to learn"))
         else:
             parts.append(None)
     train, val = parts
@@ -197,10 +203,10 @@ def chat_windows(
     return train, val
 
 
-def _pack(examples: Sequence[Example], n_ctx: int, seed: int) -> Dataset:
-    """Put each text into the first window that has room."""
+def _pack(examples: Sequence[Example], n_ctx: int, seed: int, purpose: str) -> Dataset:
+    """Put each text into the fullest window that has room for it: best fit, O(n_ctx) a text."""
     windows: list[list[Example]] = []
-    room: list[int] = []
+    by_room: list[list[int]] = [[] for _ in range(n_ctx + 1)]  # windows with so many places left
     n_long = 0
     for one in examples:
         n_long += len(one.tokens) > n_ctx + 1
@@ -208,20 +214,20 @@ def _pack(examples: Sequence[Example], n_ctx: int, seed: int) -> Dataset:
         if not one.learned[1:].any():
             continue
         n = len(one.tokens) - 1  # of the last token nothing is predicted
-        at = next((i for i, left in enumerate(room) if left >= n), None)
-        if at is None:
-            at = len(windows)
+        room = next((room for room in range(n, n_ctx + 1) if by_room[room]), n_ctx)
+        if not by_room[room]:
+            by_room[room].append(len(windows))
             windows.append([])
-            room.append(n_ctx)
+        at = by_room[room].pop()
         windows[at].append(one)
-        room[at] -= n
+        by_room[room - n].append(at)
     if n_long:
         log.warning("%d of %d texts are longer than %d tokens, and cut off; a larger `n_ctx` has "
                     "room for them", n_long, len(examples), n_ctx)  # fmt: skip
     if not windows:
         raise ModelError(
             f"none of {len(examples)} texts has an answer of the assistant within {n_ctx} tokens: "
-            "there is nothing to learn"
+            f"there is nothing {purpose}; use a larger `n_ctx`, or other conversations"
         )
     data = np.zeros((len(windows), 2, n_ctx), np.int32)
     labels = np.full((len(windows), n_ctx), -1, np.int32)

@@ -82,7 +82,12 @@ def test_all_weights_on_a_text_and_a_run_that_goes_on() -> None:
             1,
             "there are: attn",
         ),
+        (("-f", "text.txt", "-c", 32, "--lora-rank", 2, "--lora-target", ","), 1, "names of matri"),
         (("-f", "text.txt", "-opt", "lion"), 2, "lion"),
+        (("-f", "text.txt", "-o", "."), 2, "is a directory"),
+        (("-f", "text.txt", "-o", "x.gguf"), 2, "x.gguf is read too"),
+        (("-f", "text.txt", "-o", "text.txt"), 2, "text.txt is read too"),
+        (("-f", "text.txt", "--checkpoint", "x.gguf", "-c", 32), 1, "not a checkpoint"),
     ],
 )
 def test_mistakes_end_in_one_line(args: tuple[object, ...], code: int, message: str) -> None:
@@ -90,6 +95,14 @@ def test_mistakes_end_in_one_line(args: tuple[object, ...], code: int, message: 
         args = ("-m", "x.gguf", *args)
     _, err = run(*args, code=code)
     assert message in err
+
+
+def test_a_conversation_that_the_template_rejects_is_named() -> None:
+    chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": 3}]}
+    with Path("chats.jsonl").open("a") as file:
+        file.write("\n\n" + json.dumps(chat) + "\n")
+    _, err = run("-m", "x.gguf", "-f", "chats.jsonl", code=1)
+    assert "chats.jsonl, conversation 13: " in err.splitlines()[-1]
 
 
 def test_an_empty_file() -> None:

@@ -9,7 +9,7 @@ all weights are trained, which must be F32. Loss and perplexity of held-out data
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,8 @@ class FinetuneOptions:
 
     # fmt: off
     file: Path | None = row(None,
-        "The data: a text, or with a name ending in .jsonl conversations, a {\"messages\": [...]} "
-        "a line, of which the assistant's answers are learned.", Flags("-f", "--file"))
+        "The data: a text, or a .jsonl file with a conversation {\"messages\": [...]} on each "
+        "line, of which the assistant's answers are learned.", Flags("-f", "--file"))
     output: Path = row(Path("finetuned.gguf"), "Output file: the adapter, or the model.",
         Flags("-o", "--output", "--output-file", callback=writable))
     lora_rank: int = row(0, "Train an adapter of this rank. 0: all weights, of an F32 file.",
@@ -47,8 +47,8 @@ class FinetuneOptions:
     lora_alpha: float = row(0.0, "Changes are multiplied by ALPHA / rank. 0: twice the rank.",
         Flags("--lora-alpha", low=0, metavar="ALPHA"))
     lora_target: tuple[str, ...] = row(("attn", "ffn"),
-        "The matrices of the layers that the adapter changes, by their names or how these begin, "
-        "such as attn_q,attn_v.", Flags("--lora-target", default="attn,ffn"))
+        "Matrices in layers that the adapter changes: names such as attn_q,attn_v, or their first "
+        "words.", Flags("--lora-target", default="attn,ffn"))
     n_ctx: int = row(512, "Tokens of a window, up to which tokens attend to each other.",
         Flags("-c", "--ctx-size", low=1))
     n_batch: int = row(2048,
@@ -64,15 +64,15 @@ class FinetuneOptions:
     wd: float = row(0.0, "Weight decay.", Flags("-wd", "--weight-decay", low=0))
     val_split: float = row(0.05, "Part of the data that is held out and evaluated. 0: none.",
         Flags("-val-split", "--val-split", low=0, high=0.9, metavar="FRACTION"))
-    optimizer: str = row("adamw", "How weights follow from gradients.",
+    optimizer: str = row("adamw", "Optimizer.",
         Flags("-opt", "--optimizer", choices=("adamw", "sgd")))
     max_norm: float = row(0.0, "Bound of the L2 norm of all gradients together. 0: none.",
         Flags("--max-grad-norm", low=0))
-    seed: int = row(0, "Of new matrices, of the order of the data and of what is held out.",
+    seed: int = row(0, "Seed of new matrices, of the data's order and of the held-out choice.",
         Flags("-s", "--seed", low=0))
     recompute: bool = row(False,
         "Keep only the outputs of layers, and compute the rest again for gradients: less memory, "
-        "and most of a second forward pass.", Flags("--recompute-layers"))
+        "for most of the time of a second forward pass.", Flags("--recompute-layers"))
     checkpoint: Path | None = row(None,
         "File that is written after each epoch. If it exists, training goes on from there, with "
         "the same bits.", Flags("--checkpoint", metavar="FILE", callback=writable))
@@ -104,6 +104,11 @@ def command(**options: Any) -> None:
     from pyllama.training import Finetuner, perplexity
 
     path = model_path(options["model"])
+    for source in (path, own.file):
+        if own.output.exists() and source.exists() and own.output.samefile(source):
+            raise click.UsageError(
+                f"{own.output} is read too: give the output another name with -o"
+            )
     announce_compiles()
     with progress_bar("loading the model") as progress:
         model = Model.load(path, repack=False, progress=progress)
@@ -137,22 +142,11 @@ def _params(own: FinetuneOptions, n_threads: int) -> TuneParams:
     lora = None
     if own.lora_rank:
         lora = LoraParams(own.lora_rank, own.lora_alpha, tuple(own.lora_target))
-    names = (
-        "n_batch",
-        "recompute",
-        "epochs",
-        "lr",
-        "lr_min",
-        "decay_epochs",
-        "wd",
-        "optimizer",
-        "max_norm",
-        "seed",
-    )
+    shared = {f.name for f in fields(own)} & {f.name for f in fields(TuneParams)}
     return TuneParams(
         lora=lora,
         n_threads=n_threads if n_threads > 0 else None,
-        **{name: getattr(own, name) for name in names},
+        **{name: getattr(own, name) for name in shared},
     )
 
 
@@ -162,9 +156,15 @@ def _windows(own: FinetuneOptions, file: Path, model: Model) -> tuple[Dataset, D
 
     if file.suffix.lower() == ".jsonl":
         from pyllama.chat.formats import LLAMA_CPP_FORMATS, ChatFormats
+        from pyllama.errors import TemplateError
 
         format = ChatFormats(model, LLAMA_CPP_FORMATS).get(own.chat_template)
-        examples = [chat_examples(format, chat) for chat in read_chats(file)]
+        examples = []
+        for number, chat in enumerate(read_chats(file), 1):
+            try:
+                examples.append(chat_examples(format, chat))
+            except TemplateError as error:
+                raise TemplateError(f"{file}, conversation {number}: {error}") from None
         return chat_windows(examples, own.n_ctx, own.val_split, own.seed)
     from pyggml.files import read_input
     from pyllama.inputs.text import decode_text

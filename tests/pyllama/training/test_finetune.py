@@ -11,7 +11,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, ComputeError
-from pyggml.gguf import GGUFFile
+from pyggml.gguf import GGUFFile, plan_split, write_split
 from pyggml.opt import Dataset
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
@@ -105,6 +105,20 @@ def test_all_weights_are_saved_with_the_metadata(make: Make, base: Path, tmp_pat
         assert not any(same)
 
 
+def test_a_model_in_parts_is_saved_as_one_file(make: Make, base: Path, tmp_path: Path) -> None:
+    with GGUFFile(base) as file:
+        plans = plan_split(file, tmp_path / "x", max_tensors=9)
+        write_split(file, plans)
+        names = list(file.tensors)
+    assert len(plans) > 1
+    tuner, _ = make(plans[0].path, epochs=1)
+    tuner.save(tmp_path / "t.gguf")
+    with GGUFFile(tmp_path / "t.gguf") as file:
+        assert list(file.tensors) == names and len(file.parts) == 1
+        for name, w in tuner.trainer.params.items():
+            assert file.tensor_bytes(name).tobytes() == w.bytes().tobytes()
+
+
 @pytest.mark.parametrize("kind", [GGMLType.Q8_0, GGMLType.Q4_1, GGMLType.F16])
 def test_a_base_of_any_format(make: Make, tmp_path: Path, kind: GGMLType) -> None:
     spec = Spec(n_layer=2, n_ff=64, n_head=4, head_dim=8)
@@ -191,6 +205,9 @@ def test_rates_are_those_of_llama_finetune() -> None:
     assert [params.rate_at(i) for i in (0, 2, 4)] == pytest.approx([1e-3, 10**-3.5, 1e-4])
     early = TuneParams(lr=1e-3, lr_min=1e-4, epochs=4, decay_epochs=2)
     assert [early.rate_at(i) for i in (0, 1, 2, 3)] == pytest.approx([1e-3, 10**-3.5, 1e-4, 1e-4])
+    always = TuneParams(lr=1e-3, lr_min=1e-4, epochs=4, decay_epochs=-1)  # llama.cpp's default
+    assert [always.rate_at(i) for i in (0, 2, 4)] == pytest.approx([1e-3, 10**-3.5, 1e-4])
+    assert TuneParams(lr=1e-3, lr_min=-1).rate_at(1) == 1e-3
     assert TuneParams().rate_at(1) == 1e-5 and TuneParams(lora=LORA).rate_at(1) == 2e-4
 
 
@@ -199,6 +216,9 @@ def test_what_cannot_be_trained_is_said(
 ) -> None:
     with pytest.raises(ModelError, match=r"no matrix .* is called 'mlp'; there are: attn_k, "):
         make(lora=LoraParams(target=("mlp",)))
+    for empty in (LoraParams(rank=0), LoraParams(target=())):
+        with pytest.raises(ModelError, match="rank of at least 1 and names"):
+            make(lora=empty)
     with pytest.raises(ModelError, match="optimizer"):
         make(optimizer="lion")
     tuner, held_out = make(lora=LORA, lr=1e30)

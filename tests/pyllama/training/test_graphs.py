@@ -20,7 +20,7 @@ from ..arch.checkpoints import long_but, recorded, shapes_of, write_checkpoint, 
 
 F32 = GGMLType.F32
 TRAINED = ("gemma2", "gemma3", "gpt2", "llama", "mixtral", "olmo2", "phi3", "qwen2", "qwen3")
-NAMES = long_but(TRAINED, ("gemma2", "gpt2", "llama"))
+NAMES = long_but(TRAINED, ("gemma2", "gpt2", "llama", "phi3_longrope"))
 N = 24
 
 
@@ -51,6 +51,14 @@ def test_models_without_gradients_are_refused_by_name(tmp_path: Path) -> None:
         model, tokens = Model.load(path, repack=False), recorded(name)["tokens"].tolist()[:N]
         with pytest.raises(ModelError, match=f"{name} models cannot be trained here: {message}"):
             tune(model, tokens, lora=LoraParams(4, target=(target,)))
+
+
+def test_windows_longer_than_the_positions_of_a_model_are_refused(tmp_path: Path) -> None:
+    path = convert(write_checkpoint(tmp_path / "gpt2", "gpt2"), tmp_path / "x.gguf", "f32")
+    model = Model.load(path, repack=False)
+    n = model.hparams.n_positions
+    with pytest.raises(ModelError, match=f"longer than the {n} positions .* smaller `n_ctx`"):
+        tune(model, [5] * (n + 1), lora=LoraParams(4, target=("attn",)))
 
 
 @pytest.mark.long

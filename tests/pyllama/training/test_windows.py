@@ -90,6 +90,30 @@ def test_short_texts_share_a_window(caplog: pytest.LogCaptureFixture) -> None:
         chat_windows(texts[3:], 8, val_split=0)
 
 
+def test_a_text_goes_into_the_fullest_window_with_room() -> None:
+    texts = [example(0, 4, 1), example(0, 7, 1), example(50, 3, 1), example(90, 6, 1)]
+    train, _ = chat_windows(texts, 8, val_split=0)
+    assert train.data[:, 0].tolist() == [
+        [0, 1, 2, 90, 91, 92, 93, 94],
+        [0, 1, 2, 3, 4, 5, 50, 51],
+    ]
+
+
+def test_it_is_said_which_conversations_are_missing() -> None:
+    with pytest.raises(
+        ModelError, match=r"1 conversations, of which 1 are held out: .* `val_split`"
+    ):
+        chat_windows([example(0, 5, 2)], 8)
+    long = [example(0, 20, 1)]
+    with pytest.raises(ModelError, match="nothing to evaluate"):
+        chat_windows([*long, *([example(0, 5, 2)] * 3)], 8, val_split=0.2, seed=_seed_of_first(4))
+
+
+def _seed_of_first(n: int) -> int:
+    """A seed with which the first of n conversations is held out."""
+    return next(s for s in range(99) if np.random.default_rng(s).permutation(n)[0] == 0)
+
+
 def test_masks_follow_from_positions(model: Model) -> None:
     mask = causal_mask(np.array([0, 1, 2, 0, 1, 0]), 0, model.hparams)
     rows = ["".join("x" if x == 0 else "." for x in row) for row in mask]
