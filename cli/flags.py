@@ -34,6 +34,7 @@ FLAGS = {
     "save_logits": "--save-all-logits",
     "target_model": "--target-model-dir",
     "token": "--hf-token",
+    "val_split": "--val-split",
 }
 SETTINGS = {  # parameter values that a flag without an argument stands for
     "allow_requantize=True": "--allow-requantize",
