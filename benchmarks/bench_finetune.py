@@ -2,7 +2,8 @@
 
     python -m benchmarks.bench_finetune [MODEL.gguf] [--chats 200] [--peft] [--epochs 2]
 
-The conversations ask what a flag does, and answer with its help; a tenth of them is held out.
+Each conversation asks what a flag of our programs does; the answer is the flag's help text. A tenth
+of the conversations is held out.
 ``--peft`` trains the same on the dequantized base in torch, with the same first values and order.
 A line in results/finetune.jsonl has held-out losses before and after, and seconds.
 """

@@ -18,7 +18,6 @@ Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; Zeng et al. 2025, "GLM-4.5
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.relu.model import EPS, THETA, Attention, Sizes
+from benchmarks.relu.model import EPS, THETA, Attention, Sizes, rotations, write_folder
 from benchmarks.relu.text import N_VOCAB, tokenizer
 from pyggml.env import user_cache_dir
 from pyllama.convert import convert
@@ -98,11 +97,8 @@ class Glm(nn.Module):
         self.embed_tokens = nn.Embedding(s.n_vocab, s.n_embd)
         self.layers = nn.ModuleList([*(Layer(s) for _ in range(s.n_layer)), Nextn(s)])
         self.norm = nn.RMSNorm(s.n_embd, EPS)
-        half = s.n_embd // s.n_head // 2
-        angle = torch.outer(torch.arange(s.n_ctx), THETA ** -(torch.arange(half) / half))
-        angle = torch.cat((angle, angle), -1)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        for name, table in rotations(s).items():
+            self.register_buffer(name, table, persistent=False)
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
@@ -231,18 +227,6 @@ def _shown(values: list[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
-def write_model(model: Glm, folder: Path) -> None:
-    """``model.safetensors``, ``config.json`` and the tokenizer's files."""
-    from safetensors.torch import save_file
-
-    tensors = {f"model.{name}": x.contiguous() for name, x in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(model.config(), indent=1))
-    about = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False,
-             "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -257,7 +241,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     n_ff = args.width * 11 // 4
     sizes = Sizes(N_VOCAB, args.width, args.width // 64, n_ff, args.layers, n_ctx=1024)
-    write_model(train(folder, sizes, args.steps, args.files), folder)
+    model = train(folder, sizes, args.steps, args.files)
+    write_folder(model, model.config(), folder)
     convert(folder, args.folder / "model.gguf", "q8_0")
 
 

@@ -15,7 +15,6 @@ wanted in the first half of training.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.relu.model import ReluLlama
+from benchmarks.relu.model import ReluLlama, write_folder
 from benchmarks.relu.predictor import fit_predictors
 from benchmarks.relu.text import documents, tokenizer
 from pyggml.env import user_cache_dir
@@ -139,18 +138,6 @@ def train(folder: Path, steps: int) -> ReluLlama:
     return run.model
 
 
-def write_model(model: ReluLlama, folder: Path) -> None:
-    """``model.safetensors``, ``config.json`` and the tokenizer's files."""
-    from safetensors.torch import save_file
-
-    tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(model.config(), indent=1))
-    about = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False,
-             "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -163,7 +150,7 @@ def main() -> None:
     torch.set_num_threads(2)
     (args.folder / "model").mkdir(parents=True, exist_ok=True)
     model = train(args.folder / "model", args.steps)
-    write_model(model, args.folder / "model")
+    write_folder(model, model.config(), args.folder / "model")
     ids, _ = token_ids(args.folder / "model")
     batches = [windows(ids, np.random.default_rng((SEED, 1, i)), BATCH) for i in range(48)]
     fit_predictors(model, batches, args.folder / "predictor", args.rank, args.recall)

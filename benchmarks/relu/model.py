@@ -8,7 +8,10 @@ Rotation is the half-split one of Hugging Face's checkpoints.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +78,26 @@ class Layer(nn.Module):
         return ffn_inp + y, ffn_inp, gate
 
 
+def rotations(s: Sizes) -> dict[str, Tensor]:
+    """``cos`` and ``sin`` of the angles of rope, [n_ctx, head_dim] each."""
+    half = s.n_embd // s.n_head // 2
+    angle = torch.outer(torch.arange(s.n_ctx), THETA ** -(torch.arange(half) / half))
+    angle = torch.cat((angle, angle), -1)
+    return {"cos": angle.cos(), "sin": angle.sin()}
+
+
+def write_folder(model: nn.Module, config: dict[str, Any], folder: Path) -> None:
+    """Write ``model.safetensors``, ``config.json`` and ``tokenizer_config.json``."""
+    from safetensors.torch import save_file
+
+    tensors = {f"model.{name}": x.contiguous() for name, x in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    about = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False,
+             "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
+
+
 class ReluLlama(nn.Module):
     """Output and embedding share their matrix."""
 
@@ -84,11 +107,8 @@ class ReluLlama(nn.Module):
         self.embed_tokens = nn.Embedding(s.n_vocab, s.n_embd)
         self.layers = nn.ModuleList(Layer(s) for _ in range(s.n_layer))
         self.norm = nn.RMSNorm(s.n_embd, EPS)
-        half = s.n_embd // s.n_head // 2
-        angle = torch.outer(torch.arange(s.n_ctx), THETA ** -(torch.arange(half) / half))
-        angle = torch.cat((angle, angle), -1)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        for name, table in rotations(s).items():
+            self.register_buffer(name, table, persistent=False)
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..runtime.expert_cache import ExpertStats
+if TYPE_CHECKING:
+    from ..runtime.expert_cache import ExpertStats
 
 
 @dataclass(slots=True)

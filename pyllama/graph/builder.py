@@ -724,9 +724,8 @@ class GraphBuilder:
         self.graph.build_forward_expand(ops.set_rows(self.ctx, cells, x, self.kv_index[0]))
 
     def _node(self, name: str) -> Tensor:
-        for node in reversed(
-            self.graph.nodes
-        ):  # a control vector is added in a second node of the name
+        # with a control vector two nodes have the name: the last one is after the addition
+        for node in reversed(self.graph.nodes):
             if node.name == name:
                 return node
         raise AssertionError(f"the graph has no node {name!r}")

@@ -32,8 +32,8 @@ class FileParams:
         "Repack weights for this CPU, or not: faster loading, slower inference.",
         Flags("--repack/-nr", " /--no-repack"))
     moe_cache_mib: float = row(0.0,
-        "Keep experts in a cache of this size, in MiB, and read those that are missing from the "
-        "file when tokens choose them. 0: all experts are in memory.",
+        "Size of a cache of experts, in MiB: experts stay in the file, and are read into the cache "
+        "when a token chooses them. 0: load all experts into memory.",
         Flags("--moe-cache-mib", metavar="MIB", low=0), arguments=("moe_cache_mib",))
     kv_overrides: Mapping[str, bool | int | float | str] = row({},
         "Metadata to change or add, by key.",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +43,20 @@ from .adapters import Adapter, check_scale
 from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graphs
 from .devices import kv_buffer_types, start_devices
-from .expert_cache import ExpertStats
 from .fork_lock import ForkLock
 from .loader import header_graph
 from .model import Model
 from .params import ContextParams, last_position
+
+if TYPE_CHECKING:
+    from .expert_cache import ExpertStats
 
 log = logging.getLogger(__name__)
 _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _FEW = 16  # tokens of a batch that may use a larger graph
 _MISSES = 32  # uses of a larger graph before one is built
-_SHARED = 4  # such uses before one of a size of `reserve` is built, whose graph has at most 4 rows
+_FEW_ROWS, _FEW_MISSES = 4, 4  # the same for sizes of `reserve`: rows of the graph, and such uses
 _ONE = (GraphSize(1, 1), GraphSize(1, 1, 0, True))  # see decode_token
 
 
@@ -775,10 +777,10 @@ class Context:
             return size
         self._n_missed[size] += 1
         if size in self._preferred:  # a few rows more cost less than a graph for a probe of drafts
-            shared = range(n_tokens + 1, _SHARED + 1)
-            if self._n_missed[size] > _SHARED or not self._reuse or n_tokens != n_outputs:
+            rows = range(n_tokens + 1, _FEW_ROWS + 1)
+            if self._n_missed[size] > _FEW_MISSES or not self._reuse or n_tokens != n_outputs:
                 return size
-            larger = [size._replace(n_tokens=n, n_outputs=n) for n in shared]
+            larger = [size._replace(n_tokens=n, n_outputs=n) for n in rows]
             return next((other for other in larger if other in self._graphs), size)
         if self._n_missed[size] > _MISSES or not self._reuse:
             return size

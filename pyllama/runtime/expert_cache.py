@@ -219,7 +219,7 @@ class ExpertCache:
         budget_bytes: maximum size of all slots.
 
     Attributes:
-        weights: tensors [k, m, n_slots], by the names of those that they stand for.
+        weights: tensors [k, m, n_slots] of slots, by the names of the experts' tensors in the file.
         n_bytes: size of all slots.
 
     Raises:

@@ -238,11 +238,8 @@ def as_model(file: GGUFFile, arch: Arch, n_vocab: int, i: int = 0) -> tuple[GGUF
 
 def check_layers(file: GGUFFile, arch: Arch, n_vocab: int) -> None:
     """Raise ModelError unless a file's layers of multi-token prediction are complete."""
-    own = (
-        NEXTN_TENSORS
-        if (settings := mtp_of(arch)) is None
-        else {**NEXTN_TENSORS, **settings.tensors}
-    )
+    settings = mtp_of(arch)
+    own = {**NEXTN_TENSORS, **({} if settings is None else settings.tensors)}
     for i in range(n_nextn(file)):
         head, hparams = as_model(file, arch, n_vocab, i)
         patterns = {name: sizes for name, sizes in arch.TENSORS.items() if name.startswith("blk.")}

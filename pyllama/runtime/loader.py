@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
@@ -47,7 +48,9 @@ from ..graph.tensors import INDICES
 from ..hparams import HParams
 from ..kv.memory import Memory
 from .devices import Offload, check_overrides, layer_devices, override_device
-from .expert_cache import ExpertCache, ExpertTensor
+
+if TYPE_CHECKING:
+    from .expert_cache import ExpertCache, ExpertTensor
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
@@ -156,6 +159,8 @@ def expert_tensors(
             "a cache of experts (`moe_cache_mib`) needs a model whose layers are all on the CPU: "
             "use `n_gpu_layers=0`, or no cache"
         )
+    from .expert_cache import ExpertTensor
+
     weights, _ = assign_weights(file, arch, hparams, backends, Offload(), repack)
     return {
         name: ExpertTensor(file.tensors[name], weight.layouts[0], weight.backend)

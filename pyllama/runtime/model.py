@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,8 +49,10 @@ from .devices import (
     used_devices,
     why_no_gpu,
 )
-from .expert_cache import ExpertCache
 from .params import ContextParams
+
+if TYPE_CHECKING:
+    from .expert_cache import ExpertCache
 
 log = logging.getLogger(__name__)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -186,6 +188,8 @@ class Model:
             )
             offload = planner.plan(offload).offload
         if given.moe_cache_mib:
+            from .expert_cache import ExpertCache
+
             tensors = expert_tensors(file, model.arch, hparams, backends, given.repack)
             if tensors:
                 model.experts = ExpertCache(file.parts, tensors, given.moe_cache_mib * 2**20)

@@ -67,7 +67,7 @@ class PredictorParams:
 
 
 class Predictor(NamedTuple):
-    """A trained predictor, and what it does on tokens that were not fitted.
+    """A trained predictor, with its statistics on held-out tokens.
 
     Attributes:
         active: share of the neurons that are active.

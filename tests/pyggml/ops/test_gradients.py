@@ -56,7 +56,7 @@ def _is_small(c: Case) -> bool:
 
 
 def _cases() -> Iterator[Any]:
-    """All cases; by default the first two of an op and kind, of those that ``test_ops`` runs."""
+    """The small cases of ops with gradients; all are long but the first two of an op and kind."""
     counts = Counter[tuple[str, str]]()
     some = [(op, c) for op in OPS.values() if op.gradients for c in op.cases if _is_small(c)]
     for op, c in VIEWS + some:

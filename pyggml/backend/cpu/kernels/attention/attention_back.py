@@ -82,6 +82,23 @@ def pack_transposed(traits, x, stride, rows, n, table, out):
 
 
 @inline
+def products(node, traits, q, dy, rows, keys, values, n, scratch, scores, grads):
+    """The products of a tile: of queries and keys to ``scores``, of dy and values to ``grads``.
+
+    Args:
+        rows: number of queries; n: of keys.
+    """
+    hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
+    times_panels(
+        traits, q, nb(node, SRC0, 1), rows, keys, COLUMN_BYTES * hd, hd, n, scratch, scores, _ROW, 0
+    )
+    times_panels(
+        traits, dy, nb(node, DY, 2), rows, values, COLUMN_BYTES * hdv, hdv, n, scratch, grads,
+        _ROW, 0,
+    )  # fmt: skip
+
+
+@inline
 def bias_row(node, s, slopes, t, head, stream, first, n):
     """Compute scores of a row of products, in place: ``bias``, and -inf outside of the range.
 
@@ -169,14 +186,7 @@ def flash_attn_back_q(node, chunk, n_chunks, scratch):
             pack_transposed(traits, value, nb(node, SRC2, 1), n, hdv, table, values)
             for j in range(n):
                 pack_row(key + j * nb(node, SRC1, 1), key_rows + j * COLUMN_BYTES, _PANEL, hd)
-            times_panels(
-                traits, q, nb(node, SRC0, 1), rows, keys, COLUMN_BYTES * hd, hd, n, scratch,
-                scores, _ROW, 0,
-            )  # fmt: skip
-            times_panels(
-                traits, dy, nb(node, DY, 2), rows, values, COLUMN_BYTES * hdv, hdv, n, scratch,
-                grads, _ROW, 0,
-            )  # fmt: skip
+            products(node, traits, q, dy, rows, keys, values, n, scratch, scores, grads)
             for i in range(rows):
                 s, g = scores + i * _ROW, grads + i * _ROW
                 bias_row(node, s, slopes, t0 + i, head, stream, first, n)
@@ -257,14 +267,7 @@ def flash_attn_back_kv(node, chunk, n_chunks, scratch):
                 q += t0 * nb(node, SRC0, 1)
                 dy = data(node, DY) + head * nb(node, DY, 1) + stream * nb(node, DY, 3)
                 dy += t0 * nb(node, DY, 2)
-                times_panels(
-                    traits, q, nb(node, SRC0, 1), rows, keys, COLUMN_BYTES * hd, hd, n, scratch,
-                    scores, _ROW, 0,
-                )  # fmt: skip
-                times_panels(
-                    traits, dy, nb(node, DY, 2), rows, values, COLUMN_BYTES * hdv, hdv, n, scratch,
-                    grads, _ROW, 0,
-                )  # fmt: skip
+                products(node, traits, q, dy, rows, keys, values, n, scratch, scores, grads)
                 saved = f32_ptr(stats + 8 * ((stream * n_head + head) * n_tokens + t0))
                 for i in range(rows):
                     s, g = scores + i * _ROW, grads + i * _ROW
