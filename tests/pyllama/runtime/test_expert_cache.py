@@ -204,8 +204,9 @@ def test_adapters_of_experts(path: Path, tokens: list[int], tmp_path: Path) -> N
     assert np.array_equal(*found)
 
 
-def test_prompts_evict_what_they_need_latest(path: Path, tokens: list[int]) -> None:
+def test_prompts_evict_what_they_need_latest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch needs all experts, layer after layer: LRU would find none of them."""
+    monkeypatch.setattr(ExpertCache, "_begin_guessed", lambda *_: None)  # when its reads end varies
     model = load(path, 0.5)
     ctx, stats = context(model), cache_of(model).stats
     texts = np.random.default_rng(0).integers(3, 500, (4, 48))
