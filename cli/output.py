@@ -24,7 +24,6 @@ from typing import Any
 
 import click
 
-from .flags import in_flags
 from .interrupt import INTERRUPTED
 
 USAGE, FAILED = 2, 1
@@ -93,6 +92,8 @@ def visible_logs() -> None:
 
     class Formatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
+            from .flags import in_flags
+
             return visible(in_flags(super().format(record)), keep="\t")
 
     for handler in (logging.lastResort, *logging.getLogger().handlers):
@@ -157,6 +158,8 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, Aborted):
         return "", INTERRUPTED
     if isinstance(error, PyggmlError):
+        from .flags import in_flags
+
         return in_flags(str(error)) or type(error).__name__, FAILED
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -38,7 +38,6 @@ from . import interrupt
 from .environment import PREFIX, bind_environment, ignored, variables
 from .help_pages import show_defaults, write_commands, write_options
 from .interrupt import INTERRUPTED
-from .machine import apply
 from .output import note, report, visible_logs
 from .programs import COMMANDS, PROGRAM_NAMES
 from .unsupported import why_not
@@ -76,6 +75,8 @@ class Program(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Apply the machine options (CPUs, priority), name variables without effect, and run."""
+        from .machine import apply  # `--help` and lists of commands need no table of parameters
+
         apply(ctx)
         visible_logs()
         for name, reason in ignored(self).items():

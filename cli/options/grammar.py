@@ -46,11 +46,9 @@ class GrammarOptions:
             GrammarError: a wrong grammar or schema, with the name of its option or file.
             OSError: the file cannot be read.
         """
-        from pyllama.grammar import Grammar
-
         sources: list[tuple[str, str | Path | None, Callable[[str], Grammar]]] = [
-            ("--grammar", self.grammar, Grammar),
-            ("--grammar-file", self.grammar_file, Grammar),
+            ("--grammar", self.grammar, _from_gbnf),
+            ("--grammar-file", self.grammar_file, _from_gbnf),
             ("--json-schema", self.json_schema, _from_schema),
             ("--json-schema-file", self.json_schema_file, _from_schema),
         ]
@@ -82,6 +80,12 @@ def _made(source: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
         return make(text)
     except GrammarError as error:
         raise type(error)(f"{source}: {error}") from None
+
+
+def _from_gbnf(text: str) -> Grammar:
+    from pyllama.grammar import Grammar
+
+    return Grammar(text)
 
 
 def _from_schema(text: str) -> Grammar:

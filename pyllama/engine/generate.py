@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BatchError, ContextFull, SamplingError
-from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 from ..speculative import Speculation
 from . import Engine, Event, Lease, Request, Timings
@@ -23,6 +22,7 @@ from .request import Ids, check_prompt
 from .sequence import UNKNOWN
 
 if TYPE_CHECKING:
+    from ..grammar import Grammar
     from ..runtime.context import Context
     from .request import Floats
 

@@ -17,7 +17,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BatchError, ContextFull, GrammarError, SamplingError
-from ..grammar import Grammar, Matcher
 from ..hparams import POOLINGS
 from ..runtime.adapters import Adapter, AdapterUses, uses_of
 from ..sampling import Chain, SamplingParams, chain_for
@@ -29,6 +28,7 @@ from .sequence import UNKNOWN, CacheSequence
 from .text import LineEnds, TextAssembler
 
 if TYPE_CHECKING:
+    from ..grammar import Matcher
     from ..runtime.context import Context
 
 Sink = Callable[[Event], None]
@@ -324,10 +324,13 @@ def _check_text(context: Context, request: Request, n: int) -> None:
     if isinstance(stop, str):
         raise SamplingError(f"stop: got {stop!r}, want a tuple of texts")
     grammar: object = request.grammar
-    if not (grammar is None or isinstance(grammar, Grammar)):
-        raise GrammarError(
-            f"grammar: got a value of type {type(grammar).__name__}, want Grammar(...) of it"
-        )
+    if grammar is not None:
+        from ..grammar import Grammar
+
+        if not isinstance(grammar, Grammar):
+            raise GrammarError(
+                f"grammar: got a value of type {type(grammar).__name__}, want Grammar(...) of it"
+            )
     if (request.n_indent > 0 or request.max_predict_s is not None) and not request.text:
         raise SamplingError("n_indent and max_predict_s end a text at a line: they need text=True")
     if request.n_keep is None or request.sampling.prompt_logprobs is not None:

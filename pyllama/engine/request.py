@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import BatchError, ContextFull
-from ..grammar import Grammar
 from ..runtime.adapters import Adapter
 from ..sampling import LogitsProcessor, SamplingParams
+
+if TYPE_CHECKING:
+    from ..grammar import Grammar
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intc]

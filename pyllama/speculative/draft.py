@@ -14,11 +14,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import DraftError
-from ..grammar import Matcher
 from ..sampling import Distribution
+
+if TYPE_CHECKING:
+    from ..grammar import Matcher
 
 
 @dataclass(slots=True)

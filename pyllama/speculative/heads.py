@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..grammar import Matcher
 from ..runtime.context import Context
 from ..runtime.heads import Head
 from ..runtime.params import ContextParams
@@ -33,6 +32,9 @@ from ..sampling import Distribution, SamplingParams
 from ..sampling.top import Floats
 from .draft import Costs, Draft, DraftView
 from .model import LIKELIEST, Growing, ModelDrafter
+
+if TYPE_CHECKING:
+    from ..grammar import Matcher
 
 
 @dataclass(slots=True)

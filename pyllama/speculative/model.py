@@ -23,14 +23,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pyggml.errors import Aborted, PyggmlError
 
 from ..errors import ContextFull, DraftError, ModelError
-from ..grammar import Matcher
 from ..kv.table import MAX_BRANCHES
 from ..runtime.batch import Batch
 from ..runtime.context import Context
@@ -42,6 +41,9 @@ from ..sampling.top import Floats
 from ..tokenizer import Tokenizer
 from .draft import Costs, Draft, Drafter, DraftView
 from .translate import Translated, mismatch
+
+if TYPE_CHECKING:
+    from ..grammar import Matcher
 
 log = logging.getLogger(__name__)
 

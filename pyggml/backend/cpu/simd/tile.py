@@ -118,8 +118,8 @@ def float_tile(
 ) -> None:  # fmt: skip
     """``out[t][0:16] = sum over i < n of x[t][i] * w[i][0:16]``; w is F16, BF16 or F32.
 
-    Strides are in bytes: of a column of w (16 interleaved values), of a token of x and of out. One
-    token prefetches the weights ``ahead`` bytes later.
+    Strides are in bytes: of a column of w (16 interleaved values), of a token of x and of out. The
+    weights ``ahead`` bytes later are prefetched.
     """
     v = vectors()
     lanes, size = v.lanes, GGMLType(kind).type_size
@@ -129,7 +129,7 @@ def float_tile(
 
         def body(i: Value, accs: list[Value], parts: range = parts) -> list[Value]:
             column = item_at(b, w, i, w_stride)
-            if n_tokens == 1:
+            if parts.start == 0:
                 prefetch(b, b.add(column, ahead), locality)
             places = (at(b, column, size * lanes * p) for p in parts)
             weights = [load_floats(b, kind, place, lanes) for place in places]
