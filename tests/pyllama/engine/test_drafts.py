@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -270,28 +271,44 @@ DRAFTERS: dict[str, Callable[[Path, Context], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(DRAFTERS, 3))
-@pytest.mark.parametrize(
-    ("params", "n_seq_max"), [long((GREEDY, 1)), (DRAWN, 4)], ids=["greedy", "drawn"]
-)
-def test_fifty_random_prompts(
-    make: Make, tmp_path: Path, name: str, params: SamplingParams, n_seq_max: int
-) -> None:
+PARAMS = {"greedy": GREEDY, "drawn": DRAWN}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
     random = np.random.default_rng(26)
     words = [random.integers(3, 259, n).tolist() for n in (1, 2, 3, 5)]
-    prompts = [
+    return [
         [t for i in random.integers(0, 4, random.integers(1, 9)) for t in words[i]]
         for _ in range(50)
     ]
-    target = make(n_ctx=512, n_seq_max=4)
-    wanted = sorted(generate_many(target, prompts, params, n_predict=16))
+
+
+@pytest.fixture(scope="module")
+def texts(make: Make, prompts: list[list[int]]) -> Callable[[str], list[tuple[int, int]]]:
+    """The texts without drafts, of each kind of sampling once."""
+
+    @cache
+    def of(kind: str) -> list[tuple[int, int]]:
+        target = make(n_ctx=512, n_seq_max=4)
+        return sorted(generate_many(target, prompts, PARAMS[kind], n_predict=16))
+
+    return of
+
+
+@pytest.mark.parametrize("name", some(DRAFTERS, 3))
+@pytest.mark.parametrize(("kind", "n_seq_max"), [long(("greedy", 1)), ("drawn", 4)])
+def test_fifty_random_prompts(
+    make: Make, tmp_path: Path, prompts: list[list[int]], texts: Any, name: str, kind: str,
+    n_seq_max: int,
+) -> None:  # fmt: skip
     target = make(n_ctx=512, n_seq_max=n_seq_max)
     speculation = Speculation(DRAFTERS[name](tmp_path, target), 6, adaptive=False)
-    got = sorted(generate_many(target, prompts, params, n_predict=16, speculation=speculation))
-    assert got == wanted
+    got = generate_many(target, prompts, PARAMS[kind], n_predict=16, speculation=speculation)
+    assert sorted(got) == texts(kind)
     stats = speculation.stats
     assert stats.n_drafted > 0 or name == "translated"  # random bytes are no text
-    if "seed 0, width 1" in name and params is GREEDY:
+    if "seed 0, width 1" in name and kind == "greedy":
         assert stats.n_accept == stats.n_drafted
 
 

@@ -69,14 +69,14 @@ def capabilities() -> dict[GpuKernel, list[tuple[int, int]]]:
 
 @cache
 def samples() -> list[GpuKernel]:
-    """Of the kernels that one function makes for formats and sizes at most six, evenly spread."""
+    """Of the kernels that one function makes for formats and sizes at most three, evenly spread."""
     made: dict[str, list[GpuKernel]] = {}
     for kernel in capabilities():
         made.setdefault(f"{kernel.function.__module__}.{kernel.function.__qualname__}", []).append(
             kernel
         )
     return [
-        of_one[i] for of_one in made.values() for i in range(0, len(of_one), -(-len(of_one) // 6))
+        of_one[i] for of_one in made.values() for i in range(0, len(of_one), -(-len(of_one) // 3))
     ]
 
 

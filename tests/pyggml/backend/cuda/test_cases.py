@@ -1,14 +1,14 @@
 """Cases of the ops on the CUDA backend, by the simulator and by the emulator of compiled kernels.
 
 Add a case to the op, not a test here. By default each kernel runs in its smallest case by the
-simulator; of three ops only four. With the marker ``long`` each runs in its largest case too, and
-those that ``test_compile`` compiles run by the emulator. Both run the threads of a block in reverse
-order. The simulator takes small cases only and has no tensor cores.
+simulator; of three ops only four. With the marker ``long`` the others run too, each in its largest
+case as well, and those that ``test_compile`` compiles run by the emulator. Both run the threads of
+a block in reverse order. The simulator takes small cases only and has no tensor cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import prod
 from typing import Any
@@ -71,14 +71,29 @@ def cases(engine: str, name: str, orders: int) -> Iterator[tuple[Op, Case]]:
                 yield op, case
 
 
+def smallest(name: str) -> list[tuple[Op, Case]]:
+    """An op's cases that run by default."""
+    return [*islice(cases("simulator", name, 1), HEAVY.get(name))]
+
+
+def others(name: str) -> list[tuple[Op, Case]]:
+    kept = {case.id for _, case in smallest(name)}
+    return [(op, case) for op, case in cases("simulator", name, 2) if case.id not in kept]
+
+
+def emulated(name: str) -> list[tuple[Op, Case]]:
+    return [*cases("ptx", name, 2)]
+
+
 @pytest.mark.parametrize(
-    ("engine", "orders"), [("simulator", 1), long(("simulator", 2)), long(("ptx", 2))]
+    ("engine", "chosen"),
+    [("simulator", smallest), long(("simulator", others)), long(("ptx", emulated))],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 @pytest.mark.parametrize("name", sorted(LOWERINGS.supports))
-def test_each_kernel(name: str, engine: str, orders: int) -> None:
-    n_cases = HEAVY.get(name) if orders == 1 else None
-    found = {case.id: (op, case) for op, case in islice(cases(engine, name, orders), n_cases)}
-    assert found or engine == "ptx"
+def test_each_kernel(name: str, engine: str, chosen: Callable[[str], list[Any]]) -> None:
+    found = {case.id: (op, case) for op, case in chosen(name)}
+    assert found or chosen is not smallest
     for op, case in found.values():
         run = CaseRun(op, case, backend(engine))
         run.compute()

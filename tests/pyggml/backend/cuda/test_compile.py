@@ -1,4 +1,4 @@
-"""Kernels that the ops' cases use, six of each function, for two generations of GPUs.
+"""Kernels that the ops' cases use, three of each function, for two generations of GPUs.
 
 None has float64 or local memory, and each keeps to its ceiling of registers. Nothing runs here.
 """
