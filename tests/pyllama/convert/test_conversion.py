@@ -67,6 +67,15 @@ def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type:
     assert Model.load(path).n_params == sum(x.size for x in whole.values())
 
 
+# Matrices that llama.cpp's converter keeps in F32: routers, convolutions, mixing, small ones.
+KEPT = (
+    "ffn_gate_inp", "ffn_gate_inp_shexp", "attn_rel_b", "altup_correct_coef",
+    "altup_predict_coef", "indexer.proj", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k",
+    "ssm_conv1d_v", "shortconv.conv", "time_mix_first", "time_mix_w1", "time_mix_w2",
+    "time_mix_lerp_fused", "time_mix_decay_w1", "time_mix_decay_w2",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "wanted"),
     [
@@ -76,8 +85,9 @@ def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type:
         ("blk.0.ffn_up.bias", (64,), F32),
         ("blk.0.ffn_up_exps.bias", (2, 64), F32),
         ("blk.0.attn_q_norm.weight", (4, 64), F32),
-        ("blk.0.ffn_gate_inp.weight", (4, 64), F32),
+        *((f"blk.0.{name}.weight", (4, 64), F32) for name in KEPT),
         ("position_embd.weight", (4, 64), F32),
+        ("token_types.weight", (4, 64), F32),
     ],
 )
 def test_tensors_kept_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:

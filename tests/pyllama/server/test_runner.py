@@ -223,6 +223,21 @@ def test_a_client_that_leaves_takes_its_waiting_texts_along(serve: Serve) -> Non
     assert not runner.engine.scheduler.runs
 
 
+def test_a_client_that_leaves_ends_the_texts_that_have_not_ended(serve: Serve) -> None:
+    client = serve()
+    runner = runner_of(client)
+    with job_held(client), ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(client.post, "/completion", json={**ASK, "prompt": ["a", "b"]})
+        until(lambda: runner._n_open == 2)
+        (stream,) = runner._open_streams()
+        client.portal.call(stream.put, stream.texts[0], Piece(is_last=True))  # type: ignore[union-attr]
+        client.portal.call(stream.close)  # type: ignore[union-attr]
+        assert stream.texts[1].is_done and runner.is_idle
+        asked.result()
+    assert client.post("/completion", json=ASK).is_success
+    assert not runner.engine.scheduler.runs
+
+
 # --- races ----------------------------------------------------------------------------------------
 
 
