@@ -16,11 +16,12 @@ from ..tensor import Tensor
 from .context import RESERVED, OptContext
 
 _STEP, _EPOCH, _OPTIMIZER = (RESERVED + key for key in ("step", "epoch", "optimizer"))
+_SETTINGS = RESERVED + "settings."
 
 
 def _tensors(trainer: OptContext) -> dict[str, Tensor]:
-    """The tensors of a checkpoint: parameters, and moments such as ``training.m.0``."""
-    tensors = dict(trainer.params)
+    """The tensors of a checkpoint: parameters, moments such as ``training.m.0``, other state."""
+    tensors = trainer.params | {f"{RESERVED}state.{k}": t for k, t in trainer.state.items()}
     for i, w in enumerate(trainer.params.values()):
         kept = zip(trainer.optimizer.moments, trainer.moments.get(w, ()), strict=False)
         tensors |= {f"{RESERVED}{moment}.{i}": tensor for moment, tensor in kept}
@@ -33,6 +34,7 @@ def save_checkpoint(path: str | os.PathLike[str], trainer: OptContext, epoch: in
         _STEP: np.uint64(trainer.step),
         _EPOCH: np.uint64(epoch),
         _OPTIMIZER: trainer.optimizer.name,
+        **{_SETTINGS + name: str(value) for name, value in trainer.settings.items()},
     }
     tensors = {name: (t.bytes(), t.type, t.ne) for name, t in _tensors(trainer).items()}
     write_gguf(path, metadata, tensors, arch="checkpoint")
@@ -41,8 +43,11 @@ def save_checkpoint(path: str | os.PathLike[str], trainer: OptContext, epoch: in
 def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
     """Read parameters and the optimizer's state; returns the epoch.
 
+    Settings that the file does not have, as in those of older versions, are not compared.
+
     Raises:
-        GGUFError: the file is missing, or of another model or optimizer; nothing was changed.
+        GGUFError: the file is missing, or of another model, optimizer or other settings; nothing
+            was changed.
     """
     with GGUFFile(path) as file:
         if _STEP not in file.metadata:
@@ -52,6 +57,7 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
         )  # fmt: skip
         if optimizer != trainer.optimizer.name:
             raise GGUFError(f"{path}: the optimizer is {optimizer}, not {trainer.optimizer.name}")
+        _check_settings(file, trainer)
         tensors = _tensors(trainer)
         for name, tensor in tensors.items():
             info = file.tensors.get(name)
@@ -67,6 +73,20 @@ def load_checkpoint(path: str | os.PathLike[str], trainer: OptContext) -> int:
         trainer.drop_micro_batches()
         trainer.step = step
         return epoch
+
+
+def _check_settings(file: GGUFFile, trainer: OptContext) -> None:
+    """Raises: GGUFError: the file's settings are not the trainer's; it names those."""
+    differences = []
+    for name, value in trainer.settings.items():
+        key = _SETTINGS + name
+        if key in file.metadata and (was := file.get_str(key)) != str(value):
+            differences.append(f"{name} {was or 'none'}, now {str(value) or 'none'}")
+    if differences:
+        raise GGUFError(
+            f"{file.path}: the run began with other settings: {'; '.join(differences)}. Resume it "
+            "with its own, or name another checkpoint"
+        )
 
 
 def _dims(ne: tuple[int, ...]) -> tuple[int, ...]:

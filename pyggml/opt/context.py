@@ -13,7 +13,7 @@ Source: ggml-opt, ``ggml_opt_init``, ``ggml_opt_eval``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,9 @@ class OptContext:
         step: number of optimizer steps done.
         grad_norm: the L2 norm of all gradients before scaling; None without ``max_norm``.
         size_bytes: memory of gradients, moments and results of nodes, without parameters.
+        settings: by name, what decides the results beside data and parameters; checkpoints record
+            it, and are loaded only where it is equal. Callers may add to it.
+        state: by name, further tensors that checkpoints keep, of a subclass.
         weight: factor of a micro-batch's gradients, 1 unless it is set; ``epoch`` sets it so that
             rows with a label count alike, however many rows of a batch have none.
 
@@ -128,15 +131,28 @@ class OptContext:
             raise ShapeError(f"n_batch {n_batch} is no multiple of the {self.n_micro_batch} inputs")
         self.period, self.optimizer = n_batch // self.n_micro_batch, p.optimizer
         self.step = self._done = 0
+        self.settings: dict[str, str | float] = {
+            "loss": p.loss, "n_batch": n_batch, "n_micro_batch": self.n_micro_batch,
+            "max_norm": p.max_norm, **_numbers_of(p.optimizer),
+        }  # fmt: skip
+        self.state: dict[str, Tensor] = {}
         self._backend, self._static, self._ops = backend, Context(no_alloc=True), OpBuilders(ctx)
         self.graph = CGraph()
         self.graph.build_forward_expand(outputs)
         self._add_loss(p)
+        for node in self.extra_nodes(self._ops, self._static):
+            self.graph.build_forward_expand(node)
         self.params = self._named_params()
         ends = [len(self.graph)]
         accs = {w: self._like(w, "acc") for w in self.params.values()} if self.period > 1 else {}
         self.weight = self._static.new_tensor(F32, self.loss.ne).set_name("weight").set_input()
-        build_backward_expand(ctx, self.graph, {**accs, self.loss: self.weight}, recomputed)
+        self._seeds = {
+            node: self._static.new_tensor(F32, node.ne).set_name(f"weight of {node.name}")
+            for node in self.graph.nodes
+            if node.flags & Flag.LOSS and node is not self.loss
+        }
+        seeds = {**self._seeds, self.loss: self.weight}
+        build_backward_expand(ctx, self.graph, {**accs, **seeds}, recomputed)
         ends.append(len(self.graph))
         self._add_steps(p.max_norm)
         ends.append(len(self.graph))
@@ -161,6 +177,8 @@ class OptContext:
     def reset(self) -> None:
         """Forget moments and accumulated gradients; parameters stay."""
         self.graph.reset()
+        for seed in self._seeds.values():
+            seed.set(np.full(seed.shape, 1 / self.period, np.float32))
         self.step = self._done = 0
 
     def drop_micro_batches(self) -> None:
@@ -175,6 +193,17 @@ class OptContext:
         """
         self.inputs.set(points.reshape(self.inputs.shape))
 
+    def extra_nodes(self, ops: OpBuilders, static: Context) -> Sequence[Tensor]:
+        """Nodes that a subclass computes beside loss and outputs, before the gradients.
+
+        Auxiliary losses (``set_loss``) are added to the loss that is minimized, as means over
+        micro-batches, but not to ``loss_value``; values to read need ``set_output``.
+
+        Args:
+            static: a context of leafs that get memory, such as factors that change in each step.
+        """
+        return ()
+
     def eval(self, train: bool) -> None:
         """Compute loss and predictions of the inputs.
 
@@ -186,7 +215,7 @@ class OptContext:
             return
         if self._done == 0:
             for tensor, acc in self.graph.grad_accs.items():
-                if tensor is not self.loss:
+                if not tensor.flags & Flag.LOSS:
                     acc.set(np.zeros(acc.shape, np.float32))
         self._done = (self._done + 1) % self.period
         if self._done:
@@ -296,3 +325,10 @@ class OptContext:
             self.moments[w] = [self._like(w, name) for name in self.optimizer.moments]
             step = self.optimizer.build(ops, w, grad, self.moments[w], self._numbers)
             graph.build_forward_expand(step.set_name(f"step of {w.name}"))
+
+
+def _numbers_of(optimizer: Optimizer) -> dict[str, float]:
+    """The numbers among the fields of an optimizer that is a dataclass, by name."""
+    names = getattr(optimizer, "__dataclass_fields__", ())
+    values = {name: getattr(optimizer, name) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}

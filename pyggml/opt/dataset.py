@@ -9,6 +9,7 @@ needed. Only ``split`` copies all data.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from ..errors import ShapeError
 
 Array = npt.NDArray[Any]
+_CHUNK_BYTES = 1 << 24  # of data that are read at once for a digest
 
 
 class Dataset:
@@ -47,6 +49,18 @@ class Dataset:
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of all data points in the order of an epoch."""
         return np.random.default_rng([self.seed, epoch]).permutation(len(self))
+
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that identify data, labels and seed."""
+        digest = sha256(str(self.seed).encode())
+        for array in (self.data, self.labels):
+            if array is None:
+                continue
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
+            for at in range(0, len(array), rows):
+                digest.update(array[at : at + rows].tobytes())
+        return digest.hexdigest()[:12]
 
     def split(self, fraction: float) -> tuple[Dataset, Dataset]:
         """Two data sets of randomly chosen points, the second with a fraction of them.

@@ -138,16 +138,19 @@ def fit(
     Args:
         val: held-out data.
         checkpoint: a file that is written after each epoch; if it exists, training resumes from it,
-            with the bits of an uninterrupted run.
+            with the bits of an uninterrupted run. It records ``trainer.settings`` and a digest of
+            the data.
 
     Returns:
         The results of training and of ``val`` for each epoch that was run.
 
     Raises:
         ShapeError, ComputeError: as ``epoch``; the checkpoint is that of the last epoch.
-        GGUFError: the checkpoint is of another model.
+        GGUFError: the checkpoint is of another model, other data or other settings.
     """
     first = 0
+    if checkpoint is not None:
+        trainer.settings["data"] = dataset.digest()
     if checkpoint is not None and os.path.exists(checkpoint):
         first = load_checkpoint(checkpoint, trainer)
     results = []

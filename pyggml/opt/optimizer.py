@@ -55,6 +55,7 @@ class AdamW:
     Args:
         alpha: learning rate; beta1, beta2: decay of the moments; eps; wd: weight decay.
         schedule: a factor on ``alpha`` for each step.
+        decay_1d: whether parameters of one dimension, such as gains and biases, decay too.
     """
 
     alpha: float = 1e-3
@@ -63,22 +64,34 @@ class AdamW:
     eps: float = 1e-8
     wd: float = 0.0
     schedule: Schedule | None = None
+    decay_1d: bool = True
     name = "adamw"
     moments = ("m", "v")
-    n_params = len(ADAMW_PARAMS)
+
+    @property
+    def n_params(self) -> int:
+        """``ADAMW_PARAMS``, and again for parameters that do not decay."""
+        return len(ADAMW_PARAMS) * (1 if self.decay_1d else 2)
 
     def build(
         self, ops: OpBuilders, w: Tensor, grad: Tensor, moments: list[Tensor], params: Tensor
     ) -> Tensor:
         """An OPT_STEP_ADAMW."""
+        if not self.decay_1d:
+            n = len(ADAMW_PARAMS)
+            first = n if w.n_dims == 1 else 0
+            params = ops.view(params, ne=(n, 1, 1, 1), nb=params.nb, offset=first * params.nb[0])
         node: Tensor = ops.opt_step_adamw(w, grad, *moments, params)
         return node
 
     def values(self, step: int) -> list[float]:
-        """``ADAMW_PARAMS``."""
+        """``n_params`` numbers."""
         alpha = _scheduled(self.alpha, self.schedule, step)
-        unbiased = (1 / (1 - beta ** (step + 1)) for beta in (self.beta1, self.beta2))
-        return [alpha, self.beta1, self.beta2, self.eps, self.wd, *unbiased]
+        unbiased = [1 / (1 - beta ** (step + 1)) for beta in (self.beta1, self.beta2)]
+        decays = (self.wd,) if self.decay_1d else (self.wd, 0.0)
+        return [
+            x for wd in decays for x in (alpha, self.beta1, self.beta2, self.eps, wd, *unbiased)
+        ]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,11 @@ from pyggml import opt
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, ComputeError, GGUFError, PyggmlError, ShapeError
+from pyggml.ops.op import OpBuilders
+from pyggml.tensor import Tensor
 
 F32 = GGMLType.F32
+ROOT = Path(__file__).parents[3]
 RNG = np.random.default_rng(5)
 CENTRES = RNG.normal(0, 1, (3, 8)).astype(np.float32)
 CLASSES = RNG.integers(0, 3, 96).astype(np.int32)
@@ -97,6 +105,34 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
     assert bits(part) == bits(whole) and part.step == whole.step == 48
 
 
+def test_a_process_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """SIGKILL in the third epoch, within a batch."""
+    path = tmp_path / "run.gguf"
+    optimizer = opt.AdamW(0.02, schedule=opt.warmup_cosine(5, 60))
+    killed = textwrap.dedent(f"""
+        import os, signal
+        from tests.pyggml.opt.test_opt import opt, points, trainer
+
+        calls = []
+
+        def callback(*_):
+            calls.append(1)
+            if len(calls) == 29:  # of 12 an epoch
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        schedule = opt.warmup_cosine(5, 60)
+        t = trainer(n_batch=24, optimizer=opt.AdamW(0.02, schedule=schedule))
+        opt.fit(t, points(), 4, callback=callback, checkpoint={str(path)!r})
+    """)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-P", "-c", killed], env=env, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    again, whole = (trainer(n_batch=24, optimizer=optimizer) for _ in range(2))
+    assert len(opt.fit(again, points(), 4, callback=None, checkpoint=path)) == 2
+    opt.fit(whole, points(), 4, callback=None)
+    assert bits(again) == bits(whole) and again.step == whole.step == 16
+
+
 def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.gguf"
     opt.save_checkpoint(path, trainer())
@@ -119,6 +155,103 @@ def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="epoch"):
         opt.load_checkpoint(path, same)
     assert not any(bits(same))
+
+
+def test_a_run_with_other_settings_or_data_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.gguf"
+
+    def fit(data: opt.Dataset, **params: Any) -> opt.OptContext:
+        adamw = {"alpha": params.pop("alpha", 0.02)}
+        n_micro = params.pop("n_micro", 8)
+        t = trainer(n_micro, optimizer=opt.AdamW(**adamw), **params)
+        opt.fit(t, data, 1, callback=None, checkpoint=path)
+        return t
+
+    fit(points(), n_batch=24)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"alpha": 0.01, "n_batch": 24}, "settings: alpha 0.02, now 0.01. Resume"),
+        ({"n_batch": 48}, "settings: n_batch 24, now 48. Resume"),
+        ({"n_batch": 24, "n_micro": 24}, "settings: n_micro_batch 8, now 24. Resume"),
+        ({"n_batch": 24, "max_norm": 0.5}, "settings: max_norm 0.0, now 0.5. Resume"),
+    ]
+    for changed, message in cases:
+        with pytest.raises(GGUFError, match=rf"run.gguf: .* other {message}"):
+            fit(points(), **changed)
+    other = POINTS.copy()
+    other[95, 7] += 1
+    for data in (
+        opt.Dataset(other, CLASSES), opt.Dataset(POINTS, CLASSES[::-1]),
+        opt.Dataset(POINTS, CLASSES, seed=1), opt.Dataset(POINTS[:72], CLASSES[:72]),
+    ):  # fmt: skip
+        with pytest.raises(GGUFError, match=r"settings: data [0-9a-f]{12}, now [0-9a-f]{12}\."):
+            fit(data, n_batch=24)
+    fit(points(), n_batch=24)
+    with ggml.gguf.GGUFFile(path) as file:  # of a version that recorded no settings
+        old = {k: v for k, v in file.typed_metadata().items() if ".settings." not in k}
+        ggml.gguf.copy_gguf(file, path, old)
+    fit(points(), n_batch=24, max_norm=0.5)
+
+
+def test_a_digest_does_not_depend_on_the_memory_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = points().digest()
+    np.save(tmp_path / "x.npy", POINTS)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    monkeypatch.setattr("pyggml.opt.dataset._CHUNK_BYTES", 100)
+    assert opt.Dataset(mapped, CLASSES).digest() == want
+    assert opt.Dataset(np.asfortranarray(POINTS), CLASSES).digest() == want
+
+
+class Penalized(opt.OptContext):
+    """``trainer`` with a second loss, a factor times the sum of its first results."""
+
+    def extra_nodes(self, ops: OpBuilders, static: Context) -> list[Tensor]:
+        self.factor = static.new_tensor_1d(F32, 1).set_name("factor")
+        self.state["factor"] = self.factor
+        total = ops.sum(self.outputs)
+        self.total = total.set_name("total").set_output()
+        return [ops.mul(total, self.factor).set_name("penalty").set_loss()]
+
+
+def test_auxiliary_losses_and_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a second loss is added; micro-batches are means; checkpoints keep state."""
+    plain = trainer(24, optimizer=opt.SGD(0.1))
+    start = weights(plain)
+    monkeypatch.setattr(opt, "OptContext", Penalized)
+    changes = []
+    for n_micro, factor in ((24, 0.5), (8, 1.5), (24, 0.0)):  # a sum of 8 rows is a third
+        t = trainer(n_micro, n_batch=24, optimizer=opt.SGD(0.1))
+        assert isinstance(t, Penalized)
+        t.factor.set([factor])
+        data = opt.Dataset(POINTS[:24], CLASSES[:24])
+        result = opt.epoch(t, data, 0)
+        assert t.total.numpy().item() != 0
+        changes.append((result.loss, {name: w - start[name] for name, w in weights(t).items()}))
+    opt.epoch(plain, data, 0)
+    for name, w in weights(plain).items():
+        none, whole, parts = (changes[i][1][name] for i in (2, 0, 1))
+        np.testing.assert_array_equal(none, w - start[name])
+        np.testing.assert_allclose(whole, parts, atol=1e-6)
+        assert np.abs(whole - none).max() > 1e-3
+    assert changes[0][0] == pytest.approx(changes[1][0], rel=1e-6)
+    opt.save_checkpoint(tmp_path / "run.gguf", t)
+    t.factor.set([7])
+    opt.load_checkpoint(tmp_path / "run.gguf", t)
+    assert t.factor.numpy().item() == 0
+
+
+def test_gains_and_biases_may_stay_without_weight_decay() -> None:
+    found = {}
+    for wd, decay_1d in ((0.0, True), (0.5, True), (0.5, False)):
+        t = trainer(96, optimizer=opt.AdamW(0.1, wd=wd, decay_1d=decay_1d))
+        opt.epoch(t, points(), 0)
+        found[wd, decay_1d] = weights(t)
+    some = found[0.5, False]
+    np.testing.assert_array_equal(some["bias"], found[0.0, True]["bias"])
+    np.testing.assert_array_equal(some["a"], found[0.5, True]["a"])
+    for name in ("a", "bias"):
+        assert np.abs(found[0.0, True][name] - found[0.5, True][name]).max() > 1e-3
 
 
 def test_a_parameter_may_have_any_name_beside_moments(tmp_path: Path) -> None:
@@ -287,8 +420,11 @@ def test_what_does_not_fit_is_said() -> None:
         opt.epoch(trainer(), opt.Dataset(POINTS, CLASSES.astype(np.float32)))
     with pytest.raises(ComputeError, match="index"):
         opt.epoch(trainer(), opt.Dataset(POINTS, CLASSES + 1), 0)
-    with pytest.raises(ComputeError, match="the loss is nan after"):
+    with pytest.raises(ComputeError, match="the loss is nan after 1 steps: lower the learning"):
         opt.epoch(trainer(), opt.Dataset(np.full_like(POINTS, np.nan), CLASSES), 0)
+    with pytest.raises(ComputeError, match="the loss is inf after"):
+        huge = np.full((96, 3), 1e30, np.float32)
+        opt.epoch(trainer(loss="mean_squared_error"), opt.Dataset(POINTS, huge), 0)
 
 
 def test_too_little_memory_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
