@@ -1,4 +1,4 @@
-"""Digests that identify a model regardless of its quantization.
+"""Digests that identify a model, regardless of its quantization or with it.
 
 model_fingerprint(GGUFFile("x.f16.gguf")) == model_fingerprint(GGUFFile("x.q4_0.powerinfer.gguf"))
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from hashlib import sha256
 
 from pyggml.gguf import GGUFFile
+
+_SAMPLE_BYTES = 1 << 16  # of each tensor
 
 
 def model_fingerprint(file: GGUFFile) -> str:
@@ -24,3 +26,12 @@ def content_key(file: GGUFFile, *parts: object) -> str:
     table = [(t.name, t.type.name, t.ne) for t in file.tensors.values()]
     text = repr((model_fingerprint(file), table, parts))
     return sha256(text.encode()).hexdigest()
+
+
+def weights_digest(file: GGUFFile) -> str:
+    """Twelve hexadecimal digits of all tensors' names, types, sizes and first bytes."""
+    digest = sha256(file.get_str("general.architecture").encode())
+    for t in file.tensors.values():
+        digest.update(repr((t.name, t.type.name, t.ne)).encode())
+        digest.update(file.tensor_bytes(t.name)[:_SAMPLE_BYTES].tobytes())
+    return digest.hexdigest()[:12]

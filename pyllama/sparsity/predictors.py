@@ -1,13 +1,14 @@
 """Trains PowerInfer's predictors of active neurons, ``fc2 @ relu(fc1 @ x)``.
 
-    for predictor in train_predictors(model, tokens, PredictorParams(rank=64)):
-        print(predictor.active, predictor.recall)
-    write_predictors("predictors", found)          # model_0.pt, ..., for pyllama-convert
+    folder = PredictorFolder("predictors", model, tokens, PredictorParams(rank=64))
+    for layer in folder.train():                   # writes model_0.pt, ..., for pyllama-convert
+        print(layer.active, layer.recall)
 
 Logistic regression, layer by layer: from the input of a feed-forward part, before its norm, to its
 active neurons. A layer's threshold is the score that a share ``recall`` of its active neurons
 reaches on tokens that were not fitted. A file has one threshold for all layers, so each layer's
-scores are scaled to it. Source: PowerInfer, ``convert.py`` (files).
+scores are scaled to it. A folder keeps each layer as soon as it is trained, so that a killed run
+goes on from there. Source: PowerInfer, ``convert.py`` (files).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,8 @@ from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.registry import init_backend
 from pyggml.context import Context as TensorContext
 from pyggml.dtype import GGMLType
-from pyggml.files import write_whole
+from pyggml.files import read_input, write_whole
+from pyggml.gguf import GGUFFile
 from pyggml.host import available_memory
 from pyggml.opt import AdamW, Dataset, OptContext, OptParams, epoch
 from pyggml.sched import to_numpy
@@ -35,15 +38,20 @@ from pyggml.tensor import Tensor
 
 from ..convert.files.torch_writer import write_torch
 from ..errors import ModelError
+from ..inputs.bounded_json import parse_json
+from ..inputs.text import utf8
 from ..runtime.batch import Batch
 from ..runtime.context import Context
 from ..runtime.model import Model
 from .collect import relu_inputs, text_chunks
+from .fingerprint import weights_digest
 
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[float], None]
 THRESHOLD = -1.0  # in the file; negative, as an unlikely neuron counts as active
 _CALIBRATION = 8  # one token of so many is not fitted
+_RECORD = "run.json"  # in an unfinished folder: settings, and statistics of the layers
+_MAX_RECORD_BYTES, _MAX_RECORD_VALUES = 1 << 20, 1 << 16
 _MEMORY_SHARE = 0.5  # of free memory, for inputs and activity of some layers
 
 
@@ -85,6 +93,14 @@ class Predictor(NamedTuple):
     recall: float
 
 
+class PredictorStats(NamedTuple):
+    """Statistics of a predictor, as of ``Predictor``."""
+
+    active: float
+    selected: float
+    recall: float
+
+
 class Pairs(NamedTuple):
     """Inputs of a layer's feed-forward part, and which neurons are active.
 
@@ -115,17 +131,36 @@ def train_predictors(
         ModelError: the model's activation is not ReLU-like, the text is too short, or a layer has
             no threshold.
     """
-    p, hp = params or PredictorParams(), model.hparams
-    chunks = text_chunks(model, tokens, max(1, min(n_ctx, hp.n_ctx_train)))
+    p, n_layer = params or PredictorParams(), model.hparams.n_layer
+    chunks = _chunks(model, tokens, n_ctx)
+    return _train_layers(model, chunks, p, range(n_layer), n_threads, progress)
+
+
+def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> list[list[int]]:
+    """The chunks of a text. Raises: ModelError: it is too short."""
+    chunks = text_chunks(model, tokens, max(1, min(n_ctx, model.hparams.n_ctx_train)))
     n = sum(map(len, chunks))
     if n < 2 * _CALIBRATION:
         raise ModelError(f"{n} tokens are too few to train predictors: use a longer text")
+    return chunks
+
+
+def _train_layers(
+    model: Model,
+    chunks: Sequence[Sequence[int]],
+    p: PredictorParams,
+    layers: range,
+    n_threads: int | None,
+    progress: Progress | None,
+) -> Iterator[Predictor]:
+    """The predictors of some layers; inputs of as many as memory allows are collected at once."""
+    n, hp = sum(map(len, chunks)), model.hparams
     size = n * max(4 * hp.n_embd + hp.of_layer(i).n_ff for i in range(hp.n_layer))
     at_once = max(1, int(_MEMORY_SHARE * (available_memory() or size)) // size)
-    for first in range(0, hp.n_layer, at_once):
-        layers = range(first, min(first + at_once, hp.n_layer))
-        pairs = _collect(model, chunks, layers, n_threads)
-        for i in layers:
+    for first in range(layers.start, layers.stop, at_once):
+        some = range(first, min(first + at_once, layers.stop))
+        pairs = _collect(model, chunks, some, n_threads)
+        for i in some:
 
             def report(fraction: float, i: int = i) -> None:
                 if progress is not None:
@@ -226,6 +261,94 @@ def write_predictors(folder: str | os.PathLike[str], predictors: Sequence[Predic
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for i, one in enumerate(predictors):
-        write_torch(folder / f"model_{i}.pt", {"fc1.weight": one.fc1, "fc2.weight": one.fc2})
+        _write_layer(folder, i, one)
+    _write_config(folder)
+
+
+def _write_layer(folder: Path, i: int, one: Predictor) -> None:
+    write_torch(folder / f"model_{i}.pt", {"fc1.weight": one.fc1, "fc2.weight": one.fc2})
+
+
+def _write_config(folder: Path) -> None:
     config = json.dumps({"sparse_threshold": THRESHOLD})
     write_whole(folder / "config.json", config.encode())
+
+
+class PredictorFolder:
+    """PowerInfer's folder of predictors, which are trained and written one after the other.
+
+    They are kept in ``FOLDER.unfinished`` until all are there; a run that finds some of its own
+    goes on after the last, with the bits of an uninterrupted one. Arguments as of
+    ``train_predictors``.
+
+    Attributes:
+        unfinished: the folder until then; done: the statistics of the layers in it.
+
+    Raises:
+        ModelError: as ``train_predictors``; ``unfinished`` has predictors of another run.
+        OSError: it cannot be read.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], model: Model, tokens: Sequence[int],
+        params: PredictorParams | None = None, *, n_ctx: int = 512,
+    ) -> None:  # fmt: skip
+        self._folder, self._model, self._params = Path(folder), model, params or PredictorParams()
+        self._chunks = _chunks(model, tokens, n_ctx)
+        self.unfinished = self._folder.with_name(f"{self._folder.name}.unfinished")
+        with GGUFFile(model.path) as file:
+            base = weights_digest(file)
+        text = sha256(repr(self._chunks).encode()).hexdigest()[:12]
+        settings = {**asdict(self._params), "n_ctx": n_ctx, "model": base, "text": text}
+        self._settings = {name: str(value) for name, value in settings.items()}
+        self.done = self._read()
+
+    def train(
+        self, n_threads: int | None = None, progress: Progress | None = None
+    ) -> Iterator[PredictorStats]:
+        """Train the layers that are missing; yields the statistics of all.
+
+        Raises:
+            ModelError: as ``train_predictors``.
+            OSError: a file cannot be written; earlier layers stay.
+        """
+        yield from tuple(self.done)
+        self.unfinished.mkdir(parents=True, exist_ok=True)
+        n_layer = self._model.hparams.n_layer
+        missing = range(len(self.done), n_layer)
+        trained = _train_layers(
+            self._model, self._chunks, self._params, missing, n_threads, progress
+        )
+        for i, one in zip(missing, trained, strict=True):
+            _write_layer(self.unfinished, i, one)
+            self.done.append(PredictorStats(*one[2:]))
+            record = {"settings": self._settings, "layers": self.done}
+            write_whole(self.unfinished / _RECORD, json.dumps(record).encode())
+            yield self.done[-1]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for i in range(n_layer):
+            os.replace(self.unfinished / f"model_{i}.pt", self._folder / f"model_{i}.pt")
+        _write_config(self._folder)
+        (self.unfinished / _RECORD).unlink()
+        self.unfinished.rmdir()
+
+    def _read(self) -> list[PredictorStats]:
+        """The statistics of the layers of an earlier run."""
+        path = self.unfinished / _RECORD
+        if not path.exists():
+            return []
+        try:
+            record = parse_json(utf8(read_input(path, _MAX_RECORD_BYTES)), _MAX_RECORD_VALUES)
+            settings = dict(record["settings"])
+            done = [PredictorStats(*map(float, layer)) for layer in record["layers"]]
+        except (ValueError, TypeError, KeyError):
+            raise ModelError(f"{path}: no record of predictors: delete the folder") from None
+        names = [n for n, value in self._settings.items() if settings.get(n) != value]
+        if names:
+            changes = "; ".join(f"{n} {settings.get(n)}, now {self._settings[n]}" for n in names)
+            raise ModelError(
+                f"{self.unfinished} has {len(done)} layers of a run with other settings: {changes}."
+                " Go on with its own, delete the folder, or name another output"
+            )
+        there = [(self.unfinished / f"model_{i}.pt").exists() for i in range(len(done))]
+        return done[: there.index(False)] if False in there else done

@@ -3,7 +3,8 @@
     pyllama-powerinfer train -m relu.gguf -f text.txt -o predictors
     pyllama-convert relu-model --predictor predictors --outtype f16
 
-Prints a line per layer. The folder is PowerInfer's.
+Prints a line per layer. The folder is PowerInfer's. Until all layers are trained they are kept in
+FOLDER.unfinished, from which the same command goes on after it was killed.
 """
 
 from __future__ import annotations
@@ -63,20 +64,16 @@ def command(**options: Any) -> None:
     n_threads = own.threads if own.threads > 0 else None
     model = load_model(replace(ModelOptions.from_click(options), sparse="off"), n_threads=n_threads)
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
-    from pyllama.sparsity.predictors import PredictorParams, train_predictors, write_predictors
+    from pyllama.sparsity.predictors import PredictorFolder, PredictorParams
 
     params = PredictorParams(own.rank, own.recall, own.steps, rate=own.rate, seed=own.seed)
-    found = []
+    folder = PredictorFolder(own.output, model, tokens, params, n_ctx=own.ctx_size)
+    if folder.done:
+        note(f"{folder.unfinished}: {len(folder.done)} layers are there, the others are trained")
     with progress_bar(f"training predictors on {len(tokens)} tokens") as progress:
-        for i, one in enumerate(
-            train_predictors(
-                model, tokens, params, n_ctx=own.ctx_size, n_threads=n_threads, progress=progress
-            )
-        ):
-            found.append(one)
+        for i, one in enumerate(folder.train(n_threads, progress)):
             write_line(
                 f"layer {i}: {one.active:.1%} of the neurons are active, {one.selected:.1%} "
                 f"selected, recall {one.recall:.2%}"
             )
-    write_predictors(own.output, found)
-    note(f"{own.output}: {len(found)} predictors, for pyllama-convert --predictor")
+    note(f"{own.output}: {len(folder.done)} predictors, for pyllama-convert --predictor")

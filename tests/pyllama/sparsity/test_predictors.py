@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pyllama.sparsity.predictors import (
     THRESHOLD,
     Pairs,
     Predictor,
+    PredictorFolder,
     PredictorParams,
     train_predictors,
     write_predictors,
@@ -68,6 +70,54 @@ def test_the_folder_is_powerinfers(tmp_path: Path, trained: list[Predictor]) -> 
     }
     stored = read_torch(tmp_path / "p" / "model_1.pt", ReadBudget())
     np.testing.assert_array_equal(stored["fc2.weight"].read(), trained[1].fc2)
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(
+    model: Model, trained: list[Predictor], tmp_path: Path
+) -> None:
+    path, old = tmp_path / "p", {"config.json": b"of a run before", "model_0.pt": b"too"}
+    path.mkdir()
+    for name, text in old.items():
+        (path / name).write_bytes(text)
+
+    def folder(**changes: Any) -> PredictorFolder:
+        return PredictorFolder(path, model, TOKENS, replace(PARAMS, **changes), n_ctx=64)
+
+    next(folder().train(n_threads=1))  # and no further
+    assert {f.name: f.read_bytes() for f in path.iterdir()} == old
+    with pytest.raises(ModelError, match=r"unfinished has 1 layers .*: rank 24, now 8; seed 0, n"):
+        folder(rank=8, seed=1)
+    with pytest.raises(ModelError, match=r"other settings: text \w+, now \w+\. Go on"):
+        PredictorFolder(path, model, TOKENS[::-1], PARAMS, n_ctx=64)
+    calls: list[float] = []
+    again = folder()
+    assert again.done == [trained[0][2:]]
+    stats = list(again.train(n_threads=2, progress=calls.append))
+    assert stats == [one[2:] for one in trained] and calls[0] > 0.5
+    write_predictors(tmp_path / "whole", trained)
+    names = sorted(f.name for f in path.iterdir())
+    assert names == ["config.json", "model_0.pt", "model_1.pt"]
+    for name in names:
+        assert (path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [f.name for f in tmp_path.iterdir() if "unfinished" in f.name] == []
+
+
+def test_an_unfinished_folder_is_checked(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    next(PredictorFolder(path, model, TOKENS, PARAMS, n_ctx=64).train(n_threads=1))
+    record = tmp_path / "p.unfinished" / "run.json"
+    (record.parent / "model_0.pt").unlink()
+    assert PredictorFolder(path, model, TOKENS, PARAMS, n_ctx=64).done == []
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"settings": 1, "layers": []}',
+        '{"settings": {}, "layers": [1]}',
+    ):
+        record.write_text(text)
+        with pytest.raises(ModelError, match=r"run\.json: no record of predictors"):
+            PredictorFolder(path, model, TOKENS, PARAMS, n_ctx=64)
 
 
 def test_scores_are_scaled_to_the_threshold_of_the_file() -> None:
