@@ -86,6 +86,7 @@ FILL = define_op(
     inplace_ok=True,
     cost=lambda node: Cost(node.nbytes),
     doc="A tensor like `a` in which every element is `c`.",
+    gradients={"a": lambda ops, y, dy: None},
 )
 
 

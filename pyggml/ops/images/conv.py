@@ -125,7 +125,7 @@ IM2COL = define_op(
 
 
 def _back_params(y: Tensor) -> dict[str, Any]:
-    """The parameters of IM2COL_BACK for a node of IM2COL or CONV_2D."""
+    """The parameters of IM2COL_BACK for a node of IM2COL, CONV_2D or CONV_2D_DW."""
     assert y.src[1] is not None
     steps = {name: y.op_params[name] for name in STEPS}
     return {**steps, "is_2d": y.op_params.get("is_2d", True), "ne": y.src[1].ne}
@@ -235,7 +235,7 @@ def conv_cost(node: Tensor) -> Cost:
     return Cost(node.nbytes + a.nbytes + b.nbytes, node.nelements * per_element)
 
 
-def _rows(ops: OpBuilders, dy: Tensor) -> Tensor:
+def channel_rows(ops: OpBuilders, dy: Tensor) -> Tensor:
     """A gradient [ow, oh, oc, n] with the channels of a place side by side: [oc, ow * oh * n]."""
     ow, oh, oc, n = dy.ne
     rows = ops.cont(ops.permute(dy, axes=(1, 2, 0, 3)))  # [oc, ow, oh, n]
@@ -249,7 +249,7 @@ def _gradient_of_kernel(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     seen = ops.im2col(a, ops.contiguous(b), **y.op_params)
     k, places = seen.ne[0], seen.nrows
     seen = ops.reshape(seen, ne=(k, places, 1, 1))
-    return ops.reshaped(ops.out_prod(seen, ops.once(_rows, dy)), a)
+    return ops.reshaped(ops.out_prod(seen, ops.once(channel_rows, dy)), a)
 
 
 def _gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
     assert a is not None
     k = a.nelements // oc
     kernel = ops.reshape(ops.contiguous(a), ne=(k, oc, 1, 1))
-    seen = ops.out_prod(kernel, ops.transpose(ops.once(_rows, dy)))  # [k, ow * oh * n]
+    seen = ops.out_prod(kernel, ops.transpose(ops.once(channel_rows, dy)))  # [k, ow * oh * n]
     seen = ops.reshape(seen, ne=(k, ow, oh, n))
     return ops.im2col_back(seen, a, **_back_params(y))
 
@@ -312,6 +312,33 @@ def _conv_2d_dw(a: Array, b: Array, **v: int) -> Array:
     return out
 
 
+def _of_channels(ops: OpBuilders, dy: Tensor) -> Tensor:
+    """A gradient [ow, oh, c, n] with the places of a channel as a row: [ow * oh, 1, c, n]."""
+    ow, oh, c, n = dy.ne
+    out: Tensor = ops.reshape(ops.contiguous(dy), ne=(ow * oh, 1, c, n))
+    return out
+
+
+def _dw_gradient_of_kernel(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    (a, b), (ow, oh, c, n) = y.src, y.ne
+    assert a is not None and b is not None
+    channels = ops.reshape(ops.contiguous(b), ne=(*b.ne[:2], 1, c * n))
+    seen = ops.im2col(a, channels, **y.op_params)  # [kw * kh, ow, oh, c * n]
+    seen = ops.reshape(seen, ne=(seen.ne[0], ow * oh, c, n))
+    sums = ops.mul_mat(ops.cont(ops.transpose(seen)), ops.once(_of_channels, dy))  # [k, 1, c, n]
+    return ops.reshaped(ops.repeat_back(sums, ne=(*sums.ne[:3], 1)), a)
+
+
+def _dw_gradient_of_images(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    (a, b), (ow, oh, c, n) = y.src, y.ne
+    assert a is not None and b is not None
+    kernel = ops.reshape(ops.contiguous(a), ne=(1, a.nelements // c, c, 1))
+    places = ops.reshape(ops.once(_of_channels, dy), ne=(1, ow * oh, c, n))
+    seen = ops.reshape(ops.mul_mat(kernel, places), ne=(kernel.ne[1], ow, oh, c * n))
+    ne = (*b.ne[:2], 1, c * n)
+    return ops.reshape(ops.im2col_back(seen, a, **{**_back_params(y), "ne": ne}), ne=b.ne)
+
+
 CONV_2D_DW = define_op(
     "CONV_2D_DW",
     src={"a": source(*FLOATS, gaps=True), "b": source(F32, gaps=True)},
@@ -327,6 +354,7 @@ CONV_2D_DW = define_op(
     max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Convolution of each channel of the images `b` with a kernel of its own.",
+    gradients={"a": _dw_gradient_of_kernel, "b": _dw_gradient_of_images},
 )
 
 

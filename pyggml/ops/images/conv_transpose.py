@@ -12,8 +12,8 @@ import numpy as np
 
 from ...context import Context
 from ...tensor import Tensor
-from ..op import F16, F32, FLOATS, Array, Out, arg, case, define_op, require, source
-from .conv import conv_cost, conv_nmse
+from ..op import F16, F32, FLOATS, Array, OpBuilders, Out, arg, case, define_op, require, source
+from .conv import channel_rows, conv_cost, conv_nmse
 
 __all__ = ["conv_transpose_1d", "conv_transpose_2d_p0"]
 
@@ -51,6 +51,27 @@ def _conv_transpose_1d(a: Array, b: Array, s0: int) -> Array:
     return out.swapaxes(1, 2)
 
 
+def _seen_1d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """What the kernel sees of a gradient [ow, oc] at each place: [k * oc, length]."""
+    out: Tensor = ops.im2col(y.src[0], ops.contiguous(dy), is_2d=False, s0=y.op_params["s0"])
+    return out
+
+
+def _kernel_gradient_1d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    a, b = y.src
+    assert a is not None and b is not None
+    return ops.reshaped(ops.out_prod(ops.once(_seen_1d, y, dy), ops.transpose(b)), a)
+
+
+def _image_gradient_1d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """The convolution of ``dy`` with the kernels, as a matmul."""
+    a = y.src[0]
+    assert a is not None
+    kernel = ops.reshape(ops.contiguous(a), ne=(a.ne[0] * a.ne[1], a.ne[2], 1, 1))
+    out: Tensor = ops.mul_mat(ops.once(_seen_1d, y, dy), kernel)  # [length, c]
+    return out
+
+
 CONV_TRANSPOSE_1D = define_op(
     "CONV_TRANSPOSE_1D",
     src={"a": source(*FLOATS), "b": source(F32)},
@@ -67,6 +88,7 @@ CONV_TRANSPOSE_1D = define_op(
     max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Adds the kernels `a`, weighted by the elements of `b`, at steps of `s0`, along one axis.",
+    gradients={"a": _kernel_gradient_1d, "b": _image_gradient_1d},
 )
 
 
@@ -87,6 +109,21 @@ def _infer_2d(a: Tensor, b: Tensor, s0: int) -> Out:
     return Out(F32, (ow, oh, a.ne[2], b.ne[3]))
 
 
+def _kernel_gradient_2d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """That of the convolution of ``dy``, where the images are the result's gradient."""
+    (a, b), s0 = y.src, y.op_params["s0"]
+    assert a is not None and b is not None
+    seen = ops.im2col(a, ops.contiguous(dy), s0=s0, s1=s0)  # [kw * kh * oc, w, h, n]
+    seen = ops.reshape(seen, ne=(seen.ne[0], seen.nrows, 1, 1))
+    return ops.reshaped(ops.out_prod(seen, channel_rows(ops, b)), a)
+
+
+def _images_gradient_2d(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    s0 = y.op_params["s0"]
+    out: Tensor = ops.conv_2d(y.src[0], dy, s0=s0, s1=s0)
+    return out
+
+
 CONV_TRANSPOSE_2D = define_op(
     "CONV_TRANSPOSE_2D",
     src={"a": source(*FLOATS), "b": source(F32)},
@@ -103,6 +140,7 @@ CONV_TRANSPOSE_2D = define_op(
     max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Adds the kernels `a`, weighted by the elements of the images `b`, at steps of `s0`.",
+    gradients={"a": _kernel_gradient_2d, "b": _images_gradient_2d},
 )
 
 

@@ -96,13 +96,10 @@ def _cases() -> list[Case]:
     return cases
 
 
-def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
-    """``b dy`` for each matrix of ``b``, summed over the matrices that share a matrix of ``a``."""
-    a, b = y.src
-    assert a is not None and b is not None
-    da: Tensor = ops.out_prod(b, dy)  # [k, m, B2, B3]
+def summed_matrices(ops: OpBuilders, da: Tensor, a: Tensor) -> Tensor:
+    """A gradient [k, m, B2, B3], summed over the matrices that share a matrix of ``a``."""
     k, m, a2, a3 = a.ne
-    b2, b3 = b.ne[2:]
+    b2, b3 = da.ne[2:]
     if b2 != a2:  # matrix i of a goes with matrices i * B2 // A2 and the following ones
         da = ops.reshape(da, ne=(k * m, b2 // a2, a2 * b3, 1))
         da = ops.reshape(ops.repeat_back(da, ne=(k * m, 1, a2 * b3, 1)), ne=(k, m, a2, b3))
@@ -110,6 +107,13 @@ def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
         da = ops.reshape(da, ne=(k * m * a2, b3 // a3, a3, 1))
         da = ops.reshape(ops.repeat_back(da, ne=(k * m * a2, 1, a3, 1)), ne=a.ne)
     return da
+
+
+def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """``b dy`` for each matrix of ``b``, summed over the matrices that share a matrix of ``a``."""
+    a, b = y.src
+    assert a is not None and b is not None
+    return summed_matrices(ops, ops.out_prod(b, dy), a)
 
 
 MUL_MAT = define_op(

@@ -10,13 +10,15 @@ import numpy as np
 from ...context import Context
 from ...tensor import Tensor
 from ..op import (
+    ALL_FLOATS,
+    BF16,
     F16,
     F32,
-    FLOATS,
     OTHER_QUANTS,
     QUANTS,
     Array,
     Cost,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -24,6 +26,7 @@ from ..op import (
     require,
     source,
 )
+from .matmul import summed_matrices
 
 __all__ = ["out_prod"]
 
@@ -47,9 +50,20 @@ def _out_prod(a: Array, b: Array) -> Array:
     return out
 
 
+def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    a, b = y.src
+    assert a is not None and b is not None
+    return summed_matrices(ops, ops.out_prod(dy, ops.transpose(b)), a)
+
+
+def _gradient_of_b(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    out: Tensor = ops.mul_mat(y.src[0], dy)  # [n, p, B2, B3]
+    return ops.transpose(out)
+
+
 OUT_PROD = define_op(
     "OUT_PROD",
-    src={"a": source(*FLOATS, quantized=True), "b": source(F32, gaps=True)},
+    src={"a": source(*ALL_FLOATS, quantized=True), "b": source(F32, gaps=True)},
     infer=_infer,
     reference=_out_prod,
     cases=lambda: [
@@ -63,7 +77,7 @@ OUT_PROD = define_op(
         case(arg(150, 600), arg(300, 600)),  # several pieces, panels and blocks
         case(arg(150, 300, 2), arg(300, 70, 4, permute=(1, 0, 2, 3))),
         case(arg(256, 300, type=QUANTS[1]), arg(300, 300)),
-        case(arg(65, 17, type=F16), arg(33, 17)),
+        *(case(arg(65, 17, type=t), arg(33, 17)) for t in (F16, BF16)),
         *(case(arg(64, 17, 1, 2, type=t), arg(5, 17, 2, 2)) for t in QUANTS),
         *(case(arg(256, 5, type=t), arg(3, 5)) for t in OTHER_QUANTS),
         case(arg(256, 16), arg(16, 16), perf=True),
@@ -74,6 +88,7 @@ OUT_PROD = define_op(
         node.nbytes + node.src[0].nbytes + node.src[1].nbytes, node.nelements * node.src[0].ne[1]
     ),
     doc="Sums over rows of the outer products of `a`'s rows with `b`'s.",
+    gradients={"a": _gradient_of_a, "b": _gradient_of_b},
 )
 
 

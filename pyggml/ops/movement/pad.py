@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...context import Context
-from ...errors import UnsupportedOp
 from ...tensor import Dims, Tensor
 from ..op import F32, Array, OpBuilders, Out, arg, case, define_op, require, same, source
 
@@ -34,10 +33,12 @@ def _pad(a: Array, left: Dims, right: Dims, circular: bool) -> Array:
 
 
 def _pad_gradient(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
-    if y.op_params["circular"]:
-        raise UnsupportedOp("PAD: circular padding has no gradient")
     a = y.src[0]
     assert a is not None
+    if y.op_params["circular"]:  # with zeros to whole copies of a, which are summed
+        left = tuple(-p % n for p, n in zip(y.op_params["left"], a.ne, strict=True))
+        right = tuple(-(p + m) % n for p, m, n in zip(left, y.ne, a.ne, strict=True))
+        return ops.summed_to(ops.pad(dy, left=left, right=right), a)
     dy = ops.contiguous(dy)
     offset = sum(n * nb for n, nb in zip(y.op_params["left"], dy.nb, strict=True))
     out: Tensor = ops.view(dy, ne=a.ne, nb=dy.nb, offset=offset)

@@ -17,6 +17,7 @@ from ..op import (
     F32,
     Arg,
     Array,
+    OpBuilders,
     Out,
     arg,
     case,
@@ -135,6 +136,15 @@ def causal_mask(*ne: int, type: object = F32, hidden_row: bool = False) -> Arg:
     return Arg(ne, type, values=values)  # type: ignore[arg-type]
 
 
+def _gradient_of_sinks(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
+    """``-p dot(y, dy)`` summed over the rows of a head, where the sink's p is ``1 - sum(y)``."""
+    sinks = y.src[2]
+    assert sinks is not None
+    minus_p = ops.scale(ops.sum_rows(y), s=1.0, b=-1.0)  # [1, queries, heads, batch]
+    terms = ops.mul(ops.sum_rows(ops.mul(y, dy)), minus_p)
+    return ops.reshape(ops.repeat_back(terms, ne=(1, 1, y.ne[2], 1)), ne=sinks.ne)
+
+
 SOFT_MAX = define_op(
     "SOFT_MAX",
     src={"x": source(F32), "mask?": None, "sinks?": None},
@@ -159,7 +169,10 @@ SOFT_MAX = define_op(
     inplace_ok=True,
     max_nmse=1e-6,
     doc="Softmax of `scale * x + slope * mask` over rows; zeros where all is masked.",
-    gradients={"x": lambda ops, y, dy: ops.soft_max_back(dy, y, scale=y.op_params["scale"])},
+    gradients={
+        "x": lambda ops, y, dy: ops.soft_max_back(dy, y, scale=y.op_params["scale"]),
+        "sinks": _gradient_of_sinks,
+    },
 )
 
 

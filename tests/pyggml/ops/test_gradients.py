@@ -23,15 +23,16 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import UnsupportedOp
 from pyggml.ops.movement.view import PERMUTE
-from pyggml.ops.op import OPS, Case, Op, arg, case
+from pyggml.ops.op import OPS, Arg, Case, Op, arg, case
 from pyggml.tensor import Tensor
 
 from ..float64 import Array, evaluate
 from .harness import by_default, random_values
+from .op_table import case_node
 
 F32, I32 = GGMLType.F32, GGMLType.I32
 # Ops of which some kinds or sizes have no gradient
-PARTIAL = ("UNARY", "GLU", "PAD", "POOL_1D", "UPSCALE", "GROUP_NORM", "FLASH_ATTN_EXT")
+PARTIAL = ("UNARY", "GLU", "POOL_1D", "UPSCALE", "GROUP_NORM", "FLASH_ATTN_EXT")
 # Error of a gradient of 0: 1e-7, but more for sums that cancel (of attention to one key)
 ROUNDING = {"FLASH_ATTN_EXT": 1e-6}
 MAX_ELEMENTS = 7000  # of a source
@@ -163,3 +164,71 @@ def _directions(rng: np.random.Generator, shape: tuple[int, ...]) -> Iterator[Ar
         one = np.zeros(shape)
         one.flat[rng.integers(one.size)] = 1
         yield one
+
+
+# Float sources without a gradient. Of the others some kinds and sizes have none: see PARTIAL.
+# Gradients of gradients, steps of optimizers, labels and angles:
+_OF_TRAINING = (
+    "CROSS_ENTROPY_LOSS[labels] CROSS_ENTROPY_LOSS_BACK[dy,a,labels] "
+    "FLASH_ATTN_BACK[q,k,v,y,dy,mask,sinks,distances] GELU_BACK[dy,x] GELU_ERF_BACK[dy,x] "
+    "GELU_QUICK_BACK[dy,x] GET_ROWS_BACK[dy] IM2COL_BACK[dy,a] MUL_MAT_ID_BACK[dy,b] "
+    "NORM_BACK[dy,x] OPT_STEP_ADAMW[a,grad,m,v,params] OPT_STEP_SGD[a,grad,params] "
+    "POOL_2D_BACK[dy,x] RMS_NORM_BACK[dy,x] ROPE[freqs] ROPE_BACK[freqs] SILU_BACK[dy,x] "
+    "SOFT_MAX_BACK[dy,y]"
+)
+# Masks and biases of attention, recurrent layers, sparse inference, adapters that run, caches:
+_OF_INFERENCE = (
+    "FLASH_ATTN_EXT[mask,sinks,distances] SOFT_MAX[mask] GATED_DELTA_NET[q,k,v,g,beta,state] "
+    "GATED_LINEAR_ATTN[k,v,q,g,state] RWKV_WKV6[k,v,r,tf,td,state] "
+    "RWKV_WKV7[r,w,k,v,a,b,state] SSM_CONV[sx,c,states] SSM_SCAN[s,x,dt,A,B,C] "
+    "TOKEN_SHIFT[x,states] SOLVE_TRI[a,b] MUL_MAT_SPARSE[a,b,idx] AXPY[a,b,idx] "
+    "MUL_MAT_SIGNS[x] LORA[y,b,scales,gains,a,x] SET_ROWS[b,a] PAD_REFLECT_1D[a] "
+    "TIMESTEP_EMBEDDING[t] MAP_CUSTOM[x0,x1]"
+)
+WITHOUT_GRADIENT = {*_OF_TRAINING.split(), *_OF_INFERENCE.split()}
+
+
+def _gradient_error(op: Op, c: Case, source: int) -> str | None:
+    """The error of the backward part for a parameter as this source; None: it has a gradient."""
+    ctx = Context(no_alloc=True)
+    leafs = [None if a is None else ctx.new_tensor(a.type, a.ne) for a in c.args]
+    sources = [
+        leaf if leaf is None or a is None or a.permute is None
+        else PERMUTE.build(ctx, leaf, axes=a.permute)
+        for leaf, a in zip(leafs, c.args, strict=True)
+    ]  # fmt: skip
+    leaf = leafs[source]
+    assert leaf is not None
+    leaf.set_param()
+    graph = CGraph()
+    graph.build_forward_expand(op.build(ctx, *sources, **c.params))
+    y = graph.nodes[-1]
+    graph.build_forward_expand(ggml.sum(ctx, ggml.cont(ctx, y)).set_loss())
+    try:
+        ggml.build_backward_expand(ctx, graph)
+    except UnsupportedOp as error:
+        return str(error)
+    return None
+
+
+def test_every_op_has_a_gradient_or_an_error_that_names_it() -> None:
+    """The list of float sources without one is pinned: a new op adds a gradient or a name."""
+    found = set()
+    for op in OPS.values():
+        missing = []
+        for i, name in enumerate(op.src):
+            cases = [c for c in op.cases if i < len(c.args) and _is_data(c.args[i])]
+            errors = [
+                _gradient_error(op, c, i) for c in cases
+                if not c.perf and case_node(op, c).type is F32
+            ]  # fmt: skip
+            assert all(e is None or ("\n" not in e and op.name in e) for e in errors), errors
+            if errors and None not in errors:
+                missing.append(name.removesuffix("?"))
+        if missing:
+            found.add(f"{op.name}[{','.join(missing)}]")
+    assert found == WITHOUT_GRADIENT
+
+
+def _is_data(a: Arg | None) -> bool:
+    return a is not None and a.type is F32 and prod(a.ne) > 0

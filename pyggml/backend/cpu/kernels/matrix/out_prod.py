@@ -32,7 +32,7 @@ from ...abi import (
 from ...codec import DECODED
 from ...codec.rows import decode_columns
 from ...compile.lowering import GRAIN, CpuLowering, lowers
-from ...simd.element import F16, F32, load_elem, store_elem
+from ...simd.element import BF16, F16, F32, load_elem, store_elem
 from ...simd.plain_rows import TABLE_BYTES, prefetch_run, set_row_pointers, transpose_rows
 from ...weights.layout import ROWS
 from .panels import COLUMN_BYTES, PANEL_BYTES, PIECE, TILE_BYTES, pack_row, times_panels
@@ -140,7 +140,7 @@ def out_prod_kernel(kind: int) -> CpuKernel:
 
 def _supports(node: Tensor) -> bool:
     a = node.src[0]
-    return int(a.type) in (F32, F16, *DECODED) and a.is_contiguous_rows()
+    return int(a.type) in (F32, F16, BF16, *DECODED) and a.is_contiguous_rows()
 
 
 @lowers("OUT_PROD", _supports)
