@@ -44,7 +44,8 @@ from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS
 from ..runtime.model import Model
 from ..runtime.overrides import Overrides
-from .graph import LoraPair, TrainingBuilder, causal_mask, within_layers
+from ..sparsity.fingerprint import weights_digest
+from .graph import LoraPair, TrainingBuilder, within_layers
 from .lora import LoraParams, new_pairs, write_lora
 
 RATE, LORA_RATE = 1e-5, 2e-4  # learning rates of all weights and of adapters
@@ -99,7 +100,7 @@ class TuneParams:
 
 
 class _WindowTrainer(OptContext):
-    """Trains on windows of tokens and positions; the masks of attention follow from positions."""
+    """Trains on windows of tokens and positions; what attention reads follows from positions."""
 
     def __init__(
         self, backend: Backend, builder: TrainingBuilder, logits: Tensor, params: OptParams,
@@ -113,8 +114,7 @@ class _WindowTrainer(OptContext):
         positions = points[0, 1]
         if positions.tobytes() != self._positions:
             self._positions = positions.tobytes()
-            for window, mask in self._builder.masks.items():
-                mask.set(causal_mask(positions, window, self._builder.hparams))
+            self._builder.set_positions(positions)
 
 
 class Finetuner:
@@ -165,6 +165,23 @@ class Finetuner:
             raise ModelError(f"{hparams.arch} models cannot be trained here: {error}") from None
         except AllocError as error:
             raise AllocError(f"{error}: a smaller `n_ctx`, or `recompute=True`") from None
+        self._add_settings()
+
+    def _add_settings(self) -> None:
+        """Name what decides the bits of a run besides the data; checkpoints compare it."""
+        p = self._params
+        with GGUFFile(self.model.path) as file:
+            base = weights_digest(file)
+        lora = p.lora or LoraParams(0, 0.0, ())
+        settings = self.trainer.settings
+        settings["lr"] = settings.pop("alpha")
+        own: dict[str, str | float] = {
+            "base": base, "n_ctx": self.n_ctx, "n_micro_batch": self.n_ctx, "seed": p.seed,
+            "n_batch": self.trainer.period * self.n_ctx, "lr_min": p.lr_min,
+            "decay_epochs": p.decay_epochs, "lora_rank": lora.rank, "lora_alpha": lora.factor,
+            "lora_target": ",".join(lora.target),
+        }  # fmt: skip
+        settings |= own
 
     @property
     def n_params(self) -> int:
@@ -193,7 +210,8 @@ class Finetuner:
 
         Raises:
             ComputeError: the loss is not a number; the checkpoint is that of the last epoch.
-            GGUFError: the checkpoint is of another model or another kind of training.
+            GGUFError: the checkpoint is of another model, other data or other settings than the
+                number of epochs and threads and ``recompute``.
         """
         return fit(
             self.trainer, self.windows, self._params.epochs, val=held_out, callback=callback,

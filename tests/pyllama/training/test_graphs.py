@@ -19,8 +19,11 @@ from pyllama.training import Finetuner, LoraParams, TuneParams, text_windows
 from ..arch.checkpoints import long_but, recorded, shapes_of, write_checkpoint, write_files
 
 F32 = GGMLType.F32
-TRAINED = ("gemma2", "gemma3", "gpt2", "llama", "mixtral", "olmo2", "phi3", "qwen2", "qwen3")
-NAMES = long_but(TRAINED, ("gemma2", "gpt2", "llama", "phi3_longrope"))
+TRAINED = (
+    "bloom", "deepseek2_lite", "gemma2", "gemma3", "gpt2", "granite_swa", "llama", "llama4",
+    "mixtral", "olmo2", "phi3", "qwen2", "qwen3",
+)  # fmt: skip
+NAMES = long_but(TRAINED, ("gemma2", "gpt2", "granite_swa", "llama", "phi3_longrope"))
 N = 24
 
 
@@ -40,6 +43,25 @@ def test_logits_are_those_of_inference(tmp_path: Path, name: str) -> None:
     context.decode(Batch(tokens, logits="all"))
     got, want = tuner.trainer.outputs.numpy(), context.logits
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_sinks_of_attention_are_trained_with_all_weights(tmp_path: Path) -> None:
+    """Attention in parts has the logits of attention as one op, and sinks have gradients."""
+    path = convert(write_checkpoint(tmp_path / "g", "granite_swa"), tmp_path / "x.gguf", "f32")
+    model, tokens = Model.load(path, repack=False), recorded("granite_swa")["tokens"].tolist()[:N]
+    found = []
+    one_op: dict[str, Any] = {"lora": LoraParams(4, target=("attn",))}
+    in_parts: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1}
+    for params in (one_op, in_parts):
+        tuner = tune(model, tokens, **params)
+        tuner.trainer.set_inputs(tuner.windows.data)
+        tuner.trainer.eval(train=False)
+        found.append(tuner.trainer.outputs.numpy().copy())
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5 * np.abs(found[0]).max())
+    sinks = [w for name, w in tuner.trainer.params.items() if name.endswith("attn_sinks.weight")]
+    before = [w.numpy().copy() for w in sinks]
+    tuner.fit(callback=None)
+    assert sinks and all((w.numpy() != old).all() for w, old in zip(sinks, before, strict=True))
 
 
 def test_models_without_gradients_are_refused_by_name(tmp_path: Path) -> None:

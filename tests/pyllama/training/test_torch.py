@@ -14,7 +14,10 @@ from ..models import Spec, random_weights, write_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # by PEFT
+]
 
 SPEC = Spec(n_layer=2, n_ff=64)
 EPOCHS, RATE, BATCH, N_CTX, RANK = 3, 1e-3, 2, 32, 4
