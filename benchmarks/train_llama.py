@@ -16,40 +16,24 @@ import pydoc_data.topics
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 import pyggml as ggml
 from benchmarks.bench_model import save
+from benchmarks.llama_graph import EPS, THETA, Array, LlamaGraph, Sizes, random_weights
 from benchmarks.machine import head
 from pyggml import opt
-from pyggml.context import Context
-from pyggml.tensor import Tensor
 
-F32, I32 = ggml.GGMLType.F32, ggml.GGMLType.I32
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT_BYTES = 1_000_000
-EPS, THETA, SEED, TURN = 1e-5, 10_000.0, 0, 5
+SEED, TURN = 0, 5
 OPTIMIZER = opt.AdamW(1e-3, beta2=0.95, wd=0.1)
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    n_vocab: int = 256
-    n_embd: int = 256
-    n_head: int = 8
-    n_head_kv: int = 4
-    n_ff: int = 896
-    n_layer: int = 8
-    n_ctx: int = 256
-    n_batch: int = 8
 
 
 def text() -> Array:
@@ -59,81 +43,14 @@ def text() -> Array:
     return np.frombuffer("\n\n".join(pages).encode(), np.uint8)[:TEXT_BYTES].astype(np.int32)
 
 
-def random_weights(s: Sizes) -> dict[str, Array]:
-    """Matrices [out, in] and gains by the names of GGUF."""
-    rng, kv = np.random.default_rng(SEED), s.n_embd // s.n_head * s.n_head_kv
-
-    def matrix(n_out: int, n_in: int, scale: float = 1.0) -> Array:
-        return rng.normal(0, 0.02 * scale, (n_out, n_in)).astype(np.float32)
-
-    gain, small = np.ones(s.n_embd, np.float32), (2 * s.n_layer) ** -0.5
-    w = {"token_embd": matrix(s.n_vocab, s.n_embd)}
-    for i in range(s.n_layer):
-        w |= {
-            f"blk.{i}.attn_norm": gain,
-            f"blk.{i}.attn_q": matrix(s.n_embd, s.n_embd),
-            f"blk.{i}.attn_k": matrix(kv, s.n_embd),
-            f"blk.{i}.attn_v": matrix(kv, s.n_embd),
-            f"blk.{i}.attn_output": matrix(s.n_embd, s.n_embd, small),
-            f"blk.{i}.ffn_norm": gain,
-            f"blk.{i}.ffn_gate": matrix(s.n_ff, s.n_embd),
-            f"blk.{i}.ffn_up": matrix(s.n_ff, s.n_embd),
-            f"blk.{i}.ffn_down": matrix(s.n_embd, s.n_ff, small),
-        }
-    return w | {"output_norm": gain, "output": matrix(s.n_vocab, s.n_embd)}
-
-
 class Ours:
-    """pyggml's side: attention is one op, over the texts of a batch one after the other."""
+    """pyggml's side."""
 
     def __init__(self, s: Sizes, weights: dict[str, Array], threads: int) -> None:
         backend = ggml.init_backend("cpu", n_threads=threads)
-        static, ctx = Context(no_alloc=True), Context(no_alloc=True)
-        w = {
-            name: static.new_tensor(F32, array.shape[::-1]).set_name(name).set_param()
-            for name, array in weights.items()
-        }
-        n = s.n_ctx * s.n_batch
-        pos, rows = static.new_tensor(I32, (n,)), static.new_tensor(I32, (4, n))
-        ggml.alloc_ctx_tensors(static, backend.buffer_type())
-        for name, array in weights.items():
-            w[name].set(array)
-        place = np.tile(np.arange(s.n_ctx), s.n_batch)
-        pos.set(place)
-        rows.set(np.stack([np.arange(n) - place, 0 * place, place + 1, place], -1))
-        inputs = ctx.new_tensor_2d(I32, s.n_ctx, s.n_batch)
-        outputs = self.logits(ctx, s, w, inputs, pos, rows)
+        graph = LlamaGraph(backend, s, weights)
         params = opt.OptParams(optimizer=OPTIMIZER)
-        self.trainer = opt.OptContext(backend, ctx, inputs, outputs, params)
-
-    @staticmethod
-    def logits(
-        ctx: Context, s: Sizes, w: dict[str, Tensor], inputs: Tensor, pos: Tensor, rows: Tensor
-    ) -> Tensor:
-        """Shape: inputs [n_ctx, n_batch] -> [n_vocab, n_ctx * n_batch]."""
-        n, hd = s.n_ctx * s.n_batch, s.n_embd // s.n_head
-        x = ggml.get_rows(ctx, w["token_embd"], ggml.reshape_1d(ctx, inputs, n))
-
-        def normed(name: str, x: Tensor) -> Tensor:
-            return ggml.mul(ctx, ggml.rms_norm(ctx, x, EPS), w[name])
-
-        for i in range(s.n_layer):
-            at = f"blk.{i}."
-            y = normed(at + "attn_norm", x)
-            q, k, v = (
-                ggml.reshape_3d(ctx, ggml.mul_mat(ctx, w[f"{at}attn_{c}"], y), hd, heads, n)
-                for c, heads in (("q", s.n_head), ("k", s.n_head_kv), ("v", s.n_head_kv))
-            )
-            q, k = (ggml.rope(ctx, t, pos, hd, 2) for t in (q, k))
-            q, k, v = (ggml.permute(ctx, t, 0, 2, 1, 3) for t in (q, k, v))  # [hd, n, heads]
-            y = ggml.flash_attn_ranges(ctx, q, k, v, rows, hd**-0.5)  # [hd, n_head, n]
-            y = ggml.reshape_2d(ctx, y, s.n_embd, n)
-            x = ggml.add(ctx, x, ggml.mul_mat(ctx, w[at + "attn_output"], y))
-            y = normed(at + "ffn_norm", x)
-            gate, up = (ggml.mul_mat(ctx, w[f"{at}ffn_{c}"], y) for c in ("gate", "up"))
-            y = ggml.mul_mat(ctx, w[at + "ffn_down"], ggml.swiglu_split(ctx, gate, up))
-            x = ggml.add(ctx, x, y)
-        return ggml.mul_mat(ctx, w["output"], normed("output_norm", x))
+        self.trainer = opt.OptContext(backend, graph.ctx, graph.inputs, graph.outputs, params)
 
     def step(self, batch: Array) -> float:
         """A step on [n_batch, n_ctx + 1] tokens; its loss."""
@@ -213,7 +130,7 @@ def batches(s: Sizes, steps: int) -> Array:
 def measure(s: Sizes, steps: int, threads: int, compiled: bool) -> dict[str, Any]:
     """The fields of a line of results."""
     torch.set_num_threads(threads)
-    weights, order = random_weights(s), batches(s, steps)
+    weights, order = random_weights(s, SEED), batches(s, steps)
     sides: dict[str, Ours | Torch] = {
         "pyggml": Ours(s, weights, threads),
         "torch": Torch(s, weights, compiled),

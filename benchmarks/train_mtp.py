@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.relu.model import EPS, THETA, Attention, Sizes, rotations, write_folder
+from benchmarks.llama_graph import EPS, THETA, Sizes
+from benchmarks.relu.folder import write_folder
 from benchmarks.relu.text import N_VOCAB, tokenizer
 from pyggml.env import user_cache_dir
 from pyllama.convert import convert
@@ -47,6 +48,26 @@ def documents(pattern: str) -> tuple[list[str], list[str]]:
     for i, text in enumerate(texts):
         parts[i in held_out].append(text)
     return parts
+
+
+class Attention(nn.Module):
+    def __init__(self, s: Sizes) -> None:
+        super().__init__()
+        self.n_head = s.n_head
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(s.n_embd, s.n_embd, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n, t, e = x.shape
+        q, k, v = (
+            f(x).view(n, t, self.n_head, -1).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = (y * cos + torch.cat((-y[..., y.shape[-1] // 2 :], y[..., : y.shape[-1] // 2]), -1)
+                * sin for y in (q, k))  # fmt: skip
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).reshape(n, t, e))
 
 
 class Layer(nn.Module):
@@ -86,6 +107,14 @@ class Nextn(Layer):
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
         found: Tensor = self.shared_head["norm"](self(x, cos, sin))
         return found
+
+
+def rotations(s: Sizes) -> dict[str, Tensor]:
+    """``cos`` and ``sin`` of the angles of rope, [n_ctx, head_dim] each."""
+    half = s.n_embd // s.n_head // 2
+    angle = torch.outer(torch.arange(s.n_ctx), THETA ** -(torch.arange(half) / half))
+    angle = torch.cat((angle, angle), -1)
+    return {"cos": angle.cos(), "sin": angle.sin()}
 
 
 class Glm(nn.Module):
@@ -240,9 +269,11 @@ def main() -> None:
     folder = args.folder / "model"
     folder.mkdir(parents=True, exist_ok=True)
     n_ff = args.width * 11 // 4
-    sizes = Sizes(N_VOCAB, args.width, args.width // 64, n_ff, args.layers, n_ctx=1024)
+    n_head = args.width // 64
+    sizes = Sizes(N_VOCAB, args.width, n_head, n_head, n_ff, args.layers, n_ctx=1024)
     model = train(folder, sizes, args.steps, args.files)
-    write_folder(model, model.config(), folder)
+    weights = {f"model.{name}": x.numpy() for name, x in model.state_dict().items()}
+    write_folder(weights, model.config(), folder)
     convert(folder, args.folder / "model.gguf", "q8_0")
 
 
