@@ -1,9 +1,13 @@
 """Creates models with random weights at the sizes of real ones, for speed tests.
 
     python -m benchmarks.random_model mamba2-370m x.gguf [--type q4_0]
+    python -m benchmarks.random_model smallthinker-21b-a3b-8-layers x.gguf --active 0.4 --transposed
 
 llama.cpp can load them. The tensors are those of a variant of the tests; each matrix repeats a
 few random rows, which costs as much to read as any others.
+
+Random gates are positive in half of the cases. For a smaller share of active neurons some rows of
+the gates are 0; they are read as any others.
 """
 
 from __future__ import annotations
@@ -90,8 +94,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the variant, and config.jso
 _ROWS = 64  # random rows of a matrix
 
 
-def random_tensors(hp: HParams, known: set[str], type: GGMLType) -> dict[str, Any]:
-    """All tensors, of which a tiny file of the same kind has the names in ``known``."""
+def random_tensors(
+    hp: HParams, known: set[str], type: GGMLType, active: float = 0.5, transposed: bool = False
+) -> dict[str, Any]:
+    """All tensors, of which a tiny file of the same kind has the names in ``known``.
+
+    Args:
+        active: the share of experts' neurons with a positive gate, up to 0.5.
+        transposed: the down matrices of experts have a row for each neuron.
+    """
     rng, made = np.random.default_rng(0), {}
     without_layer = {".".join(name.split(".")[2:]) for name in known if name.startswith("blk.")}
     for pattern, sizes in get_arch(hp.arch).TENSORS.items():
@@ -101,7 +112,13 @@ def random_tensors(hp: HParams, known: set[str], type: GGMLType) -> dict[str, An
             continue
         for i in range(hp.n_layer if is_layer else 1):
             ne = tensor_sizes(hp.of_layer(i) if is_layer else hp, sizes)
-            if 0 not in ne:
+            if transposed and name.endswith("ffn_down_exps.weight"):
+                ne = ne[1], ne[0], *ne[2:]
+            if 0 in ne:
+                continue
+            if name.endswith("ffn_gate_exps.weight") and active < 0.5:
+                made[name.replace("{i}", str(i))] = _gates(rng, ne, type, active)
+            else:
                 made[name.replace("{i}", str(i))] = _random(rng, name, ne, type)
     return made
 
@@ -122,14 +139,24 @@ def _random(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGML
     return _repeated(stored, int(np.prod(shape[:-1]))), kind, ne
 
 
+def _gates(rng: np.random.Generator, ne: tuple[int, ...], type: GGMLType, active: float) -> Any:
+    """Experts' gates, twice the share ``active`` of whose rows are not 0."""
+    rows = rng.normal(0, ne[0] ** -0.5, (ne[1], ne[0])).astype(np.float32)
+    rows[rng.random(ne[1]) >= 2 * active] = 0
+    stored = quantize(rows, type) if type.is_quantized else rows.astype(np.float16)
+    return _repeated(stored, int(np.prod(ne[1:]))), type, ne
+
+
 def _repeated(rows: Any, n: int) -> Iterator[Any]:
     """``n`` rows in pieces: the given rows, again and again."""
     for start in range(0, n, len(rows)):
         yield rows[: n - start]
 
 
-def create(name: str, path: Path, type: GGMLType) -> None:
-    """Write a model of ``MODELS``."""
+def create(
+    name: str, path: Path, type: GGMLType, active: float = 0.5, transposed: bool = False
+) -> None:
+    """Write a model of ``MODELS``; see ``random_tensors``."""
     variant, sizes = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         tiny = convert(
@@ -145,7 +172,7 @@ def create(name: str, path: Path, type: GGMLType) -> None:
         header = Path(folder) / "header.gguf"
         write_gguf(header, head, {})
         hp = read_hparams(GGUFFile(header), N_VOCAB, get_arch(arch).HPARAMS)
-    write_gguf(path, head, random_tensors(hp, known, type))
+    write_gguf(path, head, random_tensors(hp, known, type, active, transposed))
 
 
 def main() -> None:
@@ -153,8 +180,10 @@ def main() -> None:
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("path", type=Path)
     parser.add_argument("--type", default="q4_0")
+    parser.add_argument("--active", type=float, default=0.5)
+    parser.add_argument("--transposed", action="store_true")
     args = parser.parse_args()
-    create(args.name, args.path, GGMLType[args.type.upper()])
+    create(args.name, args.path, GGMLType[args.type.upper()], args.active, args.transposed)
     print(args.path, args.path.stat().st_size)
 
 

@@ -73,6 +73,7 @@ from .ops.matrix.matmul import *
 from .ops.matrix.out_prod import *
 from .ops.matrix.solve_tri import *
 from .ops.matrix.sparse import *
+from .ops.matrix.sparse_experts import *
 from .ops.movement.cpy import *
 from .ops.movement.pad import *
 from .ops.movement.region import *

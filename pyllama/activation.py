@@ -9,6 +9,8 @@ Source: So et al. 2021, "Primer", for squared ReLU; llama.cpp, ``LLM_FFN_RELU_SQ
 
 from __future__ import annotations
 
+import numpy as np
+
 import pyggml as ops
 from pyggml.context import Context
 from pyggml.ops.elementwise.glu import ACTIVATIONS
@@ -19,6 +21,7 @@ RELU_SQR = "relu_sqr"
 ACTS = (*GLU_OF, RELU_SQR)
 HEAD_ACTS = ("tanh", "relu", "gelu_erf")  # of classifiers' dense layers
 RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
+POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # x >= POSITIVE means x > 0
 SWIGLU_OAI = "swiglu_oai"  # of gpt-oss: only with a gate
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..graph.builder import GraphBuilder
+from ..graph.builder import HEAD_PREDICTOR, GraphBuilder
 from ..graph.experts import experts
+from ..graph.sparse.weights import ANY
 from ..graph.tensors import EXPERTS, GATED_FFN, without
 from ..hparams import GATINGS, Values, nope_without_window, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
@@ -26,6 +27,7 @@ HPARAMS: Values = {
 TENSORS = {
     **without(qwen2.TENSORS, *GATED_FFN),
     **EXPERTS,
+    f"{HEAD_PREDICTOR}.weight?": (ANY,),
 }
 
 
@@ -75,6 +77,8 @@ CONVERT = Convert(
         f"{_MOE}.experts.{{e}}.gate.weight": "blk.{i}.ffn_gate_exps.weight",
         f"{_MOE}.experts.{{e}}.up.weight": "blk.{i}.ffn_up_exps.weight",
         f"{_MOE}.experts.{{e}}.down.weight": "blk.{i}.ffn_down_exps.weight",
+        "model.lm_head_profiler.weight": f"{HEAD_PREDICTOR}.weight",
     },
     keys=_keys,
+    relu=True,
 )

@@ -238,7 +238,7 @@ def _form(
     if not planned or (options.predictor is None and not options.transpose_down):
         return Form(planned)
     act = keys.get("hidden_act", "relu" if arch.CONVERT.relu else "")
-    check_neurons(source.path, hparams, act)
+    check_neurons(source.path, hparams, act, options.predictor is not None)
     if options.predictor is None:
         return sparse_form(planned, hparams)
     return sparse_form(planned, hparams, Folder(options.predictor, source.budget))

@@ -36,6 +36,7 @@ from .files.torch_files import read_torch
 from .plan import ConvertedTensor
 
 _DOWN = re.compile(r"(blk\.\d+)\.ffn_down\.(weight|bias)")
+_DOWN_EXPERTS = re.compile(r"blk\.\d+\.ffn_down_exps\.weight")
 _FILE = re.compile(r"model_([0-9]+)\.(pt|safetensors)")
 _FC1, _FC2 = "fc1.weight", "fc2.weight"
 _FEW = 8  # layers listed in a message
@@ -57,17 +58,23 @@ class Form:
     magic: bytes = MAGIC
 
 
-def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
+def check_neurons(folder: Path, hparams: HParams, act: str, predicted: bool) -> None:
     """Raise ModelError for a model whose neurons cannot be skipped.
 
     Args:
         folder: for messages.
         act: the FFN's activation; empty if it is not ReLU-like.
+        predicted: whether predictors are given.
     """
-    if hparams.n_expert:
+    if hparams.n_expert and predicted:
         raise ModelError(
-            f"{folder}: the model has {hparams.n_expert} experts, which sparse inference does not "
-            "support: convert it with `predictor=None`"
+            f"{folder}: the model has {hparams.n_expert} experts, for which there are no "
+            "predictors: convert it with `predictor=None` and `transpose_down=True`"
+        )
+    if hparams.n_expert and hparams.n_ff_exp == hparams.n_embd:
+        raise ModelError(
+            f"{folder}: experts with as many neurons as columns ({hparams.n_embd}) cannot be "
+            "marked as transposed: convert it with `transpose_down=False`"
         )
     if act not in RELU_LIKE:
         raise ModelError(
@@ -98,7 +105,14 @@ def sparse_form(
 
 
 def _transposed(one: ConvertedTensor) -> ConvertedTensor:
-    """Return a down matrix transposed (row j is neuron j), its bias renamed, others unchanged."""
+    """Return a down matrix transposed (row j is neuron j), its bias renamed, others unchanged.
+
+    Experts' matrices keep their name, as PowerInfer's do: their sizes tell.
+    """
+    if _DOWN_EXPERTS.fullmatch(one.name):
+        parts = tuple(partial(lambda read: read().swapaxes(-1, -2), part) for part in one.parts)
+        shape = one.shape[0], one.shape[2], one.shape[1]
+        return ConvertedTensor(one.name, shape, parts, one.dtypes)
     match = _DOWN.fullmatch(one.name)
     if match is None:
         return one

@@ -16,6 +16,7 @@ import numpy as np
 from pyggml.gguf import GGUFFile, GGUFStrings, ValueType
 
 from ..graph.sparse.sources import THRESHOLD_KEY
+from ..graph.sparse.weights import has_transposed_experts
 
 
 def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:
@@ -80,7 +81,8 @@ def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]
 
 def _sparse(file: GGUFFile) -> dict[str, Any]:
     """Return the parts of a file that sparse inference uses; {} if there are none."""
-    down = _layers(file, "ffn_down_t")
+    experts = [i for i in _layers(file, "ffn_down_exps") if has_transposed_experts(file, i)]
+    down = sorted([*_layers(file, "ffn_down_t"), *experts])
     ranks = {i: file.tensors[f"blk.{i}.fc1.weight"].ne[1] for i in _layers(file, "fc1")}
     if not (down or ranks or THRESHOLD_KEY in file.metadata):
         return {}

@@ -19,6 +19,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Dims, Tensor
 
+from ..activation import POSITIVE
 from ..errors import ModelError
 from ..hparams import POOLINGS, HParams
 from ..kv.cache import KVCache
@@ -40,6 +41,8 @@ SCALED = (  # matrices that may have a ``scale``, one for each expert, in any ar
     "output",
 )  # fmt: skip
 HEAD = "cls.output.weight"
+HEAD_PREDICTOR = "lm_head_profiler"  # of the output matrix: PowerInfer's name
+EXCLUDED = -1e30  # added to logits before a softmax
 FUSED = "fc.weight"  # of an EAGLE-3 head: projects hidden states of the target, see `HiddenReads`
 NEXTN = "blk.0.nextn"
 NEXTN_TENSORS = {  # of a layer of multi-token prediction as a model of its own, see `runtime.heads`
@@ -269,8 +272,9 @@ class GraphBuilder:
         return y.set_name(name)
 
     def linear(
-        self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None, adapted: str = ""
-    ) -> Tensor:
+        self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None, adapted: str = "",
+        scores: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """``weight @ x``, plus the bias if the model has one, plus the residual if given.
 
         Of a matrix with a ``scale``, the product is multiplied by it. Then come the changes by
@@ -278,8 +282,13 @@ class GraphBuilder:
 
         Args:
             adapted: by which name adapters know the matrix; its own if empty.
+            scores: rows of the matrix are multiplied only where they are positive.
         """
-        y = ops.mul_mat(self.ctx, self.weight(f"{prefix}.weight"), x).set_name(name)
+        w = self.weight(f"{prefix}.weight")
+        if scores is None:
+            y = ops.mul_mat(self.ctx, w, x).set_name(name)
+        else:
+            y = ops.mul_mat_sparse(self.ctx, w, x, scores, POSITIVE).set_name(name)
         y = self.weight_scale(y, prefix, name)
         y = self._adapt(y, x, f"{adapted or prefix}.weight")
         bias = self.weights.get(f"{prefix}.bias")
@@ -324,9 +333,11 @@ class GraphBuilder:
         name = f"{self._part}{name}" if name.startswith("blk.") else name
         if self.adapters is None:
             n_in = y.ne[0] if x is None else x.ne[0]
-            n_expert = 1 if ids is None else self.weight(name.removeprefix(self._part)).ne[2]
+            n_expert = 1
             if name.endswith("_exps.weight"):  # its weight may be the slots of a cache
                 n_expert = self.hparams.n_expert
+            elif ids is not None:
+                n_expert = self.weight(name.removeprefix(self._part)).ne[2]
             self.adaptable[name] = (n_in, y.ne[0], n_expert, 1)
             return y
         term, scales = self.adapters.terms.get(name), self._row_scales
@@ -641,7 +652,11 @@ class GraphBuilder:
                 ne = self._row_scales.ne[0], self.n_outputs
                 self._row_scales = ops.view_2d(self.ctx, self._row_scales, *ne, 4 * ne[0])
         prefix = "output" if "output.weight" in self.weights else "token_embd"
-        logits = self.linear(x, prefix, "result_output", adapted="output")
+        scores = self._token_scores(x) if self.hparams.sparse_head else None
+        logits = self.linear(x, prefix, "result_output", adapted="output", scores=scores)
+        if scores is not None:
+            excluded = ops.scale_bias(self.ctx, ops.step(self.ctx, scores), -EXCLUDED, EXCLUDED)
+            logits = ops.add(self.ctx, logits, excluded).set_name("result_output_predicted")
         cap = self.hparams.final_logit_softcap
         logits = self._scale(logits, self.hparams.logit_scale, "result_output_scaled")
         if cap:
@@ -649,6 +664,17 @@ class GraphBuilder:
             logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")
         self.logits = logits
         return logits
+
+    def _token_scores(self, x: Tensor) -> Tensor:
+        """Scores of tokens by the predictor of the output matrix: positive of those to compute.
+
+        Source: PowerInfer, ``lmhead_profile``.
+
+        Shape:
+            x [n_embd, n_outputs] -> [n_vocab, n_outputs]
+        """
+        hidden = self.linear(x, f"{HEAD_PREDICTOR}_1", "head_pre_hidden")  # [rank, n_outputs]
+        return self.linear(hidden, f"{HEAD_PREDICTOR}_2", "head_pre_out")
 
     def _dense(self, x: Tensor) -> Tensor:
         """The dense layers after the pooling: [n_embd, n] -> [n_embedding, n].

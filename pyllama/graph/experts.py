@@ -20,18 +20,18 @@ import pyggml as ops
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
-from ..activation import activate, hidden_name
+from ..activation import POSITIVE, activate, hidden_name
 from ..hparams import GATINGS, HParams
-from .builder import GraphBuilder
+from .builder import EXCLUDED, GraphBuilder
 from .dense import ffn_hidden, glu
+from .sparse.ffn import check_relu
 
 _MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
-_EXCLUDED = -1e30  # added to logits before a softmax
 
 
 def experts(
     b: GraphBuilder, x: Tensor, i: int, act: str, router_in: Tensor | None = None,
-    weigh_inputs: bool = False,
+    weigh_inputs: bool = False, up_act: str = "",
 ) -> Tensor:  # fmt: skip
     """The weighted output of each token's experts in layer ``i``.
 
@@ -39,13 +39,14 @@ def experts(
         act: of the gate, or of ``up`` without one.
         router_in: what the router scores; None for ``x``.
         weigh_inputs: see ``Route``.
+        up_act: activation of ``up`` in gated experts; empty for none.
 
     Shape:
         x, router_in [n_embd, T] -> [n_embd, T]
     """
     router_in = x if router_in is None else router_in
     chosen, weights = _route(b, router_in, i)
-    return mix_experts(b, x, i, act, Route(chosen, weights, weigh_inputs, router_in))
+    return mix_experts(b, x, i, act, Route(chosen, weights, weigh_inputs, router_in), up_act=up_act)
 
 
 class Route(NamedTuple):
@@ -65,17 +66,23 @@ class Route(NamedTuple):
 
 
 def mix_experts(
-    b: GraphBuilder, x: Tensor, i: int, act: str, route: Route, kind: str = "exps"
-) -> Tensor:
+    b: GraphBuilder, x: Tensor, i: int, act: str, route: Route, kind: str = "exps",
+    up_act: str = "",
+) -> Tensor:  # fmt: skip
     """The weighted output of the chosen experts.
 
     In a layer with a fetcher, the matrices are the slots of a cache, and the fetcher runs before.
+    In a sparse layer, rows of ``up`` and ``down`` are read of neurons with a positive gate only.
 
     Args:
         kind: ending of their matrices' names.
+        up_act: see ``experts``.
 
     Shape:
         x [n_embd, T] -> the same
+
+    Raises:
+        ModelError: the layer is sparse and the activation is not ReLU.
     """
     ctx, (n_embd, n_tokens) = b.ctx, x.ne[:2]
     chosen, weights, weigh_inputs, router_in = route
@@ -85,9 +92,20 @@ def mix_experts(
     if weigh_inputs:
         x = ops.mul(ctx, ops.repeat_4d(ctx, x, n_embd, n_used, n_tokens, 1), weights)
 
-    def apply(part: str, x: Tensor) -> Tensor:
-        matrices = b.weight(f"blk.{i}.ffn_{part}_{kind}.weight")
-        y = ops.mul_mat_id(ctx, matrices, x, chosen, slots).set_name(f"ffn_moe_{part}-{i}")
+    is_sparse = kind == "exps" and b.hparams.source(i) == "exact"
+    if is_sparse:
+        check_relu(b, act)
+
+    def apply(part: str, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        name = f"blk.{i}.ffn_{part}_{kind}"
+        if f"{name}_t.weight" in b.weights:  # rows of neurons
+            y = ops.axpy_id(ctx, b.weight(f"{name}_t.weight"), x, chosen, slots)
+        elif scores is not None:
+            up = b.weight(f"{name}.weight")
+            y = ops.mul_mat_id_sparse(ctx, up, x, chosen, scores, POSITIVE, slots)
+        else:
+            y = ops.mul_mat_id(ctx, b.weight(f"{name}.weight"), x, chosen, slots)
+        y.set_name(f"ffn_moe_{part}-{i}")
         scale = b.weights.get(f"blk.{i}.ffn_{part}_{kind}.scale")  # [n_expert]
         if scale is not None:
             flat = ops.reshape_1d(ctx, chosen, n_used * n_tokens)
@@ -107,7 +125,9 @@ def mix_experts(
         )
         cur = glu(b, gate, up, act, i, "limit_exp")
     elif f"blk.{i}.ffn_gate_{kind}.weight" in b.weights:
-        gate, up = apply("gate", x), apply("up", x)  # [n_ff_exp, n_expert_used, T]
+        gate = apply("gate", x)  # [n_ff_exp, n_expert_used, T]
+        up = apply("up", x, gate if is_sparse else None)
+        up = activate(ctx, up, up_act) if up_act else up
         cur = glu(b, gate, up, act, i, "limit_exp")
     else:
         cur = activate(ctx, apply("up", x), act)
@@ -239,7 +259,7 @@ def _sparse_mixer(b: GraphBuilder, logits: Tensor, i: int) -> tuple[Tensor, Tens
     reach = ops.add(ctx, ops.relu(ctx, ops.sub(ctx, ops.abs(ctx, rows), best)), best)
     reach = ops.scale(ctx, reach, -2 * hp.router_jitter)  # of max(|logit|, best)
     out = ops.add(ctx, ops.step(ctx, ahead), ops.step(ctx, ops.sub(ctx, reach, ahead)))
-    probs = ops.soft_max(ctx, ops.add(ctx, ahead, ops.scale(ctx, out, _EXCLUDED)))
+    probs = ops.soft_max(ctx, ops.add(ctx, ahead, ops.scale(ctx, out, EXCLUDED)))
     probs = ops.reshape_3d(ctx, probs, 1, n_expert, n_used * n_tokens)
     at = ops.reshape_2d(ctx, chosen, 1, n_used * n_tokens)
     weights = ops.reshape_3d(ctx, ops.get_rows(ctx, probs, at), 1, n_used, n_tokens)

@@ -37,7 +37,7 @@ def ffn(
     predictor_input = next(t for t in (pred_in, residual, x) if t is not None)
     predict_next(b, predictor_input, i)
     if b.hparams.has_experts(i):
-        y = experts(b, x, i, act)
+        y = experts(b, x, i, act, up_act=up_act)
         if f"blk.{i}.ffn_down_shexp.weight" in b.weights:
             y = ops.add(b.ctx, y, shared_experts(b, x, i, act))
     elif b.hparams.source(i) != "off":

@@ -47,7 +47,9 @@ class FileParams:
         "How to select the active neurons of a ReLU model: predictor (PowerInfer's), cross (the "
         "same, a layer ahead; experimental), exact (lossless), signs, svd or svd=RANK, off "
         "(compute all). auto: predictor or exact if the file supports it. Per layer: "
-        "predictor,exact:0-3.", Flags("--sparse", metavar="SOURCE"), arguments=("sparse",))
+        "predictor,exact:0-3. Experts: exact or off. head, besides: compute the logits of tokens "
+        "that the file's predictor of the output matrix selects.",
+        Flags("--sparse", metavar="SOURCE"), arguments=("sparse",))
     sparse_threshold: float | None = row(None,
         "Minimum score of a neuron that is computed.  [default: the file's, or 0]",
         Flags("--sparse-threshold", metavar="X"), arguments=("sparse_threshold",))

@@ -40,6 +40,8 @@ from ..graph.sparse.weights import (
     UNREAD_SCALE,
     Bytes,
     WeightPlan,
+    expert_patterns,
+    is_of_experts,
     plan_weights,
     predictor_faults,
     sparse_patterns,
@@ -161,11 +163,18 @@ def expert_tensors(
         )
     from .expert_cache import ExpertTensor
 
-    weights, _ = assign_weights(file, arch, hparams, backends, Offload(), repack)
+    weights, plan = assign_weights(file, arch, hparams, backends, Offload(), repack)
+    for derived in plan.derived:
+        if is_of_experts(derived.source.name):
+            raise ModelError(
+                f"{file.path}: a cache of experts (`moe_cache_mib`) cannot transpose "
+                f"'{derived.source.name}': convert the model with `--transpose-down`, or use "
+                "`sparse='off'`"
+            )
     return {
         name: ExpertTensor(file.tensors[name], weight.layouts[0], weight.backend)
         for name, weight in weights.items()
-        if name.endswith("_exps.weight") and weight.part >= 0
+        if is_of_experts(name) and weight.part >= 0
     }
 
 
@@ -466,7 +475,7 @@ def match_tensors(
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
     patterns = {**qkv_patterns(patterns, file.tensors), **CLASSIFIER, **DENSE}
-    patterns = sparse_patterns(patterns, file.tensors)
+    patterns = expert_patterns(sparse_patterns(patterns, file.tensors), file)
     patterns = scale_patterns(patterns)
     whole = [(pattern, pattern, hparams) for pattern in patterns if "{i}" not in pattern]
     layers = [

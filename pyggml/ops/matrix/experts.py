@@ -62,7 +62,7 @@ def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor, slots: Tensor | None) -
     return Out(F32, (a.ne[1], ids.ne[0], b.ne[2], 1))
 
 
-def _checked(ids: Array, n_expert: int) -> Array:
+def chosen_experts(ids: Array, n_expert: int) -> Array:
     """The ids as [n_tokens, n_used]. Raises: IndexError."""
     ids = ids[0, 0]
     if ids.size and (ids.min() < 0 or ids.max() >= n_expert):
@@ -70,18 +70,24 @@ def _checked(ids: Array, n_expert: int) -> Array:
     return ids
 
 
+def chosen_matrices(ids: Array, slots: Array | None, n: int) -> Array:
+    """The matrices of the experts among ``n``, as [n_tokens, n_used]. Raises: IndexError."""
+    at = np.arange(n) if slots is None else slots[0, 0, 0]
+    at = at[chosen_experts(ids, len(at))]
+    if at.size and (at.min() < 0 or at.max() >= n):
+        raise IndexError(f"slot {at.min()}..{at.max()} of {n}")
+    return at
+
+
 def _mul_mat_id(a: Array, b: Array, ids: Array, slots: Array | None) -> Array:
-    at = np.arange(a.shape[1]) if slots is None else slots[0, 0, 0]
-    at = at[_checked(ids, len(at))]  # [n_tokens, n_used]
-    if at.size and (at.min() < 0 or at.max() >= a.shape[1]):
-        raise IndexError(f"slot {at.min()}..{at.max()} of {a.shape[1]}")
+    at = chosen_matrices(ids, slots, a.shape[1])  # [n_tokens, n_used]
     picked = a[0][at]  # [n_tokens, n_used, m, k]
     x = np.tile(b[0], (1, ids.shape[3] // b.shape[2], 1))  # [n_tokens, n_used, k]
     out: Array = np.matmul(picked, x[..., None])[..., 0]
     return out[None]
 
 
-def _ids(n_used: int, n_tokens: int, n_expert: int) -> Arg:
+def random_ids(n_used: int, n_tokens: int, n_expert: int) -> Arg:
     """Random experts, different ones for each token where there are enough."""
 
     def values(rng: np.random.Generator) -> Array:
@@ -100,7 +106,7 @@ def _routed(
     return case(
         arg(k, m, n_expert, type=type),
         arg(k, 1 if shared else n_used, n_tokens),
-        _ids(n_used, n_tokens, n_expert),
+        random_ids(n_used, n_tokens, n_expert),
         perf=perf,
     )
 
@@ -130,7 +136,7 @@ def _gradient_of_rows(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
 def _cached(n_tokens: int, type: GGMLType) -> Case:
     """A case with a cache of 7 slots for 5 experts, of which each token uses 2."""
     slots = Arg((5,), I32, values=lambda rng: rng.permutation(7)[:5])
-    return case(arg(64, 17, 7, type=type), arg(64, 1, n_tokens), _ids(2, n_tokens, 5), slots)
+    return case(arg(64, 17, 7, type=type), arg(64, 1, n_tokens), random_ids(2, n_tokens, 5), slots)
 
 
 MUL_MAT_ID = define_op(
@@ -147,9 +153,9 @@ MUL_MAT_ID = define_op(
         _routed(65, 33, 4, 3, 9),
         _routed(65, 33, 4, 3, 9, shared=True),
         _routed(33, 5, 2, 5, 3),
-        case(arg(32, 17, 4), arg(32, 2, 7), _ids(6, 7, 4)),
-        case(arg(64, 4, 17, permute=(0, 2, 1, 3)), arg(64, 2, 3), _ids(2, 3, 4)),
-        case(arg(64, 17, 4), arg(64, 3, 2, permute=(0, 2, 1, 3)), _ids(2, 3, 4)),
+        case(arg(32, 17, 4), arg(32, 2, 7), random_ids(6, 7, 4)),
+        case(arg(64, 4, 17, permute=(0, 2, 1, 3)), arg(64, 2, 3), random_ids(2, 3, 4)),
+        case(arg(64, 17, 4), arg(64, 3, 2, permute=(0, 2, 1, 3)), random_ids(2, 3, 4)),
         *(_routed(256, 17, 4, 2, 3, type) for type in OTHER_QUANTS),
         *(_cached(n_tokens, type) for n_tokens in (1, 9) for type in (F32, F16, *QUANTS[:2])),
         *(
@@ -220,7 +226,7 @@ def _infer_back(dy: Tensor, b: Tensor, ids: Tensor, n_expert: int) -> Out:
 
 
 def _mul_mat_id_back(dy: Array, b: Array, ids: Array, n_expert: int) -> Array:
-    ids = _checked(ids, n_expert).ravel()
+    ids = chosen_experts(ids, n_expert).ravel()
     x = np.tile(b[0], (1, dy.shape[2] // b.shape[2], 1)).reshape(len(ids), b.shape[3])
     dy = dy[0].reshape(len(ids), -1)
     out = np.zeros((1, n_expert, dy.shape[1], x.shape[1]))
@@ -233,7 +239,7 @@ def _routed_back(
     k: int, m: int, n_expert: int, n_used: int, n_tokens: int, n_b: int = 0, **kw: bool
 ) -> Case:
     b = arg(k, n_b or n_used, n_tokens)
-    ids = _ids(n_used, n_tokens, n_expert)
+    ids = random_ids(n_used, n_tokens, n_expert)
     return case(arg(m, n_used, n_tokens), b, ids, n_expert=n_expert, **kw)
 
 
@@ -252,7 +258,7 @@ MUL_MAT_ID_BACK = define_op(
         case(
             arg(17, 3, 2, permute=(0, 2, 1, 3)),
             arg(64, 3, 2, permute=(0, 2, 1, 3)),
-            _ids(2, 3, 4),
+            random_ids(2, 3, 4),
             n_expert=4,
         ),
         _routed_back(512, 256, 16, 4, 512, n_b=1, perf=True),
@@ -303,12 +309,12 @@ ADD_ID = define_op(
     "ADD_ID",
     src={"a": source(F32), "b": source(F32), "ids": _IDS},
     infer=_infer_add_id,
-    reference=lambda a, b, ids: a + b[0, 0][_checked(ids, b.shape[2])],
+    reference=lambda a, b, ids: a + b[0, 0][chosen_experts(ids, b.shape[2])],
     cases=lambda: [
-        case(arg(1, 1, 1), arg(1, 1), _ids(1, 1, 1)),
-        case(arg(65, 3, 17), arg(65, 8), _ids(3, 17, 8)),
-        case(arg(64, 9, 4, permute=(0, 2, 1, 3)), arg(64, 5), _ids(4, 9, 5)),
-        case(arg(2880, 4, 32), arg(2880, 32), _ids(4, 32, 32), perf=True),
+        case(arg(1, 1, 1), arg(1, 1), random_ids(1, 1, 1)),
+        case(arg(65, 3, 17), arg(65, 8), random_ids(3, 17, 8)),
+        case(arg(64, 9, 4, permute=(0, 2, 1, 3)), arg(64, 5), random_ids(4, 9, 5)),
+        case(arg(2880, 4, 32), arg(2880, 32), random_ids(4, 32, 32), perf=True),
     ],
     inplace_ok=True,
     doc="Adds to each row of `a` the row of `b` that `ids` names.",

@@ -29,11 +29,9 @@ import pyggml as ops
 from pyggml.ops.op import Array
 from pyggml.tensor import Tensor
 
-from ...activation import RELU_LIKE, activate, gated
+from ...activation import POSITIVE, RELU_LIKE, activate, gated
 from ...errors import ModelError
 from ..builder import GraphBuilder
-
-_POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # score >= _POSITIVE means score > 0
 
 
 class Mask(NamedTuple):
@@ -74,12 +72,7 @@ def sparse_ffn(
     Raises:
         ModelError: the activation is not ReLU-like, so skipped neurons would not be zero.
     """
-    if act not in RELU_LIKE:
-        raise ModelError(
-            f"sparse inference needs a model trained with ReLU, but the activation of this "
-            f"{b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` only if it was "
-            "trained with ReLU"
-        )
+    check_relu(b, act)
     source, _, k = b.hparams.sparse[i].partition("=")
     first = "gate" if f"blk.{i}.ffn_gate.weight" in b.weights else "up"  # its sign decides
     mask = gate = None
@@ -92,7 +85,7 @@ def sparse_ffn(
         mask = Mask(scores, b.hparams.sparse_threshold)
     elif source == "exact" and first == "gate":
         gate = b.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
-        mask = Mask(gate, _POSITIVE)
+        mask = Mask(gate, POSITIVE)
     outs = []
     for sides in _sides(b, i, merge=mask is None):
         up = _neurons(b, x, i, "up", mask, sides)
@@ -102,9 +95,19 @@ def sparse_ffn(
         if source == "topk":
             marks = ops.map_custom(b.ctx, partial(_mark_largest, k=int(k)), y)
             mask = Mask(marks.set_name(f"ffn_topk-{i}"), 1.0)
-        mask = mask or Mask(y, _POSITIVE)
+        mask = mask or Mask(y, POSITIVE)
         outs += [_part(b, y, i, mask, side) for side in sides]
     return _finished(b, outs, i)
+
+
+def check_relu(b: GraphBuilder, act: str) -> None:
+    """Raise ModelError if skipped neurons would not be zero."""
+    if act not in RELU_LIKE:
+        raise ModelError(
+            f"sparse inference needs a model trained with ReLU, but the activation of this "
+            f"{b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` only if it was "
+            "trained with ReLU"
+        )
 
 
 def _sides(b: GraphBuilder, i: int, *, merge: bool) -> list[list[Side]]:

@@ -3,9 +3,10 @@
     hparams = choose_sources(file, hparams, "auto")
     hparams.sparse, hparams.sparse_threshold       # ('predictor', 'predictor'), 0.25
     parse_sparse("predictor,exact:0-3")            # another source for layers 0 to 3
+    parse_sparse("exact,head")                     # predicted tokens of the output matrix only
 
 ``ffn`` describes the sources. ``auto`` uses predictors if the file has them; else ``exact`` if it
-has a transposed down matrix and ReLU; else dense.
+has a transposed down matrix and ReLU; else dense. Experts can be ``exact`` or dense.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from pyggml.gguf import GGUFFile
 from ...activation import RELU_LIKE
 from ...errors import ModelError
 from ...hparams import PREDICTING, HParams
+from ..builder import HEAD_PREDICTOR
 
 log = logging.getLogger(__name__)
 SOURCES = ("auto", "predictor", "cross", "exact", "signs", "svd", "topk", "off")
+HEAD_ITEM = "head"  # not a source of neurons: the output matrix is sparse too
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
 _SVD_RANK = 8  # the default rank is n_embd / _SVD_RANK
 _NUMBERED = {"svd": "N is its rank", "topk": "N is the number of neurons"}
@@ -47,12 +50,14 @@ def parse_sparse(text: str) -> list[SourceItem]:
     items = []
     for part in text.split(","):
         match = _ITEM.fullmatch(part.strip())
-        if match is None or match[1] not in SOURCES:
+        if match is None or match[1] not in (*SOURCES, HEAD_ITEM):
             raise ModelError(
                 f"sparse {part!r}: must be {', '.join(SOURCES[:-2])} or off, for some layers as in "
-                "predictor,exact:0-3"
+                "predictor,exact:0-3, and head"
             )
         source, number, first, last = match.groups()
+        if source == HEAD_ITEM and match[0] != HEAD_ITEM:
+            raise ModelError(f"sparse {part!r}: must be head, without a number and layers")
         if (number is not None and (source not in _NUMBERED or int(number) < 1)) or (
             source == "topk" and number is None
         ):
@@ -75,7 +80,16 @@ def choose_sources(
         ModelError: the file does not support a source, or the threshold is not a number.
         GGUFError: the file's threshold is not a number.
     """
-    items = _items_of_layers(parse_sparse(sparse), hparams.n_layer)
+    parsed = parse_sparse(sparse)
+    if any(item.source == HEAD_ITEM for item in parsed):
+        name = f"{HEAD_PREDICTOR}.weight"
+        if name not in file.tensors:
+            raise ModelError(
+                f"{file.path}: sparse head: there is no predictor of the output matrix, '{name}'"
+            )
+        parsed = [item for item in parsed if item.source != HEAD_ITEM]
+        hparams = replace(hparams, sparse_head=True)
+    items = _items_of_layers(parsed, hparams.n_layer)
     chosen = tuple(_source(file, hparams, item, i) for i, item in enumerate(items))
     if threshold is not None and math.isnan(threshold):
         raise ModelError("the sparse threshold is nan: must be a number, inf or -inf")
@@ -109,15 +123,19 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
     source, number, _ = item
     predicted = any(name.endswith(".fc1.weight") for name in file.tensors)
     if source == "auto":
-        exact = f"blk.{i}.ffn_down_t.weight" in file.tensors and hparams.hidden_act in RELU_LIKE
+        down = f"blk.{i}.ffn_down{'_exps' * hparams.has_experts(i)}_t.weight"
+        exact = down in file.tensors and hparams.hidden_act in RELU_LIKE
         source = "predictor" if predicted else "exact" if exact else "off"
     if source == "off":
         return source
-    if hparams.n_expert:
-        raise ModelError(
-            f"{file.path}: sparse inference does not support models with experts "
-            f"({hparams.n_expert}); use `sparse='off'`"
-        )
+    if hparams.has_experts(i):
+        separate = all(f"blk.{i}.ffn_{part}_exps.weight" in file.tensors for part in ("gate", "up"))
+        if source != "exact" or not separate:
+            raise ModelError(
+                f"{file.path}: in experts, sparse inference supports `sparse='exact'` with "
+                f"separate gate and up matrices only; use `sparse='off'`"
+            )
+        return source
     n_ff = hparams.n_ff_arr[i]
     up, down = (file.tensors.get(f"blk.{i}.ffn_{part}.weight") for part in ("up", "down"))
     fused = up is not None and down is not None and up.ne[1] != down.ne[0]

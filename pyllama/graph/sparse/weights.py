@@ -6,7 +6,8 @@
 A sparse layer has a transposed down matrix (``ffn_down_t``): row j belongs to neuron j, as in
 ``ffn_gate`` and ``ffn_up``. Matrices read by rows keep the file's layout; others may be repacked.
 The down matrix of a dense file is transposed at load: float types are kept, quantized types become
-F16, which rounds the dequantized values.
+F16, which rounds the dequantized values. Those of experts are transposed if they are floats; else
+they are multiplied whole.
 Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for names and shapes.
 """
 
@@ -25,7 +26,9 @@ from pyggml.quants import dequantize, quantize
 from pyggml.rounding import ceil_div
 from pyggml.tensor import Dims
 
+from ...errors import ModelError
 from ...hparams import HParams
+from ..builder import HEAD_PREDICTOR
 from .svd import low_rank
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,6 +36,7 @@ Patterns = Mapping[str, tuple[str, ...]]  # sizes by tensor name; "?" marks opti
 ANY = "any"  # a size that the file chooses
 UNREAD_SCALE = "input_scale"  # of activations of 4 bits, which ours are not
 _PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
+_DOWN_EXPERTS, _DOWN_EXPERTS_T = "ffn_down_exps.weight", "ffn_down_exps_t.weight"
 _FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors are listed before these
 _STEP_ROWS = 256  # rows of a matrix read at once: a few megabytes
 
@@ -68,7 +72,7 @@ class WeightPlan:
     def derived_sizes(self) -> dict[str, int]:
         """The size in bytes of each derived tensor."""
         return {
-            name: row_size(type, ne[0]) * ne[1]
+            name: row_size(type, ne[0]) * ne[1] * ne[2]
             for tensors in self.derived
             for name, type, ne in tensors.tensors
         }
@@ -79,7 +83,19 @@ class WeightPlan:
 
 def is_sparse(names: Collection[str]) -> bool:
     """Return whether the tensors are those of a sparse model."""
-    return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
+    endings = (".ffn_down_t.weight", f".{_DOWN_EXPERTS_T}", ".fc1.weight", ".fc2.weight")
+    return any(n.endswith(endings) for n in names)
+
+
+def is_of_experts(name: str) -> bool:
+    """Return whether a tensor has the matrices of a layer's experts."""
+    return name.endswith(("_exps.weight", "_exps_t.weight"))
+
+
+def has_transposed_experts(file: GGUFFile, layer: int | str) -> bool:
+    """Return whether ``ffn_down_exps`` of a layer has a row for each neuron, as ``ffn_up_exps``."""
+    down, up = (file.tensors.get(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("down", "up"))
+    return down is not None and up is not None and down.ne == up.ne and up.ne[0] != up.ne[1]
 
 
 def sparse_patterns(patterns: Patterns, names: Collection[str]) -> Patterns:
@@ -89,15 +105,30 @@ def sparse_patterns(patterns: Patterns, names: Collection[str]) -> Patterns:
     renamed = [
         part for part in ("weight", "bias") if any(n.endswith(f".ffn_down_t.{part}") for n in names)
     ]
+    experts = any(n.endswith(_DOWN_EXPERTS_T) for n in names)
     found: dict[str, tuple[str, ...]] = {}
     for pattern, ne in patterns.items():
         if pattern in _FIRST:
             found |= _PREDICTOR
+        if experts and pattern.endswith(_DOWN_EXPERTS):
+            pattern, ne = pattern.replace(_DOWN_EXPERTS, _DOWN_EXPERTS_T), (ne[1], ne[0], ne[2])
         part = pattern.rstrip("?").removeprefix("blk.{i}.ffn_down.")
         if part in renamed:
             pattern, ne = pattern.replace("ffn_down.", "ffn_down_t."), ("n_embd", "n_ff")[: len(ne)]
         found[pattern] = ne
     return found
+
+
+def expert_patterns(patterns: Patterns, file: GGUFFile) -> Patterns:
+    """Return the patterns with the sizes of transposed experts, if a file that is not normalized
+    has some."""
+    layers = (name.split(".")[1] for name in file.tensors if name.endswith(_DOWN_EXPERTS))
+    if not any(has_transposed_experts(file, layer) for layer in layers):
+        return patterns
+    return {
+        name: (ne[1], ne[0], ne[2]) if name.endswith(_DOWN_EXPERTS) else ne
+        for name, ne in patterns.items()
+    }
 
 
 def predictor_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
@@ -119,11 +150,17 @@ def predictor_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]
 def normalize_powerinfer_metadata(file: GGUFFile) -> None:
     """Add metadata that PowerInfer's converters omit, in memory.
 
+    - Experts whose ``ffn_down_exps`` has the sizes of ``ffn_up_exps``: it is transposed, and gets
+      the name ``ffn_down_exps_t``.
     - Sparse models: the activation is ReLU.
     - OPT (recognised by the missing epsilon): add BOS; drop the two unused rows at the start of the
       position embedding, and do not count them in the context length.
     """
     arch, metadata = file.get_str("general.architecture", ""), file.metadata
+    for name in [n for n in file.tensors if n.endswith(_DOWN_EXPERTS)]:
+        if has_transposed_experts(file, name.split(".")[1]):
+            new = name.replace(_DOWN_EXPERTS, _DOWN_EXPERTS_T)
+            file.tensors[new] = replace(file.tensors.pop(name), name=new)
     if is_sparse(file.tensors) and f"{arch}.hidden_act" not in metadata:
         file.override({f"{arch}.hidden_act": "relu"})
     if arch != "opt" or "opt.attention.layer_norm_epsilon" in metadata:
@@ -155,6 +192,11 @@ def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPla
         )  # fmt: skip
         if source not in ("predictor", "cross"):
             unread |= {fc1, fc2} & infos.keys()
+        experts = infos.get(f"blk.{i}.{_DOWN_EXPERTS}")
+        if source != "off" and experts is not None and not experts.type.is_quantized:
+            unread.add(experts.name)
+            new = experts.name.replace(_DOWN_EXPERTS, _DOWN_EXPERTS_T)
+            derived.append(_transposed(experts, new))
         if source != "off" and down in infos:
             unread.add(down)
             derived.append(_transposed(infos[down], down_t))
@@ -163,25 +205,57 @@ def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPla
             derived.append(_signs(first))
         if source == "svd" and first is not None:
             derived.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
+    predictor = infos.get(f"{HEAD_PREDICTOR}.weight")
+    if predictor is not None:
+        unread.add(predictor.name)
+    if predictor is not None and hparams.sparse_head:
+        table = infos.get("output.weight") or infos["token_embd.weight"]
+        derived.append(_head_predictor(predictor, hparams.n_embd, table.ne[1]))
     return WeightPlan(frozenset(unread), tuple(derived))
 
 
 def _transposed(info: TensorInfo, name: str) -> DerivedTensors:
+    """Each matrix of a tensor transposed."""
     type = GGMLType.F16 if info.type.is_quantized else info.type
-    n_ff, n_embd = info.ne[:2]
+    n_ff, n_embd, n = info.ne[:3]
 
     def make(data: Bytes) -> list[Bytes]:
         unit = np.dtype(f"u{type.type_size}")
-        out = np.empty((n_ff, n_embd), unit)
-        rows = data.reshape(n_embd, -1)
-        for start in range(0, n_embd, _STEP_ROWS):
-            piece = rows[start : start + _STEP_ROWS]
-            if info.type.is_quantized:
-                piece = quantize(dequantize(piece, info.type), type)
-            out[:, start : start + len(piece)] = piece.view(unit).T
+        out = np.empty((n, n_ff, n_embd), unit)
+        for matrix, rows in zip(out, data.reshape(n, n_embd, -1), strict=True):
+            for start in range(0, n_embd, _STEP_ROWS):
+                piece = rows[start : start + _STEP_ROWS]
+                if info.type.is_quantized:
+                    piece = quantize(dequantize(piece, info.type), type)
+                matrix[:, start : start + len(piece)] = piece.view(unit).T
         return [out.view(np.uint8).reshape(-1)]
 
-    return DerivedTensors(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
+    return DerivedTensors(info, ((name, type, (n_embd, n_ff, n, 1)),), make)
+
+
+def _head_predictor(info: TensorInfo, n_embd: int, n_vocab: int) -> DerivedTensors:
+    """The two matrices of the predictor of the output matrix, which the file has in one row."""
+    rank, rest = divmod(info.ne[0], n_embd + n_vocab)
+    if rest or not rank or rank % info.type.block_size or n_embd % info.type.block_size:
+        raise ModelError(
+            f"tensor '{info.name}' has {info.ne[0]} elements, must have a multiple of "
+            f"{info.type.block_size} times {n_embd + n_vocab}, for {n_embd} columns and "
+            f"{n_vocab} tokens"
+        )
+
+    def make(data: Bytes) -> list[Bytes]:
+        first = rank * row_size(info.type, n_embd)
+        return [data[:first], data[first:]]
+
+    matrices = (n_embd, rank), (rank, n_vocab)
+    return DerivedTensors(
+        info,
+        tuple(
+            (f"{HEAD_PREDICTOR}_{k}.weight", info.type, (*ne, 1, 1))
+            for k, ne in enumerate(matrices, 1)
+        ),
+        make,
+    )
 
 
 def _signs(info: TensorInfo) -> DerivedTensors:

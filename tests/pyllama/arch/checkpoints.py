@@ -28,7 +28,9 @@ from .variants import VARIANTS
 
 DATA = Path(__file__).parents[2] / "data"
 N_VOCAB, EVERY = 512, 4  # logits are recorded of every fourth token
-_SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3", "gemma3_text"}  # model types
+_SENTENCEPIECE = {  # model types
+    "llama", "mistral", "mixtral", "turbosparsemixtral", "bamboo", "gemma3", "gemma3_text"
+}  # fmt: skip
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
 Shapes = Mapping[str, tuple[int, ...]]
 

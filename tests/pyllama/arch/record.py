@@ -61,8 +61,27 @@ def _bamboo(model: Any) -> Any:
     return model
 
 
+def _turbosparse_mixtral(model: Any) -> Any:
+    """Mixtral's experts with ReLU on gate and up."""
+
+    def forward(self: Any, x: Any, chosen: Any, shares: Any) -> Any:
+        out = torch.zeros_like(x)
+        for t, u in np.ndindex(*chosen.shape):
+            expert = chosen[t, u]
+            gate, up = torch.relu(self.gate_up_proj[expert] @ x[t]).chunk(2)
+            out[t] += shares[t, u] * (self.down_proj[expert] @ (gate * up))
+        return out
+
+    for layer in model.model.layers:
+        layer.mlp.experts.forward = MethodType(forward, layer.mlp.experts)
+    return model
+
+
 # model types that transformers does not have: one that it has, and what makes it the other
-_OWN: dict[str, tuple[str, Callable[[Any], Any]]] = {"bamboo": ("mistral", _bamboo)}
+_OWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bamboo": ("mistral", _bamboo),
+    "turbosparsemixtral": ("mixtral", _turbosparse_mixtral),
+}
 
 
 def _auto(parsed: Any) -> Any:

@@ -6,5 +6,11 @@ from . import llama
 
 VARIANTS = {
     "bamboo": llama.VARIANTS["llama"]
-    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}
+    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"},
+    "turbosparse_mixtral": llama.VARIANTS["mixtral"]
+    | {
+        "architectures": ["TurboSparseMixtralForCausalLM"],
+        "model_type": "turbosparsemixtral",
+        "hidden_act": "relu",
+    },
 }

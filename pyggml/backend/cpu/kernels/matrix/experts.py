@@ -105,7 +105,7 @@ class MulMatId(NamedTuple):
 
 
 @inline
-def _id(node, use, n_used, n_expert):
+def expert_of(node, use, n_used, n_expert):
     """The expert of a use (counted over tokens); -1 if the id names no expert."""
     token = use // n_used
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
@@ -114,12 +114,16 @@ def _id(node, use, n_used, n_expert):
 
 
 @inline
-def _matrix(node, expert):
-    """The number of an expert's matrix; -1 if there is none."""
-    if expert < 0 or data(node, SRC3) == 0:
+def matrix_of(node, expert, slots, matrices):
+    """The number of an expert's matrix; -1 if there is none.
+
+    Args:
+        slots, matrices: sources; expert i has matrix i if there are no slots.
+    """
+    if expert < 0 or data(node, slots) == 0:
         return expert
-    slot = i32_ptr(data(node, SRC3))[expert] + 0
-    return slot if 0 <= slot < ne(node, SRC0, 2) else -1
+    slot = i32_ptr(data(node, slots))[expert] + 0
+    return slot if 0 <= slot < ne(node, matrices, 2) else -1
 
 
 @kernel
@@ -131,7 +135,7 @@ def list_uses(node, chunk, n_chunks, scratch):
     for e in range(n_expert + 1):
         starts[e] = 0
     for use in range(uses):
-        e = _id(node, use, n_used, n_expert)
+        e = expert_of(node, use, n_used, n_expert)
         if e < 0:
             set_error(node, BAD_INDEX)
         elif e + 2 <= n_expert:
@@ -139,7 +143,7 @@ def list_uses(node, chunk, n_chunks, scratch):
     for e in range(2, n_expert + 1):
         starts[e] += starts[e - 1]
     for use in range(uses):
-        e = _id(node, use, n_used, n_expert)
+        e = expert_of(node, use, n_used, n_expert)
         if e >= 0:
             order[starts[e + 1]] = use
             starts[e + 1] += 1
@@ -162,12 +166,12 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
     order = i64_ptr(lists + 8 * (p.n_expert + 1))
     if lists == 0:
-        first, end, expert = unit, unit + 1, _id(node, unit, n_used, p.n_expert)
+        first, end, expert = unit, unit + 1, expert_of(node, unit, n_used, p.n_expert)
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
         if first == end:
             return
-    matrix = _matrix(node, expert)
+    matrix = matrix_of(node, expert, SRC3, SRC0)
     if matrix < 0:
         set_error(node, BAD_INDEX)
         return
@@ -218,7 +222,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     stop_unit(traits, by_unit)
 
 
-def _listed(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRange:
+def list_by_expert(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRange:
     """Add the launch that lists the uses by expert; the list in work memory."""
     ids = node.src[2]
     out = lowering.take(8 * (n_expert + 1 + ids.nelements))
@@ -227,14 +231,14 @@ def _listed(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRange:
     return out
 
 
-@lowers("MUL_MAT_ID", supports_mul_mat)
-def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
-    w, x, _, slots = node.src
+def launch_mul_mat_id(lowering: CpuLowering, node: Tensor, slots: Tensor | None) -> None:
+    """Add the launches of a product of ``src[1]`` and the matrices of ``src[0]``, by ``src[2]``."""
+    w, x, ids = node.src[:3]
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     n_expert = w.ne[2] if slots is None else slots.ne[0]
     by_use = node.nrows <= n_expert
     act = [lowering.quantized(x, w.type.block_size, add_quantize)] if quantized else []
-    lists = [] if by_use else [_listed(lowering, node, n_expert)]
+    lists = [] if by_use else [list_by_expert(lowering, node, n_expert)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = ceil_div(w.ne[1], ROWS)
@@ -261,10 +265,16 @@ def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
         node,
         params,
         row_chunks * (node.nrows if by_use else n_expert),
+        src=(w, x, ids, slots),
         work=act + lists,
         scratch=scratch,
         variant=layout_name(w),
     )
+
+
+@lowers("MUL_MAT_ID", supports_mul_mat)
+def _lower_mul_mat_id(lowering: CpuLowering, node: Tensor) -> None:
+    launch_mul_mat_id(lowering, node, node.src[3])
 
 
 class MulMatIdBack(NamedTuple):
@@ -314,7 +324,7 @@ def mul_mat_id_back(node, chunk, n_chunks, scratch):
 @lowers("MUL_MAT_ID_BACK")
 def _lower_mul_mat_id_back(lowering: CpuLowering, node: Tensor) -> None:
     k, m, n_expert, _ = node.ne
-    lists = _listed(lowering, node, n_expert)
+    lists = list_by_expert(lowering, node, n_expert)
     traits = weight_traits(lowering, Tensor(GGMLType.F32, node.ne), *panel_tiles())
     units = ceil_div(k, _BLOCK) * ceil_div(m, _BLOCK) * n_expert
     lowering.launch(

@@ -41,7 +41,9 @@ from ...abi import (
     i64_ptr,
     nb,
     ne,
+    nrows,
     params_of,
+    row_address,
 )
 from ...atomics import call_address
 from ...codec.rows import decode_columns
@@ -121,6 +123,47 @@ def _scratch(kind: int, tokens: int) -> int:
     return ends + 8 * (listed + TOGETHER) + 4 * listed * min(tokens, ROW_TOKENS)
 
 
+@inline
+def set_ends(scratch, size):
+    """Set up the table of ``add_rows`` for the ends of rows, at ``scratch``."""
+    ends = scratch + 16 * TOGETHER
+    for r in range(2 * TOGETHER):
+        i64_ptr(scratch)[r] = ends + r % TOGETHER * size
+    zero_run(ends, TOGETHER * size // 4)
+
+
+@inline
+def add_rows(
+    traits, tokens, table, n, values, sums, stride, scratch, floats, full, left, n_columns, column
+):
+    """Add ``n`` rows to the sums of a few tokens, each row times the tokens' values.
+
+    Args:
+        table: addresses of the rows, then of the next ones, which are prefetched.
+        values: float32, of the tokens of each row.
+        stride: bytes from a token's sums to the next one's.
+        scratch: a table of the rows' ends, and these, as ``set_ends`` leaves them.
+        floats: room for decoded rows, if the format has a decoder.
+        full, left: whole groups of columns; bytes of a row after them.
+        n_columns, column: the columns of a decoded row that are used; the first of them.
+    """
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
+    decoder, add = trait(traits, AXPY_DECODER), trait(traits, AXPY_ROWS + tokens)
+    addresses, ends = i64_ptr(table), scratch + 16 * TOGETHER
+    for i in range(0, n, TOGETHER):
+        some, x = min(TOGETHER, n - i), values + 4 * tokens * i
+        if decoder != 0:
+            for r in range(some):
+                place = floats + 4 * n_columns * r
+                decode_columns(decoder, addresses[i + r], place, n_columns, column)
+                addresses[i + r] = place
+        call_address(add, (table + 8 * i, some, x, sums, stride, full))
+        if left != 0:
+            for r in range(some):
+                copy_bytes(addresses[i + r] + full * size, ends + r * size, left)
+            call_address(add, (scratch, some, x, sums + full * 4 * columns, stride, 1))
+
+
 @kernel
 def axpy(node, chunk, n_chunks, scratch):
     """One token and weights of any format, or a few tokens and weights without a decoder.
@@ -150,17 +193,14 @@ def axpy(node, chunk, n_chunks, scratch):
     sums = p.sums + (segment * n * all_groups + g0) * sum_bytes
     blocks = (n + ROW_TOKENS - 1) // ROW_TOKENS
     panel = SEGMENT if blocks == 1 else PANEL_ROWS
-    ends = scratch + 16 * TOGETHER
-    addresses_at = ends + TOGETHER * size
+    addresses_at = scratch + TOGETHER * (16 + size)
     values_at = addresses_at + 8 * (panel + TOGETHER)
     floats = values_at + 4 * panel * min(n, ROW_TOKENS)
     addresses, taken = i64_ptr(addresses_at), i32_ptr(values_at)
     values, value_bytes = p.values, nb(node, SRC1, 1)
     scores, score_bytes = data(node, SRC2) if n > 1 else 0, nb(node, SRC2, 1)
     weight_bytes = nb(node, SRC0, 1)
-    for r in range(2 * TOGETHER):
-        i64_ptr(scratch)[r] = ends + r % TOGETHER * size
-    zero_run(ends, TOGETHER * size // 4)
+    set_ends(scratch, size)
     for t in range(n):
         zero_run(sums + t * stride, (g1 - g0) * columns)
     first, end = list_place(listed, n_rows, segment), list_place(listed, n_rows, segment + 1)
@@ -197,29 +237,27 @@ def axpy(node, chunk, n_chunks, scratch):
                     addresses[c + i] += skipped if ahead + i >= end else 0
             if start == first and block == 0:
                 prefetch_rows(addresses_at, min(c, TOGETHER), row_bytes)
-            add, y = trait(traits, AXPY_ROWS + tokens), sums + t0 * stride
-            for i in range(0, c, TOGETHER):
-                some, table = min(TOGETHER, c - i), addresses_at + 8 * i
-                x = values_at + 4 * tokens * i
-                if decoder != 0:
-                    for r in range(some):
-                        place = floats + 4 * n_columns * r
-                        decode_columns(decoder, addresses[i + r], place, n_columns, g0 * columns)
-                        addresses[i + r] = place
-                call_address(add, (table, some, x, y, stride, full))
-                if left != 0:
-                    for r in range(some):
-                        copy_bytes(addresses[i + r] + full * size, ends + r * size, left)
-                    call_address(add, (scratch, some, x, y + full * sum_bytes, stride, 1))
+            add_rows(
+                traits, tokens, addresses_at, c, values_at, sums + t0 * stride, stride, scratch,
+                floats, full, left, n_columns, g0 * columns,
+            )  # fmt: skip
+
+
+class SegmentSums(NamedTuple):
+    """The values of ``axpy_sums``."""
+
+    sums: int  # address of the sums of each segment, of each row of the result
+    n_segments: int
+    traits: int
 
 
 @kernel
 def axpy_sums(node, chunk, n_chunks, scratch):
-    """Add the segments' sums of one or a few tokens, in order."""
-    p = params_of(node, Axpy)
-    traits = p.traits
+    """Add the segments' sums of a few rows of the result, in order."""
+    p = params_of(node, SegmentSums)
+    traits, n_segments = p.traits, p.n_segments
     columns, ordered = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_ORDER)
-    n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
+    n, width = nrows(node, DST), ne(node, DST, 0)
     groups = (width + columns - 1) // columns
     units = n * groups
     total = f32_ptr(scratch)
@@ -231,7 +269,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):
             for i in range(columns):
                 store_elem(F32, scratch, i, total[i] + load_elem(F32, sums, i))
         t, first = unit // groups, unit % groups * columns
-        y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
+        y = f32_ptr(row_address(node, DST, t) + 4 * first)
         for c in range(min(columns, width - first)):
             y[c] = total[place_of(c, columns, ordered)]
 
@@ -303,6 +341,26 @@ def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     return group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
 
 
+@inline
+def unpack_row(traits, row, panel, end, floats, full, left, n_columns, column):
+    """Decode groups of columns of a row into a panel of ``PANEL_ROWS`` rows.
+
+    Args:
+        row: of a format with a decoder the whole row, else its first column that is used.
+        end: room for the end of a row, with zeros.
+        floats, full, left, n_columns, column: see ``add_rows``.
+    """
+    size, unpack = trait(traits, AXPY_BYTES), trait(traits, AXPY_UNPACK)
+    stride = PANEL_ROWS * 4 * trait(traits, AXPY_COLUMNS)
+    if trait(traits, AXPY_DECODER) != 0:
+        decode_columns(trait(traits, AXPY_DECODER), row, floats, n_columns, column)
+        row = floats
+    call_address(unpack, (row, panel, stride, full))
+    if left != 0:
+        copy_bytes(row + full * size, end, left)
+        call_address(unpack, (end, panel + full * stride, 0, 1))
+
+
 @kernel
 def axpy_many(node, chunk, n_chunks, scratch):
     """Weights of any format.
@@ -321,7 +379,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     groups, full = g1 - g0, min(g1, width // columns) - g0
     left = 0 if full == groups else (width - (g0 + full) * columns) * size // columns
-    decoder, unpack = trait(traits, AXPY_DECODER), trait(traits, AXPY_UNPACK)
+    decoder = trait(traits, AXPY_DECODER)
     ordered = trait(traits, AXPY_ORDER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
@@ -373,18 +431,12 @@ def axpy_many(node, chunk, n_chunks, scratch):
                     if decoder == 0:  # prefetch what is decoded next
                         prefetch_rows(table_next + 8 * r, 1, later)
                     if (needed >> r) & 1 != 0:
-                        x, y = addresses[r] + w0 * size, panel + r * sum_bytes
-                        if decoder != 0:
-                            c = min(w1 * columns, n_columns) - w0 * columns
-                            column = (g0 + w0) * columns
-                            decode_columns(decoder, addresses[r] + 0, floats, c, column)
-                            x = floats
-                        stride = PANEL_ROWS * sum_bytes
-                        call_address(unpack, (x, y, stride, whole))
-                        if left != 0 and w1 == groups:
-                            copy_bytes(x + whole * size, scratch, left)
-                            y += whole * PANEL_ROWS * sum_bytes
-                            call_address(unpack, (scratch, y, 0, 1))
+                        x = addresses[r] + (w0 * size if decoder == 0 else 0)
+                        unpack_row(
+                            traits, x, panel + r * sum_bytes, scratch, floats, whole,
+                            left if w1 == groups else 0,
+                            min(w1 * columns, n_columns) - w0 * columns, (g0 + w0) * columns,
+                        )  # fmt: skip
                 for g in range(w0, w1):
                     taken = _taken(node, segment * SEGMENT_PANELS + k, t0)
                     for t in range(t0, t1):
@@ -481,8 +533,16 @@ def launch_axpy(
         add(made, stripes * params.token_blocks, work, node, scratch)
         return
     add(made, chunks, work, sums, scratch)
-    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * lowering.n_threads))
-    add(axpy_sums, chunks, [sums], node)
+    launch_sums(lowering, node, SegmentSums(sums.address, n_segments, params.traits), sums)
+
+
+def launch_sums(lowering: CpuLowering, node: Tensor, params: SegmentSums, sums: WorkRange) -> None:
+    """Add the launch that adds the segments' sums."""
+    n, groups = node.nrows, ceil_div(node.ne[0], group_columns())
+    chunks = max(1, min(n * groups, node.nelements // 1024, 8 * lowering.n_threads))
+    lowering.launch(
+        axpy_sums, node, params, chunks, src=(), work=[sums], scratch=4 * group_columns()
+    )
 
 
 @lowers("AXPY", supports_sparse)
