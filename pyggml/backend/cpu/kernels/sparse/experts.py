@@ -3,10 +3,10 @@
 A *use* is a pair of token and expert. Where uses are at most as many as experts, a chunk is a
 segment of one use's neurons: their active ones are listed, their rows multiplied, and the rows of
 the values that are not 0 added to sums of the segment, which another launch adds in order. All
-three in one pass, if the nodes are adjacent: rows of ``down`` are prefetched while the last rows of
-``up`` are multiplied. With more uses MUL_MAT_ID computes all rows and zeros replace the inactive
-ones; a chunk of AXPY_ID is then a stripe of an expert's columns times all of its uses, up to 32 at
-a time, of which 64 rows at a time are decoded once.
+three in one pass, if the nodes are adjacent: the begin of a row of ``down`` is prefetched as soon as
+its value is known, while the other rows of ``up`` are multiplied. With more uses MUL_MAT_ID computes
+all rows and zeros replace the inactive ones; a chunk of AXPY_ID is then a stripe of an expert's
+columns times all of its uses, up to 32 at a time, of which 64 rows at a time are decoded once.
 
 All give the bits of MUL_MAT, and sums that are cut at the same rows for any number of tokens.
 Access: the active rows of a segment in order, the next ones prefetched.
@@ -51,7 +51,7 @@ from ...compile.type_traits import trait
 from ...compile.work import WorkRange
 from ...simd.axpy import TYPES, axpy_panel, group_bytes, group_columns, place_of
 from ...simd.element import F32, load_elem, store_elem, zero_run
-from ...simd.plain_rows import prefetch_rows
+from ...simd.plain_rows import prefetch_rows, prefetch_run
 from ...simd.vector import LINE
 from ...weights.layout import QUANTIZED, ROWS, activation_bytes
 from ..elementwise.elementwise import IDS, function
@@ -63,7 +63,6 @@ from ..matrix.weights import (
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
-    DECODER,
     ROW_TILES,
     decode_to_scratch,
     is_decoded,
@@ -83,8 +82,9 @@ from .axpy import (
     set_ends,
     unpack_row,
 )
-from .mul_mat import ZERO, fill_table, supports_sparse
+from .mul_mat import ZERO, supports_sparse
 
+_BEGIN = 256  # bytes of a row that are prefetched; hardware then follows the row
 _LEAST_SEGMENT = 256  # neurons
 _MOST_SEGMENTS = 16  # of an expert
 _TOKENS = 32  # uses of an expert that pass a panel of decoded rows
@@ -146,15 +146,17 @@ def sparse_uses_kernel(form: UseForm) -> CpuKernel:
         first = part * segment
         n = min(segment, p.n_ff - first)  # neurons
         table = scratch
-        chosen = table + 8 * (segment + 2 * ROWS)
+        down_table = table + 8 * (segment + 2 * ROWS)
+        chosen = down_table + 8 * (segment + TOGETHER)
         values = chosen + 4 * segment
         dots = values + 4 * (segment + TOGETHER)
-        free = dots + 4 * (segment + ROWS)
+        free = dots + 4 * ROWS
+        addresses, added = i64_ptr(table), i64_ptr(down_table)
         rows, taken = i32_ptr(chosen), f32_ptr(values)
-        count = 0
-        down = data(node, SRC4) + matrix * nb(node, SRC4, 2)
+        count, threshold, up_bytes = 0, p.threshold, nb(node, SRC0, 1)
+        down, down_bytes = data(node, SRC4) + matrix * nb(node, SRC4, 2), nb(node, SRC4, 1)
         if what != SUMS:
-            traits, threshold, k = p.traits, p.threshold, ne(node, SRC0, 0)
+            traits, k = p.traits, ne(node, SRC0, 0)
             scores = data(node, SRC3) + token * nb(node, SRC3, 2) + slot * nb(node, SRC3, 1)
             bad = 0
             for j in range(first, first + n):
@@ -175,41 +177,35 @@ def sparse_uses_kernel(form: UseForm) -> CpuKernel:
             y = data(node, DST) + use * nb(node, DST, 1)
             if what == DOTS:
                 zero_run(y + 4 * first, n)
-            up, up_bytes = data(node, SRC0) + matrix * nb(node, SRC0, 2), nb(node, SRC0, 1)
-            some = segment if trait(traits, DECODER) == 0 else ROWS
-            for i in range(0, count, some):
-                m = min(some, count - i)
-                later, left = chosen, 0  # the rows that are read after these
-                if i + m < count:
-                    later, left = chosen + 4 * (i + m), count - i - m
-                    fill_table(table, chosen + 4 * i, m, up, up_bytes, later, left, up, up_bytes)
-                else:
-                    left = count if what == BOTH else 0
-                    fill_table(
-                        table, chosen + 4 * i, m, up, up_bytes, later, left, down,
-                        nb(node, SRC4, 1),
-                    )  # fmt: skip
-                decode_to_scratch(traits, table, m, k, free)
-                times_rows(traits, 1, table, m, x, 0, dots, 0, k)
+            up = data(node, SRC0) + matrix * nb(node, SRC0, 2)
+            for i in range(count + 2 * ROWS):
+                addresses[i] = up + rows[min(i, max(count - 1, 0))] * up_bytes
+            prefetch_rows(table, min(count, ROWS), up_bytes)
+            listed, count = count, 0
+            for i in range(0, listed, ROWS):
+                m = min(ROWS, listed - i)
+                decode_to_scratch(traits, table + 8 * i, m, k, free)
+                times_rows(traits, 1, table + 8 * i, m, x, 0, dots, 0, k)
                 for r in range(m):
-                    v = f32_ptr(dots)[r]
+                    j, v = rows[i + r] + 0, f32_ptr(dots)[r]
                     if what == DOTS:
-                        f32_ptr(y)[rows[i + r]] = v
-                    else:
-                        taken[i + r] = taken[i + r] * (v if up_act < 0 else function(up_act, v))
+                        f32_ptr(y)[j] = v
+                        continue
+                    v = taken[i + r] * (v if up_act < 0 else function(up_act, v))
+                    if v != ZERO:
+                        added[count], taken[count] = down + j * down_bytes, v
+                        prefetch_run(added[count] + 0, min(_BEGIN, down_bytes))
+                        count += 1
         if what == DOTS:
             return
-        if what == BOTH:
-            listed, count = count, 0
-            for i in range(listed):
-                value = taken[i]
-                rows[count], taken[count] = rows[i], value
-                count += value != ZERO
-        else:
+        if what == SUMS:
             given = f32_ptr(row_address(node, SRC5, use))
             for j in range(first, first + n):
-                rows[count], taken[count] = j, given[j]
+                added[count], taken[count] = down + j * down_bytes, given[j]
                 count += given[j] != ZERO
+            prefetch_rows(down_table, min(count, TOGETHER), down_bytes)
+        for i in range(TOGETHER):
+            added[count + i] = added[max(count - 1, 0)]
         traits = p.sum_traits
         columns, size, width = (
             trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES), ne(node, SRC4, 0)
@@ -221,26 +217,23 @@ def sparse_uses_kernel(form: UseForm) -> CpuKernel:
         zero_run(sums, groups * columns)
         set_ends(free, size)
         floats = free + TOGETHER * (16 + size)
-        addresses, down_bytes = i64_ptr(table), nb(node, SRC4, 1)
-        for i in range(count + TOGETHER):
-            addresses[i] = down + rows[min(i, max(count - 1, 0))] * down_bytes
-        if what == SUMS:
-            prefetch_rows(table, min(count, TOGETHER), down_bytes)
         if count > 0:
-            add_rows(traits, 1, table, count, values, sums, 0, free, floats, full, left, width, 0)
+            add_rows(
+                traits, 1, down_table, count, values, sums, 0, free, floats, full, left, width, 0
+            )
 
     name = ["sparse_experts", ("dots", "sums", "both")[what], form.act, form.up_act]
     return kernel(sparse_uses, "_".join(filter(None, name)))
 
 
 def _use_scratch(segment: int, up: Tensor | None, down: Tensor | None) -> int:
-    """A table of rows, their numbers, values and products; decoded rows, or the ends of rows."""
+    """Tables of rows, their numbers, values and products; decoded rows, or the ends of rows."""
     free = 0 if up is None else packed_bytes(up)
     if down is not None:
         kind = tile_kind(down.type, TYPES)
         decoded = TOGETHER * 4 * down.ne[0] if is_decoded(down.type, TYPES) else 0
         free = max(free, TOGETHER * (16 + group_bytes(kind)) + decoded)
-    return 20 * segment + 24 * ROWS + 4 * TOGETHER + free
+    return 24 * segment + 20 * ROWS + 12 * TOGETHER + free
 
 
 def _launch_uses(

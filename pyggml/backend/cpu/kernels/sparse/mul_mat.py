@@ -116,7 +116,7 @@ def zero_f32(node, chunk, n_chunks, scratch):
 
 
 @inline
-def fill_table(table, chosen, n, base, stride, later, n_later, later_base, later_stride):
+def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):
     """Set pointers to chosen rows (the last one repeated up to a multiple of 16) and later rows.
 
     Prefetches the first ones; ``times_rows`` prefetches the others.
@@ -210,7 +210,7 @@ def mul_mat_sparse_kernel(form: Form) -> CpuKernel:
                             neurons[c], i32_ptr(chosen)[c], takers[c] = neuron, row, mask
                             c += mask != 0
                         if what == GATE_ROWS and c > 0:
-                            fill_table(
+                            _fill(
                                 table, chosen, c, gate_rows, gate_bytes,
                                 chosen, c, up_rows, up_bytes,
                             )  # fmt: skip
@@ -234,9 +234,7 @@ def mul_mat_sparse_kernel(form: Form) -> CpuKernel:
                         base, stride_after = (
                             (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
                         )
-                        fill_table(
-                            table, chosen, c, up_rows, up_bytes, after, left, base, stride_after
-                        )
+                        _fill(table, chosen, c, up_rows, up_bytes, after, left, base, stride_after)
                         decode_to_scratch(traits, table, c, k, floats)
                         times_rows(traits, step, table, c, x, stride, dots, _FLOATS_BYTES, k)
                         for i in range(c):
@@ -260,11 +258,11 @@ def mul_mat_sparse_kernel(form: Form) -> CpuKernel:
                 r = min(ROWS, first + m - g)
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
-                fill_table(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
+                _fill(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
                 decode_to_scratch(traits, table, r, k, floats)
                 pack_group(traits, table, k, packed)
                 if what == GATE_ROWS:
-                    fill_table(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
+                    _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
                     decode_to_scratch(traits, table, r, k, floats)
                     pack_group(traits, table, k, gate_packed)
                 t = 0
