@@ -3,10 +3,11 @@
 A *use* is a pair of token and expert. Where uses are at most as many as experts, a chunk is a
 segment of one use's neurons: their active ones are listed, their rows multiplied, and the rows of
 the values that are not 0 added to sums of the segment, which another launch adds in order. All
-three in one pass, if the nodes are adjacent: the begin of a row of ``down`` is prefetched as soon as
-its value is known, while the other rows of ``up`` are multiplied. With more uses MUL_MAT_ID computes
-all rows and zeros replace the inactive ones; a chunk of AXPY_ID is then a stripe of an expert's
-columns times all of its uses, up to 32 at a time, of which 64 rows at a time are decoded once.
+three in one pass, if the nodes are adjacent: the begin of a row of ``down`` is prefetched as soon
+as its value is known, while the other rows of ``up`` are multiplied. With more uses MUL_MAT_ID
+computes all rows and zeros replace the inactive ones; a chunk of AXPY_ID is then a stripe of an
+expert's columns times all of its uses, up to 32 at a time, of which 64 rows at a time are decoded
+once.
 
 All give the bits of MUL_MAT, and sums that are cut at the same rows for any number of tokens.
 Access: the active rows of a segment in order, the next ones prefetched.
