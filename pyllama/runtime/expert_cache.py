@@ -9,8 +9,8 @@ All layers whose experts have the same types and sizes share slots, each of whic
 in the backend's layout. A graph calls the layer's fetcher between its router and its experts: a
 Python callable cuts the CPU's program, so nothing computes meanwhile. The fetcher starts reads of
 the missing experts, waits for them, and writes a table of the experts' slots, which `MUL_MAT_ID`
-reads. The experts that the next layer will probably choose are read while this layer computes. A
-wrong guess costs time and changes no result.
+reads. The experts that the next layer will probably choose are read while this layer computes, as
+long as most of these guesses are right. A wrong guess costs time and changes no result.
 
 The expert that is expected to be needed last is evicted. The estimate counts how often each expert
 was chosen, recent choices more, and how long it is until its layer computes. The least recently
@@ -47,7 +47,9 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 
-READERS = 4  # reads in flight, so that a disk always has one
+READERS = 4  # experts that are read at the same time, so that a disk always has some to read
+_HELPERS = 2 * READERS  # threads for their matrices, which are read side by side
+_WORTH = 0.5  # share of recent guesses that must be right, for more of them to be read
 _MEMORY = 31 / 32  # by which older choices count less, for each later step of a layer
 _RARE = 1e-9  # uses of an expert that was never chosen
 
@@ -138,6 +140,7 @@ class _Pool:
         slot_of: int32[n_rows * n_expert], the slot of an expert in memory; -1 of others.
         reads: reads in flight, by expert.
         guessed: experts read for a guess whose layer has not computed since.
+        likely: absent experts of all guesses whose layer has not computed since.
     """
 
     def __init__(self, layers: Sequence[int], n_expert: int, n_slots: int) -> None:
@@ -147,12 +150,14 @@ class _Pool:
         self._uses = np.full((len(layers), n_expert), _RARE)
         self._steps = np.full(len(layers), _RARE)
         self.guessed: set[int] = set()
+        self.likely: set[int] = set()
         self.forget()
 
     def forget(self) -> None:
         """Empty all slots; no read may be in flight."""
         self.reads.clear()
         self.guessed.clear()
+        self.likely.clear()
         self.owner = np.full(self.n_slots, -1)
         self.slot_of = np.full(len(self.layers) * self.n_expert, -1, np.int32)
 
@@ -238,6 +243,7 @@ class ExpertCache:
             )
         self.stats, self.weights = ExpertStats(), dict[str, Tensor]()
         self._local = threading.local()
+        self._likely = self._came = 0.0  # absent experts that were guessed, and chosen; recent ones
         self._places: dict[int, tuple[_Pool, int]] = {}
         groups = _groups_of_a_size(tensors)
         sizes = [_slot_bytes(group[0]) for group in groups]
@@ -297,12 +303,14 @@ class ExpertCache:
 
     def _start(self) -> None:
         self._readers, self._pid = ThreadPoolExecutor(READERS, "pyllama-experts"), os.getpid()
+        self._helpers = ThreadPoolExecutor(_HELPERS, "pyllama-matrices")
         self._failed = False
 
     def _forget(self) -> None:
         """Join the readers, which a forked process does not have, and empty the cache."""
         if self._pid == os.getpid():
             self._readers.shutdown(cancel_futures=True)
+            self._helpers.shutdown()
         for pool in self._pools:
             pool.forget()
         self._start()
@@ -342,6 +350,10 @@ class ExpertCache:
         stats.n_guesses += len(guessed)
         stats.n_right += len(guessed & experts)
         pool.guessed -= guessed
+        likely = {expert for expert in pool.likely if expert // pool.n_expert == row}
+        pool.likely -= likely
+        self._likely = _MEMORY * self._likely + len(likely)
+        self._came = _MEMORY * self._came + len(likely & experts)
         pool.note_uses(row, needed)
         empty = pool.evict(len(missing), row, needed)
         if len(empty) < len(missing):  # the other slots are being written
@@ -360,6 +372,9 @@ class ExpertCache:
         pool, row = self._places[following]
         guessed = _experts(pool, row, guess)
         missing = pool.absent(guessed)
+        pool.likely.update(missing)  # counted whether they are read or not
+        if self._came < _WORTH * self._likely:
+            return
         kept = np.concatenate([guessed, needed]) if pool is now else guessed
         empty = pool.evict(len(missing), row - 1, kept)
         missing = missing[: len(empty)]
@@ -376,10 +391,22 @@ class ExpertCache:
     def _read(self, pool: _Pool, expert: int, slot: int) -> None:
         """Read an expert, and write its matrices into a slot (in a reader's thread)."""
         row, number = divmod(expert, pool.n_expert)
-        for part in pool.parts:
-            file, offset = part.places[row]
-            start = offset + number * part.n_bytes
-            part.write(slot, file.read(start, part.n_bytes, self._buffer()))
+        parts = [
+            self._helpers.submit(self._read_part, part, row, number, slot)
+            for part in pool.parts[1:]
+        ]
+        try:
+            self._read_part(pool.parts[0], row, number, slot)
+        finally:  # no helper may write into the slot later
+            errors = [one.exception() for one in parts]
+        for error in filter(None, errors):
+            raise error
+
+    def _read_part(self, part: _Part, row: int, number: int, slot: int) -> None:
+        """Read one matrix of an expert into a slot."""
+        file, offset = part.places[row]
+        start = offset + number * part.n_bytes
+        part.write(slot, file.read(start, part.n_bytes, self._buffer()))
 
     def _buffer(self) -> Bytes:
         """This thread's memory for reads."""

@@ -191,6 +191,29 @@ def test_slots_that_reads_for_guesses_still_write(
     assert sorted(table) == every.tolist()
 
 
+def test_guesses_are_read_while_most_are_right(path: Path) -> None:
+    model = load(path, 0.0)
+    cache, n = cache_of(model), model.hparams.n_expert
+    layers = sorted(cache.fetchers)
+    first, second = (cache.fetchers[i] for i in layers[:2])
+    table = np.zeros(n, np.int32)
+
+    def step(i: int, guess: int) -> None:
+        """A token that uses expert ``i`` in two layers, all of which the others then evict."""
+        first(table, np.array([i]), np.array([guess]))
+        second(table, np.array([i]))
+        for layer in layers[2:]:
+            cache.fetchers[layer](table, np.arange(n))
+
+    for i in range(40):
+        step(i % n, (i + 1) % n)
+    wrong = cache.stats.n_guesses
+    assert cache.stats.n_right == 0 and 0 < wrong < 5
+    for i in range(60):
+        step(i % n, i % n)
+    assert cache.stats.n_right > 10
+
+
 def test_adapters_of_experts(path: Path, tokens: list[int], tmp_path: Path) -> None:
     found = []
     terms = random_terms(adaptable(Model.load(path)), N_VOCAB)
