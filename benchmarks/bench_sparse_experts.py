@@ -86,7 +86,8 @@ def main() -> None:
         return
     tokens = np.random.default_rng(1).integers(0, 1000, _PROMPT + args.tokens).tolist()
     for active in shares:
-        paths, contexts = {}, {}
+        paths: dict[str, Path] = {}
+        contexts: dict[str, Context] = {}
         for way in args.ways.split(","):
             form, source, _ = _WAYS[way]
             paths[way] = path_of(args.folder, form, active, args.type)

@@ -72,7 +72,7 @@ def chosen_experts(ids: Array, n_expert: int) -> Array:
 
 def chosen_matrices(ids: Array, slots: Array | None, n: int) -> Array:
     """The matrices of the experts among ``n``, as [n_tokens, n_used]. Raises: IndexError."""
-    at = np.arange(n) if slots is None else slots[0, 0, 0]
+    at: Array = np.arange(n) if slots is None else slots[0, 0, 0]
     at = at[chosen_experts(ids, len(at))]
     if at.size and (at.min() < 0 or at.max() >= n):
         raise IndexError(f"slot {at.min()}..{at.max()} of {n}")

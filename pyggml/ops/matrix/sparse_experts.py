@@ -90,7 +90,8 @@ def _mul_mat_id_sparse(
     at = chosen_matrices(ids, slots, as_.shape[1])  # [T, n_used]
     x = np.tile(b[0], (1, at.shape[1] // b.shape[2], 1))  # [T, n_used, k]
     dots = np.matmul(as_[0][at], x[..., None])[..., 0]
-    return np.where(active(idx[0], threshold), dots, 0)[None]
+    out: Array = np.where(active(idx[0], threshold), dots, 0)[None]
+    return out
 
 
 def _axpy_id(as_: Array, b: Array, ids: Array, slots: Array | None) -> Array:
