@@ -123,8 +123,8 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
     source, number, _ = item
     predicted = any(name.endswith(".fc1.weight") for name in file.tensors)
     if source == "auto":
-        down = f"blk.{i}.ffn_down{'_exps' * hparams.has_experts(i)}_t.weight"
-        exact = down in file.tensors and hparams.hidden_act in RELU_LIKE
+        transposed = f"blk.{i}.ffn_down{'_exps' * hparams.has_experts(i)}_t.weight"
+        exact = transposed in file.tensors and hparams.hidden_act in RELU_LIKE
         source = "predictor" if predicted else "exact" if exact else "off"
     if source == "off":
         return source
