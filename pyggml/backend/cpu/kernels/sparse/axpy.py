@@ -533,7 +533,8 @@ def launch_axpy(
         add(made, stripes * params.token_blocks, work, node, scratch)
         return
     add(made, chunks, work, sums, scratch)
-    launch_sums(lowering, node, SegmentSums(sums.address, n_segments, params.traits), sums)
+    n_sums = ceil_div(w.ne[1], SEGMENT)  # none of a matrix without rows
+    launch_sums(lowering, node, SegmentSums(sums.address, n_sums, params.traits), sums)
 
 
 def launch_sums(lowering: CpuLowering, node: Tensor, params: SegmentSums, sums: WorkRange) -> None:
