@@ -190,18 +190,21 @@ class _TypeInference(_inference):  # type: ignore[misc]
     _name = "pyggml_type_inference"
 
     def run_pass(self, state: Any) -> bool:
-        with _known_operators(state.typingctx):
+        with known_operators(state.typingctx):
             return bool(super().run_pass(state))
 
 
-_operators: dict[Any, Any] = {}  # signatures by function and types of arguments
+_operators: dict[Any, Any] = {}  # signatures by context, function and types of arguments
 
 
 @contextmanager
-def _known_operators(context: Any) -> Iterator[None]:
+def known_operators(context: Any) -> Iterator[None]:
     """Signatures of calls with numbers are kept: for each ``x + 1`` Numba would try all ufuncs.
 
     A new overload makes a new function type, so a kept signature is never out of date.
+
+    Args:
+        context: Numba's typing context, of CPUs or of GPUs.
     """
     if "resolve_function_type" in vars(context):  # a caller's block
         yield
@@ -212,7 +215,7 @@ def _known_operators(context: Any) -> Iterator[None]:
         numbers = all(isinstance(one, (nb.types.Number, nb.types.Boolean)) for one in args)
         if kws or not numbers or type(function) is not nb.types.Function:
             return resolve(function, args, kws)
-        key = function, tuple(args)
+        key = context, function, tuple(args)
         signature = _operators.get(key) or resolve(function, args, kws)
         if signature is not None:
             _operators[key] = signature

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ...compiler.numba_internals import known_operators
 from .kernel import GpuKernel, KernelImage
 
 _ANY = (7, 5)  # a capability for parts of the compiler that want one
@@ -75,16 +76,18 @@ def _blocks(kernel: GpuKernel) -> int:
 def _compile(kernel: GpuKernel) -> Any:
     """The library of a kernel, for all capabilities: they differ from NVVM on."""
     from numba.cuda import compiler
+    from numba.cuda.descriptor import cuda_target
 
     types = tuple(t for _, t in kernel.parameters)
-    library, _ = compiler._compile_pyfunc_with_fixup(
-        kernel.function,
-        types,
-        device=False,
-        abi="numba",
-        cc=_ANY,
-        launch_bounds=(kernel.threads, _blocks(kernel)),
-    )
+    with known_operators(cuda_target.typing_context):
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            kernel.function,
+            types,
+            device=False,
+            abi="numba",
+            cc=_ANY,
+            launch_bounds=(kernel.threads, _blocks(kernel)),
+        )
     if kernel.unroll:
         library._llvm_strs = [_unrolled(text) for text in library.llvm_strs]
     return library

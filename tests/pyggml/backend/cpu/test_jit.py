@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import operator
 import os
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from numba import types
 from numba.core.bytecode import FunctionIdentity
+from numba.core.registry import cpu_target
 
 from pyggml import env
 from pyggml.compiler import jit, numba_internals
@@ -303,6 +306,27 @@ def test_garbage_is_collected_rarely_while_a_kernel_compiles(own: int, during: i
         assert gc.get_threshold() == (own, *before[1:])
     finally:
         gc.set_threshold(*before)
+
+
+def test_calls_with_numbers_are_typed_once_in_each_context() -> None:
+    class Typing:
+        def __init__(self) -> None:
+            self.asked: list[Any] = []
+
+        def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+            self.asked.append(args)
+            return self, args
+
+    cpu_target.typing_context.refresh()  # it learns Numba's functions
+    add = cpu_target.typing_context.resolve_value_type(operator.add)
+    numbers, others = (types.int64, types.float32), (types.voidptr, types.int64)
+    for context in (Typing(), Typing()):  # as of CPUs and of GPUs
+        for _ in range(2):
+            with numba_internals.known_operators(context):
+                for args in (numbers, numbers, others):
+                    assert context.resolve_function_type(add, args, {}) == (context, args)
+        assert context.asked == [numbers, others, others]
+        assert "resolve_function_type" not in vars(context)
 
 
 def test_strict_functions_stay_strict_after_a_fast_caller() -> None:

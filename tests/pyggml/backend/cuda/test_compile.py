@@ -26,7 +26,8 @@ pytest.importorskip("nvidia.cu13")
 from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
-from pyggml.backend.cuda.numba_compiler import compile_cubin
+from pyggml.backend.cuda.numba_compiler import compile_cubin, compile_ptx
+from pyggml.compiler import numba_internals
 
 from .images import capabilities, images, samples
 
@@ -105,6 +106,15 @@ def test_compiling_leaves_numpy_and_numba_as_they_were() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_calls_with_numbers_are_typed_once() -> None:
+    """As for CPUs."""
+    from numba.cuda.descriptor import cuda_target
+
+    compile_ptx(KERNELS["add_segments"], (9, 0))
+    contexts = {context for context, *_ in numba_internals._operators}
+    assert cuda_target.typing_context in contexts
 
 
 def test_other_threads_keep_their_device() -> None:
