@@ -66,6 +66,14 @@ The page is made by `python -m benchmarks.performance_page` from the lines in
 The read rate is measured around each run, over a buffer of as many bytes, on as many threads. The
 bytes are those of the weights, and of the keys and values of the tokens before it.
 """
+_ATTENTION = """\
+### Attention to deep caches
+
+One token, the op alone, medians (`python -m benchmarks.bench_attention --save`). Bytes are those
+of the cache, read once for all heads that share them; multiply-adds are float32. *That float32
+allows* is the share of the read rate at which multiply-adds alone would take all the time.
+
+{table}"""
 _ADD = """\
 ## Add a machine
 
@@ -129,6 +137,23 @@ def ops_table(lines: list[Line]) -> str:
         for r in lines
     )  # fmt: skip
     names = "op | case | threads | us | GB/s | of read rate | GMAC/s | of MAC roof"
+    return markdown(names, rows)
+
+
+def attention_table(lines: list[Line]) -> str:
+    """One token's attention to deep caches, by shape, type and depth."""
+    rows = (
+        [r["shape"], r["type"], r["cells"], r["threads"],
+         *(_number(r, key, f) for key, f in (
+             ("us", ".0f"), ("gb_per_s", ".1f"), ("of_read_roof", ".0%"),
+             ("fma_limit_of_read_roof", ".0%"), ("gmac_per_s", ".0f"), ("of_fma_roof", ".0%"),
+         ))]
+        for r in lines
+    )  # fmt: skip
+    names = (
+        "heads | cache | cells | threads | us | GB/s | of read rate | that float32 allows "
+        "| GMAC/s | of FMA roof"
+    )
     return markdown(names, rows)
 
 
@@ -339,14 +364,17 @@ def page() -> str:
     cpus = rows()
     profiles = _of_cpus("profile.jsonl", "model", "threads")
     ops = _of_cpus("ops.jsonl", "op", "case", "threads", "isa")
+    attention = _of_cpus("attention.jsonl", "shape", "type", "cells", "threads", "isa")
     sentences = re.split(r"(?<=\.) ", summary(cpus))
     parts = [_HEAD.format(summary="\n".join(f"- {sentence}" for sentence in sentences))]
-    for cpu in dict.fromkeys([*cpus, *profiles, *ops]):
+    for cpu in dict.fromkeys([*cpus, *profiles, *ops, *attention]):
         parts.append(section(cpu, cpus[cpu]) if cpu in cpus else f"## {cpu}\n")
         parts += [profile_section(r) for r in profiles.get(cpu, [])]
         if measured := [r for r in ops.get(cpu, []) if "gmac_per_s" in r]:
             parts.append(f"### Matmuls alone\n\n`python -m benchmarks.bench_ops --save`.\n\n"
                          f"{ops_table(measured)}")  # fmt: skip
+        if cpu in attention:
+            parts.append(_ATTENTION.format(table=attention_table(attention[cpu])))
     return "\n".join([*parts, _READ, _ADD])
 
 

@@ -324,12 +324,12 @@ def attn_pv_packed(
 def attn_pv(
     b: Value, kind: int, n_rows: int, n_columns: int, locality: int, p: Value, p_stride: Value,
     values: Value, nb: Value, cells: Value, n: Value, out: Value, out_stride: Value, later: Value,
-    keys: Value, nb_k: Value,
+    keys: Value, nb_k: Value, lines: Value,
 ) -> None:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
-    d is ``n_columns``, ``pv_columns`` or a multiple of 8 up to 32. Prefetches ``keys[later[j]]``,
-    which is read next: a line for 32 columns.
+    d is ``n_columns``, ``pv_columns`` or a multiple of 8 up to 32. Prefetches ``lines`` cache lines
+    of ``keys[later[j]]``, which is read next.
     """
     weights = [item_at(b, p, r, p_stride) for r in range(n_rows)]
     size = 2 * LANES if _pairs() else LANES
@@ -346,7 +346,7 @@ def attn_pv(
             row = item_at(b, values, cell, nb)
             if not first:
                 key = item_at(b, keys, load(b, item_at(b, later, j, 8), i64, 8), nb_k)
-                prefetch_lines(b, key, ceil_div(n_columns, 32), locality)
+                prefetch_lines(b, key, lines, locality)
             w = [load(b, item_at(b, x, j, 4), f32) for x in weights]
             blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(ceil_div(n_columns, 32))]
             of_blocks = [scales(b, kind, x) for x in blocks]

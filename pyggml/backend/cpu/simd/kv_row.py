@@ -87,7 +87,9 @@ def load_8(b: Value, kind: int, block: Value, i: int | Value, of_block: list[Val
 def load_twice(b: Value, kind: int, pair: list[tuple[Value, int, list[Value]]]) -> Value:
     """Sixteen elements: ``load_8`` of two (block, i, scales of the block)."""
     if kind in BLOCKS:
-        return concat(b, [load_8(b, kind, *place) for place in pair])
+        numbers = b.sitofp(_numbers_twice(b, BLOCKS[kind], pair), vec(f32, 2 * LANES))
+        of_blocks = [concat(b, [*both]) for both in zip(*(x for *_, x in pair), strict=True)]
+        return fma(b, numbers, *of_blocks) if len(of_blocks) == 2 else b.fmul(numbers, *of_blocks)
     raw = vec(f32 if kind == F32 else i16, LANES)
     places = (at(b, block, BLOCK_BYTES[kind] * i) for block, i, _ in pair)
     return widen(b, kind, concat(b, [load(b, place, raw) for place in places]))
@@ -114,6 +116,19 @@ def _numbers(b: Value, layout: Layout32, block: Value, i: Value) -> Value:
         found = part_of(b, vectors().look_up(b, layout.values, n), 0, LANES)
         return b.sext(found, vec(i32, LANES))
     return b.sub(n, splat(i32, LANES, layout.f.zero)) if layout.f.zero else n
+
+
+def _numbers_twice(b: Value, layout: Layout32, pair: list[Any]) -> Value:
+    """``_numbers`` of two (block, i, scales of the block), <16 x i32>."""
+    if layout.main.width != 8:
+        return concat(b, [_numbers(b, layout, block, const(i)) for block, i, _ in pair])
+    (first, i, _), (second, j, _) = pair
+    if first is second and j == i + LANES:
+        codes = load(b, at(b, first, layout.main.byte + i), vec(i8, 2 * LANES))
+    else:
+        places = (at(b, block, layout.main.byte + k) for block, k, _ in pair)
+        codes = concat(b, [load(b, place, vec(i8, LANES)) for place in places])
+    return b.sext(codes, vec(i32, 2 * LANES))
 
 
 def _load_at(b: Value, kind: int, row: Value, d: Value) -> Value:

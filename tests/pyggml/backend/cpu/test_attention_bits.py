@@ -114,6 +114,48 @@ def test_a_token_may_have_more_query_rows_than_a_pass() -> None:
 
 
 @pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda k: k.name)
+def test_values_that_are_columns_of_keys(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention: one head of keys of 96 columns, whose first 64 are the values."""
+    ctx, n = Context(), 4
+    keys = cached(kind, "k", 96, False)
+    k = ops.view_3d(ctx, keys, 96, CELLS, 1, keys.nb[1], keys.nb[2], 0)
+    shared = ops.view_3d(ctx, k, 64, CELLS, 1, keys.nb[1], keys.nb[2], 0)
+    separate = ctx.new_tensor_3d(kind, 64, CELLS, 1)
+    from_float(separate, to_float(keys)[:1, :CELLS, :64].reshape(CELLS, 64))
+    rows = np.array([rows_of(t, True) for t in range(n)], np.int32)
+
+    def attend_to(v: Tensor, tokens: slice, n_threads: int) -> Array:
+        q = ctx.from_numpy(np.ascontiguousarray(Q[:14, tokens, :96]))
+        lists = [ctx.from_numpy(x) for x in (LISTS, np.ascontiguousarray(rows[tokens]))]
+        return computed(ops.flash_attn_cells(ctx, q, k, v, *lists, 0.1), n_threads)
+
+    want = attend_to(separate, slice(n), 1).reshape(n, -1)
+    for limit in (DIRECT, PACKED):
+        monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
+        for tokens, n_threads in ((slice(n), 2), (slice(1), 1), (slice(1), 3), (slice(2, 4), 2)):
+            got = attend_to(shared, tokens, n_threads).reshape(-1, want.shape[1])
+            assert got.tobytes() == want[tokens].tobytes(), (limit, tokens, n_threads)
+
+
+@pytest.mark.parametrize("n_threads", [2, 3])
+def test_heads_that_several_threads_merge(n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And quantize, for the matrix that reads them."""
+    ctx = Context()
+    matrix = ctx.new_tensor_2d(Q8_0, HEADS * 64, 9)
+    from_float(matrix, np.linspace(-1, 1, 9 * HEADS * 64, dtype=np.float32).reshape(9, -1))
+    caches = [cached(F16, x, 64, False) for x in "kv"]
+    q = ctx.from_numpy(np.ascontiguousarray(Q[:HEADS, :1, :64]))
+    lists = [ctx.from_numpy(x) for x in (LISTS, np.array([[0, 0, LIST, LIST - 1]], np.int32))]
+    found = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(attention, "_MERGED_BYTES", least)
+        attended = ops.flash_attn_cells(ctx, q, *caches, *lists, 0.125)
+        node = ops.mul_mat(ctx, matrix, ops.reshape_2d(ctx, attended, HEADS * 64, 1))
+        found.append(computed(node, n_threads).tobytes() + attended.numpy().tobytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda k: k.name)
 @pytest.mark.parametrize("max_bias", [0.0, 8.0])
 def test_branches_have_the_bits_of_whole_lists(
     kind: GGMLType, max_bias: float, monkeypatch: pytest.MonkeyPatch

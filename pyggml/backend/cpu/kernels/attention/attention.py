@@ -80,6 +80,7 @@ _ROWS = 126  # query rows of a block, at most (but always one token)
 _CHUNKS = 8  # per thread, if there are enough tokens
 _SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
 _SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed by several threads
+_MERGED_BYTES = 1 << 17  # from which on a token's heads are merged by several threads
 _DIRECT_ROWS = 24  # at most so many query rows read the cache directly
 NO_CUT = 1 << 40  # of tokens that are on no branch
 
@@ -511,15 +512,26 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 begin, end = low // CHUNK * CHUNK, list_end(node, group_end)
                 find_cells(list_entries(node, group_end, begin), begin, low, end, later)
                 keys_after = first_k + first_key(node, group_end) * nb_k
+            elif of_keys + 1 < key_parts:  # of the next split, which this thread most likely takes
+                begin = end_chunk * CHUNK
+                end = keys_end(
+                    node, t, same_list_end(node, t, after, begin, shared), hi, begin, shared
+                )
+                if end > begin:
+                    find_cells(list_entries(node, t, begin), begin, lo, end, later)
+                else:
+                    next_cells = cells
             else:
                 next_cells, keys_after = cells, next_k
             if n_keys > 0 and not direct:
                 interleave_kv(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
-            step = TILE_ROWS
+            if first_v == first_k and nb_v == nb_k:
+                lines_v = 0  # values are columns of the keys
+            step, n_passes, done = TILE_ROWS, 1, 0
             if direct:  # as few passes as possible, about equal
-                passes = (r1 - r0 + step - 1) // step
-                step = (r1 - r0 + passes - 1) // passes
+                n_passes = (r1 - r0 + step - 1) // step
+                step = (r1 - r0 + n_passes - 1) // n_passes
             entries = list_entries(node, a, first)
             for r in range(r0, r1, step):
                 rows = min(step, r1 - r)
@@ -545,9 +557,11 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     bias(node, s, token, head, entries, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
+                    line, done = done, done + 1  # of the keys of the next chunk, each pass a part
+                    line, end_line = lines_k * line // n_passes, lines_k * done // n_passes
                     pv_direct(
                         traits, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
-                        next_cells, keys_after, nb_k,
+                        next_cells, keys_after + 64 * line, nb_k, end_line - line,
                     )  # fmt: skip
                 elif n > 0:
                     pv_packed(traits, scores, values, n, sums, padded)
@@ -573,28 +587,31 @@ def flash_attn(node, chunk, n_chunks, scratch):
 
 @kernel
 def flash_attn_merge(node, chunk, n_chunks, scratch):
-    """One token: merge its chunks in order; then quantize the row if a matmul reads it."""
+    """Heads of a token: merge their chunks in order; then quantize them if a matmul reads them."""
     n_tokens, n_head, hdv = ne(node, SRC0, 1), ne(node, SRC0, 2), ne(node, SRC2, 0)
-    token, stream = chunk % n_tokens, chunk // n_tokens
+    n_parts = n_chunks // (n_tokens * ne(node, SRC0, 3))
+    part, place = chunk % n_parts, chunk // n_parts
+    token, stream = place % n_tokens, place // n_tokens
+    head_0, head_1 = n_head * part // n_parts, n_head * (part + 1) // n_parts
     state_bytes = 4 * (hdv + 2)
     lo, hi = list_begin(node, token), list_end(node, token)
     first = lo // CHUNK
     end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
-    for head in range(n_head):
+    for head in range(head_0, head_1):
         state = partial(node, stream, token, head, first, state_bytes)  # of the only chunk
         if end != first + 1:
             state = scratch
             clear(state, hdv)
             for c in range(first, end):
-                part = partial(node, stream, token, head, c, state_bytes)
-                x = f32_ptr(part)
-                merge(state, x[0], x[1], part + 8, hdv)
+                of_chunk = partial(node, stream, token, head, c, state_bytes)
+                x = f32_ptr(of_chunk)
+                merge(state, x[0], x[1], of_chunk + 8, hdv)
         finish(node, state, token, head, stream, hdv)
     quantize = params_of(node, Attention).quantize
     if quantize != 0:
-        n = n_head * hdv
         row = data(node, DST) + token * nb(node, DST, 2) + stream * nb(node, DST, 3)
-        quantize_row(row, quantize + chunk * (n // 32) * Q8_BLOCK, n)
+        blocks = quantize + (place * n_head + head_0) * hdv // 32 * Q8_BLOCK
+        quantize_row(row + 4 * head_0 * hdv, blocks, (head_1 - head_0) * hdv)
 
 
 def _supports(node: Tensor) -> bool:
@@ -689,11 +706,15 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         variant="_".join(x.type.name.lower() for x in (k, v)),
     )
     if parts:
+        n_rows = n_tokens * n_streams
+        merges = 1  # parts of the heads; of a quantized row each has whole blocks
+        if hdv % 32 == 0 and partial_bytes >= _MERGED_BYTES:
+            merges = max(1, min(lowering.n_threads // n_rows, n_head))
         lowering.launch(
             flash_attn_merge,
             node,
             params,
-            n_tokens * n_streams,
+            n_rows * merges,
             work=[parts],
             scratch=scratch,
             quantizes=n_head * hdv % 32 == 0,

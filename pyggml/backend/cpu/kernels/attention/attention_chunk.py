@@ -151,33 +151,40 @@ def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, line
 def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> CpuKernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
-    def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
-        for d in range(0, hdv // columns * columns, columns):
-            x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
-            _pv(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+    def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
+        n_whole = hdv // columns
+        line = 0
+        for i in range(n_whole):  # each prefetches a part of the lines
+            x, out = v + block * (columns * i // 32), sums + 4 * columns * i
+            after = lines * (i + 1) // n_whole
+            key, part = k + 64 * line, after - line
+            _pv(
+                kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k, part
+            )
+            line = after
         if tail != 0:
             d = hdv - tail
-            x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
-            _pv(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            x, out, part = v + block // 32 * d, sums + 4 * d, lines if n_whole == 0 else 0
+            _pv(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, k, nb_k, part)
 
     return named_kernel(pv, GGMLType(kind).name, columns, tail)
 
 
 @inline_strict
-def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
+def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, lines):
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 6:
-        attn_pv(kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
     elif rows == 5:
-        attn_pv(kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
     elif rows == 4:
-        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
     elif rows == 3:
-        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
     elif rows == 2:
-        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
     else:
-        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
 
 
 # Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
@@ -247,7 +254,7 @@ def pv_packed(traits, p, values, n, sums, padded):
 
 
 @inline
-def pv_direct(traits, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
-    """Weighted sums of values in the cache; prefetches the keys in the cells ``later``."""
+def pv_direct(traits, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
+    """Weighted sums of values in the cache; prefetches lines of the keys in the cells ``later``."""
     pv = trait(traits, PV)
-    call_address(pv, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))
+    call_address(pv, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines))
