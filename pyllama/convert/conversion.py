@@ -42,7 +42,7 @@ from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halve
 from .general import fill_file_name, read_general
 from .modules import dense_keys, dense_tensors, model_folder, pooling_keys
 from .nextn import nextn_keys, nextn_layers
-from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type
+from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type, with_scales
 from .plan import (
     ConvertedTensor,
     check_missing,
@@ -156,6 +156,7 @@ def convert(
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
+    planned = with_scales(planned, matrices)
     shapes = {one.name: one.shape for one in planned}
     general = read_general(root, name, shapes, options.model_name, options.metadata)
     metadata = {

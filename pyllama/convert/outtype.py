@@ -10,6 +10,7 @@ Source: llama.cpp, ``convert_hf_to_gguf.py``, ``prepare_tensors``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ OUTTYPES = {
     "bf16": (GGMLType.BF16, 32),
     "q8_0": (GGMLType.Q8_0, 7),
 }
+_NVFP4 = "nvfp4", 39  # a file's type that no other program quantizes to
 _STAY_F32 = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -59,13 +61,27 @@ def auto_outtype(planned: Iterable[ConvertedTensor]) -> str:
 def file_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, int]:
     """Return the name of the file's type, and its number for ``general.file_type``."""
     matrices, number = OUTTYPES[outtype]
-    if matrices is GGMLType.Q8_0 or GGMLType.MXFP4 not in {
-        tensor_type(one, matrices) for one in planned
-    }:
+    types = {tensor_type(one, matrices) for one in planned}
+    if matrices is not GGMLType.Q8_0 and GGMLType.NVFP4 in types:
+        return _NVFP4
+    if matrices is GGMLType.Q8_0 or GGMLType.MXFP4 not in types:
         return outtype, number
     mixed = FILE_TYPES["MXFP4_MOE"]
     assert mixed.number is not None
     return mixed.name.lower(), mixed.number
+
+
+def with_scales(planned: Iterable[ConvertedTensor], matrices: GGMLType) -> list[ConvertedTensor]:
+    """The tensors, each with its scales after it where it is written as the checkpoint's blocks."""
+    found = []
+    for one in planned:
+        found.append(one)
+        if tensor_type(one, matrices) is not one.block_type:
+            continue
+        for end, x in one.scales.items():
+            name = f"{one.name.removesuffix('.weight')}.{end}"
+            found.append(ConvertedTensor(name, x.shape, (partial(np.asarray, x),)))
+    return found
 
 
 def stays_f32(name: str) -> bool:
@@ -81,13 +97,13 @@ def tensor_type(planned: ConvertedTensor, matrices: GGMLType) -> GGMLType:
     if len(shape) < 2 or not name.endswith(".weight") or stays_f32(name):
         return GGMLType.F32
     if planned.blocks and matrices is not GGMLType.F32:
-        return GGMLType.MXFP4
+        return planned.block_type
     return GGMLType.F16 if shape[-1] % matrices.block_size else matrices
 
 
 def tensor_chunks(planned: ConvertedTensor, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of a tensor in chunks, read and converted lazily. Raises: ModelError."""
-    if type is GGMLType.MXFP4:
+    if planned.blocks and type is planned.block_type:
         for part in planned.blocks:
             blocks = part()
             for some in blocks.reshape(-1, *blocks.shape[-2:]):  # copies what is not contiguous

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import partial
 from math import prod
@@ -30,7 +30,7 @@ from ..hparams import HParams
 from ..inputs.budget import shown
 from ..mapping.rules import Array, Config, Tensors
 from ..runtime.loader import qkv_patterns, tensor_sizes
-from .files.decoded import Blocks, CheckpointTensor, DecodedTensor
+from .files.decoded import Blocks, CheckpointTensor, DecodedTensor, PackedBlocks
 from .nextn import NEXTN_NAMES
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,9 @@ class ConvertedTensor:
         shape: NumPy order.
         parts: functions that return its float32 values in order: one, or one per expert.
         dtypes: dtypes of the source tensors.
-        blocks: functions that return the same parts as blocks of MXFP4, if the checkpoint has them
-            so.
+        blocks: functions that return the same parts as blocks of ``block_type``, if the checkpoint
+            has them so.
+        scales: tensors beside the blocks, by the end of their names: numbers that multiply them.
     """
 
     name: str
@@ -59,6 +60,8 @@ class ConvertedTensor:
     parts: tuple[Callable[[], Array], ...]
     dtypes: frozenset[str] = frozenset()
     blocks: tuple[Callable[[], Blocks], ...] = ()
+    block_type: GGMLType = GGMLType.MXFP4
+    scales: Mapping[str, Array] = field(default_factory=dict)
 
 
 # Sources of a GGUF tensor: expert (or ``_NO_EXPERT``) -> (name, tensor)
@@ -277,6 +280,19 @@ def _is_tied(sources: Mapping[str, _Members], config: Config) -> bool:
     return config.get("tie_word_embeddings") is True or same
 
 
+def _scales(members: list[PackedBlocks]) -> dict[str, Array]:
+    """The scales of a matrix, or of each expert; those that are all 1 are left out."""
+    found: dict[str, Array] = {}
+    for key in dict.fromkeys(key for blocks in members for key in blocks.scales):
+        one = np.ones(1, np.float32)
+        parts = [blocks.scales.get(key, one) for blocks in members]
+        n_expert = members[0].shape[0] if len(members[0].shape) > 2 else 1
+        x = np.concatenate(parts) if len(parts) > 1 else np.resize(parts[0], n_expert)
+        if not np.allclose(x, 1, rtol=0, atol=1e-6):
+            found[key] = x
+    return found
+
+
 class _Change:
     """Plans the application of an architecture's ``change`` to tensors."""
 
@@ -304,6 +320,9 @@ class _Change:
         shapes = self._try(first_name, source, first.shape)
         tensors = [stored for _, stored in members]
         whole = all(self._keeps_blocks(source, stored, shapes) for stored in tensors)
+        of_blocks = [stored.blocks for stored in tensors if isinstance(stored, DecodedTensor)]
+        packed = [blocks for blocks in of_blocks if blocks is not None and whole]
+        scales = _scales(packed)
         return [
             ConvertedTensor(
                 name,
@@ -311,6 +330,8 @@ class _Change:
                 tuple(partial(self._values, source, stored, name, shape) for stored in tensors),
                 frozenset[str]().union(*(stored.dtypes for stored in tensors)),
                 tuple(partial(self._blocks, source, stored, name) for stored in tensors if whole),
+                packed[0].type if packed else GGMLType.MXFP4,
+                scales,
             )
             for name, shape in shapes.items()
         ]
@@ -358,7 +379,7 @@ class _Change:
             and results[ours].dtype == blocks.dtype
             and results[ours].strides[-1:] == (1,)
             and results[ours].shape == (*shape[:-1], stored.blocks.shape[-1])
-            and shape[-1] == stored.blocks.shape[-1] * GGMLType.MXFP4.block_size
+            and shape[-1] == stored.blocks.shape[-1] * stored.blocks.type.block_size
             and np.may_share_memory(results[ours], blocks)
             for ours, shape in shapes.items()
         )

@@ -8,33 +8,40 @@ It has the attributes of ``StoredTensor`` that planning uses. Each ``read`` read
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.dtype import GGMLType
+
 from .stored import Floats, StoredTensor
 
-# Blocks of a GGUF format: one element of 17 bytes (MXFP4) for 32 values
+# Blocks of a GGUF format: an element of 17 bytes for 32 values (MXFP4), of 36 for 64 (NVFP4)
 Blocks = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """The blocks of MXFP4 that hold a tensor's values.
+    """The blocks of MXFP4 or NVFP4 that hold a tensor's values.
 
     Attributes:
         shape: rows and blocks in the file, [..., n_rows, n_blocks].
-        transposed: whether the tensor is [..., 32 * n_blocks, n_rows].
+        transposed: whether the tensor is [..., values of all blocks, n_rows].
         load: returns the blocks in the file's shape. Raises: ModelError.
+        type: of the blocks.
+        scales: what the products with the matrix are multiplied by, and what their inputs were
+            (``scale`` and ``input_scale`` of GGUF); one number, or one for each expert.
     """
 
     shape: tuple[int, ...]
     transposed: bool
     load: Callable[[], Blocks]
+    type: GGMLType = GGMLType.MXFP4
+    scales: Mapping[str, Floats] = field(default_factory=dict)
 
     def read(self) -> Blocks:
         """Return the blocks in the tensor's order of dimensions. Raises: ModelError."""
@@ -59,7 +66,7 @@ class DecodedTensor:
         shape: NumPy order.
         sources: the stored tensors; the first one gives its place in messages.
         decode: returns the values as float32. Raises: ModelError.
-        blocks: the same values as blocks of MXFP4, if the checkpoint stores them so.
+        blocks: the same values as blocks of MXFP4 or NVFP4, if the checkpoint stores them so.
     """
 
     shape: tuple[int, ...]

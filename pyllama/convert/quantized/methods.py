@@ -21,6 +21,7 @@ from ..files.decoded import CheckpointTensor
 from ..files.folder import Folder
 from ..files.stored import StoredTensor
 from .mxfp4 import add_mxfp4
+from .nvfp4 import COMPRESSED, MODELOPT, add_nvfp4
 from .packed import Packing, add_grouped, add_rows, awq
 from .parts import Parts
 from .scaled import EIGHT_BITS, UNUSED, Block, add_scaled
@@ -35,13 +36,13 @@ def decode_checkpoint(
     """Return the tensors of a checkpoint as if it had not been quantized.
 
     Args:
-        config: its ``quantization_config``, if it has one, names the method.
+        config: its ``quantization_config``, if it has one, names the method; else ModelOpt's
+            ``hf_quant_config.json`` does.
 
     Raises:
         ModelError: the method is unknown or a variant not supported, or tensors do not fit.
     """
-    settings = config.get("quantization_config")
-    settings = config.get("compression_config") if settings is None else settings
+    settings = _settings(folder, config)
     if settings is None:
         return stored
     method = settings.get("quant_method") if isinstance(settings, dict) else None
@@ -59,15 +60,35 @@ def decode_checkpoint(
     return parts.tensors
 
 
+def _settings(folder: Folder, config: Config) -> Any:
+    """The settings of the quantization; None if there is none."""
+    settings = config.get("quantization_config")
+    settings = config.get("compression_config") if settings is None else settings
+    own = folder.json("hf_quant_config.json")
+    quantization, producer = own.get("quantization"), own.get("producer")
+    if not isinstance(quantization, dict) or not quantization.get("quant_algo"):
+        return settings
+    if settings is None:
+        name = producer.get("name") if isinstance(producer, dict) else None
+        return {**quantization, "quant_method": name}
+    return {**quantization, **settings} if isinstance(settings, dict) else settings
+
+
 def _fp8(parts: Parts) -> None:
     """DeepSeek's ``weight_scale_inv`` of blocks, and ``weight_scale`` of rows or tensors."""
     _add_all_scaled(parts, _block(parts.settings.get("weight_block_size"), "weight_block_size"))
 
 
 def _modelopt(parts: Parts) -> None:
+    """FP8 with a scale of a tensor or row, and NVFP4, also of other layers in one checkpoint."""
     algorithm = parts.settings.get("quant_algo", "FP8")
-    if algorithm != "FP8":
-        raise ModelError(f"quant_algo is {shown(algorithm)}, supported is FP8")
+    if algorithm not in ("FP8", "NVFP4", "MIXED_PRECISION"):
+        raise ModelError(
+            f"quant_algo is {shown(algorithm)}, supported are FP8, NVFP4, MIXED_PRECISION"
+        )
+    for _, name in parts.names("_scale"):
+        if name in parts.stored and parts.stored[name].dtype == "U8":
+            add_nvfp4(parts, name, MODELOPT)
     _add_all_scaled(parts, None)
 
 
@@ -104,17 +125,19 @@ def _compressed_tensors(parts: Parts) -> None:
         raise ModelError(f"weights are compressed as sparse: {shown(sparsity['format'])}")
     if kind in ("float-quantized", "int-quantized", "naive-quantized"):
         _add_all_scaled(parts, _block(weights.get("block_structure"), "block_structure"))
-    elif kind in ("pack-quantized", "mxfp4-pack-quantized"):
+    elif kind in ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"):
         parts.drop(*UNUSED)
         for packed, name in parts.names("_packed"):
             if kind == "pack-quantized":
                 add_rows(parts, name, _packing(weights))
-            else:
+            elif kind == "mxfp4-pack-quantized":
                 add_mxfp4(parts, name, packed, f"{name}_scale")
+            else:
+                add_nvfp4(parts, name, COMPRESSED)
     elif kind != "dense":
         raise ModelError(
             f"format is {shown(kind)}, supported are float-quantized, int-quantized, "
-            "naive-quantized, pack-quantized, mxfp4-pack-quantized, dense"
+            "naive-quantized, pack-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized, dense"
         )
 
 

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile
+from pyggml.quants import dequantize
 from pyllama.convert import convert
+from pyllama.convert.files.decoded import PackedBlocks
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.safetensors import read_safetensors
+from pyllama.convert.plan import _scales
 from pyllama.convert.quantized.methods import decode_checkpoint
 from pyllama.errors import ModelError
 
@@ -184,6 +189,26 @@ def mxfp4(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.
     return {"weight_packed": pairs, "weight_scale": scale}, FP4[codes] * factor
 
 
+def nvfp4(modelopt: bool) -> Method:
+    def method(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
+        codes = rng.integers(0, 16, shape)
+        scale = rng.integers(40, 127, (*shape[:-1], shape[-1] // 16)).astype(np.uint8)
+        pairs = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+        whole = np.float32(2.0**-9) * rng.integers(3, 20).astype(np.float32)
+        weight = FP4[codes] * np.repeat(E4M3[scale], 16, axis=-1)
+        stored: Stored = {"weight_scale": Bytes("F8_E4M3", scale)}
+        if modelopt:
+            stored |= {"weight": pairs, "weight_scale_2": whole.reshape(())}
+            stored |= {"input_scale": np.float32([0.25]), "k_scale": np.float32([2])}
+        else:
+            stored |= {"weight_packed": pairs, "weight_global_scale": (1 / whole).reshape(1)}
+            stored |= {"input_global_scale": np.float32([4])}
+            whole = np.float32(1) / (np.float32(1) / whole)
+        return stored, weight * whole
+
+    return method
+
+
 # --- all of them ----------------------------------------------------------------------------------
 
 
@@ -223,6 +248,8 @@ METHODS: dict[str, tuple[dict[str, Any], Method]] = {
     "ct-4-zeros-in-bytes": (ct_group(4), packed(4, "bytes")),
     "ct-4-act-order": (ct_group(4), packed(4, "packed", ordered=True)),
     "ct-mxfp4": (compressed("mxfp4-pack-quantized", num_bits=4, type="float"), mxfp4),
+    "ct-nvfp4": (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), nvfp4(False)),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4(True)),
 }
 
 
@@ -258,6 +285,52 @@ def test_a_folder_converts_as_if_it_had_not_been_quantized(tmp_path: Path, name:
     assert list(read) == list(wanted)
     for key, x in wanted.items():
         np.testing.assert_array_equal(read[key], x, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "ct-nvfp4"])
+def test_nvfp4_is_kept(tmp_path: Path, name: str) -> None:
+    """Blocks and scales of the file mean the weights that the same folder gives in F32."""
+    folder = hf_folder(tmp_path / "quantized")
+    quantize(folder, name)
+    floats = hf_weights(convert(folder, tmp_path / "x.gguf", "f32"))
+    if name == "nvfp4":  # the settings may be in ModelOpt's own file
+        path = folder / "config.json"
+        kept = json.loads(path.read_text())
+        settings = kept.pop("quantization_config")
+        path.write_text(json.dumps(kept))
+        own = {"producer": {"name": "modelopt"}, "quantization": settings}
+        (folder / "hf_quant_config.json").write_text(json.dumps(own))
+    n_kept = 0
+    with GGUFFile(convert(folder, tmp_path / "y.gguf", "f16")) as file:
+        assert file.metadata["general.file_type"] == 39
+        for key, tensor in file.tensors.items():
+            stem = key.removesuffix(".weight")
+            if tensor.type is not GGMLType.NVFP4:
+                continue
+            n_kept += 1
+            rows = file.tensor_bytes(key).reshape(tensor.ne[1], -1)
+            scale, of_input = (
+                file.tensor_bytes(f"{stem}.{end}").view(np.float32)
+                for end in ("scale", "input_scale")
+            )
+            assert scale.shape == (1,) and of_input == 0.25
+            np.testing.assert_array_equal(dequantize(rows, tensor.type) * scale, floats[key])
+        matrices = [key for key in floats if key.startswith("blk.1.") and floats[key].ndim == 2]
+        full = [key for key in matrices if floats[key].shape[-1] % 64 == 0]
+        assert n_kept == len(full) > 0
+
+
+def test_nvfp4_of_experts() -> None:
+    """A number for each expert; numbers that are all 1 are left out, as by llama.cpp."""
+    blocks = [
+        PackedBlocks(
+            (2, 1), False, lambda: np.empty(0), GGMLType.NVFP4, {"scale": x, "input_scale": o}
+        )
+        for x, o in ((np.float32([2]), np.float32([1])), (np.float32([3]), np.float32([1])))
+    ]
+    assert {key: x.tolist() for key, x in _scales(blocks).items()} == {"scale": [2, 3]}
+    whole = PackedBlocks((3, 2, 1), False, lambda: np.empty(0), GGMLType.NVFP4, blocks[0].scales)
+    assert _scales([whole])["scale"].tolist() == [2, 2, 2]
 
 
 def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
@@ -347,14 +420,18 @@ def test_one_group_of_all_inputs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read, (codes - zeros) * scale.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "gptq-act-order", "awq", "ct-4-zeros", "ct-mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "gptq-act-order", "awq", "ct-4-zeros", "ct-mxfp4", "nvfp4"]
+)
 def test_large_tensors_are_decoded_in_pieces(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyllama.convert.quantized import mxfp4 as mxfp4_module
+    from pyllama.convert.quantized import nvfp4 as nvfp4_module
     from pyllama.convert.quantized import packed as packed_module
 
     monkeypatch.setattr(mxfp4_module, "_CHUNK", 7)
+    monkeypatch.setattr(nvfp4_module, "_CHUNK", 7)
     monkeypatch.setattr(packed_module, "_CHUNK", 1000)
     settings, method = METHODS[name]
     stored, weight = method((2, 40, 96), np.random.default_rng(1))
@@ -375,7 +452,8 @@ ONES = np.ones(64, np.float32)
 MARLIN = {"checkpoint_format": "marlin"}
 SPARSE = {"sparsity_config": {"format": "sparse-24-bitmask"}}
 TWO = {"config_groups": {"a": {"weights": {}}, "b": {"weights": {"a": 1}}}}
-NVFP4 = {"format": "nvfp4-pack-quantized"}
+MARLIN_24 = {"format": "marlin-24"}
+TWO_NUMBERS = np.ones(2, np.float32)
 FAULTS = [
     fault("fp8-blocks", "x.weight_scale_inv' has the shape .*, must be .1, 2.", weight_scale_inv=X),
     fault("fp8-blocks", "tensor 'x.weight' is F32, must be F8_E4M3 or", weight=X),
@@ -389,8 +467,15 @@ FAULTS = [
     fault(
         "fp8-rows", "has the shape .64., must be one number, or one for each row", weight_scale=ONES
     ),
-    fault("fp8-modelopt", "quant_algo is 'NVFP4', supported is FP8", {"quant_algo": "NVFP4"}),
-    fault("ct-fp8-rows", "format is 'nvfp4-pack-quantized', supported are", NVFP4),
+    fault("fp8-modelopt", "quant_algo is 'W4A8', supported are FP8", {"quant_algo": "W4A8"}),
+    fault("ct-fp8-rows", "format is 'marlin-24', supported are", MARLIN_24),
+    fault("nvfp4", "'x.weight' has the shape .48, 31.", weight=np.zeros((48, 31), np.uint8)),
+    fault("nvfp4", "'x.weight_scale' is F32, must be F8_E4M3", weight_scale=X),
+    fault("nvfp4", "'x.weight_scale_2' has the shape .2.", weight_scale_2=TWO_NUMBERS),
+    fault("nvfp4", "'x.input_scale' is not a positive", input_scale=np.float32([np.nan])),
+    fault(
+        "ct-nvfp4", "'x.weight_global_scale' is not a", weight_global_scale=np.zeros(1, np.float32)
+    ),
     fault("ct-fp8-rows", "config_groups has no group", {"config_groups": {}}),
     fault("ct-fp8-rows", "config_groups has weights that are None", {"config_groups": {"a": 5}}),
     fault("ct-fp8-rows", "groups whose weights differ", TWO),
