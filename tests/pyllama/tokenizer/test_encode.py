@@ -126,6 +126,20 @@ def test_gemma_style_bpe() -> None:
     assert tokenizer.encode("a a\n\n") == ids
 
 
+@pytest.mark.parametrize(
+    ("pre", "newlines"),
+    [("gemma4", ["\n\n"]), ("granite-embed-multi-311m", ["\n\n"]), ("sarvam-moe", ["\n", "\n"])],
+)
+def test_names_of_gemma_style_bpe(pre: str, newlines: list[str]) -> None:
+    """Whole lines are words, spaces are letters; only some have tokens of several newlines."""
+    tokens = [f"<0x{b:02X}>" for b in range(256)] + ["▁", "a", "▁a", "\n", "\n\n", "1", "."]
+    more = {"tokens": tokens, "token_type": [6] * 256 + [1] * 7, "add_bos_token": False}
+    tokenizer = load_tokenizer(bpe("▁ a", pre=pre, **more))
+    ids = tokenizer.encode("a  a1.\n\n a", add_special=False)
+    pieces = ["a", "▁", "▁a", "1", ".", *newlines, "▁a"]
+    assert ids == [tokenizer.text_to_id(piece) for piece in pieces]
+
+
 def test_spm_without_byte_tokens_uses_unknown() -> None:
     metadata = spm("a", "▁")
     metadata["tokenizer.ggml.tokens"] = ["<unk>", "<s>", "</s>", "a", "▁"]
