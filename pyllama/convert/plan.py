@@ -365,7 +365,7 @@ class _Change:
     ) -> bool:
         """Return whether ``change`` only selects whole rows of blocks and reorders them.
 
-        The results then are views in which all blocks of a row still follow each other.
+        The results then are views, or copies, in which all blocks of a row still follow each other.
         """
         if not isinstance(stored, DecodedTensor) or stored.blocks is None:
             return False
@@ -374,15 +374,20 @@ class _Change:
             results: Tensors = self.change(name, blocks, self.config)
         except (LookupError, TypeError, ValueError, ArithmeticError):  # computes with values
             return False
-        return all(
+        n_blocks = stored.blocks.shape[-1]
+        fits = all(
             ours in results
             and results[ours].dtype == blocks.dtype
             and results[ours].strides[-1:] == (1,)
-            and results[ours].shape == (*shape[:-1], stored.blocks.shape[-1])
-            and shape[-1] == stored.blocks.shape[-1] * stored.blocks.type.block_size
-            and np.may_share_memory(results[ours], blocks)
+            and results[ours].shape == (*shape[:-1], n_blocks)
+            and shape[-1] == n_blocks * stored.blocks.type.block_size
             for ours, shape in shapes.items()
         )
+        if not fits or all(np.may_share_memory(results[ours], blocks) for ours in shapes):
+            return fits
+        results = self.change(name, stored.blocks.numbered(), self.config)
+        places = np.arange(n_blocks, dtype=np.uint8)
+        return all((results[ours].view(np.uint8) == places).all() for ours in shapes)
 
     def _blocks(self, name: str, stored: CheckpointTensor, result: str) -> Blocks:
         assert isinstance(stored, DecodedTensor) and stored.blocks is not None

@@ -54,6 +54,11 @@ class PackedBlocks:
         """
         return self._arranged(np.empty(self.shape, "V1"))
 
+    def numbered(self) -> Blocks:
+        """Return an array like that of ``unread``: of each block its place in its row, mod 256."""
+        places = np.arange(self.shape[-1], dtype=np.uint8).view("V1")
+        return self._arranged(np.broadcast_to(places, self.shape).copy())
+
     def _arranged(self, blocks: Blocks) -> Blocks:
         return blocks.swapaxes(-1, -2) if self.transposed else blocks
 

@@ -49,7 +49,7 @@ from ...abi import (
 )
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
-from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
+from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns, wide_rows
 from ...simd.element import load_f16
 from ...simd.kv_row import KINDS
 from ...simd.math import exp_f32, tanh_f32
@@ -65,6 +65,7 @@ from .attention_chunk import (
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
+    WIDE,
     cache_traits,
     find_cells,
     interleave_kv,
@@ -72,8 +73,10 @@ from .attention_chunk import (
     packed_column,
     pv_direct,
     pv_packed,
+    pv_wide,
     qk_direct,
     qk_packed,
+    qk_wide,
 )
 
 _ROWS = 126  # query rows of a block, at most (but always one token)
@@ -99,6 +102,7 @@ class Attention(NamedTuple):
     quantize: int  # address of the quantized rows, or 0
     f16_mask: int
     direct_rows: int  # at most so many query rows read the cache directly
+    wide: int  # so many of these share the widening of quantized keys and values; 0: none
     bias_scale: float
     traits: int
 
@@ -436,9 +440,11 @@ def flash_attn(node, chunk, n_chunks, scratch):
     cells = scratch
     later = cells + CELLS_BYTES  # cells of the next chunk of keys
     scores = later + CELLS_BYTES
-    sums = scores + TILE_ROWS * S_STRIDE
-    tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
-    queries = sums + TILE_ROWS * 4 * padded + 64
+    tile = max(TILE_ROWS, p.wide)
+    sums = scores + tile * S_STRIDE
+    tops = f32_ptr(sums + tile * 4 * padded)  # maxima of a tile's rows, then their sums
+    widened = sums + tile * 4 * padded + 128
+    queries = widened + (32 * hd8 if p.wide != 0 else 0)
     states = queries + (block * n_rep + TILE_ROWS - 1) * 4 * hd8
     state_bytes = 4 * (hdv + 2)
     keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
@@ -528,13 +534,18 @@ def flash_attn(node, chunk, n_chunks, scratch):
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             if first_v == first_k and nb_v == nb_k:
                 lines_v = 0  # values are columns of the keys
-            step, n_passes, done = TILE_ROWS, 1, 0
-            if direct:  # as few passes as possible, about equal
-                n_passes = (r1 - r0 + step - 1) // step
-                step = (r1 - r0 + n_passes - 1) // n_passes
+            step, n_passes, n_wide, done = TILE_ROWS, 1, 0, 0
+            if direct:  # as few passes as possible, about equal; wide ones first
+                n_wide = (r1 - r0) // p.wide if p.wide != 0 else 0
+                others = r1 - r0 - n_wide * p.wide
+                n_passes = (others + step - 1) // step
+                step = (others + n_passes - 1) // max(1, n_passes)
+                n_passes += n_wide
             entries = list_entries(node, a, first)
-            for r in range(r0, r1, step):
-                rows = min(step, r1 - r)
+            r = r0
+            while r < r1:
+                is_wide = done < n_wide
+                rows = p.wide if is_wide else min(step, r1 - r)
                 n = min(n_keys, list_end(node, t + r // n_rep) - first)
                 for i in range(1, rows):
                     n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
@@ -542,10 +553,17 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
                     lines = lines_v if r == r0 else 0
-                    qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+                    if is_wide:
+                        qk_wide(
+                            traits, widened, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
+                        )
+                    else:
+                        qk_direct(
+                            traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
+                        )
                 elif n > 0:
                     j = n_prefetched * (r - r0) // (r1 - r0)  # prefetch a share of the next chunk
-                    share = n_prefetched * (min(r + step, r1) - r0) // (r1 - r0) - j
+                    share = n_prefetched * (r + rows - r0) // (r1 - r0) - j
                     prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
                     prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
                     qk_packed(traits, query, hd8, keys, n, scores)
@@ -555,10 +573,15 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     begin = min(max(list_begin(node, token) - first, 0), n)
                     end = min(list_end(node, token) - first, n)
                     bias(node, s, token, head, entries, stream, first, n)
-                    tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
-                if n > 0 and direct:
-                    line, done = done, done + 1  # of the keys of the next chunk, each pass a part
-                    line, end_line = lines_k * line // n_passes, lines_k * done // n_passes
+                    tops[i], tops[tile + i] = softmax(s, begin, max(begin, end), n64)
+                # Of the keys of the next chunk each pass prefetches a part
+                line, end_line = lines_k * done // n_passes, lines_k * (done + 1) // n_passes
+                if n > 0 and is_wide:
+                    pv_wide(
+                        traits, scores, v, nb_v, cells, n, hdv, sums, padded,
+                        next_cells, keys_after + 64 * line, nb_k, end_line - line,
+                    )  # fmt: skip
+                elif n > 0 and direct:
                     pv_direct(
                         traits, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
                         next_cells, keys_after + 64 * line, nb_k, end_line - line,
@@ -571,11 +594,12 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     if partials != 0:
                         state = partial(node, stream, token, head, c, state_bytes)
                         if n > 0:
-                            start(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+                            start(state, tops[i], tops[tile + i], found, hdv)
                         else:
                             clear(state, hdv)
                     elif n > 0:
-                        merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+                        merge(state, tops[i], tops[tile + i], found, hdv)
+                r, done = r + rows, done + 1
             cells, later = later, cells
             c, a, b, hi_of = next_c, next_a, next_b, next_hi
         if partials == 0:
@@ -675,6 +699,8 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
+    many = n_rep >= wide_rows() and k.type.is_quantized and v.type.is_quantized
+    wide = wide_rows() if many and in_place and hdv % 64 == 0 else 0
     traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
@@ -688,11 +714,13 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         quantize=0,
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
+        wide=wide,
         bias_scale=node.op_params["bias_scale"],
-        traits=lowering.traits(traits, *DIRECT, *packed),
+        traits=lowering.traits(traits, *DIRECT, *packed, *(WIDE if wide else ())),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
-        TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
+        max(TILE_ROWS, wide) * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 48
+        + (8 * hd8 if wide else 0)
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     lowering.launch(

@@ -143,8 +143,38 @@ def _qk_direct(kind: int, tail: int, hint: int) -> CpuKernel:
 @inline_strict
 def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
     attn_qk(
-        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
-    )
+        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead,
+        0,
+    )  # fmt: skip
+
+
+@cache
+def _qk_wide(kind: int, rows: int, tail: int, hint: int) -> CpuKernel:
+    def qk(widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
+        q_row, s_row = 4 * ((d + 7) // 8 * 8), S_STRIDE
+        attn_qk(
+            kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines, ahead,
+            widened,
+        )  # fmt: skip
+
+    return named_kernel(qk, GGMLType(kind).name, tail)
+
+
+@cache
+def _pv_wide(kind: int, rows: int, hint: int) -> CpuKernel:
+    block = 64 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 64 values
+
+    def pv(p, v, nb_v, cells, n, hdv, out, padded, later, k, nb_k, lines):
+        n_calls, line, s_row, o_row = hdv // 64, 0, S_STRIDE, 4 * padded
+        for i in range(n_calls):
+            after = lines * (i + 1) // n_calls
+            x, y, key, part = v + block * i, out + 256 * i, k + 64 * line, after - line
+            attn_pv(
+                kind, rows, 64, hint, p, s_row, x, nb_v, cells, n, y, o_row, later, key, nb_k, part
+            )
+            line = after
+
+    return named_kernel(pv, GGMLType(kind).name)
 
 
 @cache
@@ -190,8 +220,9 @@ def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, 
 # Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
 # prefetch; functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
-PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED = range(3, 9)
+PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED, QK_WIDE, PV_WIDE = range(3, 11)
 DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
+WIDE = QK_WIDE, PV_WIDE
 
 
 @cache
@@ -213,6 +244,8 @@ def cache_traits(
         PV: partial(_pv_direct, kind_v, columns, tail_v, tuned.kv_hint),
         QK_PACKED: lambda: _qk_packed,
         PV_PACKED: lambda: _pv_packed,
+        QK_WIDE: partial(_qk_wide, kind_k, attend.wide_rows(), tail_k, tuned.kv_hint),
+        PV_WIDE: partial(_pv_wide, kind_v, attend.wide_rows(), tuned.kv_hint),
     }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
@@ -245,6 +278,20 @@ def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
     """Scores of up to 6 query rows against ``n`` keys in the cache; prefetches their values."""
     ahead = trait(traits, KEYS_AHEAD)
     call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+
+
+@inline
+def qk_wide(traits, widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
+    """``qk_direct`` of ``wide_rows`` query rows, with memory for eight keys as float32."""
+    qk, ahead = trait(traits, QK_WIDE), trait(traits, KEYS_AHEAD)
+    call_address(qk, (widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+
+
+@inline
+def pv_wide(traits, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
+    """``pv_direct`` of ``wide_rows`` rows."""
+    pv = trait(traits, PV_WIDE)
+    call_address(pv, (p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines))
 
 
 @inline
