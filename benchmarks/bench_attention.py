@@ -6,8 +6,8 @@
 Only the op, over as many layers as give a cache larger than the CPU's caches. A layer's bytes are
 those that its cache holds, values that are columns of keys (latent attention) once. The read roof
 is that of plain reads over as many bytes, the FMA roof that of float32 multiply-adds in registers;
-both are measured between the runs of each shape. The CPU's clock and its neighbours change within
-minutes, so a share of a roof says more than a time.
+both are measured right before and after each run. The CPU's clock and its neighbours change within
+seconds, so a share of a roof says more than a time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,18 +97,26 @@ def measure(
     name: str, heads: Heads, type: GGMLType, n_cells: int, threads: int, *,
     repeats: int = 9, least_bytes: int = _LEAST_BYTES,
 ) -> dict[str, Any]:  # fmt: skip
-    """A line for a shape: the median of the runs, by roofs that are measured between them."""
+    """A line for a shape: medians, each run by the roofs right before and after it."""
     cache = DeepCache(heads, type, n_cells, least_bytes)
     program = CpuBackend(threads).compile(cache.graph).program
     profile(program, 1)
-    times, read, peak = [], 0.0, 0.0
-    for i in range(repeats):
-        if i % 3 == 0:
-            read = max(read, read_roof(max(cache.bytes, 1 << 16), threads, tries=1))
-            peak = max(peak, fma_roof(threads, tries=2))
+
+    def roofs() -> tuple[float, float]:
+        """GB/s and GMAC/s."""
+        return read_roof(max(cache.bytes, 1 << 16), threads, tries=1), fma_roof(threads, tries=1)
+
+    times, measured = [], [roofs()]
+    for _ in range(repeats):
         times.append(sum(t.ns for t in profile(program, 1)))
+        measured.append(roofs())
+    around = [[max(pair) for pair in zip(*both, strict=True)] for both in pairwise(measured)]
+    read, peak = (statistics.median(x) for x in zip(*around, strict=True))
     ns = statistics.median(times)
-    rate, macs = cache.bytes / ns, cache.macs / ns
+    shares = [
+        (cache.bytes / t / r, cache.macs / t / f) for t, (r, f) in zip(times, around, strict=True)
+    ]
+    of_read, of_fma = (statistics.median(x) for x in zip(*shares, strict=True))
     return {
         "shape": name,
         "type": type.name.lower(),
@@ -115,12 +124,12 @@ def measure(
         "bytes": cache.bytes,
         "us": ns / cache.layers / 1e3,
         "best_us": min(times) / cache.layers / 1e3,
-        "gb_per_s": rate,
+        "gb_per_s": cache.bytes / ns,
         "read_gb_per_s": read,
-        "of_read_roof": rate / read,
-        "gmac_per_s": macs,
+        "of_read_roof": of_read,
+        "gmac_per_s": cache.macs / ns,
         "fma_gmac_per_s": peak,
-        "of_fma_roof": macs / peak,
+        "of_fma_roof": of_fma,
         # What share of the read rate the multiply-adds allow, were they all that takes time
         "fma_limit_of_read_roof": peak * cache.bytes / cache.macs / read,
     }

