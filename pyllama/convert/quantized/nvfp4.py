@@ -95,7 +95,9 @@ def _factors(parts: Parts, name: str, naming: Naming, experts: tuple[int, ...]) 
     x = stored.read().reshape(-1)
     if not (np.isfinite(x) & (x > 0)).all():
         raise ModelError(f"{stored.path}: tensor {shown(name)} is not a positive number")
-    return np.float32(1) / x if naming.inverted else x
+    if naming.inverted:
+        np.reciprocal(x, out=x)
+    return x
 
 
 def _packed(codes: StoredTensor, scales: StoredTensor) -> tuple[Blocks, Blocks]:
