@@ -25,6 +25,7 @@ from benchmarks import (
     bench_peers,
     bench_serve,
     kernel_hashes,
+    kv_reduction,
     machine,
     malformed,
     performance_page,
@@ -45,6 +46,7 @@ from pyllama import Batch, Context, Model
 from pyllama.bench.bench import BenchCase
 from pyllama.inspect.observe import observe
 from tests.pyggml.ops.ggml_ops import GGML_OPS
+from tests.pyllama.models import Spec, random_weights, write_model
 
 
 @pytest.mark.long
@@ -125,6 +127,19 @@ def test_speculation_over_sparse_layers(tmp_path: Path) -> None:
         assert line["speed_up"] > 0
         if line["draft"] != "adaptive":
             assert line["added"] == 1 if line["accept"] == 0 else line["added"] > 1.9
+
+
+@pytest.mark.long
+def test_cases_of_reduced_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"N_CTX": 256, "BATCH": 8}.items():
+        monkeypatch.setattr(kv_reduction, name, size)
+    monkeypatch.setattr(kv_reduction, "text", lambda: "a cache of keys and values. " * 40)
+    model = Model.load(write_model(tmp_path / "x.gguf", Spec(n_ctx=1024), random_weights(Spec())))
+    lines = [*kv_reduction.measure_perplexity(model, 2)]
+    assert [(line["method"], line["share"]) for line in lines] == [
+        ("all", 1.0), *((m, s) for s in kv_reduction.SHARES for m in ("window", "important"))
+    ]  # fmt: skip
+    assert len({line["ppl"] for line in lines}) == 7
 
 
 def test_masks_share_neurons_by_pairs() -> None:

@@ -108,8 +108,13 @@ def command(**options: Any) -> None:
 
 
 def _context(options: dict[str, Any], stride: int = 0) -> Context:
-    """The context; for strided perplexity of llama.cpp's size, half a stride more and rounded."""
+    """The context; for strided perplexity of llama.cpp's size, half a stride more and rounded.
+
+    A reduced cache is reduced between batches, which are so small that it grows as by generation.
+    """
     sizes = ContextOptions.from_click(options)
+    if sizes.kv_keep:
+        sizes = replace(sizes, n_batch=min(sizes.n_batch, max(1, sizes.kv_keep // 8)))
     if stride and sizes.n_ctx:
         rounded = -(-(sizes.n_ctx + stride // 2) // _CTX_STEP) * _CTX_STEP
         sizes = replace(sizes, n_ctx=rounded)

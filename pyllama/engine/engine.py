@@ -74,10 +74,10 @@ class Engine:
         # engine itself, which would keep it alive
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._arriving: set[TextRun] = set()  # in the inbox
-        self._events: list[Event] = []
+        self._events, self._busy = list[Event](), False  # busy: within a step
         self._numbers, self._ids = itertools.count(), itertools.count()
-        self._busy = False  # within a step
         if speculation is not None:
+            context.check_drafts()
             context.reserve(speculation.sizes(1), build=False)
 
     # --- requests -------------------------------------------------------------------------------

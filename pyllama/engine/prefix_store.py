@@ -60,9 +60,11 @@ class PrefixStore:
         return len(self._saved)
 
     def save(self, sequence: CacheSequence) -> bool:
-        """Save a sequence; False if it is short, shifted, too large, or saved already."""
+        """Save a sequence; False if it is short, shifted, reduced, too large, or saved already."""
         tokens, context = sequence.tokens(), sequence.context
         if len(tokens) < _MIN_TOKENS or sequence.n_unshifted < len(tokens) or UNKNOWN in tokens:
+            return False
+        if context.kv.reduced(sequence.seq_id):  # these tokens are no prefix of another text
             return False
         adapters = sequence.adapters
         related = [s for s in self._beginning.get(_key(tokens), ()) if s.adapters == adapters]

@@ -94,6 +94,7 @@ class GraphBuilder:
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
             of those to compute embeddings for.
+        query_rows: I64 [T], rows of ``Reduction.queries`` (-1: none); None without a reduction.
         logits: [n_vocab, n_outputs]; None without outputs.
         argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
         embeddings: [n_embedding, n_outputs + n_embeddings], what the output matrix multiplies, or
@@ -150,6 +151,9 @@ class GraphBuilder:
         if kv.states is not None:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
+        self.query_rows: Tensor | None = None
+        if kv.reduction is not None:
+            self.query_rows = self._input(GGMLType.I64, "inp_query_rows", n_tokens)
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
         # scores of the neurons of layers that are not built yet, [n_ff, T]; see `predict_next`
         self.predicted: dict[int, Tensor] = {}
@@ -462,6 +466,7 @@ class GraphBuilder:
         kv = self.kv.of_layer(layer)
         q = self._hadamard(q, kv.rotate_k)
         self.graph.build_forward_expand(q)
+        self._store_queries(q, layer)
         self.store(k, v, layer)
         return self._attend(q, layer, self.rows[self.kv.caches.index(kv)], distances)
 
@@ -477,6 +482,41 @@ class GraphBuilder:
             if new is not None:  # [head_dim, n_head_kv, T]
                 new = ops.permute(self.ctx, self._hadamard(new, n), 0, 2, 1, 3)
                 self.graph.build_forward_expand(ops.set_rows(self.ctx, cache, new, index))
+
+    def _store_queries(self, q: Tensor, layer: int) -> None:
+        """Store queries of the last tokens of each sequence, if sequences are reduced."""
+        if self.kv.reduction is None or layer not in self.kv.reduction.queries:
+            return
+        assert self.query_rows is not None
+        stored, q = self.kv.reduction.queries[layer], ops.permute(self.ctx, q, 0, 2, 1, 3)
+        self.graph.build_forward_expand(ops.set_rows(self.ctx, stored, q, self.query_rows))
+
+    def votes(self, layer: int, cells: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """The sum of the probabilities with which stored queries attend to each of n cells.
+
+        Args:
+            cells: in which the keys are.
+            rows: of the queries.
+            mask: -inf hides a cell from a query, 0 does not.
+
+        Shape:
+            cells I32 [n, n_head_kv], rows I32 [n_queries, n_head], mask F32 [n, n_queries] ->
+            [1, n, n_head]
+        """
+        ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
+        assert self.kv.reduction is not None
+        k = ops.get_rows(ctx, kv.k[layer], cells)  # [head_dim, n, n_head_kv]
+        q = ops.get_rows(ctx, self.kv.reduction.queries[layer], rows)
+        x = ops.mul_mat(ctx, k, q)  # [n, n_queries, n_head]
+        scale, cap = hp.attn_scale or 1 / math.sqrt(hp.head_dim), hp.attn_logit_softcap
+        if cap:
+            x = ops.unary(ctx, ops.scale(ctx, x, scale / cap), "tanh")
+            scale = cap
+        x = ops.soft_max_ext(ctx, x, mask, scale)
+        x = ops.cont(ctx, ops.permute(ctx, x, 1, 0, 2, 3))  # [n_queries, n, n_head]
+        votes = ops.sum_rows(ctx, x).set_name(f"kq_votes-{layer}").set_output()
+        self.graph.build_forward_expand(votes)
+        return votes
 
     def cross_attention(self, q: Tensor, layer: int) -> Tensor:
         """Attend to the encoded text, whose keys and values are in the layer's cache.
@@ -716,7 +756,7 @@ class GraphBuilder:
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
         inputs = [self.positions, *self.kv_index, *self.rows, *self.ranges.values()]
-        inputs += filter(None, [self.cross_rows])
+        inputs += filter(None, [self.cross_rows, self.query_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())

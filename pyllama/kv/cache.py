@@ -199,6 +199,22 @@ class KVCache(CellLists):
                 offset = head * tensor.nb[2] + start * tensor.nb[1]
                 buffer.set_tensor(tensor, data, offset)
 
+    def move_heads(self, tensor: Tensor, sources: Ints, cells: Ints) -> None:
+        """Copy the rows of ``k[i]`` or ``v[i]`` to ``cells``, from other cells in each head.
+
+        Args:
+            sources: int32[n_head_kv, n], may overlap with ``cells``.
+            cells: int32[n].
+        """
+        if _buffer(tensor).buft.is_host:
+            rows = self._host_cells(tensor)
+            rows[:, cells] = rows[np.arange(len(sources))[:, None], sources]
+            return
+        read, index = np.unique(sources, return_inverse=True)
+        rows = self.read_cells(tensor, read.astype(np.int32))
+        index = index.reshape(sources.shape)
+        self.write_cells(tensor, cells, rows[np.arange(len(sources))[:, None], index])
+
     def _before_eviction(self, seq: int, n: int) -> None:
         entries = self.entries(seq)[:n]
         for start in range(0, n, CHUNK):

@@ -360,6 +360,8 @@ class CellLists(CellTable):
                 first, last = 0, self._lengths[s]
                 del self.encoded[s]
             self._remove(s, first, last)
+            if not self._lengths[s]:
+                self.reduced.pop(s, None)
             if self._evicted_in(s, p0, p1):
                 self._evicted[s] = max(p0, 0) - 1  # removed positions do not count as evicted
 
@@ -400,8 +402,40 @@ class CellLists(CellTable):
         self._lengths[target] = n + len(part)
         if n_encoded and len(part):
             self.encoded[target] = n_encoded
+        if source in self.reduced and len(part):
+            self.reduced[target] = self.reduced[source]
         if first == 0:
             self._evicted[target] = max(self._evicted[target], self._evicted[source])
+
+    def cells_to_keep(self, seq: int, n: int) -> Ints | None:
+        """Cells for a list of ``n`` entries that are no other sequence's, the list's own first.
+
+        None if there are too few.
+        """
+        cells, stream = self.entries(seq)[:, 0], self._stream(seq)
+        own = cells[self._n_refs[cells] == 1]
+        free = np.flatnonzero(self._n_refs[stream] == 0) + stream.start
+        found = np.concatenate([own, free])[:n].astype(np.int32)
+        return found if len(found) == n else None
+
+    def reduce(self, seq: int, cells: Ints, window: int) -> None:
+        """Replace a sequence's list by a shorter one in ``cells``, whose contents must be written.
+
+        The last ``window`` entries keep their positions. Those before them get the positions from
+        0 on, since each head has other tokens there.
+
+        Args:
+            cells: from ``cells_to_keep``.
+        """
+        self.drop_tree(seq)
+        old, n = self.entries(seq).copy(), len(cells)
+        entries, first = self._lists[seq, :n], n - window
+        entries[:, 0] = cells
+        entries[:first, 1], entries[first:, 1] = range(first), old[-window:, 1]
+        self._lengths[seq], self.reduced[seq] = n, int(old[-1, 1]) + 1
+        self._note_change(seq, 0)
+        self._add_refs(np.setdiff1d(cells, old[:, 0]))
+        self._drop_refs(np.setdiff1d(old[:, 0], cells))
 
     def seq_keep(self, seq: int) -> None:
         """Remove every other sequence."""

@@ -29,6 +29,7 @@ from pyggml.tensor import BufferType, Tensor
 from ..errors import BatchError, ContextFull, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache, cached_layers
+from .reduction import Reduction
 from .states import StateCache
 from .table import CHUNK, Ints, Seqs, seq_tuple
 
@@ -43,12 +44,14 @@ class Placed(NamedTuple):
         states: runs and slots, see ``StateCache.place``; None without recurrent layers.
         ranges: for each window the rows of the tokens, see ``text_rows``; empty with caches.
         types: of the tokens, see ``text_segments``; empty where all are 0.
+        queries: rows for the tokens' queries, see ``Reduction``; empty without it.
     """
 
     caches: list[tuple[list[int], Ints]]
     states: tuple[Ints, Ints] | None = None
     ranges: Sequence[Ints] = ()
     types: Ints | tuple[()] = ()
+    queries: Sequence[int] = ()
 
 
 class HiddenReads(NamedTuple):
@@ -83,16 +86,19 @@ class Memory:
         checkpoint_every: number of tokens between the checkpoints that are made without a batch
             asking for them; 0: none.
         layer_buft: see ``KVCache``.
+        kv_keep, kv_window: of a ``Reduction``; 0: there is none.
 
     Attributes:
         states: of recurrent layers; None if the model has none.
+        reduction: of sequences to their important tokens; None if they keep all.
         types: of keys and values, such as ``F16/F16``; also says which hidden states are kept.
         reads: the hidden states that are kept for a head; None: none are.
         caches: by ascending window; the first one decides whether the context is full. None without
             causality.
         can_shift: whether positions can change. Learned positions are part of keys and values,
             chunks of attention are by position, so evicted cells may be in them again, a state
-            cannot forget a token, and the tokens of an encoded text depend on each other.
+            cannot forget a token, the tokens of an encoded text depend on each other, and a
+            reduced sequence has no positions.
         has_checkpoints: whether a sequence can only go back to checkpoints, at least after a while.
 
     Raises:
@@ -113,6 +119,8 @@ class Memory:
         n_checkpoints: int = 0,
         checkpoint_every: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
+        kv_keep: int = 0,
+        kv_window: int = 0,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
@@ -122,7 +130,7 @@ class Memory:
                 hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every
             )
         by_order = hparams.learned_positions or hparams.swa_chunked
-        self.can_shift = not (by_order or hparams.has_encoder or self.states is not None)
+        self.can_shift = not (by_order or hparams.has_encoder or self.states is not None or kv_keep)
         self.types = f"{type_k.name}/{type_v.name}"
         self.reads: HiddenReads | None = None
         by_window: dict[int, list[int]] = {}
@@ -141,6 +149,10 @@ class Memory:
                     n_checkpoints=n_checkpoints, layer_buft=layer_buft,
                 )
             )  # fmt: skip
+        self.reduction: Reduction | None = None
+        if kv_keep:
+            layers = self.caches[0].layers
+            self.reduction = Reduction(hparams, kv_keep, kv_window, n_seq_max, layers, layer_buft)
         self._windows = [cache for cache in self.caches if cache.window and cache.n_cells < n_ctx]
         self._every = checkpoint_every
         self.has_checkpoints = bool(self.states or self._windows)
@@ -201,6 +213,10 @@ class Memory:
     def encoded(self, seq: int) -> int:
         """Number of tokens of the encoded text with which a sequence begins; 0 without one."""
         return self.caches[0].encoded.get(seq, 0) if self.caches else 0
+
+    def reduced(self, seq: int) -> int:
+        """The position that came next when a sequence was reduced; 0 if it was not."""
+        return self.caches[0].reduced.get(seq, 0) if self.caches else 0
 
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Whether all these tokens can be placed, ``n_ubatch`` at a time.
@@ -263,11 +279,11 @@ class Memory:
         """The largest position up to ``position`` at which a sequence can continue.
 
         If entries in the window of a token there were evicted, the newest checkpoint; of models
-        with recurrent layers, the newest position that has a state. Within an encoded text it is
-        0.
+        with recurrent layers, the newest position that has a state. Within an encoded text, and
+        before the end that a sequence had when it was reduced, it is 0.
         """
         while True:
-            found = position if position >= self.encoded(seq) else 0
+            found = position if position >= max(self.encoded(seq), self.reduced(seq)) else 0
             if self.states is not None:
                 found = self.states.resume(seq, found)
             for cache in self.caches:
@@ -294,12 +310,14 @@ class Memory:
         if self.states is not None:
             self.states.lose(seq, position)
             position = min(position, self.states.position(seq))
+        self._forget_queries(seq, position)
         for cache in self.caches:
             cache.kept.truncate(seq, position)
             cache.seq_rm(seq, position)
 
     def clear(self) -> None:
         """Remove everything."""
+        self._forget_queries(-1)
         for cache in self.caches:
             cache.clear()
             for seq in range(self.n_seq_max):
@@ -311,13 +329,17 @@ class Memory:
         """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all).
 
         Raises:
-            BatchError: a recurrent state cannot forget these tokens alone; see `rewind`.
+            BatchError: a recurrent state, or a reduced sequence, cannot forget these tokens alone;
+                see `rewind`.
         """
+        for s in range(self.n_seq_max) if seq < 0 else (seq,):
+            self._check_reduced(s, p0, p1, "removed")
         if self.states is not None:
             for s in range(self.n_seq_max) if seq < 0 else (seq,):
                 self._check_removal(s, p0, p1)
             for s in range(self.n_seq_max) if seq < 0 else (seq,):
                 self.states.truncate(s, p0 if p0 > self.seq_pos_min(s) else 0)
+        self._forget_queries(seq, p0)
         for cache in self.caches:
             for s in range(self.n_seq_max) if seq < 0 else (seq,):
                 cache.kept.truncate(s, p0 if p1 < 0 or p1 > cache.seq_pos_max(s) else 0)
@@ -339,9 +361,23 @@ class Memory:
                 f"to there is of position {self.states.resume(seq, p0)}; use rewind()"
             )
 
+    def _check_reduced(self, seq: int, p0: int, p1: int, what: str) -> None:
+        """Raise BatchError if [p0, p1) is a part of what a reduction has merged."""
+        end = self.reduced(seq)
+        if 0 < p0 < end or p0 <= 0 < p1 < end:
+            raise BatchError(
+                f"sequence {seq} was reduced at position {end} (kv_keep): tokens before it cannot "
+                f"be {what} alone; clear the sequence, or use rewind()"
+            )
+
+    def _forget_queries(self, seq: int, position: int = 0) -> None:
+        if self.reduction is not None:
+            for s in range(self.n_seq_max) if seq < 0 else (seq,):
+                self.reduction.forget(s, max(position, 0))
+
     def drop_last(self, seq: int, n: int) -> None:
         """Remove a few of the last tokens of a sequence, see ``CellLists.drop_last``."""
-        if self.states is not None:
+        if self.states is not None or self.reduction is not None:
             return self.seq_rm(seq, self.seq_pos_max(seq) + 1 - n)
         for cache in self.caches:
             cache.drop_last(seq, n)
@@ -351,9 +387,13 @@ class Memory:
 
         Raises:
             BatchError: see ``KVCache.seq_cp``; of models with recurrent layers, there is no state
-                at ``p1``, or the copy does not begin with the sequence.
+                at ``p1``, or the copy does not begin with the sequence; it has a part of a reduced
+                sequence.
         """
         self.drop_tree(target)
+        if source != target:
+            self._check_reduced(source, p0, p1, "copied")
+            self._forget_queries(target)
         end = self.seq_pos_max(source) + 1
         if self.states is not None and source != target:
             end = end if p1 < 0 else min(p1, end)
@@ -373,6 +413,9 @@ class Memory:
 
     def seq_keep(self, seq: int) -> None:
         """Remove every other sequence."""
+        for other in range(self.n_seq_max):
+            if other != seq:
+                self._forget_queries(other)
         for cache in self.caches:
             cache.seq_keep(seq)
         if self.states is not None:
@@ -405,8 +448,8 @@ class Memory:
         if not self.can_shift:
             raise BatchError(
                 "this model has learned positions, chunked attention, recurrent layers or an "
-                "encoder, so positions cannot change and there is no context shift; use "
-                "`n_keep=None`"
+                "encoder, or `kv_keep` is set, so positions cannot change and there is no context "
+                "shift; use `n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:

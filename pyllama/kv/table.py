@@ -24,7 +24,7 @@ CHUNK = 256  # entries that attention reduces at once; lists are cut at multiple
 Ints = npt.NDArray[np.int32]
 MAX_BRANCHES = 64  # of the trees of a batch, besides the longest path of each tree
 _ARRAYS = ("_lists", "_n_refs")
-_VALUES = ("_lengths", "_trees", "_evicted", "encoded", "_n_used", "_next", "pending")
+_VALUES = ("_lengths", "_trees", "_evicted", "encoded", "reduced", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
@@ -82,6 +82,8 @@ class CellTable:
         pending: see ``Pending``.
         encoded: by sequence, the number of leading entries that belong to an encoded text. The
             decoder's tokens attend to these by cross-attention, to later ones by self-attention.
+        reduced: by sequence, the position that came next when it was reduced last. Before it,
+            heads have kept other tokens in one entry, and nothing can be removed alone.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class CellTable:
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
         self.encoded: dict[int, int] = {}
+        self.reduced: dict[int, int] = {}
         self._n_refs = np.zeros(self.n_cells, np.int32)  # sequences that have the cell
         # of one item, a memoryview's is cheaper than NumPy's
         self._list_items, self._n_ref_items = self._lists.data, self._n_refs.data
@@ -187,6 +190,7 @@ class CellTable:
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max
         self.encoded.clear()
+        self.reduced.clear()
         self._trees.clear()
         self._n_refs[:] = 0
         self._n_used = self._next = 0

@@ -122,6 +122,8 @@ class Llama:
         moe_cache_mib: size of a cache of experts, which are read when they are needed.
         ctx_checkpoints, checkpoint_every_n_tokens: how many checkpoints a text has, and how often,
             of models with recurrent layers or sliding windows.
+        kv_keep, kv_window: tokens that each head keeps of a text in the cache, and of these the
+            last ones; 0 keeps all. Experimental, see `docs/sequences.md`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         draft_model: proposes tokens, which saves time and changes no text: a function of token ids
             such as `LlamaPromptLookupDecoding`, a GGUF file, a `Model`, a `Drafter`, a
@@ -205,6 +207,8 @@ class Llama:
         moe_cache_mib: float = 0.0,
         ctx_checkpoints: int = 32,
         checkpoint_every_n_tokens: int = 8192,
+        kv_keep: int = 0,
+        kv_window: int = 64,
         verbose: bool = True,
         **kwargs: Any,
     ) -> None:

@@ -124,6 +124,13 @@ class ContextSizes:
         "0: only these.",
         Flags("-cms", "--checkpoint-every-n-tokens", "--checkpoint-min-step", low=0),
         arguments=("checkpoint_every_n_tokens",))
+    kv_keep: int = row(0,
+        "Experimental: tokens that each head keeps of a sequence in the KV cache: the first ones, "
+        "the last ones, and those that the last queries attend to most. A sequence is reduced "
+        "after its prompt, and when it has grown by a quarter. 0: all.",
+        Flags("--kv-keep", low=0), arguments=("kv_keep",))
+    kv_window: int = row(64, "Of the tokens of --kv-keep, the last ones, which all heads keep.",
+        Flags("--kv-window", low=1), arguments=("kv_window",))
     offload_kqv: bool = row(True,
         "Keep the KV cache of a layer on the layer's device, or in host memory.",
         Flags("-kvo/-nkvo", "--kv-offload/--no-kv-offload"), arguments=("offload_kqv",))

@@ -38,6 +38,7 @@ from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
 from ..kv.memory import HiddenReads, Placed
 from ..kv.ranges import Ids, text_positions, text_rows, text_segments
+from ..kv.reduction import Reduction
 from ..kv.table import Ints, Seqs, seq_tuple
 from .adapters import Adapter, check_scale
 from .batch import Batch, Floats
@@ -47,6 +48,7 @@ from .fork_lock import ForkLock
 from .loader import header_graph
 from .model import Model
 from .params import ContextParams, last_position
+from .reduction import VoteGraph, reduce_sequence
 
 if TYPE_CHECKING:
     from .expert_cache import ExpertStats
@@ -242,6 +244,7 @@ class Context:
         with self._lock.mutex:
             if self.kv.reads == reads:
                 return
+            self.check_drafts()
             if self.kv.reads is not None:
                 raise BatchError("hidden states are kept for another head: only one can draft")
             if self.hparams.reads_texts:
@@ -262,6 +265,11 @@ class Context:
             self._drop_graphs()
             self._reserve()
             self._graph(_ONE[0])
+
+    def check_drafts(self) -> None:
+        """Raise BatchError if tokens cannot be drafted: reductions would come at other times."""
+        if self.kv.reduction is not None:
+            raise BatchError("kv_keep: texts in a reduced cache cannot be drafted; use one of both")
 
     @property
     def scores(self) -> npt.NDArray[np.float32]:
@@ -313,6 +321,11 @@ class Context:
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
+            reduction = self.kv.reduction
+            if reduction is not None:
+                if parents is not None:
+                    self.check_drafts()
+                self._reduce(reduction)
             for seq in {s for group in set(seqs) for s in seq_tuple(group)}:
                 self.kv.drop_tree(seq)
             if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
@@ -338,6 +351,9 @@ class Context:
                         flagged = ([i - start for i in range(start, stop) if i in f] for f in kept)
                         states = self.kv.states.place(seqs[part], positions[part], *flagged)
                         placed = placed._replace(states=states)
+                    if reduction is not None:
+                        rows = reduction.place_queries(seqs[part], positions[part])
+                        placed = placed._replace(queries=rows)
                     ubatch = tokens[part], positions[part], placed
                     if pipelined and not (outputs or embedded) and stop < n:
                         graph.enqueue(*ubatch, scales)
@@ -355,6 +371,9 @@ class Context:
                 raise
             finally:
                 self._running = False
+            if reduction is not None:
+                ended = {s for i in output_ids for s in seq_tuple(seqs[i])}
+                reduction.note_outputs(ended, self.kv.caches[0])
             self._outputs = Outputs.concatenated(parts) if len(parts) > 1 else parts[0]
 
     def encode(
@@ -514,8 +533,10 @@ class Context:
                 file.check()
             scales = self._applied if scales is None else scales
             c, cache = self._token_graphs[scales is not None], self.kv.caches[0]
+            reduction, query_row = self.kv.reduction, -1
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
-            if c is None or cache.pending.any or not legal:
+            due = reduction is not None and reduction.any_due
+            if c is None or cache.pending.any or due or not legal:
                 return self.decode(Batch((token,), seq_id=seq, adapters=scales))
             placed = cache.append(seq, self._last_position)
             if placed is None:
@@ -525,13 +546,17 @@ class Context:
                 if cache.mirrored:
                     cache.update_tables()
                 state = None if self.kv.states is None else self.kv.states.append(seq)
-                self._outputs = c.run_token(token, seq, placed, state, scales)
+                if reduction is not None:
+                    (query_row,) = reduction.place_queries([seq], [placed[2]])
+                self._outputs = c.run_token(token, seq, placed, state, scales, query_row)
             except BaseException:
                 self._outputs = self._no_outputs
                 self.kv.forget(seq, placed[2])
                 raise
             finally:
                 self._running = False
+            if reduction is not None:
+                reduction.note_outputs((seq,), cache)
             self.n_reused += 1
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
@@ -569,9 +594,13 @@ class Context:
         runs = cell_runs(source, target)
         on_devices = cache.copy_cells(runs)
         for start in range(0, len(runs) if on_devices else 0, _MAX_RUNS):
-            b = GraphBuilder(self.hparams, self._weights, self.kv, 1, 1)
+            b = self._builder()
             b.copy_cells(on_devices, runs[start : start + _MAX_RUNS])
             self.sched.compile(b.graph, n_threads=1, interruptible=False).run()
+
+    def _builder(self) -> GraphBuilder:
+        """A builder of graphs that read or change the cache and evaluate no tokens."""
+        return GraphBuilder(self.hparams, self._weights, self.kv, 1, 1)
 
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
         """Rotate the keys in cells of cache ``i`` by ``shift`` positions."""
@@ -585,6 +614,18 @@ class Context:
         ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
         as_array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
         schedule.run()
+
+    def _reduce(self, reduction: Reduction) -> None:
+        """Reduce the sequences that have grown too long, if there are cells."""
+        for seq in reduction.take_due():
+            targets = self.kv.caches[0].cells_to_keep(seq, reduction.n_keep)
+            if targets is None:
+                continue
+            try:
+                reduce_sequence(self._builder(), self.sched, seq, targets, self.n_threads_batch)
+            except BaseException:  # some heads may have moved
+                self.kv.forget(seq, 0)
+                raise
 
     def abort(self) -> None:
         """Stop the running decode, which raises Aborted. Callable from any thread."""
@@ -739,6 +780,9 @@ class Context:
         adapted = self._bank is not None
         sizes = largest_graphs(self.hparams, self.n_ubatch)
         self.compile_for([size._replace(adapted=adapted) for size in sizes])
+        if self.kv.reduction is not None:
+            n = min(self.kv.reduction.limit + 1, self.n_ctx_seq)
+            self.sched.prepare(VoteGraph(self._builder(), n, self.kv.reduction.n_queries).graph)
 
     def compile_for(self, sizes: Iterable[GraphSize]) -> None:
         """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""

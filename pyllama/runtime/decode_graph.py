@@ -116,6 +116,7 @@ class DecodeGraph:
         self._states: tuple[Ints, Ints] | None = None  # runs [n, 3] and slots [T]
         if builder.runs is not None and builder.slots is not None:
             self._states = builder.runs.numpy(squeeze=False)[0, 0], as_array(builder.slots)
+        self._queries = None if builder.query_rows is None else as_array(builder.query_rows)
         self._scales = None  # [T, n_adapters]
         if builder.adapter_scales is not None:
             self._scales = builder.adapter_scales.numpy(squeeze=False)[0, 0]
@@ -211,12 +212,14 @@ class DecodeGraph:
         if self._states is not None and placed.states is not None:
             for whole, part in zip(self._states, placed.states, strict=True):
                 whole[: len(part)], whole[len(part) :] = part, (0 if whole.ndim > 1 else -1)
+        if self._queries is not None:
+            self._queries[:n], self._queries[n:] = placed.queries, -1
         if self._scales is not None:
             self._scales[:n], self._scales[n:] = 0 if scales is None else scales, 0
 
     def run_token(
         self, token: int, seq: int, placed: tuple[int, int, int],
-        state: tuple[int, int] | None = None, scales: Floats | None = None,
+        state: tuple[int, int] | None = None, scales: Floats | None = None, query_row: int = -1,
     ) -> Outputs:  # fmt: skip
         """`run` for one token and one cache without a window.
 
@@ -224,6 +227,7 @@ class DecodeGraph:
             placed: cell, index in the sequence's list and position, from ``CellLists.append``.
             state: slots before and after the token, from ``StateCache.append``.
             scales: factors of the adapters.
+            query_row: row of the token's query, from ``Reduction.place_queries``.
 
         Raises:
             UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
@@ -235,6 +239,8 @@ class DecodeGraph:
         if state is not None and self._states is not None:
             runs, slots = self._states
             runs[0], slots[0] = (0, 1, state[0]), state[1]
+        if self._queries is not None:
+            self._queries[0] = query_row
         if self._scales is not None and scales is not None:
             self._scales[0] = scales
         self.schedule.run()

@@ -20,6 +20,7 @@ from pyggml.tensor import BufferType
 from ..errors import BatchError
 from ..hparams import HParams
 from ..kv.memory import Memory
+from ..kv.reduction import check_model, check_sizes
 from ..kv.table import MAX_POSITION
 from ..parameters import documented, row
 from ..parameters.loading import CACHE_TYPES, ContextSizes
@@ -63,6 +64,8 @@ class ContextParams(ContextSizes):
             if type not in KV_TYPES:
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
+        if self.kv_keep:
+            check_sizes(self.kv_keep, self.kv_window)
         n_ctx = self.n_ctx or hparams.n_ctx_train
         if hparams.n_positions:
             n_ctx = min(n_ctx, hparams.n_positions * self.n_seq_max)
@@ -77,12 +80,18 @@ class ContextParams(ContextSizes):
         return resolved
 
     def memory(self, hparams: HParams, layer_buft: Callable[[int], BufferType]) -> Memory:
-        """The caches for these sizes, after ``resolve``. Raises: as `Memory`."""
+        """The caches for these sizes, after ``resolve``.
+
+        Raises:
+            AllocError, BatchError: as `Memory`, or sequences of the model cannot be reduced.
+        """
+        if self.kv_keep:
+            check_model(hparams)
         return Memory(
             hparams, self.n_ctx, self.n_seq_max, self.type_k, self.type_v,
             n_ubatch=self.n_ubatch, swa_full=self.swa_full, unified=self.unified,
             n_checkpoints=self.n_checkpoints, checkpoint_every=self.checkpoint_every,
-            layer_buft=layer_buft,
+            layer_buft=layer_buft, kv_keep=self.kv_keep, kv_window=self.kv_window,
         )  # fmt: skip
 
 

@@ -57,9 +57,15 @@ def dump_state(
 
     Raises:
         BatchError: the context has no such sequence.
+        StateError: a sequence was reduced.
     """
     context.apply_pending()
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
+    for s in filter(context.kv.reduced, seqs):
+        raise StateError(
+            f"sequence {s} was reduced to {context.params.kv_keep} tokens (kv_keep): it cannot be "
+            "saved"
+        )
     caches, blobs = [], []
     for cache in context.kv.caches:
         cells, lists = cache.export_lists(seqs)

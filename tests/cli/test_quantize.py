@@ -182,6 +182,22 @@ def test_imatrix_then_quantize_then_kl_divergence(
         assert message in result.stderr
 
 
+def test_perplexity_of_a_reduced_cache(folder: Path) -> None:
+    """Its batches are so small that the cache is reduced within a chunk; the value changes."""
+    files = ("-m", folder / "x.gguf", "-f", folder / "text.txt")
+    text = (*files, "--chunks", 2, "-c", 64, "-t", 1)
+    window = ("--kv-window", 8)
+    outputs = [
+        run(perplexity.command, *text, *more)
+        for more in ((), ("--kv-keep", 16, *window), ("--kv-keep", 64, *window))
+    ]
+    plain, reduced, never = (one.stdout for one in outputs)
+    assert "n_batch=2" in outputs[1].stderr and plain != reduced
+    assert plain.split("PPL =")[1][:6] == never.split("PPL =")[1][:6]
+    wrong = run(perplexity.command, *text, "--kv-keep", 16, code=1)
+    assert "kv_keep is 16 and kv_window 64" in wrong.stderr
+
+
 def test_kl_statistics_match_llama_cpp_lines() -> None:
     import numpy as np
 

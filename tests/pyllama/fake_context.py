@@ -123,6 +123,9 @@ class FakeKV:
     def encoded(self, seq: int) -> int:
         return 0
 
+    def reduced(self, seq: int) -> int:
+        return 0
+
     def seq_pos_max(self, seq: int) -> int:
         return len(self.sequences[seq]) - 1
 
@@ -179,6 +182,9 @@ class FakeContext:
 
     def reserve(self, sizes: list[int], *, build: bool) -> None:
         """Does nothing: there are no graphs to build."""
+
+    def check_drafts(self) -> None:
+        """Does nothing: no sequence is reduced."""
 
     def logits_ith(self, i: int) -> np.ndarray:
         return self.logits[i]

@@ -175,3 +175,15 @@ def test_expanded_keys_shift_too(name: str, tmp_path: Path) -> None:
     shifted.kv.seq_add(0, 0, -1, -5)
     want = rows(wanted, TOKENS)
     assert np.abs(rows(shifted, TOKENS[FEW:]) - want[FEW:]).max() < 1e-4
+
+
+def test_reduced_rows_are_those_of_the_keys(model: Model) -> None:
+    context = Context(model, n_ctx=64, type_k=F32, type_v=F32, kv_keep=12, kv_window=4)
+    tokens = TOKENS[:4] * 5
+    rows(context, tokens)
+    before = keys(context)
+    rows(context, [TOKENS[5]])
+    for old, new in zip(before, keys(context), strict=True):
+        kept = [np.flatnonzero((old == row).all(axis=1)).tolist() for row in new[:12]]
+        assert [0] in kept and [*kept[-4:]] == [[16], [17], [18], [19]]
+        assert kept == sorted(kept) and len(new) == 13

@@ -118,7 +118,7 @@ OBEYED: dict[str, Any] = {
     "n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1, "tensor_split": [0.5, 0.5],
     "offload_kqv": False, "pooling_type": 1, "attention_type": 1, "embedding": True,
     "ctx_checkpoints": 3, "checkpoint_every_n_tokens": 64,
-    "moe_cache_mib": 64.0,
+    "moe_cache_mib": 64.0, "kv_keep": 16, "kv_window": 4,
 }  # fmt: skip
 ELSEWHERE = ("tokenizer", "lora_path", "lora_scale")  # tested on their own
 # For each that is refused or warned of, some such values.
