@@ -172,6 +172,7 @@ class HParams:
     n_embd_token: int = 0  # columns of token_embd if a matrix projects them; 0: n_embd
     sparse: tuple[str, ...] = ()  # source of active neurons of each layer; empty: dense
     sparse_threshold: float = 0.0  # minimum score of an active neuron
+    relu_experts: bool = False  # experts' gates are zero unless positive
     sparse_head: bool = False  # compute the logits of predicted tokens only
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of this architecture alone

@@ -11,7 +11,7 @@ from functools import partial
 
 from . import llama
 
-HPARAMS = llama.HPARAMS
+HPARAMS = {**llama.HPARAMS, "relu_experts": True}
 TENSORS = llama.TENSORS
 
 build_graph = partial(llama.decoder, act="relu", up_act="relu")

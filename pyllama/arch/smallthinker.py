@@ -19,6 +19,7 @@ from . import qwen2
 
 HPARAMS: Values = {
     "rope_neox": True,
+    "relu_experts": True,
     **window_values(4, 0),
     "swa_dense_first": True,
     "nope_layers": nope_without_window,

@@ -129,6 +129,11 @@ def _source(file: GGUFFile, hparams: HParams, item: SourceItem, i: int) -> str:
     if source == "off":
         return source
     if hparams.has_experts(i):
+        if not (hparams.relu_experts or hparams.hidden_act in RELU_LIKE):
+            raise ModelError(
+                f"{file.path}: sparse inference does not support experts whose activation is not "
+                "ReLU; use `sparse='off'`"
+            )
         separate = all(f"blk.{i}.ffn_{part}_exps.weight" in file.tensors for part in ("gate", "up"))
         if source != "exact" or not separate:
             raise ModelError(

@@ -168,7 +168,8 @@ def test_every_graph_can_be_sparse_or_says_no(tmp_path: Path, arch: str) -> None
     write = write_encoder if encoders else write_checkpoint
     convert(write(tmp_path / "checkpoint", name), path, "f32")
     hp = Model.load(path, vocab_only=True).hparams
-    if arch in OTHER_FFN or hp.n_expert or not all(hp.n_ff_arr):
+    plain = not hp.n_expert and all(hp.n_ff_arr)
+    if arch in OTHER_FFN or not (plain or hp.relu_experts):
         with pytest.raises(ModelError, match="sparse inference does not support") as error:
             Context(Model.load(path, sparse="exact"), n_ctx=64, **options)
         assert "\n" not in str(error.value)
@@ -183,7 +184,11 @@ def test_every_graph_can_be_sparse_or_says_no(tmp_path: Path, arch: str) -> None
         assert np.abs(exact - dense).max() < ROUNDED
         assert np.array_equal(logits(model, tokens, (3, 4), **options), exact)
     config = encoders[name] if encoders else OF_ARCHITECTURES[arch][name]
-    if arch != "opt" and not {"relu", "relu2"} & {*map(str, config.values())}:
+    if (
+        arch != "opt"
+        and not hp.relu_experts
+        and not {"relu", "relu2"} & {*map(str, config.values())}
+    ):
         with pytest.raises(ModelError, match="trained with ReLU"):
             Context(model, n_ctx=64)
 
