@@ -5,7 +5,8 @@
 
 A line a test in results/model.jsonl. Loading is from the page cache. The roof is measured right
 before and right after each generation, over a buffer of the bytes that a token reads: its weights,
-and keys and values of the tokens before it.
+keys and values of the tokens before it, and recurrent states, which count twice: they are written
+too.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ def kv_bytes(context: Context, case: BenchCase) -> int:
     return round(total)
 
 
+def state_bytes(context: Context) -> int:
+    """Bytes of recurrent states that a token reads and writes."""
+    states = context.kv.states
+    return 0 if states is None else 2 * states.size_bytes // states.n_seq_max
+
+
 def head(model: Model, threads: int) -> dict[str, Any]:
     """What every line says first."""
     return machine.head(threads) | {
@@ -111,8 +118,8 @@ class Ours:
         return around(lambda: self.speed(case), self.read_bytes(case), self.context.n_threads)
 
     def read_bytes(self, case: BenchCase) -> int:
-        """Bytes that one generated token reads."""
-        return self.bytes + kv_bytes(self.context, case)
+        """Bytes that one generated token reads, and writes of its states."""
+        return self.bytes + kv_bytes(self.context, case) + state_bytes(self.context)
 
     def roof_fields(self, case: BenchCase, pairs: list[tuple[float, float]]) -> dict[str, float]:
         """What a line says of the roof: medians over the rounds, and the best; not of prompts."""

@@ -33,6 +33,7 @@ from pyllama.engine.generate import generate
 from pyllama.hub.demo import demo_model_path
 from pyllama.runtime.batch import Batch
 from pyllama.runtime.context import Context
+from pyllama.runtime.decode_graph import GraphSize
 from pyllama.runtime.model import Model
 from pyllama.sampling import SamplingParams
 
@@ -99,6 +100,12 @@ def cpu_program(schedule: Schedule) -> PhaseTable:
     return made.program
 
 
+def phase_times(context: Context, n_tokens: int, repeats: int) -> list[PhaseTime]:
+    """The phases of so many tokens with one output, which were decoded before."""
+    schedule = context._graph(GraphSize(n_tokens, 1)).schedule
+    return profile(cpu_program(schedule), repeats)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?")
@@ -110,14 +117,14 @@ def main() -> None:
     prompt = np.random.default_rng(0).integers(0, model.hparams.n_vocab, 512).tolist()
     context.decode(Batch(prompt))
     context.decode(Batch(prompt[:1]))
-    token = profile(cpu_program(context._graphs[1, 1].schedule), 50)
+    token = phase_times(context, 1, 50)
     speeds = []
     for _ in range(5):
         context.kv.clear()
         start = time.perf_counter()
         context.decode(Batch(prompt))
         speeds.append(512 / (time.perf_counter() - start))
-    prompt_times = profile(cpu_program(context._graphs[512, 1].schedule), 1)
+    prompt_times = phase_times(context, 512, 1)
     weights = token_bytes(model)
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
     chains = {  # tokens that end a generation are banned, so that all take as many

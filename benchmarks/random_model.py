@@ -27,6 +27,7 @@ from pyggml.quants import quantize
 from pyllama.arch import get_arch
 from pyllama.convert import convert
 from pyllama.convert.outtype import stays_f32
+from pyllama.file_types import FILE_TYPES
 from pyllama.hparams import HParams
 from pyllama.hparams_reader import read_hparams
 from pyllama.runtime.loader import tensor_sizes
@@ -153,6 +154,11 @@ def _repeated(rows: Any, n: int) -> Iterator[Any]:
         yield rows[: n - start]
 
 
+def file_type(type: GGMLType) -> int:
+    """The value of ``general.file_type`` for matrices of a type."""
+    return next(f.number for f in FILE_TYPES.values() if f.type is type and f.number is not None)
+
+
 def create(
     name: str, path: Path, type: GGMLType, active: float = 0.5, transposed: bool = False
 ) -> None:
@@ -168,7 +174,8 @@ def create(
         rules = get_arch(arch).CONVERT
         keys = {f"{arch}.{k}": v for k, v in {**rules.defaults, **rules.keys(config)}.items()}
         tokens = {k: v for k, v in metadata().items() if not k.startswith("llama.")}
-        head = {"general.architecture": arch, **tokens, "general.name": name, **keys}
+        kind = {"general.name": name, "general.file_type": file_type(type)}
+        head = {"general.architecture": arch, **tokens, **kind, **keys}
         header = Path(folder) / "header.gguf"
         write_gguf(header, head, {})
         hp = read_hparams(GGUFFile(header), N_VOCAB, get_arch(arch).HPARAMS)

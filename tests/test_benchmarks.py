@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,9 @@ from benchmarks import (
     malformed,
     performance_page,
     prepare,
+    profile_model,
     random_llama,
+    random_model,
     serving_page,
     soak_serve,
     sparse_files,
@@ -44,8 +48,10 @@ from pyggml.dtype import GGMLType
 from pyggml.ops.op import OPS
 from pyllama import Batch, Context, Model
 from pyllama.bench.bench import BenchCase
+from pyllama.convert import convert
 from pyllama.inspect.observe import observe
 from tests.pyggml.ops.ggml_ops import GGML_OPS
+from tests.pyllama.arch.checkpoints import write_checkpoint
 from tests.pyllama.models import Spec, random_weights, write_model
 
 
@@ -281,6 +287,31 @@ def test_generated_tokens_count_keys_and_values(small_model: Path) -> None:
     context = Context(Model.load(small_model), n_ctx=64)
     case = BenchCase(n_gen=3, n_depth=10)  # reads 11, 12 and 13 cells of 2 layers, 2 heads, F16
     assert bench_model.kv_bytes(context, case) == 12 * (2 * 2 * 2 * 64 * 2)
+
+
+def test_generated_tokens_read_and_write_states(tmp_path: Path) -> None:
+    path = convert(write_checkpoint(tmp_path / "x", "mamba2"), tmp_path / "x.gguf", "f32")
+    context = Context(Model.load(path), n_ctx=64, n_seq_max=2)
+    sizes = [ne for of_layer in context.model.hparams.states for ne in of_layer.values()]
+    assert bench_model.state_bytes(context) == 2 * sum(4 * math.prod(ne) for ne in sizes) > 0
+    ours = SimpleNamespace(bytes=7, context=context)
+    case = BenchCase(n_gen=3)
+    want = 7 + bench_model.kv_bytes(context, case) + bench_model.state_bytes(context)
+    assert bench_model.Ours.read_bytes(ours, case) == want  # type: ignore[arg-type]
+
+
+def test_random_models_say_their_type() -> None:
+    assert [random_model.file_type(t) for t in (GGMLType.Q4_0, GGMLType.Q8_0)] == [2, 7]
+
+
+def test_the_phases_of_a_token_are_timed(small_model: Path) -> None:
+    context = Context(Model.load(small_model), n_ctx=64, n_threads=1)
+    context.decode(Batch([1]))
+    times = profile_model.phase_times(context, 1, 2)
+    assert len(context._graphs) == 1  # that of the token
+    rows = profile_model.rows_of(times)
+    assert math.isclose(sum(row["share"] for row in rows), 1)
+    assert any(row["gb_per_s"] for row in rows)
 
 
 ZEN5 = {"vendor": "AMD", "microarchitecture": "Zen 5", "cores": 2, "flags": ["avx512_vnni"],

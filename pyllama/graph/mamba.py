@@ -138,7 +138,9 @@ def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     dt = ops.add(ctx, dt, b.weight(f"blk.{i}.ssm_dt.bias"))
     y = ssm_scan(b, heads, dt, B, C, i)  # [head_dim, n_head, T]
     y = ops.add(ctx, y, ops.mul(ctx, heads, b.weight(f"blk.{i}.ssm_d")))
-    y = ops.swiglu_split(ctx, z, ops.reshape_2d(ctx, y, n, T)).set_name(f"ssm_y-{i}")
+    z = ops.view_3d(ctx, z, (head_dim, n_head, T), (4 * head_dim, z.nb[1]))
+    y = ops.mul(ctx, y, ops.silu(ctx, z))
+    y = ops.reshape_2d(ctx, y, n, T).set_name(f"ssm_y-{i}")
     if f"blk.{i}.ssm_norm.weight" in b.weights:
         y = ops.reshape_3d(ctx, y, n // n_group, n_group, T)
         y = ops.reshape_2d(ctx, b.rms_norm(y, f"blk.{i}.ssm_norm", f"ssm_norm-{i}"), n, T)

@@ -45,8 +45,8 @@ PARAMS = 1  # first word of the op parameters
 N_PARAMS = 15
 TENSORS = PARAMS + N_PARAMS
 TENSOR_WORDS = 9
-_FIRST = tuple(TENSORS + TENSOR_WORDS * i for i in range(10))
-DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, SRC7, SRC8 = _FIRST
+_FIRST = tuple(TENSORS + TENSOR_WORDS * i for i in range(11))
+DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, SRC7, SRC8, SRC9 = _FIRST
 _MISSING = (0,) * TENSOR_WORDS
 
 CODE_BITS = 8  # of the error slot; the others are the address of the record

@@ -154,6 +154,7 @@ class CpuLowering:
         streams: Tensor | None = None,
         replicate: int = 0,
         variant: str = "",
+        updater: Tensor | None = None,
     ) -> None:
         """Add a launch.
 
@@ -171,6 +172,7 @@ class CpuLowering:
             replicate: each thread may run it for itself, if it has one chunk and its readers have
                 at most so many (``ANY_CHUNKS``: any number).
             variant: types and layouts, for profiles.
+            updater: the fused node that updates sources in place; by default ``node``.
 
         Raises:
             AllocError: a range of work memory was given to another launch meanwhile.
@@ -184,7 +186,8 @@ class CpuLowering:
         else:
             written = byte_range(writes or node)
             self._producer[writes or node] = number
-        more = [byte_range(t) for t in node.op.updated(node)] if node.op else []
+        updater = node if updater is None else updater
+        more = [byte_range(t) for t in updater.op.updated(updater)] if updater.op else []
         chunks = max(1, chunks)
         self.launches.append(
             CpuLaunch(

@@ -94,6 +94,13 @@ def log_f32(x):
 
 
 @contracted
+def log1p_f32(x):
+    """log(1 + x) for x from 0 to 1."""
+    u = ONE + x
+    return log_f32(u) + (x - (u - ONE)) / u  # the second term mends the rounding of u
+
+
+@contracted
 def with_sign(magnitude, x):
     """The magnitude of the first with the sign of the second."""
     return bits_f32((f32_bits(magnitude) & MAGNITUDE) | (f32_bits(x) & SIGN))

@@ -34,6 +34,10 @@ def _layer_norm(ctx: Context, x: Tensor) -> Tensor:
     return ops.add(ctx, ops.mul(ctx, ops.norm(ctx, x, 1e-5), w), w)
 
 
+def _gated_norm(ctx: Context, x: Tensor) -> Tensor:
+    return ops.mul(ctx, _norm(ctx, x), ops.silu(ctx, x))
+
+
 def _rope(ctx: Context, x: Tensor) -> Tensor:
     heads = ops.reshape_3d(ctx, x, x.ne[0] // 2, 2, x.ne[1])
     pos = ctx.from_numpy(np.full(x.ne[1], 1234, np.int32))
@@ -62,10 +66,13 @@ def _adapters(ctx: Context, x: Tensor) -> Tensor:
 
 BUILDS: dict[str, Build] = {
     "norm": _norm,
+    "norm with a gate": _gated_norm,
+    "norm with a factor": lambda ctx, x: ops.scale(ctx, ops.rms_norm(ctx, x, 1e-5), 0.3),
     "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
     "swiglu": lambda ctx, x: ops.swiglu_split(ctx, x, x),
     "gelu": ops.gelu,
     "tanh": ops.tanh,
+    "softplus": ops.softplus,
     "scale": lambda ctx, x: ops.scale_bias(ctx, x, 0.3, 0.7),
     "add": lambda ctx, x: ops.add(ctx, x, x),
     "rope": _rope,

@@ -18,8 +18,8 @@ from pyggml.backend.cpu.simd import math as simd
 from pyggml.compiler.jit import isa, kernel
 
 Array = npt.NDArray[Any]
-SIGMOID, SILU, GELU, GELU_QUICK, GELU_ERF = (
-    FUNCTIONS[name] for name in ("sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf")
+SIGMOID, SILU, GELU, GELU_QUICK, GELU_ERF, SOFTPLUS = (
+    FUNCTIONS[name] for name in ("sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf", "softplus")
 )
 
 
@@ -46,11 +46,13 @@ def all_functions(x, y, n, unused):  # type: ignore[no-untyped-def]
         ys[8 * n + i], ys[9 * n + i] = simd.sincos_f32(xs[i])
     for i in range(n):
         ys[10 * n + i] = simd.log_f32(xs[i])
+    for i in range(n):
+        ys[11 * n + i] = SOFTPLUS(xs[i])
 
 
 NAMES = (
     "exp", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf", "sin", "cos",
-    "log",
+    "log", "softplus",
 )  # fmt: skip
 _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -125,6 +127,12 @@ def test_log() -> None:
     assert ulps(y, np.log(x.astype(np.float64))) <= 2
 
 
+def test_softplus(sweep: tuple[Array, dict[str, Array]]) -> None:
+    x, y = sweep
+    near = x > -87
+    assert ulps(y["softplus"][near], np.logaddexp(0, x[near])) <= 4
+
+
 def test_extreme_float32_values() -> None:
     inf, nan = np.inf, np.nan
     x = np.array([inf, -inf, nan, 0.0, -0.0, 88.72, 88.73, -87.3, -87.4, 1e30, -1e30] * 9)
@@ -134,6 +142,7 @@ def test_extreme_float32_values() -> None:
     np.testing.assert_array_equal(y["exp"], np.tile(y["exp"][:11], 9))  # body and tail agree
     np.testing.assert_allclose(y["log"][:5], [inf, nan, nan, -inf, -inf])
     np.testing.assert_allclose(y["log"][[9, 10]], [np.log(1e30), nan], rtol=1e-6)
+    np.testing.assert_allclose(y["softplus"][:4], [inf, 0, nan, np.log(2)], rtol=1e-6)
     np.testing.assert_allclose(y["tanh"][:5], [1, -1, nan, 0, -0.0])
     np.testing.assert_allclose(y["erf"][:5], [1, -1, nan, 0, -0.0])
     np.testing.assert_allclose(y["sigmoid"][:5], [1, 0, nan, 0.5, 0.5])

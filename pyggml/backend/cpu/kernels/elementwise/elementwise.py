@@ -2,7 +2,7 @@
 
     function(IDS["silu"], x)                       # in jitted code; the first argument is a literal
 
-The functions that models use vectorise; ``elu``, ``expm1``, ``softplus`` and ``xielu`` call libm.
+The functions that models use vectorise; ``elu``, ``expm1`` and ``xielu`` call libm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...simd.math import (
     contracted,
     erf_f32,
     exp_f32,
+    log1p_f32,
     log_f32,
     sincos_f32,
     tanh_f32,
@@ -48,7 +49,7 @@ FUNCTIONS = formulas(
         exp=exp_f32,
         expm1=inline_strict(lambda x: np.float32(math.expm1(x))),
         log=log_f32,
-        log1p=inline_strict(lambda x: np.float32(math.log1p(x))),
+        log1p=log1p_f32,
         tanh=tanh_f32,
         erf=erf_f32,
         sqrt=np.sqrt,

@@ -36,7 +36,15 @@ from ...abi import (
 from ...compile.lowering import CpuLowering, lowers
 from ...simd.math import exp_f32
 from ...simd.recurrent.recurrence import AHEAD, corrected_rows, prefetch_ahead
-from .runs import carries, clear_padding, gap_free_rows, row_blocks, rows_block, states_of
+from .runs import (
+    carries,
+    clear_padding,
+    gap_free_rows,
+    row_blocks,
+    rows_block,
+    state_ahead,
+    states_of,
+)
 
 
 class DeltaNet(NamedTuple):
@@ -45,6 +53,7 @@ class DeltaNet(NamedTuple):
     K: int  # of ggml's form, states kept of a sequence
     block: int  # rows that stay in L1
     scale: float  # of the results
+    ahead: int  # bytes from a row of a state to what is prefetched
 
 
 @inline
@@ -69,7 +78,7 @@ def _repeated_row(node, tensor, h, i2, i3):
 @inline
 def _update(node, t, before, after, block, scratch, gates_keys):
     S, H, T = ne(node, SRC2, 0), ne(node, SRC2, 1), ne(node, SRC2, 2) * ne(node, SRC2, 3)
-    scale = params_of(node, DeltaNet).scale
+    scale, ahead = params_of(node, DeltaNet).scale, params_of(node, DeltaNet).ahead
     i3 = t // ne(node, SRC2, 2)
     i2 = t - i3 * ne(node, SRC2, 2)
     p, u, q = f32_ptr(scratch), f32_ptr(scratch + 4 * S), f32_ptr(scratch + 8 * S)
@@ -103,7 +112,7 @@ def _update(node, t, before, after, block, scratch, gates_keys):
                 p[i] = -decays[i] * keys[i]
             corrected_rows(
                 before + at, after + at, end - row, S, scratch + 12 * S,
-                scratch, v, scratch + 4 * S, scratch + 8 * S, y,
+                scratch, v, scratch + 4 * S, scratch + 8 * S, y, ahead,
             )  # fmt: skip
         else:
             decay = exp_f32(gates[0])
@@ -111,7 +120,7 @@ def _update(node, t, before, after, block, scratch, gates_keys):
                 p[i] = -decay * keys[i]
             corrected_rows(
                 before + at, after + at, end - row, S, decay,
-                scratch, v, scratch + 4 * S, scratch + 8 * S, y,
+                scratch, v, scratch + 4 * S, scratch + 8 * S, y, ahead,
             )  # fmt: skip
         row = end
 
@@ -158,5 +167,6 @@ def _lower_gated_delta_net(lowering: CpuLowering, node: Tensor) -> None:
     _, _, v, g = node.src[:4]
     S, H = v.ne[:2]
     chunks, block = row_blocks(lowering, S * H, S, v.ne[2] * v.ne[3])
-    params = DeltaNet(node.op_params["K"], block, 1 / math.sqrt(S))
+    ahead = state_ahead(v.ne[2] * v.ne[3])
+    params = DeltaNet(node.op_params["K"], block, 1 / math.sqrt(S), ahead)
     lowering.launch(gated_delta_net_kernel(g.ne[0] != 1), node, params, chunks, scratch=16 * S)

@@ -18,9 +18,11 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import DST, data, f32_ptr, i32_ptr, nb, ne
 from ...compile.lowering import GRAIN, CpuLowering
+from ...tuning import tuning
 from ..span import BLOCK, columns
 
 BLOCK_BYTES = 16384  # of a state: half of a small L1
+_FEW_TOKENS = 16  # up to which states are prefetched: those of more stay in L1
 
 
 class States(NamedTuple):
@@ -201,6 +203,11 @@ def row_blocks(lowering: CpuLowering, rows: int, n: int, tokens: int) -> tuple[i
     """(chunks of rows of ``n`` float32, rows of a block that stays in L1)."""
     chunks = min(rows, n * rows * tokens // GRAIN, 8 * lowering.n_threads)
     return max(1, chunks), max(1, BLOCK_BYTES // (4 * n))
+
+
+def state_ahead(tokens: int) -> int:
+    """How many bytes ahead of a row of a state a kernel prefetches."""
+    return tuning().one_bytes if tokens <= _FEW_TOKENS else 0
 
 
 def column_parts(lowering: CpuLowering, S: int, H: int, tokens: int) -> tuple[int, int]:

@@ -47,6 +47,7 @@ from .runs import (
     head_row,
     row_blocks,
     rows_block,
+    state_ahead,
     states_of,
 )
 
@@ -105,6 +106,7 @@ class Wkv7(NamedTuple):
     """The values of RWKV_WKV7."""
 
     block: int  # rows that stay in L1
+    ahead: int  # bytes from a row of a state to what is prefetched
 
 
 @inline
@@ -127,7 +129,9 @@ def _step_7(node, t, before, after, block, scratch):
             prefetch_ahead(b, S, nb(node, SRC5, 2))
             prefetch_ahead(y, end - row, 4 * S * H)
         at = 4 * S * (row - block.begin)
-        corrected_rows_2(before + at, after + at, end - row, S, w, a, v, k, b, r, y)
+        corrected_rows_2(
+            before + at, after + at, end - row, S, w, a, v, k, b, r, y, params_of(node, Wkv7).ahead
+        )
         row = end
 
 
@@ -151,4 +155,4 @@ def rwkv_wkv7_f32(node, chunk, n_chunks, scratch):
 def _lower_wkv7(lowering: CpuLowering, node: Tensor) -> None:
     S, H, T = node.src[0].ne[:3]
     chunks, block = row_blocks(lowering, S * H, S, T)
-    lowering.launch(rwkv_wkv7_f32, node, Wkv7(block), chunks)
+    lowering.launch(rwkv_wkv7_f32, node, Wkv7(block, state_ahead(T)), chunks)

@@ -1,5 +1,5 @@
-"""RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
-L2_NORM and GROUP_NORM; RMS_NORM_BACK and NORM_BACK.
+"""RMS_NORM and NORM, with a weight, a bias, a gate or a factor after them and the quantization of
+the result; L2_NORM and GROUP_NORM; RMS_NORM_BACK and NORM_BACK.
 
 A row (a group) is computed by one thread with a fixed order of sums: its bits depend on it alone.
 Access: a row is read two or three times (after the first time from L1) and written once.
@@ -16,8 +16,9 @@ from .....compiler.jit import inline, kernel
 from .....rounding import ceil_div
 from .....tensor import Tensor
 from ....common.lowering import all_f32
+from ....common.memory import may_write_over, overlap
 from ....common.norm import norm_rows
-from ...abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
+from ...abi import DST, SRC0, SRC1, SRC2, SRC3, data, first_row, ne, nrows, params_of, row_address
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, fuses, lowers
 from ...simd.element import F32, load_elem, store_elem
 from ...simd.total import dot_f32, squares_f32
@@ -27,7 +28,7 @@ from ..quantize import BLOCK, quantize_row
 from ..span import repeated_row
 from .reduce import sum_f32
 
-ADD, MUL = IDS["add"], IDS["mul"]
+ADD, MUL, SCALE, SILU = (IDS[name] for name in ("add", "mul", "scale", "silu"))
 _GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
 
 
@@ -36,6 +37,7 @@ class Norm(NamedTuple):
 
     eps: float
     quantize: int = 0  # address of the quantized rows, or 0
+    factor: float = 1.0  # of RMS_NORM without a weight
 
 
 class GroupNorm(NamedTuple):
@@ -48,17 +50,26 @@ class GroupNorm(NamedTuple):
 
 @kernel
 def rms_norm_f32(node, chunk, n_chunks, scratch):
-    """SRC1: the weight, or nothing."""
+    """SRC1: the weight, or nothing; SRC3: a gate whose SiLU is multiplied, or nothing."""
     p = params_of(node, Norm)
-    n, eps, out = ne(node, DST, 0), p.eps, p.quantize
-    rows, weighted = nrows(node, DST), data(node, SRC1) != 0
+    n, eps, out, factor = ne(node, DST, 0), p.eps, p.quantize, p.factor
+    rows, weighted, gated = nrows(node, DST), data(node, SRC1) != 0, data(node, SRC3) != 0
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         s = np.float32(1) / math.sqrt(squares_f32(x, n) / np.float32(n) + eps)
         if weighted:
             w = repeated_row(node, DST, SRC1, row)
+            if gated:
+                g = row_address(node, SRC3, row)
+                for i in range(n):
+                    v = load_elem(F32, x, i) * s * load_elem(F32, w, i)
+                    store_elem(F32, y, i, function(SILU, load_elem(F32, g, i)) * v)
+            else:
+                for i in range(n):
+                    store_elem(F32, y, i, load_elem(F32, x, i) * s * load_elem(F32, w, i))
+        elif factor != 1:
             for i in range(n):
-                store_elem(F32, y, i, load_elem(F32, x, i) * s * load_elem(F32, w, i))
+                store_elem(F32, y, i, function(SCALE, load_elem(F32, x, i) * s, factor))
         else:
             for i in range(n):
                 store_elem(F32, y, i, load_elem(F32, x, i) * s)
@@ -193,10 +204,13 @@ def _lower_norm_back(lowering: CpuLowering, node: Tensor) -> None:
 _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
 
 
-def _launch(lowering: CpuLowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
-    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
+def _launch(
+    lowering: CpuLowering, norm: Tensor, dst: Tensor, *rows: Tensor | None,
+    gate: Tensor | None = None, factor: float = 1.0,
+) -> None:  # fmt: skip
+    src = (*(norm.src[0], *rows, None, None)[:3], gate)  # kernels read four sources
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * lowering.n_threads)
-    kernel, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
+    kernel, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"], factor=factor)
     lowering.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ANY_CHUNKS)
 
 
@@ -204,6 +218,34 @@ def _launch(lowering: CpuLowering, norm: Tensor, dst: Tensor, *rows: Tensor | No
 @lowers("NORM", all_f32)
 def _lower_norm(lowering: CpuLowering, node: Tensor) -> None:
     _launch(lowering, node, node)
+
+
+@fuses("RMS_NORM", "MUL", "UNARY", "MUL")  # registered before the shorter pattern
+def _lower_gated_norm(
+    lowering: CpuLowering, norm: Tensor, weighted: Tensor, gate: Tensor, gated: Tensor
+) -> bool:
+    """Launch a norm, its weight and the gate of linear attention: the norm times ``silu(z)``."""
+    z, rows = gate.src[0], norm_rows(norm, weighted)
+    if rows is None or gated.src != (weighted, gate) or gate.op_params["kind"] != "silu":
+        return False
+    if not (all_f32(gate) and all_f32(gated)) or z.ne != norm.ne or gated.ne != norm.ne:
+        return False
+    if not may_write_over(gated, norm.src[0]) or not may_write_over(gated, z):
+        return False
+    if any(overlap(w, gated) for w in rows):
+        return False
+    _launch(lowering, norm, gated, *rows, gate=z)
+    return True
+
+
+@fuses("RMS_NORM", "SCALE")
+def _lower_scaled_norm(lowering: CpuLowering, norm: Tensor, scaled: Tensor) -> bool:
+    """Launch a norm whose rows get another length."""
+    p, plain = scaled.op_params, all_f32(norm) and all_f32(scaled)
+    if not plain or p["b"] != 0 or p["s"] == 1 or not may_write_over(scaled, norm.src[0]):
+        return False
+    _launch(lowering, norm, scaled, factor=p["s"])
+    return True
 
 
 @fuses("RMS_NORM", "MUL")

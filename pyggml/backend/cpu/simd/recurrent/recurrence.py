@@ -1,9 +1,9 @@
 """Updates of rows of a recurrent state by a token, and their products with its query.
 
-    decayed_rows(before, after, rows, n, decay, x, u, q, y)
+    decayed_rows(before, after, rows, n, decay, x, u, q, y, ahead)
     exp_rows(rows, n, x, rates, y)                 # y = exp(x[i] rates)
-    corrected_rows(before, after, rows, n, decay, p, x, u, q, y)
-    corrected_rows_2(before, after, rows, n, decay, p, x, u, w, q, y)
+    corrected_rows(before, after, rows, n, decay, p, x, u, q, y, ahead)
+    corrected_rows_2(before, after, rows, n, decay, p, x, u, w, q, y, ahead)
     decayed_columns(before, after, keys, stride, n, decay, k, q, v, y, scale)
     decayed_columns_bonus(before, after, keys, stride, n, decay, k, q, v, y, bonus)
 
@@ -21,7 +21,8 @@ Columns: ``n`` of them, in rows that are ``stride`` bytes apart, one for each ke
 Sums over a row are taken in 16 parts, column i in part i % 16, which are added in halves; columns
 after the last 16 come last. Sums over keys are in order. So the bits are those of any vectors.
 Access: states front to back, twice where rows are corrected; a group of rows at a time, so that
-their sums fill registers and the other rows are loaded once for all of them.
+their sums fill registers and the other rows are loaded once for all of them. The first time, what
+lies ``ahead`` bytes after a row is prefetched: one token reads its states from memory.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ Value = Any
 _SUMS = 16
 _COLUMNS = 32  # whose results stay in registers over all keys
 AHEAD = 2  # tokens between a prefetch and its use
+_HINT = 3  # states are prefetched into all caches
 _F32, _I64 = types.float32, types.int64
 
 
@@ -78,10 +80,12 @@ def _totals(b: Value, sums: list[Value]) -> Value:
 
 
 class _Rows:
-    """A group of rows that are updated together."""
+    """A group of rows that are updated together; ``ahead``: of a prefetch, None for none."""
 
-    def __init__(self, b: Value, before: Value, after: Value, n_rows: int, n: Value) -> None:
-        self.b, self.n_rows, self.n = b, n_rows, n
+    def __init__(
+        self, b: Value, before: Value, after: Value, n_rows: int, n: Value, ahead: Value = None
+    ) -> None:
+        self.b, self.n_rows, self.n, self._ahead = b, n_rows, n, ahead
         row_bytes = b.shl(n, const(2))
         self.before, self.after = (
             [item_at(b, start, r, row_bytes) for r in range(n_rows)] for start in (before, after)
@@ -118,6 +122,12 @@ class _Rows:
 
         return counted_loop(b, b.sub(self.n, done), [total], column)[0]
 
+    def load(self, address: Value, lanes: int) -> Value:
+        """Columns of a row before the token."""
+        if self._ahead is not None:
+            prefetch(self.b, self.b.add(address, self._ahead), _HINT)
+        return load(self.b, address, vec(f32, lanes), 4)
+
     def column(self, starts: list[Value], offset: Value) -> Value:
         """One column of all rows as a vector."""
         y = ir.Constant(vec(f32, self.n_rows), ir.Undefined)
@@ -135,7 +145,7 @@ class _Rows:
                 state = self.column(self.before, offset)
                 return [fma(b, state, broadcast_f32(b, place, self.n_rows), sums[0])]
             factor = load(b, place, vec(f32, lanes), 4)
-            rows = [load(b, b.add(x, offset), vec(f32, lanes), 4) for x in self.before]
+            rows = [self.load(b.add(x, offset), lanes) for x in self.before]
             return [fma(b, x, factor, total) for x, total in zip(rows, sums, strict=True)]
 
         return self.sums(add)
@@ -170,7 +180,8 @@ class _Rows:
                 return [fma(b, state, query, sums[0])]
             new = []
             for r in range(self.n_rows):
-                state = b.fmul(row(self.before[r]), row(decay[r]) if own else shared)
+                before = self.load(b.add(self.before[r], offset), lanes)
+                state = b.fmul(before, row(decay[r]) if own else shared)
                 for (factors, _), u in zip(terms, us, strict=True):
                     state = fma(b, lanes_of(b, factors, factors, [r] * lanes), u, state)
                 store(b, state, b.add(self.after[r], offset), 4)
@@ -189,7 +200,7 @@ def _lane(i: int) -> ir.Constant:
 
 def _in_groups(
     b: Value, before: Value, after: Value, n_rows: Value, n: Value,
-    emit: Emit, sums: int = 8,
+    emit: Emit, sums: int = 8, ahead: Value = None,
 ) -> None:  # fmt: skip
     """Emit all rows: as many together as have ``sums`` vectors of sums, the last ones alone."""
     group = max(1, vectors().lanes * sums // _SUMS)
@@ -200,15 +211,16 @@ def _in_groups(
         with for_range(b, count) as i:
             first = b.add(start, b.mul(i, const(size)))
             offset = b.mul(first, row_bytes)
-            rows = _Rows(b, b.add(before, offset), b.add(after, offset), size, n)
+            rows = _Rows(b, b.add(before, offset), b.add(after, offset), size, n, ahead)
             emit(rows, first)
 
 
 def _correct_and_update(
-    b: Value, before: Value, after: Value, n_rows: Value, n: Value, correct: Emit, update: Emit
-) -> None:
+    b: Value, before: Value, after: Value, n_rows: Value, n: Value, ahead: Value,
+    correct: Emit, update: Emit,
+) -> None:  # fmt: skip
     """Emit the products of all rows with ``p``, then all updates: none waits for its product."""
-    _in_groups(b, before, after, n_rows, n, correct)
+    _in_groups(b, before, after, n_rows, n, correct, ahead=ahead)
     _in_groups(b, before, after, n_rows, n, update, 4)  # factors and rows take registers too
 
 
@@ -245,7 +257,7 @@ def exp_rows(b: Value, n_rows: Value, n: Value, x: Value, rates: Value, y: Value
 @intrinsic_from_ir(typed=_typed)
 def decayed_rows(
     b: Value, before: Value, after: Value, n_rows: Value, n: Value, decay: Value, x: Value,
-    u: Value, q: Value, y: Value,
+    u: Value, q: Value, y: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """``S' = decay S + x[i] u``; ``decay`` is a number, or the address of rows as many as ``S``."""
 
@@ -258,13 +270,13 @@ def decayed_rows(
         totals = rows.update(own, q, [(_factors(rows, x, first), u)])
         _store_results(rows, y, first, totals)
 
-    _in_groups(b, before, after, n_rows, n, emit)
+    _in_groups(b, before, after, n_rows, n, emit, ahead=ahead)
 
 
 @intrinsic_from_ir(typed=_typed)
 def corrected_rows(
     b: Value, before: Value, after: Value, n_rows: Value, n: Value, decay: Value, p: Value,
-    x: Value, u: Value, q: Value, y: Value,
+    x: Value, u: Value, q: Value, y: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """``S' = decay S + (x[i] + S . p) u``; ``decay`` is a number, or the address of a row."""
 
@@ -275,13 +287,13 @@ def corrected_rows(
         totals = rows.update(decay, q, [(_factors(rows, y, first), u)])
         _store_results(rows, y, first, totals)
 
-    _correct_and_update(b, before, after, n_rows, n, correct, update)
+    _correct_and_update(b, before, after, n_rows, n, ahead, correct, update)
 
 
 @intrinsic_from_ir(typed=_typed)
 def corrected_rows_2(
     b: Value, before: Value, after: Value, n_rows: Value, n: Value, decay: Value, p: Value,
-    x: Value, u: Value, w: Value, q: Value, y: Value,
+    x: Value, u: Value, w: Value, q: Value, y: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """``S' = decay S + x[i] u + (S . p) w``; ``decay`` is a number, or the address of a row."""
 
@@ -292,7 +304,7 @@ def corrected_rows_2(
         terms = [(_factors(rows, x, first), u), (_factors(rows, y, first), w)]
         _store_results(rows, y, first, rows.update(decay, q, terms))
 
-    _correct_and_update(b, before, after, n_rows, n, correct, update)
+    _correct_and_update(b, before, after, n_rows, n, ahead, correct, update)
 
 
 @intrinsic_from_ir(result=_F32)
