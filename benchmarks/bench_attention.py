@@ -31,6 +31,7 @@ from pyggml.cgraph import CGraph
 from pyggml.compiler.jit import isa
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
+from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import stored
 
 _LEAST_BYTES = 128 << 20  # of all layers' caches
@@ -64,7 +65,8 @@ class DeepCache:
         cells, rows = (ctx.new_tensor(GGMLType.I32, ne) for ne in ((2, n_cells), (4, 1)))
         q = ctx.new_tensor(GGMLType.F32, (heads.columns, 1, heads.n_head))
         widths = [heads.columns] if heads.latent else [heads.columns, heads.value_columns]
-        self.graph, self.caches, self.bytes = CGraph(), [], 0
+        self.graph, self.bytes = CGraph(), 0
+        self.caches: list[Tensor] = []
         while self.bytes < least_bytes or not self.caches:
             kv = [ctx.new_tensor(type, (n, n_cells, heads.n_kv_head)) for n in widths]
             self.caches += kv

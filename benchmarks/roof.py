@@ -118,7 +118,7 @@ def fma_roof(n_threads: int, tries: int = 5) -> float:
 
     @nb.njit(nogil=True)
     def chains(n, memory):  # type: ignore[no-untyped-def]
-        _multiply_adds(n, memory)  # type: ignore[call-arg]
+        _multiply_adds(n, memory)
 
     memory = [zeroed(64 * (1 + _SUMS)) for _ in range(n_threads)]
     chains(1, int(memory[0].ctypes.data))
