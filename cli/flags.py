@@ -31,9 +31,11 @@ FLAGS = {
     "n_prompt": "--n-prompt",
     "n_seq_max": "--parallel",
     "outtype": "--outtype",
+    "predictor": "--predictor",
     "save_logits": "--save-all-logits",
     "target_model": "--target-model-dir",
     "token": "--hf-token",
+    "transpose_down": "--transpose-down",
     "val_split": "--val-split",
 }
 SETTINGS = {  # parameter values that a flag without an argument stands for

@@ -69,12 +69,12 @@ def check_neurons(folder: Path, hparams: HParams, act: str, predicted: bool) -> 
     if hparams.n_expert and predicted:
         raise ModelError(
             f"{folder}: the model has {hparams.n_expert} experts, for which there are no "
-            "predictors: convert it with `predictor=None` and `transpose_down=True`"
+            "predictors: convert it with `transpose_down` in place of `predictor`"
         )
     if hparams.n_expert and hparams.n_ff_exp == hparams.n_embd:
         raise ModelError(
             f"{folder}: experts with as many neurons as columns ({hparams.n_embd}) cannot be "
-            "marked as transposed: convert it with `transpose_down=False`"
+            "marked as transposed: convert it without `transpose_down`"
         )
     if act not in RELU_LIKE:
         raise ModelError(

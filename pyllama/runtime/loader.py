@@ -168,7 +168,7 @@ def expert_tensors(
         if is_of_experts(derived.source.name):
             raise ModelError(
                 f"{file.path}: a cache of experts (`moe_cache_mib`) cannot transpose "
-                f"'{derived.source.name}': convert the model with `--transpose-down`, or use "
+                f"'{derived.source.name}': convert the model with `transpose_down`, or use "
                 "`sparse='off'`"
             )
     return {

@@ -182,6 +182,7 @@ _OF_INFERENCE = (
     "GATED_LINEAR_ATTN[k,v,q,g,state] RWKV_WKV6[k,v,r,tf,td,state] "
     "RWKV_WKV7[r,w,k,v,a,b,state] SSM_CONV[sx,c,states] SSM_SCAN[s,x,dt,A,B,C] "
     "TOKEN_SHIFT[x,states] SOLVE_TRI[a,b] MUL_MAT_SPARSE[a,b,idx] AXPY[a,b,idx] "
+    "MUL_MAT_ID_SPARSE[as,b,idx] AXPY_ID[as,b] "
     "MUL_MAT_SIGNS[x] LORA[y,b,scales,gains,a,x] SET_ROWS[b,a] PAD_REFLECT_1D[a] "
     "TIMESTEP_EMBEDDING[t] MAP_CUSTOM[x0,x1]"
 )

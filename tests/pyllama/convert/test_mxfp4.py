@@ -117,7 +117,14 @@ def takes_some_columns(name: str, x: Array, config: Config) -> Tensors:
     return {name: x.swapaxes(-1, -2)[..., 1:33]}
 
 
-@pytest.mark.parametrize("change", [computes, copies, stays_transposed, takes_some_columns])
+def test_copied_rows_stay_blocks(tmp_path: Path) -> None:
+    codes, exponents = random_blocks(N_EXPERT, N_OUT)
+    (one, _) = plan(tmp_path, codes, exponents, copies).values()
+    assert tensor_type(one, BF16) is MXFP4
+    assert written(one, MXFP4) == gguf_blocks(np.roll(codes, -1, 1), np.roll(exponents, -1, 1))
+
+
+@pytest.mark.parametrize("change", [computes, stays_transposed, takes_some_columns])
 def test_rows_that_do_not_stay_whole_become_floats(
     tmp_path: Path, change: Callable[..., Tensors]
 ) -> None:

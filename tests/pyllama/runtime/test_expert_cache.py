@@ -253,11 +253,12 @@ def test_errors_say_what_to_do(path: Path, tmp_path: Path) -> None:
 
 
 LIMITED = """
-import resource, sys
+import resource, sys, threading
 from pyggml.errors import PyggmlError
 from pyllama import Batch, Context, Model
 
 path, mib = sys.argv[1], float(sys.argv[2])
+threading.stack_size(1 << 20)  # stacks of 8 MiB, in place of experts, would fill what is allowed
 Context(Model.load(sys.argv[3], moe_cache_mib=mib), n_ctx=64).decode(Batch([1, 2, 3]))
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 n = 1024 * int(status["VmData"].split()[0]) + (int(sys.argv[4]) << 20)

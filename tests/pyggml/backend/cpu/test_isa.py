@@ -467,9 +467,9 @@ def test_rows_of_the_cache(
 ) -> None:
     emit_for(host.vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.attn_qk, 13, (3, 0, 2), 12),
-        (attend.attn_qk, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
-        (attend.attn_pv, 11, (4, attend.pv_columns(64), 2), 16),
+        (attend.attn_qk, 14, (3, 0, 2), 12),
+        (attend.attn_qk, 14, (3, 0 if kind.is_quantized else 4, 2), 12),
+        (attend.attn_pv, 12, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):
