@@ -88,7 +88,7 @@ def main() -> None:
     for active in shares:
         paths: dict[str, Path] = {}
         contexts: dict[str, Context] = {}
-        for way in args.ways.split(","):
+        for way in dict.fromkeys(["dense", *args.ways.split(",")]):
             form, source, _ = _WAYS[way]
             paths[way] = path_of(args.folder, form, active, args.type)
             model = Model.load(paths[way], sparse=source)

@@ -80,13 +80,21 @@ def _check_settings(file: GGUFFile, trainer: OptContext) -> None:
     differences = []
     for name, value in trainer.settings.items():
         key = _SETTINGS + name
-        if key in file.metadata and (was := file.get_str(key)) != str(value):
+        if key in file.metadata and not _equal(was := file.get_str(key), str(value)):
             differences.append(f"{name} {was or 'none'}, now {str(value) or 'none'}")
     if differences:
         raise GGUFError(
             f"{file.path}: the run began with other settings: {'; '.join(differences)}. Resume it "
             "with its own, or name another checkpoint"
         )
+
+
+def _equal(a: str, b: str) -> bool:
+    """Whether two settings are the same text or number."""
+    try:
+        return a == b or float(a) == float(b)
+    except ValueError:
+        return False
 
 
 def _dims(ne: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,15 @@ from .files.mistral import is_mistral, read_params, rename_tensors, rotate_halve
 from .general import fill_file_name, read_general
 from .modules import dense_keys, dense_tensors, model_folder, pooling_keys
 from .nextn import nextn_keys, nextn_layers
-from .outtype import OUTTYPES, auto_outtype, file_type, tensor_chunks, tensor_type, with_scales
+from .outtype import (
+    OUTTYPES,
+    auto_outtype,
+    file_type,
+    scaled_or_floats,
+    tensor_chunks,
+    tensor_type,
+    with_scales,
+)
 from .plan import (
     ConvertedTensor,
     check_missing,
@@ -153,10 +161,10 @@ def convert(
         if not n_nextn:
             raise ModelError(f"{folder}: no layers of multi-token prediction that can be loaded")
         planned = of_layers(planned, int(keys["block_count"]) - n_nextn)
+    planned = [scaled_or_floats(one) for one in planned]
     outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, _ = OUTTYPES[outtype]
     outtype, type_number = file_type(planned, outtype)
-    planned = with_scales(planned, matrices)
     shapes = {one.name: one.shape for one in planned}
     general = read_general(root, name, shapes, options.model_name, options.metadata)
     metadata = {
@@ -177,6 +185,7 @@ def convert(
         form = Form(planned)
     else:
         form = _form(source, planned, hparams, arch, keys, options)
+    form = replace(form, planned=with_scales(form.planned, matrices))  # transposed ones are floats
     path = root.path if outfile is None else Path(outfile)
     if path.is_dir():
         file_name = general.file_name(outtype if planned else None, form.ending)

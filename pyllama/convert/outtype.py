@@ -9,7 +9,9 @@ Source: llama.cpp, ``convert_hf_to_gguf.py``, ``prepare_tensors``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +23,7 @@ from pyggml.quants import quantize
 
 from ..errors import ModelError
 from ..file_types import FILE_TYPES
+from ..graph.builder import SCALED
 from ..graph.tensors import INDICES
 from .plan import ConvertedTensor
 
@@ -69,6 +72,12 @@ def file_type(planned: Iterable[ConvertedTensor], outtype: str) -> tuple[str, in
     mixed = FILE_TYPES["MXFP4_MOE"]
     assert mixed.number is not None
     return mixed.name.lower(), mixed.number
+
+
+def scaled_or_floats(one: ConvertedTensor) -> ConvertedTensor:
+    """A tensor, without the checkpoint's blocks if they have scales that no graph reads."""
+    name = re.sub(r"^blk\.\d+\.", "blk.{i}.", one.name.removesuffix(".weight"))
+    return replace(one, blocks=(), scales={}) if one.scales and name not in SCALED else one
 
 
 def with_scales(planned: Iterable[ConvertedTensor], matrices: GGMLType) -> list[ConvertedTensor]:

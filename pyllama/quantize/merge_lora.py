@@ -76,7 +76,7 @@ def merge_lora(
         info = file.tensors[sources[name]]
         if name in changes:
             x = dequantize(file.tensor_bytes(info.name), info.type)
-            x = _merged(name, x.reshape(_sizes(info)[::-1]), changes[name])
+            x = _merged(name, x.reshape(_sizes(info)[::-1]), changes[name], _scale(file, name))
             yield quantize(x, kind_of(name)).reshape(-1)
         else:
             yield from file.chunks(info.name)
@@ -103,12 +103,26 @@ def _sizes(info: TensorInfo) -> tuple[int, ...]:
     return tuple(info.ne[:n_dims])
 
 
-def _merged(name: str, x: Floats, changes: Sequence[tuple[LowRank, float]]) -> Floats:
-    """A tensor with its changes."""
+def _scale(file: GGUFFile, name: str) -> Floats:
+    """What the products with a matrix are multiplied by: one number, or one for each expert."""
+    scale = file.tensors.get(f"{name.removesuffix('.weight')}.scale")
+    if scale is None:
+        return np.ones(1, np.float32)
+    return file.tensor_bytes(scale.name).view(np.float32)
+
+
+def _merged(
+    name: str, x: Floats, changes: Sequence[tuple[LowRank, float]], scale: Floats
+) -> Floats:
+    """A tensor with its changes. Experts may be transposed."""
+    scale = scale.reshape(-1, *(1,) * (x.ndim - 1)) if scale.size > 1 else scale
     for term, factor in changes:
         assert term.a is not None
         a, b = term.a.astype(np.float32), term.b.astype(np.float32)
         if name == EMBEDDING:
             a, b = b.T, a  # [rank, n_embd] and [n_vocab, rank]
-        x = x + np.float32(factor) * (b @ a)
+        change = b @ a
+        if change.shape != x.shape:
+            change = change.swapaxes(-1, -2)
+        x = x + np.float32(factor) * change / scale
     return x

@@ -124,6 +124,8 @@ def eagle3_head(target: Model, path: Path) -> Head:
         "token_embd.weight": whole["token_embd.weight"],
         "output.weight": whole.get("output.weight", whole["token_embd.weight"]),
     }
+    if "output.weight" in whole and "output.scale" in whole:
+        shared["output.scale"] = whole["output.scale"]
     head, files = _loaded(file, hparams, target, shared)
     norm = head.weights["enc.output_norm.weight"] if hparams.own["norm_before_fc"] else None
     nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers

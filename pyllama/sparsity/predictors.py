@@ -277,7 +277,7 @@ def _write_config(folder: Path) -> None:
 class PredictorFolder:
     """PowerInfer's folder of predictors, which are trained and written one after the other.
 
-    They are kept in ``FOLDER.unfinished`` until all are there; a run that finds some of its own
+    They are kept in ``FOLDER/unfinished`` until all are there; a run that finds some of its own
     goes on after the last, with the bits of an uninterrupted one. Arguments as of
     ``train_predictors``.
 
@@ -295,7 +295,7 @@ class PredictorFolder:
     ) -> None:  # fmt: skip
         self._folder, self._model, self._params = Path(folder), model, params or PredictorParams()
         self._chunks = _chunks(model, tokens, n_ctx)
-        self.unfinished = self._folder.with_name(f"{self._folder.name}.unfinished")
+        self.unfinished = self._folder / "unfinished"
         with GGUFFile(model.path) as file:
             base = weights_digest(file)
         text = sha256(repr(self._chunks).encode()).hexdigest()[:12]
@@ -326,7 +326,7 @@ class PredictorFolder:
             write_whole(self.unfinished / _RECORD, json.dumps(record).encode())
             yield self.done[-1]
         self._folder.mkdir(parents=True, exist_ok=True)
-        for i in range(n_layer):
+        for i in reversed(range(n_layer)):  # a run killed here goes on with the first ones
             os.replace(self.unfinished / f"model_{i}.pt", self._folder / f"model_{i}.pt")
         _write_config(self._folder)
         (self.unfinished / _RECORD).unlink()

@@ -178,7 +178,9 @@ class Finetuner:
         own: dict[str, str | float] = {
             "base": base, "n_ctx": self.n_ctx, "n_micro_batch": self.n_ctx, "seed": p.seed,
             "n_batch": self.trainer.period * self.n_ctx, "lr_min": p.lr_min,
-            "decay_epochs": p.decay_epochs, "lora_rank": lora.rank, "lora_alpha": lora.factor,
+            "decay_epochs": min(p.decay_epochs if p.decay_epochs > 0 else p.epochs, p.epochs)
+            if 0 < p.lr_min < p.rate
+            else 0.0, "lora_rank": lora.rank, "lora_alpha": lora.factor,
             "lora_target": ",".join(lora.target),
         }  # fmt: skip
         settings |= own

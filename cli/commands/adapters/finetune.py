@@ -93,7 +93,7 @@ _WINDOWS = "a window of --ctx-size tokens is evaluated at once"
 @ignored_option("-ub", "--ubatch-size", takes_value=True, why=_WINDOWS)
 @ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True,
                 why="training runs on the CPU")  # fmt: skip
-@ignored_option("-fa", "--flash-attn", takes_value=True, why="attention has gradients in parts")
+@ignored_option("-fa", "--flash-attn", takes_value=True, why="attention is always one op")
 @version_option()
 def command(**options: Any) -> None:
     """Fine-tune a model: all weights, or a LoRA adapter of a base in any format."""

@@ -4,7 +4,7 @@
     pyllama-convert relu-model --predictor predictors --outtype f16
 
 Prints a line per layer. The folder is PowerInfer's. Until all layers are trained they are kept in
-FOLDER.unfinished, from which the same command goes on after it was killed.
+FOLDER/unfinished, from which the same command goes on after it was killed.
 """
 
 from __future__ import annotations

@@ -58,9 +58,7 @@ def test_shifted_keys_are_rotated_once_or_refused(model: Model) -> None:
     context = Context(model, n_ctx=128, type_k=f32, type_v=f32)
     rows(context, TOKENS[:40])
     if model.hparams.swa_chunked:
-        with pytest.raises(
-            BatchError, match="chunked attention, recurrent layers or an encoder"
-        ):
+        with pytest.raises(BatchError, match="chunked attention, recurrent layers or an encoder"):
             context.kv.seq_add(0, 0, -1, 5)
         return
     want = rows(context, TOKENS[40:41])

@@ -18,11 +18,13 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize
-from pyllama.convert import convert
+from pyllama import Model
+from pyllama.convert import ConvertOptions, convert
 from pyllama.convert.files.decoded import PackedBlocks
 from pyllama.convert.files.folder import Folder
 from pyllama.convert.files.safetensors import read_safetensors
-from pyllama.convert.plan import _scales
+from pyllama.convert.outtype import scaled_or_floats
+from pyllama.convert.plan import ConvertedTensor, _scales
 from pyllama.convert.quantized.methods import decode_checkpoint
 from pyllama.errors import ModelError
 
@@ -318,6 +320,29 @@ def test_nvfp4_is_kept(tmp_path: Path, name: str) -> None:
         matrices = [key for key in floats if key.startswith("blk.1.") and floats[key].ndim == 2]
         full = [key for key in matrices if floats[key].shape[-1] % 64 == 0]
         assert n_kept == len(full) > 0
+
+
+def test_transposed_matrices_of_nvfp4_have_no_scales(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "x")
+    quantize(folder, "nvfp4")
+    config(folder, hidden_act="relu")
+    options = ConvertOptions(transpose_down=True)
+    with GGUFFile(convert(folder, tmp_path / "x.gguf", "f16", options)) as file:
+        names = {key.removeprefix("blk.1.") for key in file.tensors if "blk.1.ffn" in key}
+        assert "ffn_up.scale" in names and not any("down" in n and "scale" in n for n in names)
+    Model.load(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "stay"),
+    [("blk.3.attn_q", True), ("output", True), ("blk.3.attn_q_a", False), ("token_embd", False)],
+)
+def test_blocks_stay_where_a_graph_reads_their_scales(name: str, stay: bool) -> None:
+    one = ConvertedTensor(
+        f"{name}.weight", (2, 64), (), blocks=(lambda: np.empty(0),),
+        block_type=GGMLType.NVFP4, scales={"scale": np.ones(1, np.float32)},
+    )  # fmt: skip
+    assert bool(scaled_or_floats(one).blocks) is stay
 
 
 def test_nvfp4_of_experts() -> None:

@@ -100,7 +100,7 @@ def test_a_cache_of_experts(made: Any, name: str) -> None:
     for sparse in ("auto", "off"):
         got = logits(path, tokens, sparse=sparse, moe_cache_mib=1.0)
         assert got.tobytes() == wanted.tobytes()
-    with pytest.raises(ModelError, match="--transpose-down"):
+    with pytest.raises(ModelError, match="`transpose_down`"):
         Model.load(made(name, "f16", False), sparse="exact", moe_cache_mib=1.0)
 
 

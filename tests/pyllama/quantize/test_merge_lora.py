@@ -24,7 +24,8 @@ TOKENS = [1, 70, 71, 72, 80, 99, 3, 5]
 @pytest.mark.parametrize("tied", [False, True])
 def test_merged_equals_unmerged(tmp_path: Path, tied: bool) -> None:
     spec = Spec(tied=tied)
-    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    scales = {f"blk.1.{m}.scale": np.full(1, 0.25, np.float32) for m in ("attn_q", "ffn_down")}
+    path = write_model(tmp_path / "x.gguf", spec, {**random_weights(spec), **scales})
     model, files = Model.load(path), list[Path]()
     sizes = adaptable(model)
     for i in range(2):
