@@ -123,13 +123,14 @@ class CacheSequence:
         self.truncate(0)
 
     def n_shared(self, tokens: Sequence[int] | Ids, adapters: AdapterUses | None = None) -> int:
-        """Length of the common prefix with ``tokens``, without their last one.
+        """Length of the common prefix with ``tokens``, without the last ones, at least one.
 
         Args:
             adapters: those of ``tokens``; None for those of the sequence.
         """
         n = self.n_tokens if adapters is None else n_alike(self.adapters, adapters)
-        return n_common(self.ids[: min(self.n_tokens, n, len(tokens) - 1)], tokens)
+        left = len(tokens) - self.context.kv.n_recomputed(self.seq_id)
+        return n_common(self.ids[: max(0, min(self.n_tokens, n, left))], tokens)
 
     def n_reusable(self, tokens: Sequence[int] | Ids, adapters: AdapterUses) -> int:
         """The tokens of `n_shared` after which the cache can go on."""

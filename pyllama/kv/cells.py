@@ -403,7 +403,7 @@ class CellLists(CellTable):
         if n_encoded and len(part):
             self.encoded[target] = n_encoded
         if source in self.reduced and len(part):
-            self.reduced[target] = self.reduced[source]
+            self.reduced[target] = max(self.reduced.get(target, 0), self.reduced[source])
         if first == 0:
             self._evicted[target] = max(self._evicted[target], self._evicted[source])
 

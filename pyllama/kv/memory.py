@@ -218,6 +218,13 @@ class Memory:
         """The position that came next when a sequence was reduced; 0 if it was not."""
         return self.caches[0].reduced.get(seq, 0) if self.caches else 0
 
+    def n_recomputed(self, seq: int) -> int:
+        """How many of a prompt's last tokens a sequence evaluates itself, though others have them.
+
+        Of a sequence that will be reduced the queries of these vote.
+        """
+        return 1 if self.reduction is None or self.reduced(seq) else self.reduction.n_queries
+
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Whether all these tokens can be placed, ``n_ubatch`` at a time.
 

@@ -391,11 +391,10 @@ class ExpertCache:
     def _read(self, pool: _Pool, expert: int, slot: int) -> None:
         """Read an expert, and write its matrices into a slot (in a reader's thread)."""
         row, number = divmod(expert, pool.n_expert)
-        parts = [
-            self._helpers.submit(self._read_part, part, row, number, slot)
-            for part in pool.parts[1:]
-        ]
+        parts: list[Future[None]] = []
         try:
+            for part in pool.parts[1:]:
+                parts.append(self._helpers.submit(self._read_part, part, row, number, slot))
             self._read_part(pool.parts[0], row, number, slot)
         finally:  # no helper may write into the slot later
             errors = [one.exception() for one in parts]

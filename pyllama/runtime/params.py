@@ -77,6 +77,13 @@ class ContextParams(ContextSizes):
                 f"n_ctx is {self.n_ctx}, want {self.n_seq_max} or more: each sequence has its own "
                 "cells"
             )
+        most = self.kv_keep + self.kv_keep // 4
+        if self.kv_keep and most >= resolved.n_ctx_seq:
+            raise BatchError(
+                f"kv_keep is {self.kv_keep}: a sequence is reduced when it has a quarter more, "
+                f"{most}, but it may have {resolved.n_ctx_seq} cells: use a smaller `kv_keep` or a "
+                "larger `n_ctx`"
+            )
         return resolved
 
     def memory(self, hparams: HParams, layer_buft: Callable[[int], BufferType]) -> Memory:

@@ -97,6 +97,10 @@ class FakeKV:
         for tokens in self.sequences:
             tokens.clear()
 
+    def n_recomputed(self, seq: int) -> int:
+        """The last token alone: nothing is reduced."""
+        return 1
+
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
         del self.sequences[seq][p0 : None if p1 == -1 else p1]
 

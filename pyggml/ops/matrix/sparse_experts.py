@@ -129,7 +129,9 @@ def _cases(transposed: bool) -> list[Case]:
         return case(matrices, arg(k, 1, n), ids, scores, slots, threshold=threshold, perf=perf)
 
     cases = [one(3, 17, 2, 2, 3, 0.5), one(65, 33, 4, 2, 5, 0.0)]
-    if not transposed:
+    if transposed:
+        cases.append(one(64, 0, 3, 2, 1, 0.0))
+    else:
         cases.append(
             case(arg(64, 17, 4), arg(64, 2, 7), random_ids(4, 7, 4), arg(17, 4, 7), threshold=0.1)
         )

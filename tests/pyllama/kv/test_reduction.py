@@ -61,6 +61,24 @@ def probabilities(model: Model, n: int, type_k: GGMLType) -> np.ndarray:
     return votes[None]
 
 
+def test_a_text_after_a_shared_prefix_is_that_of_the_text_alone(make: Make) -> None:
+    """The queries that vote are those of its own tokens, whatever the cache has."""
+
+    def run(engine: Engine, n: int, max_tokens: int) -> tuple[list[int], int]:
+        request = Request(
+            TOKENS[:n], SamplingParams(temp=0), max_tokens=max_tokens, stop_at_eog=False
+        )
+        events = list(engine.run(request))
+        assert events[-1].usage is not None
+        return [token for event in events for token in event.tokens], events[-1].usage.n_cached
+
+    engine = Engine(make(n_ctx=512, **SIZES))
+    run(engine, 49, 1)
+    after, n_cached = run(engine, 54, 30)
+    alone, _ = run(Engine(make(n_ctx=512, **SIZES)), 54, 30)
+    assert n_cached == 54 - SIZES["kv_window"] and after == alone
+
+
 @pytest.mark.parametrize("type", [F32, F16])
 def test_what_stays_is_what_the_last_queries_attend_to(one_head: Model, type: GGMLType) -> None:
     """With one head a reduced sequence has the bits of one whose other tokens were removed."""
@@ -320,6 +338,11 @@ def test_models_whose_sequences_cannot_be_reduced(
 def test_sizes_that_leave_no_important_token(make: Make, keep: int, window: int) -> None:
     with pytest.raises(BatchError, match=f"kv_keep is {keep} and kv_window {window}"):
         make(kv_keep=keep, kv_window=window)
+
+
+def test_a_limit_that_no_sequence_reaches(make: Make) -> None:
+    with pytest.raises(BatchError, match=r"kv_keep is 64: .* 80, but it may have 80 cells"):
+        make(n_ctx=80, kv_keep=64, kv_window=8)
 
 
 def test_without_the_flag_graphs_store_no_queries(make: Make) -> None:

@@ -91,6 +91,8 @@ _MOST_SEGMENTS = 16  # of an expert
 _TOKENS = 32  # uses of an expert that pass a panel of decoded rows
 _STRIPE = 512  # columns of a chunk of ``axpy_id_many``
 DOTS, SUMS, BOTH = range(3)
+# Functions that are 0 at 0: an inactive neuron, whose product is 0, then adds nothing
+_ZERO_AT_ZERO = ("", "relu", "tanh", "silu", "gelu", "gelu_erf", "gelu_quick")
 
 
 def segment_rows(n_ff: int) -> int:
@@ -248,7 +250,7 @@ def _launch_uses(
     assert matrices is not None
     n_ff, uses = matrices.ne[1], node.nrows
     segment = segment_rows(n_ff)
-    n_segments = ceil_div(n_ff, segment)
+    n_segments = max(1, ceil_div(n_ff, segment))  # one, of zeros, without rows
     act: list[WorkRange] = []
     row_bytes = traits = sum_traits = 0
     if w is not None:
@@ -478,7 +480,9 @@ def _lower_expert_ffn(lowering: CpuLowering, up: Tensor, *rest: Tensor) -> bool:
         up_act = unary.op_params["kind"]
         if unary.src[0] is not up or unary.nelements != up.nelements:
             return False
-    if act is None or glu.op_params["swapped"] or act in PARAMETERS or up_act in PARAMETERS:
+    if act is None or glu.op_params["swapped"] or act in PARAMETERS:
+        return False
+    if up_act not in _ZERO_AT_ZERO or up.src[0].ne[2] != axpy.src[0].ne[2]:
         return False
     last = between[0] if between else up
     if glu.src[0] is not up.src[3] or glu.src[1] is not last or axpy.src[1] is not glu:
