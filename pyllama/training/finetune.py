@@ -175,12 +175,15 @@ class Finetuner:
         lora = p.lora or LoraParams(0, 0.0, ())
         settings = self.trainer.settings
         settings["lr"] = settings.pop("alpha")
+        decays = p.decay_epochs if p.decay_epochs > 0 else float(p.epochs)
+        if not 0 < p.lr_min < p.rate:
+            decays = 0.0
+        elif p.epochs > 1:  # a single epoch has the first rate, whatever follows
+            decays = min(decays, p.epochs)
         own: dict[str, str | float] = {
             "base": base, "n_ctx": self.n_ctx, "n_micro_batch": self.n_ctx, "seed": p.seed,
             "n_batch": self.trainer.period * self.n_ctx, "lr_min": p.lr_min,
-            "decay_epochs": min(p.decay_epochs if p.decay_epochs > 0 else p.epochs, p.epochs)
-            if 0 < p.lr_min < p.rate
-            else 0.0, "lora_rank": lora.rank, "lora_alpha": lora.factor,
+            "decay_epochs": decays, "lora_rank": lora.rank, "lora_alpha": lora.factor,
             "lora_target": ",".join(lora.target),
         }  # fmt: skip
         settings |= own

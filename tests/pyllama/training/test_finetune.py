@@ -206,7 +206,7 @@ def test_a_run_with_other_settings_is_refused(make: Make, base: Path, tmp_path: 
         ({"lr": 1e-3, "seed": 2}, r"lr 0.003, now 0.001; seed 0, now 2"),
         ({"n_batch": N_CTX}, rf"n_batch {2 * N_CTX}, now {N_CTX}"),
         ({"lora": other}, r"lora_alpha 8.0, now 3.0; lora_target attn,ffn, now attn"),
-        ({"lr_min": 1e-4, "decay_epochs": 2}, r"lr_min 0.0, now 0.0001; decay_epochs 0.0, now 1"),
+        ({"lr_min": 1e-4, "decay_epochs": 2}, r"lr_min 0.0, now 0.0001; decay_epochs 0.0, now 2"),
         ({"path": write_model(tmp_path / "x.gguf", SPEC, weights)}, r"base \w{12}, now \w{12}"),
         ({"lora": None}, r"lora_rank 4, now 0; .*"),
     ]
