@@ -288,7 +288,7 @@ def summary(cpus: dict[str, list[Line]]) -> str:
     middle = f" (median {statistics.median(shares):.0%})" if shares else ""
     models = len({r["model"] for r in best})
     return (
-        f"On {', and on '.join(named)} a prompt of 512 tokens is read {ratios('pp512')}, depending "
+        f"On {', '.join(named)} a prompt of 512 tokens is read {ratios('pp512')}, depending "
         f"on the model ({models} were measured). Text is generated {ratios('tg64')}. A generated "
         f"token reads its weights at {read} at which the machine reads as many bytes{middle}."
     )
