@@ -694,14 +694,14 @@ class GraphBuilder:
         prefix = "output" if "output.weight" in self.weights else "token_embd"
         scores = self._token_scores(x) if self.hparams.sparse_head else None
         logits = self.linear(x, prefix, "result_output", adapted="output", scores=scores)
-        if scores is not None:
-            excluded = ops.scale_bias(self.ctx, ops.step(self.ctx, scores), -EXCLUDED, EXCLUDED)
-            logits = ops.add(self.ctx, logits, excluded).set_name("result_output_predicted")
         cap = self.hparams.final_logit_softcap
         logits = self._scale(logits, self.hparams.logit_scale, "result_output_scaled")
         if cap:
             logits = ops.unary(self.ctx, ops.scale(self.ctx, logits, 1 / cap), "tanh")
             logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")
+        if scores is not None:  # after the cap, which would make these logits ordinary ones
+            excluded = ops.scale_bias(self.ctx, ops.step(self.ctx, scores), -EXCLUDED, EXCLUDED)
+            logits = ops.add(self.ctx, logits, excluded).set_name("result_output_predicted")
         self.logits = logits
         return logits
 

@@ -369,7 +369,7 @@ class Memory:
             )
 
     def _check_reduced(self, seq: int, p0: int, p1: int, what: str) -> None:
-        """Raise BatchError if [p0, p1) is a part of what a reduction has merged."""
+        """Raise BatchError if [p0, p1) has only some of the positions before the reduction."""
         end = self.reduced(seq)
         if 0 < p0 < end or p0 <= 0 < p1 < end:
             raise BatchError(

@@ -125,11 +125,11 @@ class ContextSizes:
         Flags("-cms", "--checkpoint-every-n-tokens", "--checkpoint-min-step", low=0),
         arguments=("checkpoint_every_n_tokens",))
     kv_keep: int = row(0,
-        "Experimental: tokens that each head keeps of a sequence in the KV cache: the first ones, "
-        "the last ones, and those that the last queries attend to most. A sequence is reduced "
-        "after its prompt, and when it has grown by a quarter. 0: all.",
+        "Experimental: number of tokens of a sequence that each head keeps in the KV cache: the "
+        "first 4, the last --kv-window, and between them those with the most attention. The others "
+        "are removed after the prompt, and each time a quarter of N has been added. 0: keep all.",
         Flags("--kv-keep", low=0), arguments=("kv_keep",))
-    kv_window: int = row(64, "Of the tokens of --kv-keep, the last ones, which all heads keep.",
+    kv_window: int = row(64, "Number of last tokens that each head keeps, with --kv-keep.",
         Flags("--kv-window", low=1), arguments=("kv_window",))
     offload_kqv: bool = row(True,
         "Keep the KV cache of a layer on the layer's device, or in host memory.",

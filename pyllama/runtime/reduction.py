@@ -1,6 +1,7 @@
 """Reduces a sequence of the KV cache to the tokens that its last queries attend to.
 
-    reduce_sequence(builder, sched, seq=0, n_threads=2)
+    targets = cache.cells_to_keep(0, n_keep)
+    reduce_sequence(builder, sched, 0, targets, n_threads=2)
 
 One graph computes what the stored queries attend to, for all layers. Then each head's rows of keys
 and values are copied, byte by byte, to the cells of the shortened list. Keys have their rotation

@@ -90,12 +90,18 @@ class TuneParams:
         """The learning rate of the first epoch."""
         return self.lr or (RATE if self.lora is None else LORA_RATE)
 
+    @property
+    def n_decaying(self) -> float:
+        """Epochs until the rate is ``lr_min``; 0: it stays."""
+        if not 0 < self.lr_min < self.rate:
+            return 0.0
+        return min(self.decay_epochs if self.decay_epochs > 0 else math.inf, self.epochs)
+
     def rate_at(self, epoch: float) -> float:
         """The learning rate of an epoch, counted from 0. Source: llama.cpp, ``lr_opt::get_lr``."""
-        if not 0 < self.lr_min < self.rate:
+        if not self.n_decaying:
             return self.rate
-        n = min(self.decay_epochs if self.decay_epochs > 0 else math.inf, self.epochs)
-        decayed: float = self.rate * (self.lr_min / self.rate) ** (epoch / n)
+        decayed: float = self.rate * (self.lr_min / self.rate) ** (epoch / self.n_decaying)
         return max(self.lr_min, decayed)
 
 
@@ -175,11 +181,9 @@ class Finetuner:
         lora = p.lora or LoraParams(0, 0.0, ())
         settings = self.trainer.settings
         settings["lr"] = settings.pop("alpha")
-        decays = p.decay_epochs if p.decay_epochs > 0 else float(p.epochs)
-        if not 0 < p.lr_min < p.rate:
-            decays = 0.0
-        elif p.epochs > 1:  # a single epoch has the first rate, whatever follows
-            decays = min(decays, p.epochs)
+        decays = p.n_decaying
+        if decays and p.epochs == 1:  # it has the first rate, also where the run goes on later
+            decays = max(decays, p.decay_epochs)
         own: dict[str, str | float] = {
             "base": base, "n_ctx": self.n_ctx, "n_micro_batch": self.n_ctx, "seed": p.seed,
             "n_batch": self.trainer.period * self.n_ctx, "lr_min": p.lr_min,

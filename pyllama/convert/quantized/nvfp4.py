@@ -35,7 +35,13 @@ _FLOATS = np.array(VALUES, np.float32) / 2
 
 
 class Naming(NamedTuple):
-    """What a checkpoint adds to a weight's name, and whether its scales are stored inverted."""
+    """How a kind of checkpoint names the tensors of a weight.
+
+    Attributes:
+        codes, scale: endings added to the weight's name.
+        input_scale: in place of ``weight`` at its end.
+        inverted: the file has 1 / scale.
+    """
 
     codes: str
     scale: str
@@ -100,8 +106,8 @@ def _factors(parts: Parts, name: str, naming: Naming, experts: tuple[int, ...]) 
     return x
 
 
-def _packed(codes: StoredTensor, scales: StoredTensor) -> tuple[Blocks, Blocks]:
-    """The bytes of four groups: their scales without sign [n, 4], and their values [n, 32]."""
+def _blocks(codes: StoredTensor, scales: StoredTensor, shape: tuple[int, ...]) -> Blocks:
+    """Return GGUF's blocks: the scales of four groups without their signs, then the values."""
     pairs = codes.raw().reshape(-1, _GROUP // 2)
     values = np.empty_like(pairs)
     half = _GROUP // 4  # bytes of 8 values
@@ -109,12 +115,8 @@ def _packed(codes: StoredTensor, scales: StoredTensor) -> tuple[Blocks, Blocks]:
         part = pairs[i : i + _CHUNK]
         single = np.stack((part & 15, part >> 4), axis=-1).reshape(len(part), 2, 2 * half)
         values[i : i + _CHUNK] = single[:, 0] | single[:, 1] << 4
-    return scales.raw().reshape(-1, _GROUPS) & 127, values.reshape(-1, _GROUPS * 2 * half)
-
-
-def _blocks(codes: StoredTensor, scales: StoredTensor, shape: tuple[int, ...]) -> Blocks:
-    """Return GGUF's blocks."""
-    joined = np.concatenate(_packed(codes, scales), axis=1)
+    first = scales.raw().reshape(-1, _GROUPS) & 127
+    joined = np.concatenate((first, values.reshape(-1, _GROUPS * 2 * half)), axis=1)
     return joined.view(f"V{_NBYTES}").reshape(shape)
 
 
