@@ -451,6 +451,18 @@ def _cases() -> list[Case]:
             for T, nh, type in ((1, 16, F16), (1, 128, F16), (3, 16, Q8_0), (20, 16, F16))
         ),
         _dense(576, 3, 16, 1, 70, hdv=512, mask=causal_mask(70, 3, type=F16)),
+        *(  # wide heads, as many tokens and cells as an emulator takes
+            _indexed(hd, T, nh, 1, (n, n, 1), hdv=hdv, **kw)
+            for hd, hdv, T, nh, n, kw in (
+                (320, 256, 2, 2, 5, {"type": F32, "sinks": arg(2)}),
+                (576, 512, 1, 16, 28, {}),
+                (576, 512, 2, 5, 28, {"type": Q8_0, "type_v": F16}),
+                (576, 512, 17, 1, 28, {"type": BF16}),
+                (512, 512, 20, 1, 30, {"logit_softcap": 2.0, "sinks": arg(1)}),
+                (320, 256, 17, 3, 40, {"type": Q8_0, "max_bias": 8.0, "window": 20}),
+            )
+        ),
+        _dense(512, 18, 1, 1, 14, hdv=320, mask=causal_mask(14, 18, hidden_row=True), type=Q4_0),
         *(
             _tree(64, T, 9, 3, (prefix, 900), type=type)
             for type in (F16, Q8_0)

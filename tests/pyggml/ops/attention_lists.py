@@ -67,13 +67,19 @@ HARMLESS: dict[str, Change] = {
 
 
 def attention(
-    backend: Backend, n_tokens: int, change: Change, *, n_head: int = 1
+    backend: Backend,
+    n_tokens: int,
+    change: Change,
+    *,
+    n_head: int = 1,
+    columns: tuple[int, int] = (32, 32),
 ) -> tuple[CGraph, Tensor]:
     """Attention of tokens of sequence 0: token 1 is on a branch, token 2 is padding.
 
     Args:
         n_tokens: at least 3.
         change: makes a mistake in the lists.
+        columns: of keys and values; values of fewer columns are the first ones of their keys.
     """
     rng = np.random.default_rng(0)
     cells, branches = np.zeros((2, N_LIST, 2), np.int32), np.zeros((2, N_ENTRIES, 2), np.int32)
@@ -86,19 +92,22 @@ def attention(
     rows[2] = 0
     change(cells, rows, branches)
     ctx = Context(no_alloc=True)
-    shapes = ((32, n_tokens, n_head), (32, N_CELLS, 1), (32, N_CELLS, 1))
+    hd, hdv = columns
+    shapes = ((hd, n_tokens, n_head), (hd, N_CELLS, 1), (hdv, N_CELLS, 1))[: 3 if hd == hdv else 2]
     types = (GGMLType.F32, GGMLType.F16, GGMLType.F16)
     values: list[tuple[Tensor, npt.NDArray[Any]]] = []
-    for type, ne in zip(types, shapes, strict=True):
+    for type, ne in zip(types, shapes, strict=False):
         x = rng.standard_normal(ne[::-1]).astype(np.float16)
         values.append((ctx.new_tensor_3d(type, *ne), x))
     for lists in (cells, rows, branches):
         ne = lists.shape[::-1]
         values.append((ctx.new_tensor(GGMLType.I32, ne), lists))
-    (q, k, v, *rest), data = zip(*values, strict=True)
-    node = ops.flash_attn_cells(ctx, q, k, v, *rest[:2], 0.2, branches=rest[2])
+    tensors, data = zip(*values, strict=True)
+    q, k, *more = tensors
+    v = more[0] if hd == hdv else ops.view_3d(ctx, k, (hdv, N_CELLS, 1), k.nb[1:3], 0)
+    node = ops.flash_attn_cells(ctx, q, k, v, *more[-3:-1], 0.2, branches=more[-1])
     alloc_ctx_tensors(ctx, backend.buffer_type())
-    for tensor, x in zip((q, k, v, *rest), data, strict=True):
+    for tensor, x in zip(tensors, data, strict=True):
         tensor.set(x)
     graph = CGraph()
     graph.build_forward_expand(node.set_name("attended"))

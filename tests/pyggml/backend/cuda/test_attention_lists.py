@@ -63,3 +63,29 @@ def test_numbers_that_nobody_reads(engine: str, change: str) -> None:
     ReferenceBackend().graph_compute(wanted)
     assert nmse(to_numpy(node), to_numpy(result)) <= FLASH_ATTN_EXT.tolerance(node)
     assert np.isfinite(to_numpy(node)).all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cc", "kind", "n_tokens", "n_head", "columns"),
+    [
+        ((7, 5), "_kept_75", 3, 16, (576, 512)),
+        ((9, 0), "_inside", 3, 16, (576, 512)),
+        ((9, 0), "_inside", 20, 2, (320, 256)),
+    ],
+    ids=["heads of a token before 9.0", "heads of a token", "a prompt"],
+)
+def test_values_inside_of_keys(
+    cc: tuple[int, int], kind: str, n_tokens: int, n_head: int, columns: tuple[int, int]
+) -> None:
+    """As in multi-head latent attention; tensor cores read such rows once, from 9.0 on."""
+    sizes: Any = {"n_head": n_head, "columns": columns}
+    backend = CudaBackend(TwinDriver(cc=cc), "cuda0", compile=ptx_of)
+    graph, node = attention(backend, n_tokens, HARMLESS["none"], **sizes)
+    program = backend.compile(graph)
+    assert program.launches[0].kernel.name.endswith(kind)
+    program.enqueue()
+    backend.queue.synchronize()
+    wanted, result = attention(ReferenceBackend(), n_tokens, HARMLESS["none"], **sizes)
+    ReferenceBackend().graph_compute(wanted)
+    assert nmse(to_numpy(node), to_numpy(result)) <= FLASH_ATTN_EXT.tolerance(node)

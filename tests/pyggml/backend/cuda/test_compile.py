@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from pyggml.compiler.code_cache import CodeCache
+from pyggml.dtype import GGMLType
 
 pytest.importorskip("numba_cuda")
 pytest.importorskip("nvidia.cu13")
@@ -28,8 +29,9 @@ from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin, compile_ptx
 from pyggml.compiler import numba_internals
+from tests.pyggml.ops.op_table import case_node
 
-from .images import capabilities, images, samples
+from .images import CASES, capabilities, images, kernels_for, samples
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[4]
@@ -58,6 +60,20 @@ def test_norms_with_the_nodes_around_them_compile(
 ) -> None:
     """No case has these."""
     check(norm_kernel(op, warp, True, *fused), GENERATIONS)
+
+
+@pytest.mark.parametrize("cc", GENERATIONS, ids=str)
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.BF16], ids=lambda type: type.name)
+def test_attention_of_the_widest_heads_compiles(type: GGMLType, cc: tuple[int, int]) -> None:
+    """It needs nearly all registers, and before capability 9.0 other kernels."""
+    op, case = next(
+        (op, case)
+        for op, case in CASES
+        if op.name == "FLASH_ATTN_EXT"
+        and (case.args[0].ne[0], case.args[1].type, case.args[2].type) == (576, type, type)
+    )
+    for kernel in kernels_for(case_node(op, case), cc).values():
+        check(kernel, [cc])
 
 
 def test_a_gpu_newer_than_the_compiler_gets_ptx() -> None:

@@ -27,6 +27,7 @@ pytest.importorskip("greenlet")
 from pyggml.backend.cuda.backend import CudaBackend
 
 from .images import ptx_of
+from .latent import latent_file
 from .twin import TwinDriver
 
 pytestmark = pytest.mark.long
@@ -68,6 +69,19 @@ def test_a_llama_on_a_gpu_writes_the_cpus_text(tmp_path: Path, type: str) -> Non
     assert tokens == want
     assert difference(logits, cpu) < (1e-4 if type == "F32" else 0.1)
     assert there.driver.counts.graphs > 0
+
+
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.F32])
+def test_latent_attention_on_a_gpu_gives_the_cpus_logits(tmp_path: Path, type: GGMLType) -> None:
+    """Keys of 576 columns: by tensor cores, or by several warps in float32."""
+    path, there = latent_file(tmp_path / "x"), gpu()
+    tokens, logits = greedy(Model.load(path, devices=[there]), n=2, type_k=type)
+    want, cpu = greedy(Model.load(path), n=2, type_k=type)
+    assert tokens == want
+    assert difference(logits, cpu) < (1e-4 if type is GGMLType.F32 else 0.02)
+    names = there.driver.counts.launches
+    assert any("attention" in name for name in names)
+    assert any("attention_tile" in name for name in names) == (type is GGMLType.F16)
 
 
 def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:

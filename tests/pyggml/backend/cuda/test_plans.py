@@ -15,7 +15,7 @@ from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile
-from pyllama import Context, Model
+from pyllama import Batch, Context, Model
 from pyllama.graph.sparse.weights import normalize_powerinfer_metadata
 from pyllama.runtime.devices import Offload
 from pyllama.runtime.offload import OffloadPlan, Planner
@@ -33,6 +33,7 @@ pytest.importorskip("greenlet")
 from pyggml.backend.cuda.backend import CudaBackend
 from pyggml.backend.cuda.stream import WORK_BYTES
 
+from .latent import latent_file
 from .simulator import simulator_image
 from .twin import TwinDriver
 
@@ -44,7 +45,7 @@ class IdleTwin(TwinDriver):
     """A twin whose kernels do nothing."""
 
     def _run(self, launches: Any) -> None:
-        pass
+        self.counts.launches.update(launch.function.name for launch in launches)
 
 
 def gpu(limit: int = 1 << 30, name: str = "cuda0") -> CudaBackend:
@@ -85,6 +86,22 @@ def test_a_device_allocates_what_was_planned(
     assert peak(enough) == planned
     with pytest.raises(AllocError, match="are free"):
         Context(Model.load(path, devices=[less], n_gpu_layers=n_layers), **sizes, n_threads=1)
+
+
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0])
+def test_latent_attention_and_its_cache_are_on_the_device(tmp_path: Path, type: GGMLType) -> None:
+    """Keys of 576 columns; as many bytes as were planned."""
+    path, sizes = latent_file(tmp_path / "x"), {**SIZES, "type_k": type}
+    planned = plan_of(path, [gpu()], Offload(), **sizes).devices[0].used
+    backend = gpu(planned)
+    context = Context(Model.load(path, devices=[backend]), **sizes, n_threads=1)
+    context.reserve((1, 2, 3, 16, 17, 64, 256))
+    assert peak(backend) == planned
+    plain = backend.buffer_type()
+    assert all(k.buffer.buft is plain for k in context.kv.caches[0].k.values())
+    context.decode(Batch([7, 42, 3]))
+    names = {name.split("_")[0] for name in backend.driver.counts.launches}
+    assert {"attention", *(["hadamard"] if type is GGMLType.Q8_0 else [])} <= names
 
 
 def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """FLASH_ATTN_EXT: attention with a dense mask or with lists of cells.
 
 Many tokens are computed by tensor cores (``attention_tile``) where keys, values and device allow;
-else, and for a few tokens, by ``decode_kernel``. A block of that takes one token, up to ``HEADS``
-query heads of one KV head and one split of the token's keys. ``lanes`` threads hold a key's row, 8
-elements each, so that a warp reads whole rows, 16 bytes a thread for F16; queries and sums of
-values stay in registers. Groups of lanes have their own online softmax over every ``n_groups``-th
-key; they are merged in a fixed order, first in the warp, then in shared memory, then those of the
-splits by ``attention_merge``. The number of splits follows from the lengths of the lists and from
-the device, never from begin and end, which blocks read on the device: a captured graph serves every
-state of the cache. An entry that is no cell, or a token whose keys lie outside of its lists, sets
-the queue's error, and reads nothing.
+so are a few tokens whose heads fill a block there, as in multi-head latent attention; else by
+``decode_kernel``. A block of that takes one token, up to ``HEADS`` query heads of one KV head and
+one split of the token's keys. ``lanes`` threads hold a key's row, 8 elements each, so that a warp
+reads whole rows, 16 bytes a thread for F16; queries and sums of values stay in registers. Rows of
+more than 256 columns are spread over several warps, whose parts of each score are added in shared
+memory. Groups of lanes have their own online softmax over every ``n_groups``-th key; they are
+merged in a fixed order, first in the warp, then in shared memory (at most 17 KiB), then those of
+the splits by ``attention_merge``. The number of splits follows from the lengths of the lists and
+from the device, never from begin and end, which blocks read on the device: a captured graph serves
+every state of the cache. An entry that is no cell, or a token whose keys lie outside of its lists,
+sets the queue's error, and reads nothing.
 
 Scores are in powers of two: scale, bias and sinks are multiplied by log2(e).
 
@@ -43,11 +45,11 @@ from .attention_chunk import (
     finite,
     in_lists,
 )
-from .attention_tile import attend
+from .attention_tile import attend_tiles, n_slices, tile_keys, tile_rows, tileable
 
-WARPS = THREADS // 32
 HEADS = 4  # query heads of a block: more would not fit the registers
-MAX_DIM = 256
+MAX_DIM = 8 * THREADS  # of a head
+MERGED = 256  # columns that a block merges
 MAX_SPLITS = 64
 FEW_TOKENS = 16  # up to so many, splits do not depend on how many there are
 
@@ -66,8 +68,8 @@ def store_row(y, at, d, value, top, total, sink, has_sinks):
 @cache
 def decode_kernel(shape: AttentionForm) -> GpuKernel:
     """The kernel of one token and one split of its keys; see the module."""
-    hd, hdv, heads, lanes, n_groups = (
-        shape.hd, shape.hdv, shape.heads, shape.lanes, shape.n_groups,
+    hd, hdv, heads, lanes, n_groups, threads = (
+        shape.hd, shape.hdv, shape.heads, shape.lanes, shape.n_groups, shape.threads,
     )  # fmt: skip
     listed, branched, masked = shape.listed, shape.branched, shape.mask is not None
     capped, alibi, unroll = shape.softcap, shape.alibi, shape.unroll
@@ -75,15 +77,13 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
     load_k = chunk_loader(shape.k, hd, shape.aligned)
     load_v = chunk_loader(shape.v, hdv, shape.aligned)
     load_mask = element_loader(shape.mask if masked else GGMLType.F32)
-    lane_bits = lanes.bit_length() - 1
-    n_states, n_sums, n_values, n_scores = (
-        WARPS * heads,
-        WARPS * heads * hdv,
-        heads * 8,
-        heads * unroll,
-    )
+    row_warps, half = ceil_div(lanes, 32), min(lanes, 32) >> 1
+    n_states = threads // 32 // row_warps  # after the merge in the warp
+    n_tops, n_sums = n_states * heads, n_states * heads * hdv
+    n_values, n_scores = heads * 8, heads * unroll
+    n_parts = 2 * (threads // 32) * n_scores if row_warps > 1 else 1  # of scores, in two buffers
 
-    @kernel(f"attention_{shape.name}", threads=THREADS, max_registers=255, unroll=True)
+    @kernel(f"attention_{shape.name}", threads=threads, max_registers=255, unroll=True)
     def attention(
         q: U8, k: U8, v: U8, m: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
         parts: U8, n_tokens: i32, n_kv: i32, n_splits: i32, n_rep: i32, tiles: i32, r3: i32,
@@ -93,12 +93,15 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
         step_0: f32, step_1: f32, bias_scale: f32, has_sinks: i32, n_seq: i32, n_list: i32,
         n_entries: i32, n_branches: i32, error: U8, code: i32,
     ):  # fmt: skip
-        all_tops = cuda.shared.array(n_states, float32)
-        all_totals = cuda.shared.array(n_states, float32)
+        all_tops = cuda.shared.array(n_tops, float32)
+        all_totals = cuda.shared.array(n_tops, float32)
         all_sums = cuda.shared.array(n_sums, float32)
+        score_parts = cuda.shared.array(n_parts, float32)
         t = int32(cuda.threadIdx.x)
         warp, lane = int32(t >> 5), int32(t & 31)
-        group, column = int32(t >> lane_bits), int32((t & (lanes - 1)) * 8)
+        group = divide(t, lanes)
+        column = int32((t - group * lanes) * 8)
+        state, buffer = divide(warp, row_warps), int32(0)
         row = divide(cuda.blockIdx.x, n_splits)
         split = int32(int32(cuda.blockIdx.x) - row * n_splits)
         i3 = divide(row, n_tokens)
@@ -196,14 +199,26 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                     low += queries[8 * h + 2] * x2 + queries[8 * h + 3] * x3
                     low += queries[8 * h + 4] * x4 + queries[8 * h + 5] * x5
                     scores[unroll * h + u] = low + queries[8 * h + 6] * x6 + queries[8 * h + 7] * x7
+            for j in range(n_scores):
+                d = half
+                while d > 0:
+                    scores[j] += cuda.shfl_xor_sync(FULL, scores[j], d)
+                    d >>= 1
+            if row_warps > 1:
+                if lane == 0:
+                    for j in range(n_scores):
+                        score_parts[buffer + warp * n_scores + j] = scores[j]
+                cuda.syncthreads()  # one a step: the next one's parts are in the other buffer
+                for j in range(n_scores):
+                    at = int32(buffer + state * row_warps * n_scores + j)
+                    scores[j] = score_parts[at]
+                    for w in range(1, row_warps):
+                        scores[j] += score_parts[at + w * n_scores]
+                buffer = int32(n_parts // 2 - buffer)
             for h in range(heads):
                 top = tops[h]
                 for u in range(unroll):
                     s = scores[unroll * h + u]
-                    d = lanes >> 1
-                    while d > 0:
-                        s += cuda.shfl_xor_sync(FULL, s, d)
-                        d >>= 1
                     i = first + group + u * n_groups
                     if capped:
                         s = softcap * math.tanh(s)
@@ -255,23 +270,23 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                     sums[8 * h + e] = sums[8 * h + e] * mine + x * others
                 d <<= 1
             if lane < lanes:
-                if lane == 0:
-                    all_tops[warp * heads + h] = tops[h]
-                    all_totals[warp * heads + h] = totals[h]
+                if column == 0:
+                    all_tops[state * heads + h] = tops[h]
+                    all_totals[state * heads + h] = totals[h]
                 for e in range(8):
                     if column + e < hdv:
-                        all_sums[(warp * heads + h) * hdv + column + e] = sums[8 * h + e]
+                        all_sums[(state * heads + h) * hdv + column + e] = sums[8 * h + e]
         cuda.syncthreads()
         e = int32(t)
         while e < n_heads * hdv:
             h = e // hdv
             d = int32(e - h * hdv)
             top = LOWEST
-            for w in range(WARPS):
+            for w in range(n_states):
                 x = all_tops[w * heads + h]
                 top = x if x > top else top
             base, total, value = finite(top), ZERO, ZERO
-            for w in range(WARPS):
+            for w in range(n_states):
                 factor = exp2(all_tops[w * heads + h] - base)
                 total += all_totals[w * heads + h] * factor
                 value += all_sums[(w * heads + h) * hdv + d] * factor
@@ -288,18 +303,18 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                     store_f32(parts, part * 8, top)
                     store_f32(parts, part * 8 + 4, total)
                 store_f32(parts, values + (part * hdv + d) * 4, value)
-            e += int32(THREADS)
+            e += int32(threads)
 
     return attention
 
 
-@kernel(threads=MAX_DIM, max_registers=64)
+@kernel(threads=MERGED, max_registers=64)
 def attention_merge(
     parts: U8, sinks: U8, y: U8, n_tokens: i32, n_head: i32, n_splits: i32, hdv: i32, values: i64,
     y1: i64, y2: i64, y3: i64, has_sinks: i32,
 ):  # fmt: skip
-    """A block for each token and head: the states of its splits, merged in order."""
-    d, row = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+    """A block for ``MERGED`` columns of a token's head: the states of its splits, in order."""
+    d, row = int32(cuda.blockIdx.z * MERGED + cuda.threadIdx.x), int32(cuda.blockIdx.x)
     head = int32(cuda.blockIdx.y)
     if d >= hdv:
         return
@@ -390,23 +405,36 @@ def _lower_attention(lowering: GpuLowering, node: Tensor) -> None:
     values, shape = attention_values(lowering, node), _shape(node)
     k, sinks, cells = (values[name] for name in ("k", "sinks", "cells"))
     n_tokens, n_head, batch = node.src[0].ne[1:]
-    n_kv_head, hdv = k.ne[2], shape.hdv
-    tiles = ceil_div(n_head // n_kv_head, shape.heads)
-    n_keys = k.ne[1] if cells is None else cells.ne[1]
+    n_kv_head, n_rep, hdv = k.ne[2], values["n_rep"], shape.hdv
+    n_keys, n_lists = (k.ne[1], 1) if cells is None else cells.ne[1:3]
+    tiled = tileable(lowering.device, shape)
+    # a block has heads of one token only: so tiles serve a few tokens too
+    always = tiled and n_slices(shape) > 1 and n_rep % tile_rows(shape) == 0
+    heads, step = shape.heads, shape.n_groups * shape.unroll
+    if always:
+        heads, step = tile_rows(shape), tile_keys(shape)
+    tiles = ceil_div(n_rep, heads)
     blocks = 2 * lowering.device.n_sm, n_kv_head * tiles
-    most = ceil_div(n_keys, shape.n_groups * shape.unroll)
+    most = ceil_div(n_keys, step)
     lowering.reserve(_parts_bytes(batch * n_head * _most_states(n_tokens, *blocks, most), hdv))
-    if n_tokens > FEW_TOKENS and attend(lowering, shape, values):
+    many = n_tokens > FEW_TOKENS and n_tokens > 2 * n_lists  # of each sequence more than one
+    if tiled and many and not always:
+        attend_tiles(lowering, shape, values, {"parts": None, "n_splits": 1, "values": 0})
         return
     splits = _n_splits(n_tokens, *blocks, most)
     n_parts = batch * n_tokens * n_head * splits
     sums = round_up(8 * n_parts, 256)
     parts = lowering.take(_parts_bytes(n_parts, hdv)) if splits > 1 else None
-    call = decode_kernel(shape)(**values, parts=parts, n_splits=splits, tiles=tiles, values=sums)
-    lowering.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
+    given = {"parts": parts, "n_splits": splits, "values": sums}
+    if always:
+        attend_tiles(lowering, shape, values, given)
+    else:
+        call = decode_kernel(shape)(**values, **given, tiles=tiles)
+        lowering.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
     if splits > 1:
         call = attention_merge(
             parts=parts, sinks=sinks, y=node, n_tokens=n_tokens, n_head=n_head, n_splits=splits,
             hdv=hdv, values=sums, has_sinks=values["has_sinks"],
         )  # fmt: skip
-        lowering.launch(call, Grid(batch * n_tokens, n_head), threads=round_up(hdv, 32))
+        grid = Grid(batch * n_tokens, n_head, ceil_div(hdv, MERGED))
+        lowering.launch(call, grid, threads=min(round_up(hdv, 32), MERGED))

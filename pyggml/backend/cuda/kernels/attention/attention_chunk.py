@@ -8,7 +8,7 @@ from numba import float32, int32, int64
 
 from .....dtype import GGMLType
 from .....ops.rows.softmax import alibi_steps
-from .....rounding import ceil_div
+from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, eight_loader, element_loader
 from ...intrin import device, half_to_float, load_u16
@@ -17,7 +17,7 @@ from ...lowering import GpuLowering
 LOG2E = 1.4426950408889634  # scores are in powers of two
 LOG2E_F32 = np.float32(LOG2E)
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
-THREADS = 128  # of a block
+THREADS = 128  # of a block, at most
 
 
 class AttentionForm(NamedTuple):
@@ -45,8 +45,9 @@ class AttentionForm(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Threads of a key's row, 8 elements each; a power of two."""
-        return max(4, 1 << (ceil_div(max(self.hd, self.hdv), 8) - 1).bit_length())
+        """Threads of a key's row, 8 elements each: a power of two, or whole warps."""
+        n = ceil_div(max(self.hd, self.hdv), 8)
+        return round_up(n, 32) if n > 32 else max(4, 1 << (n - 1).bit_length())
 
     @property
     def unroll(self) -> int:
@@ -57,6 +58,11 @@ class AttentionForm(NamedTuple):
     def n_groups(self) -> int:
         """Keys that a block reads at once."""
         return THREADS // self.lanes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block, at most ``THREADS``."""
+        return self.n_groups * self.lanes
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """FLASH_ATTN_EXT of many tokens: tiles of query rows times keys, by tensor cores.
 
-    attend(lowering, shape, values)                     # or False: see ``attention``
+    if tileable(lowering.device, shape):
+        attend_tiles(lowering, shape, values, splits)
 
 A query row is a token and one of the query heads of a KV head, so that all rows of a block read
 the same keys. A block takes ``ROWS`` rows, a warp 16 of them; queries, scores and sums of values
@@ -9,11 +10,26 @@ which begin and end are read on the device. A run goes over its keys in tiles th
 multiples of their size in the list, so that a token's bits do not depend on other tokens. The
 blocks with the last tokens, which have the most keys, start first.
 
+The columns of wide heads are cut into 4 slices. Then the warps of a block have the same 16 rows and
+a slice each: a part of all scores, which they add in shared memory, and their columns of the sums.
+So a thread needs no more registers than for ``NARROW`` columns, and a tile is read once for 16
+heads. A run's keys may be divided into splits, of which ``attention_merge`` merges the states.
+
+    columns of a key       |  warp 0  |  warp 1  |  warp 2  |  warp 3  |
+    score of 16 x 16 pairs    part 0  +  part 1  +  part 2  +  part 3     (each warp adds all)
+    columns of a value     |  warp 0  |  warp 1  |  warp 2  |  warp 3  |
+
 Keys and values are multiplied as F16, or as BF16, where queries and weights are split in two terms
 to keep 16 bits. Quantized ones become F16 as they are copied. A tile's values are copied to shared
 memory while scores are computed, the next tile's keys while values are summed (``cp.async``; from
-capability 8.0 on). Rows in shared memory are 16 bytes longer than their elements, so that
-``ldmatrix`` meets no bank twice.
+capability 8.0 on). Values that are the first columns of their keys, as in multi-head latent
+attention, are not copied: then there are two tiles of keys. Rows in shared memory are 16 bytes
+longer than their elements, so that ``ldmatrix`` meets no bank twice.
+
+A block has at most 42 KiB of static shared memory. Of 576 columns of keys and 512 of values these
+are a tile of both (35 KiB) or two of keys (37 KiB), and 4 KiB of parts of scores. Before capability
+9.0 more registers are in use: queries stay in shared memory (18 KiB), and a tile's values are
+copied over its keys (18 KiB).
 
 Source: Dao, "FlashAttention-2".
 """
@@ -27,8 +43,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from .....dtype import GGMLType
 from .....rounding import ceil_div, round_up
+from .....tensor import Tensor
 from ...codec import element_loader
-from ...driver import Grid
+from ...driver import DeviceInfo, Grid
 from ...intrin import (
     bits_to_float,
     commit_copies,
@@ -43,6 +60,7 @@ from ...intrin import (
     load_i32,
     load_matrices,
     load_matrices_transposed,
+    load_shared_f32,
     load_u32x4,
     mma_bf16,
     mma_f16,
@@ -50,6 +68,7 @@ from ...intrin import (
     shared_address,
     store_f32,
     store_i32,
+    store_shared_f32,
     store_shared_u32x4,
     u32,
     wait_copies_0,
@@ -72,7 +91,8 @@ from .attention_chunk import (
 
 ROWS = 64  # of a block
 BF16 = GGMLType.BF16
-MAX_DIM = 128  # of a head: more would not fit the registers
+NARROW = 128  # columns of a head whose sums a warp keeps: more would not fit the registers
+MAX_KEY, MAX_VALUE = 576, 512  # columns of a head: more would not fit the shared memory
 NEVER = 0x7FFFFFFF
 
 
@@ -87,13 +107,15 @@ def high_halves(a, b):
 
 
 @cache
-def row_copier(type: GGMLType, n: int, asynchronous: bool) -> Any:
+def row_copier(type: GGMLType, n: int, padded: int, asynchronous: bool) -> Any:
     """A device function that copies 8 elements of a row to shared memory as F16 (or BF16).
 
     (address in shared memory, pointer, offset of the row, j, whether it is to be read)
+
+    Args:
+        padded: columns in shared memory; those after the row's ``n`` are 0.
     """
     load_8, exact = chunk_loader(type, n, True), type in (GGMLType.F16, BF16)
-    padded = round_up(n, 16)
 
     @device
     def copy_bytes_async(target, pointer, row, j, there):
@@ -123,36 +145,60 @@ def row_copier(type: GGMLType, n: int, asynchronous: bool) -> Any:
     return copy_bytes_async if exact and asynchronous else copy_bytes if exact else convert
 
 
+def n_slices(shape: AttentionForm) -> int:
+    """Parts of the columns of a head, a warp each; as many warps have the same query rows."""
+    return 4 if max(shape.hd, shape.hdv) > NARROW else 1
+
+
+def tile_rows(shape: AttentionForm) -> int:
+    """Query rows of a block."""
+    return ROWS // n_slices(shape)
+
+
+def tile_keys(shape: AttentionForm) -> int:
+    """Keys of a tile: as registers allow, or shared memory where there are several slices."""
+    widest = round_up(max(shape.hd, shape.hdv), 16)
+    return 16 if n_slices(shape) > 1 else 64 if widest <= 64 else 32
+
+
 @cache
-def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
+def tile_kernel(shape: AttentionForm, turing: bool, kept: bool, inside: bool) -> GpuKernel:
     """The kernel.
 
     Args:
         turing: it is for a device of capability 7.5.
         kept: queries (of two terms the lower one) stay in shared memory, for want of registers.
+        inside: values are the first columns of the keys' rows; of several slices, and not ``kept``.
     """
-    hd, hdv = round_up(shape.hd, 16), round_up(shape.hdv, 16)
+    slices = n_slices(shape)
+    hd, hdv = round_up(shape.hd, 16 * slices), round_up(shape.hdv, 16 * slices)
     hd_real, hdv_real = shape.hd, shape.hdv
     listed, branched, masked = shape.listed, shape.branched, shape.mask is not None
     capped, alibi = shape.softcap, shape.alibi
     split_k, split_v, asynchronous = shape.k is BF16, shape.v is BF16, not turing
     mma_k = mma_bf16 if split_k else mma_f16_75 if turing else mma_f16
     mma_v = mma_bf16 if split_v else mma_f16_75 if turing else mma_f16
-    k_stride, v_stride = 2 * hd + 16, 2 * hdv + 16
-    n_keys = 64 if max(hd, hdv) <= 64 else 32  # of a tile: as registers allow
-    # threads that copy a row, a power of two, and rows that the block copies at once
-    k_bits, v_bits = (hd // 8 - 1).bit_length(), (hdv // 8 - 1).bit_length()
-    k_rows, v_rows = THREADS >> k_bits, THREADS >> v_bits
+    k_stride = 2 * hd + 16
+    v_stride = k_stride if inside else 2 * hdv + 16
+    n_keys, n_rows = tile_keys(shape), tile_rows(shape)
+    # threads that copy a row, a power of two, and rows of queries that the block copies at once
+    k_bits, v_bits = (min(5, (n // 8 - 1).bit_length()) for n in (hd, hdv))
+    k_rows = THREADS >> k_bits
+    k_chunks, v_chunks = ceil_div(hd, 8 << k_bits), ceil_div(hdv, 8 << v_bits)  # of a thread
     load_8 = chunk_loader(GGMLType.F32, hd_real, False)
-    copy_k = row_copier(shape.k, hd_real, asynchronous)
-    copy_v = row_copier(shape.v, hdv_real, asynchronous)
+    copy_k = row_copier(shape.k, hd_real, hd, asynchronous)
+    copy_v = row_copier(shape.v, hdv_real, hdv, asynchronous)
     load_mask = element_loader(shape.mask if masked else GGMLType.F32)
-    n_steps, n_columns, n_out = hd // 16, n_keys // 8, hdv // 8
+    n_steps, n_columns, n_out = hd // slices // 16, n_keys // 8, hdv // slices // 8
     n_parts = 2 if split_k else 1  # terms of a query
     n_query, n_score, n_sum = 4 * n_steps, 4 * n_columns, 4 * n_out
-    n_tile, n_queries = n_keys * (k_stride + v_stride), ROWS * k_stride  # bytes
-    n_words = (n_tile + n_queries if kept else max(n_tile, n_queries)) // 4
-    suffix = "_kept" * kept + "_75" * turing
+    single = kept and slices > 1  # values are copied over the keys, for want of shared memory
+    n_tile = n_keys * (max(k_stride, v_stride) if single else k_stride + v_stride)  # bytes
+    n_queries = n_rows * k_stride
+    n_first = n_tile + n_queries if kept else max(n_tile, n_queries)
+    n_parts_bytes = 4 * THREADS * n_score if slices > 1 else 0  # of the warps' parts of scores
+    n_words = (n_first + n_parts_bytes) // 4
+    suffix = "_kept" * kept + "_inside" * inside + "_75" * turing
 
     @device
     def entry_of(i, cells, branches, list_at, branch_at, cut, word):
@@ -172,9 +218,38 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
             return int32(0)
         return cell
 
+    def copier(copy: Any, bits: int, chunks: int, stride: int) -> Any:
+        """A device function that copies the rows of a tile's entries to shared memory."""
+        n_at_once, columns = THREADS >> bits, 8 << bits
+
+        @device
+        def copy_tile(
+            target, pointer, base, row_bytes, first, low, high,
+            cells, branches, list_at, branch_at, cut, n_kv, error, code,
+        ):  # fmt: skip
+            thread = int32(cuda.threadIdx.x)
+            row, column = int32(thread >> bits), int32((thread & ((1 << bits) - 1)) * 8)
+            for c in range(n_keys // n_at_once):
+                r = int32(row + c * n_at_once)
+                i = int32(first + r)
+                there = i >= low and i < high
+                cell = int32(0)
+                if there:
+                    cell = cell_of(i, cells, branches, list_at, branch_at, cut, n_kv, error, code)
+                for e in range(chunks):
+                    j = int32(column + e * columns)
+                    at = u32(target + u32(r * stride + 2 * j))
+                    copy(at, pointer, base + cell * row_bytes, j, there)
+
+        return copy_tile
+
+    copy_keys = copier(copy_k, k_bits, k_chunks, k_stride)
+    copy_values = copier(copy_v, v_bits, v_chunks, v_stride)
+
     @kernel(f"attention_tile_{shape.name}{suffix}", threads=THREADS, max_registers=255, unroll=True)
     def attention_tile(
         q: U8, k: U8, v: U8, m: U8, sinks: U8, cells: U8, rows: U8, branches: U8, y: U8,
+        parts: U8, n_splits: i32, values: i64,
         n_tokens: i32, n_kv: i32, n_rep: i32, r3: i32, q1: i64, q2: i64, q3: i64, k1: i64,
         k2: i64, k3: i64, v1: i64, v2: i64, v3: i64, y1: i64, y2: i64, y3: i64, m_ne2: i32,
         m_ne3: i32, m1: i64, m2: i64, m3: i64, cells2: i64, branches2: i64, rows1: i64,
@@ -184,30 +259,38 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
     ):  # fmt: skip
         queries_at = shared_address(cuda.shared.array(n_words, uint32, 16))
         keys_at = u32(queries_at + uint32(n_queries if kept else 0))
-        values_at = u32(keys_at + uint32(n_keys * k_stride))
+        values_at = u32(keys_at + uint32(0 if inside or single else n_keys * k_stride))
+        score_parts_at = u32(queries_at + uint32(n_first) + u32(4 * int32(cuda.threadIdx.x & 31)))
         key_positions = cuda.shared.array(n_keys, int32)
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         kv_head, i3 = int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
         kv_3 = divide(i3, r3)
         k_at, v_at = kv_head * k2 + kv_3 * k3, kv_head * v2 + kv_3 * v3
-        n_rows = int32(n_tokens * n_rep)
-        row_0 = int32((int32(cuda.gridDim.x) - 1 - int32(cuda.blockIdx.x)) * ROWS)
+        all_rows = int32(n_tokens * n_rep)
+        block, split = int32(int32(cuda.gridDim.x) - 1 - int32(cuda.blockIdx.x)), int32(0)
+        if slices > 1:
+            block = divide(block, n_splits)
+            split = int32(int32(cuda.gridDim.x) - 1 - int32(cuda.blockIdx.x) - block * n_splits)
+        row_0 = int32(block * n_rows)
+        warp_row = int32(divide(warp, slices) * 16)
+        slice_ = int32(warp & (slices - 1))
 
         k_row, k_column = thread >> k_bits, int32((thread & ((1 << k_bits) - 1)) * 8)
-        v_row, v_column = thread >> v_bits, int32((thread & ((1 << v_bits) - 1)) * 8)
 
         # queries, through the memory of the keys, or into their own
         query = cuda.local.array(n_query, uint32)
         query_low = cuda.local.array(n_query, uint32)
         matrix_q = u32(
-            queries_at + u32((warp * 16 + (lane & 15)) * k_stride) + u32((lane >> 4) * 16)
+            queries_at + u32((warp_row + (lane & 15)) * k_stride) + u32((lane >> 4) * 16)
         )
+        matrix_q = u32(matrix_q + u32(slice_ * (32 * n_steps)))
         for part in range(n_parts):
-            for c in range(ROWS // k_rows):
-                r, j = int32(k_row + c * k_rows), k_column
+            for c in range(n_rows // k_rows * k_chunks):
+                r = int32(k_row + c // k_chunks * k_rows)
+                j = int32(k_column + c % k_chunks * (8 << k_bits))
                 a, b, d, e = uint32(0), uint32(0), uint32(0), uint32(0)
-                if row_0 + r < n_rows and j < hd_real:
+                if row_0 + r < all_rows and j < hd_real:
                     i1 = divide(row_0 + r, n_rep)
                     head = kv_head * n_rep + (row_0 + r - i1 * n_rep)
                     x0, x1, x2, x3, x4, x5, x6, x7 = load_8(q, i1 * q1 + head * q2 + i3 * q3, j)
@@ -241,11 +324,11 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
 
         # this thread's two rows: a and b
         first_token = divide(row_0, n_rep)
-        count = int32(row_0 + ROWS if row_0 + ROWS < n_rows else n_rows)
+        count = int32(row_0 + n_rows if row_0 + n_rows < all_rows else all_rows)
         count = int32(divide(count - 1, n_rep) + 1 - first_token)
-        row_a = int32(row_0 + warp * 16 + (lane >> 2))
+        row_a = int32(row_0 + warp_row + (lane >> 2))
         row_b = int32(row_a + 8)
-        there_a, there_b = row_a < n_rows, row_b < n_rows
+        there_a, there_b = row_a < all_rows, row_b < all_rows
         row_a, row_b = (row_a if there_a else int32(0)), (row_b if there_b else int32(0))
         token_a, token_b = divide(row_a, n_rep), divide(row_b, n_rep)
         head_a = int32(kv_head * n_rep + (row_a - token_a * n_rep))
@@ -289,7 +372,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                 ):
                     store_i32(error, 0, code)
                     high_0 = low_0
-            if lane + 32 < count:
+            if n_rows > 32 and lane + 32 < count:
                 at = (first_token + lane + 32) * rows1
                 list_1, low_1 = load_i32(rows, at), load_i32(rows, at + 4)
                 high_1 = load_i32(rows, at + 8)
@@ -308,8 +391,10 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
             sums[i] = ZERO
         top_a, top_b, total_a, total_b = LOWEST, LOWEST, ZERO, ZERO
         matrix = u32(keys_at + u32(((lane & 7) + (lane >> 4) * 8) * k_stride))
-        matrix = u32(matrix + u32(((lane >> 3) & 1) * 16))
-        matrix_v = u32(values_at + u32((lane & 15) * v_stride) + u32((lane >> 4) * 16))
+        matrix = u32(matrix + u32(((lane >> 3) & 1) * 16) + u32(slice_ * (32 * n_steps)))
+        matrix_v = u32(values_at + u32((lane & 15) * v_stride))
+        matrix_v = u32(matrix_v + u32((lane >> 4) * 16) + u32(slice_ * (16 * n_out)))
+        tile = uint32(0)  # of the keys, where two tiles of them are in shared memory
 
         start = int32(0)
         while start < count:
@@ -350,17 +435,17 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                 begin_b if mine_b else int32(NEVER),
             )
             first = int32(low & -n_keys)
+            if slices > 1 and first < high:
+                per = divide(int32(divide(int32(high - first - 1), n_splits) + n_keys), n_keys)
+                begin = int64(first) + int64(split) * (per * n_keys)
+                end = begin + per * n_keys
+                high = int32(end) if end < high else high
+                first = int32(begin) if begin < high else high
             if first < high:
-                for c in range(n_keys // k_rows):
-                    r, j = int32(k_row + c * k_rows), k_column
-                    i = int32(first + r)
-                    there = i >= low and i < high
-                    cell = int32(0)
-                    if there:
-                        cell = cell_of(
-                            i, cells, branches, list_at, branch_at, cut, n_kv, error, code
-                        )
-                    copy_k(u32(keys_at + u32(r * k_stride + 2 * j)), k, k_at + cell * k1, j, there)
+                copy_keys(
+                    u32(keys_at + tile), k, k_at, k1, first, low, high,
+                    cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                )  # fmt: skip
                 if asynchronous:
                     commit_copies()
             while first < high:
@@ -373,18 +458,17 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                 if asynchronous:
                     wait_copies_0()
                 cuda.syncthreads()  # keys are there, and no warp reads values any more
-                for c in range(n_keys // v_rows):
-                    r, j = int32(v_row + c * v_rows), v_column
-                    i = int32(first + r)
-                    there = i >= low and i < high
-                    cell = int32(0)
-                    if there:
-                        cell = cell_of(
-                            i, cells, branches, list_at, branch_at, cut, n_kv, error, code
-                        )
-                    copy_v(
-                        u32(values_at + u32(r * v_stride + 2 * j)), v, v_at + cell * v1, j, there
-                    )
+                later = int32(first + n_keys)
+                if inside and later < high:
+                    copy_keys(
+                        u32(keys_at + uint32(n_keys * k_stride) - tile), k, k_at, k1, later, low,
+                        high, cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                    )  # fmt: skip
+                if not inside and not single:
+                    copy_values(
+                        values_at, v, v_at, v1, first, low, high,
+                        cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                    )  # fmt: skip
                 if asynchronous:
                     commit_copies()
                 for s in range(n_steps):
@@ -401,7 +485,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                         lb, lc = query_low[4 * s + 2], query_low[4 * s + 3]
                     for c in range(n_columns // 2):
                         w0, w1, w2, w3 = load_matrices(
-                            u32(matrix + uint32(16 * k_stride * c + 32 * s))
+                            u32(matrix + tile + uint32(16 * k_stride * c + 32 * s))
                         )
                         s0, s1, s2, s3, t0, t1, t2, t3 = (
                             ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO,
@@ -420,6 +504,23 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                         scores[8 * c + 2], scores[8 * c + 3] = s2, s3
                         scores[8 * c + 4], scores[8 * c + 5] = t0, t1
                         scores[8 * c + 6], scores[8 * c + 7] = t2, t3
+                if slices > 1:
+                    for i in range(n_score):
+                        at = u32(score_parts_at + u32((warp * n_score + i) * 128))
+                        store_shared_f32(at, scores[i])
+                    cuda.syncthreads()  # all slices' parts are there, and no warp reads keys
+                    if single:
+                        copy_values(
+                            values_at, v, v_at, v1, first, low, high,
+                            cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                        )  # fmt: skip
+                        if asynchronous:
+                            commit_copies()
+                    for i in range(n_score):
+                        at = u32(score_parts_at + u32(((warp - slice_) * n_score + i) * 128))
+                        scores[i] = load_shared_f32(at)
+                        for w in range(1, slices):
+                            scores[i] += load_shared_f32(u32(at + uint32(w * n_score * 128)))
                 new_a, new_b = top_a, top_b
                 for c in range(n_columns):
                     for e in range(2):
@@ -461,23 +562,15 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                     sums[4 * i + 1] *= factor_a
                     sums[4 * i + 2] *= factor_b
                     sums[4 * i + 3] *= factor_b
-                if asynchronous:
-                    wait_copies_0()
-                cuda.syncthreads()  # values are there, and no warp reads keys any more
-                later = int32(first + n_keys)
-                if later < high:
-                    for c in range(n_keys // k_rows):
-                        r, j = int32(k_row + c * k_rows), k_column
-                        i = int32(later + r)
-                        there = i < high
-                        cell = int32(0)
-                        if there:
-                            cell = cell_of(
-                                i, cells, branches, list_at, branch_at, cut, n_kv, error, code
-                            )
-                        copy_k(
-                            u32(keys_at + u32(r * k_stride + 2 * j)), k, k_at + cell * k1, j, there
-                        )
+                if not inside:
+                    if asynchronous:
+                        wait_copies_0()
+                    cuda.syncthreads()  # values are there, and no warp reads keys any more
+                if not inside and not single and later < high:
+                    copy_keys(
+                        keys_at, k, k_at, k1, later, low, high,
+                        cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                    )  # fmt: skip
                     if asynchronous:
                         commit_copies()
                 for s in range(n_keys // 16):
@@ -502,7 +595,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                         a2, a3 = floats_to_halves(x4, x5), floats_to_halves(x6, x7)
                     for c in range(n_out // 2):
                         w0, w1, w2, w3 = load_matrices_transposed(
-                            u32(matrix_v + uint32(16 * v_stride * s + 32 * c))
+                            u32(matrix_v + tile + uint32(16 * v_stride * s + 32 * c))
                         )
                         s0, s1, s2, s3 = mma_v(
                             a0, a1, a2, a3, w0, w1, sums[8 * c], sums[8 * c + 1],
@@ -519,7 +612,18 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
                         sums[8 * c + 2], sums[8 * c + 3] = s2, s3
                         sums[8 * c + 4], sums[8 * c + 5] = t0, t1
                         sums[8 * c + 6], sums[8 * c + 7] = t2, t3
+                if single:
+                    cuda.syncthreads()  # no warp reads values any more
+                    if later < high:
+                        copy_keys(
+                            keys_at, k, k_at, k1, later, low, high,
+                            cells, branches, list_at, branch_at, cut, n_kv, error, code,
+                        )  # fmt: skip
+                        if asynchronous:
+                            commit_copies()
                 first = later
+                if inside:
+                    tile = u32(uint32(n_keys * k_stride) - tile)
             cuda.syncthreads()  # no warp reads values of this run any more
             start = stop
 
@@ -527,6 +631,30 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
             total_a += cuda.shfl_xor_sync(FULL, total_a, d)
             total_b += cuda.shfl_xor_sync(FULL, total_b, d)
         factor_a, factor_b = ONE, ONE
+        d_0 = int32(slice_ * (8 * n_out))
+        if slices > 1 and n_splits > 1:
+            n_head = int32(n_rep * cuda.gridDim.y)
+            part_a = ((int64(i3) * n_tokens + token_a) * n_head + head_a) * n_splits + split
+            part_b = ((int64(i3) * n_tokens + token_b) * n_head + head_b) * n_splits + split
+            if slice_ == 0 and (lane & 3) == 0:
+                if there_a:
+                    store_f32(parts, part_a * 8, top_a)
+                    store_f32(parts, part_a * 8 + 4, total_a)
+                if there_b:
+                    store_f32(parts, part_b * 8, top_b)
+                    store_f32(parts, part_b * 8 + 4, total_b)
+            for i in range(n_out):
+                d = int32(d_0 + 8 * i + 2 * (lane & 3))
+                if d < hdv_real:
+                    if there_a:
+                        at = values + (part_a * hdv_real + d) * 4
+                        store_f32(parts, at, sums[4 * i])
+                        store_f32(parts, at + 4, sums[4 * i + 1])
+                    if there_b:
+                        at = values + (part_b * hdv_real + d) * 4
+                        store_f32(parts, at, sums[4 * i + 2])
+                        store_f32(parts, at + 4, sums[4 * i + 3])
+            return
         if has_sinks != 0:
             sink = load_f32(sinks, head_a * 4) * LOG2E_F32
             new_a = sink if sink > top_a else top_a
@@ -541,7 +669,7 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
         at_a = head_a * y1 + token_a * y2 + i3 * y3
         at_b = head_b * y1 + token_b * y2 + i3 * y3
         for i in range(n_out):
-            d = int32(8 * i + 2 * (lane & 3))
+            d = int32(d_0 + 8 * i + 2 * (lane & 3))
             if d < hdv_real:
                 if there_a:
                     store_f32(y, at_a + 4 * d, sums[4 * i] * factor_a)
@@ -553,24 +681,43 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool) -> GpuKernel:
     return attention_tile
 
 
-def attend(lowering: GpuLowering, shape: AttentionForm, values: Mapping[str, Any]) -> bool:
-    """Lower a node of many tokens, if the types and the device allow."""
-    q, k, cells = (values[name] for name in ("q", "k", "cells"))
-    cc = lowering.device.cc
-    turing = cc < (8, 0)
+def tileable(device: DeviceInfo, shape: AttentionForm) -> bool:
+    """Whether types, sizes and the device allow tiles."""
     types = (shape.k, shape.v)
-    n_lists = 1 if cells is None else cells.ne[2]
-    if (
-        cc < (7, 5)
-        or not shape.aligned
-        or not 16 < min(shape.hd, shape.hdv) <= max(shape.hd, shape.hdv) <= MAX_DIM
-        or GGMLType.F32 in types
-        or (turing and BF16 in types)
-        or q.ne[1] <= 2 * n_lists  # mostly one token of each sequence
-    ):
-        return False
+    bf16_from = (8, 0) if n_slices(shape) == 1 else (9, 0)  # else two terms need too many registers
+    return (
+        device.cc >= (bf16_from if BF16 in types else (7, 5))
+        and shape.aligned
+        and min(shape.hd, shape.hdv) > 16
+        and (max(shape.hd, shape.hdv) <= NARROW or max(shape.hd, shape.hdv) > 256)
+        and shape.hd <= MAX_KEY
+        and shape.hdv <= MAX_VALUE
+        and GGMLType.F32 not in types
+    )
+
+
+def attend_tiles(
+    lowering: GpuLowering,
+    shape: AttentionForm,
+    values: Mapping[str, Any],
+    splits: Mapping[str, Any],
+) -> None:
+    """Launch the kernel for all tokens of a node.
+
+    Args:
+        splits: ``n_splits``, ``parts`` and ``values`` as ``decode_kernel`` has them; one split of a
+            head of one slice.
+    """
+    q, k, v = (values[name] for name in "qkv")
+    cc, slices = lowering.device.cc, n_slices(shape)
     kept = cc < (9, 0) and max(shape.hd, shape.hdv) > 64
-    call = tile_kernel(shape, turing, kept)(**values)
-    n_rows = q.ne[1] * values["n_rep"]
-    lowering.launch(call, Grid(ceil_div(n_rows, ROWS), k.ne[2], q.ne[3]))
-    return True
+    inside = slices > 1 and not kept and not shape.alibi and _has_values(k, v)
+    call = tile_kernel(shape, cc < (8, 0), kept, inside)(**values, **splits)
+    blocks = ceil_div(q.ne[1] * values["n_rep"], tile_rows(shape))
+    lowering.launch(call, Grid(blocks * splits["n_splits"], k.ne[2], q.ne[3]))
+
+
+def _has_values(k: Tensor, v: Tensor) -> bool:
+    """Whether a value is the first columns of its key, as in multi-head latent attention."""
+    same = k.root is v.root and k.data == v.data and k.type is v.type
+    return same and k.nb[1:] == v.nb[1:] and v.ne[0] <= k.ne[0]
