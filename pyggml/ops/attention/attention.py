@@ -482,6 +482,7 @@ def _cases() -> list[Case]:
             _texts(32, (70, 1, 300), 4, 2, window=window, farthest=far)
             for far, window in ((0, 1 << 30), (3, 1 << 30), (128, 40), (400, 1 << 30))
         ),
+        _indexed(32, 3, 4, 2, (9, 12, 1), farthest=3),
         _indexed(64, 40, 6, 3, (140, 300, 2), farthest=20),
         _indexed(64, 1, 6, 3, (300, 600, 1), farthest=128),
         *(_texts(32, (n,) * (512 // n), 12, 12, perf=True) for n in (32, 64, 256)),

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pyggml as ops
+from pyggml.alloc import alloc_ctx_tensors
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyggml.ops.attention.attention import FLASH_ATTN_EXT
 from pyggml.sched import to_numpy
@@ -63,6 +68,25 @@ def test_numbers_that_nobody_reads(engine: str, change: str) -> None:
     ReferenceBackend().graph_compute(wanted)
     assert nmse(to_numpy(node), to_numpy(result)) <= FLASH_ATTN_EXT.tolerance(node)
     assert np.isfinite(to_numpy(node)).all()
+
+
+@pytest.mark.parametrize("row", [(-1, 0, 3, 0), (0, -1, 3, 0), (0, 0, 6, 0), (3, 0, 3, 0)])
+def test_ranges_outside_of_the_keys_are_refused(row: tuple[int, ...]) -> None:
+    backend = CudaBackend(TwinDriver(cc=(7, 0)), "cuda0", compile=simulator_image)
+    rng, ctx, graph = np.random.default_rng(0), Context(no_alloc=True), CGraph()
+    q, k, v = (ctx.new_tensor_2d(GGMLType.F32, 32, 5) for _ in range(3))
+    rows = ctx.new_tensor_2d(GGMLType.I32, 4, 5)
+    graph.build_forward_expand(ops.flash_attn_ranges(ctx, q, k, v, rows, 0.2))
+    alloc_ctx_tensors(ctx, backend.buffer_type())
+    for x in (q, k, v):
+        x.set(rng.random((5, 32), np.float32))
+    good = [(0, 0, 3, 0), (3, 0, 2, 0), (9, 7, 7, 0), (-1, 5, 2, 0)]  # the last two are padding
+    rows.set(np.array([*good, good[0]], np.int32))
+    backend.graph_compute(graph)
+    rows.set(np.array([row, *good], np.int32))
+    with pytest.raises(ComputeError, match="an index is out of"):
+        backend.graph_compute(graph)
+    backend.queue.synchronize()
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""FLASH_ATTN_EXT: attention with a dense mask or with lists of cells.
+"""FLASH_ATTN_EXT: attention with a dense mask, with lists of cells or with ranges of keys.
 
 Many tokens are computed by tensor cores (``attention_tile``) where keys, values and device allow;
 so are a few tokens whose heads fill a block there, as in multi-head latent attention; else by
@@ -71,8 +71,9 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
     hd, hdv, heads, lanes, n_groups, threads = (
         shape.hd, shape.hdv, shape.heads, shape.lanes, shape.n_groups, shape.threads,
     )  # fmt: skip
-    listed, branched, masked = shape.listed, shape.branched, shape.mask is not None
-    capped, alibi, unroll = shape.softcap, shape.alibi, shape.unroll
+    listed, ranged, branched = shape.listed, shape.ranged, shape.branched
+    masked = shape.mask is not None
+    capped, alibi, biased, unroll = shape.softcap, shape.alibi, shape.biased, shape.unroll
     load_q = chunk_loader(GGMLType.F32, hd, False)
     load_k = chunk_loader(shape.k, hd, shape.aligned)
     load_v = chunk_loader(shape.v, hdv, shape.aligned)
@@ -89,6 +90,7 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
         parts: U8, n_tokens: i32, n_kv: i32, n_splits: i32, n_rep: i32, tiles: i32, r3: i32,
         q1: i64, q2: i64, q3: i64, k1: i64, k2: i64, k3: i64, v1: i64, v2: i64, v3: i64,
         y1: i64, y2: i64, y3: i64, m_ne2: i32, m_ne3: i32, m1: i64, m2: i64, m3: i64,
+        distances: U8, farthest: i32, distances1: i64,
         cells2: i64, branches2: i64, rows1: i64, values: i64, scale: f32, softcap: f32, n2: i32,
         step_0: f32, step_1: f32, bias_scale: f32, has_sinks: i32, n_seq: i32, n_list: i32,
         n_entries: i32, n_branches: i32, error: U8, code: i32,
@@ -179,12 +181,14 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                     if branched and i >= cut:
                         at = branch_at + int64(i - cut) * 8
                         found[u] = load_i32(branches, at)
-                        if alibi:
+                        if alibi or biased:
                             places[u] = load_i32(branches, at + 4)
+                    elif ranged:
+                        found[u], places[u] = int32(list_at + i), int32(i)
                     else:
                         at = list_at + int64(i) * 8
                         found[u] = load_i32(cells, at)
-                        if alibi:
+                        if alibi or biased:
                             places[u] = load_i32(cells, at + 4)
                     if found[u] < 0 or found[u] >= n_kv:
                         store_i32(error, 0, code)
@@ -225,6 +229,10 @@ def decode_kernel(shape: AttentionForm) -> GpuKernel:
                     if alibi and listed:
                         distance = float32(int32(position - places[u]))
                         s -= slopes[h] * abs(distance)
+                    if biased:
+                        d = min(max(int32(places[u] - position), int32(-farthest)), farthest)
+                        at = int32(head + (h if h < n_heads else 0)) * distances1
+                        s += load_f32(distances, at + (farthest + d) * 4) * LOG2E_F32
                     if masked and i < last:
                         s += slopes[h] * (load_mask(m, mask_rows[h], i) * LOG2E_F32)
                     s = s if i < last else LOWEST
@@ -337,11 +345,9 @@ def attention_merge(
 
 
 def _supports(node: Tensor) -> bool:
-    q, k, v, mask, _, cells, rows, _, distances = (*node.src, *(None,) * 9)[:9]
+    q, k, v, mask = (*node.src, None)[:4]
     return (
-        (rows is None or cells is not None)  # no ranges of keys
-        and distances is None
-        and max(q.ne[0], v.ne[0]) <= MAX_DIM
+        max(q.ne[0], v.ne[0]) <= MAX_DIM
         and decodable(k.type)
         and decodable(v.type)
         and all(t.is_contiguous_rows() for t in (q, k, v))
@@ -360,7 +366,7 @@ def _is_aligned(x: Tensor) -> bool:
 
 
 def _shape(node: Tensor) -> AttentionForm:
-    q, k, v, mask, _, cells, _, branches = (*node.src, *(None,) * 8)[:8]
+    q, k, v, mask, _, cells, rows, branches, distances = (*node.src, *(None,) * 6)[:9]
     n_rep, p = q.ne[2] // k.ne[2], node.op_params
     return AttentionForm(
         k=k.type,
@@ -368,11 +374,13 @@ def _shape(node: Tensor) -> AttentionForm:
         hd=q.ne[0],
         hdv=v.ne[0],
         heads=min(HEADS, 1 << (n_rep - 1).bit_length()),
-        listed=cells is not None,
+        listed=rows is not None,
+        ranged=rows is not None and cells is None,
         branched=branches is not None,
         mask=None if mask is None else mask.type,
         softcap=p["logit_softcap"] != 0,
         alibi=p["max_bias"] != 0,
+        biased=distances is not None,
         aligned=_is_aligned(k) and _is_aligned(v),
     )
 
@@ -429,7 +437,11 @@ def _lower_attention(lowering: GpuLowering, node: Tensor) -> None:
     if always:
         attend_tiles(lowering, shape, values, given)
     else:
-        call = decode_kernel(shape)(**values, **given, tiles=tiles)
+        distances = (*node.src, *(None,) * 6)[8]
+        farthest = 0 if distances is None else distances.ne[0] // 2
+        call = decode_kernel(shape)(
+            **values, **given, tiles=tiles, distances=distances, farthest=farthest
+        )
         lowering.launch(call, Grid(batch * n_tokens * splits, n_kv_head * tiles))
     if splits > 1:
         call = attention_merge(

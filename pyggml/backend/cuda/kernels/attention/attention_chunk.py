@@ -25,9 +25,11 @@ class AttentionForm(NamedTuple):
 
     Attributes:
         heads: query heads of a block.
-        listed: keys are given by lists of cells.
+        listed: each token has a range of keys: entries of a list of cells, or keys of a text.
+        ranged: they are keys of a text: ``rows`` has its first one in place of a list.
         branched: some tokens are on branches.
         mask: its type, None without one.
+        biased: scores have biases by the distance of a key.
         aligned: rows of keys and values begin at multiples of 16 bytes and have whole chunks of 8.
     """
 
@@ -37,10 +39,12 @@ class AttentionForm(NamedTuple):
     hdv: int
     heads: int
     listed: bool
+    ranged: bool
     branched: bool
     mask: GGMLType | None
     softcap: bool
     alibi: bool
+    biased: bool
     aligned: bool
 
     @property
@@ -52,7 +56,7 @@ class AttentionForm(NamedTuple):
     @property
     def unroll(self) -> int:
         """Keys of a group of lanes at a time, as registers allow."""
-        return 4 if self.mask is None and not self.alibi else 2
+        return 4 if self.mask is None and not self.alibi and not self.biased else 2
 
     @property
     def n_groups(self) -> int:
@@ -69,9 +73,11 @@ class AttentionForm(NamedTuple):
         """What the kernel's name ends with."""
         flags = {
             "branches": self.branched,
-            "cells": self.listed and not self.branched,
+            "cells": self.listed and not self.branched and not self.ranged,
+            "ranges": self.ranged,
             "softcap": self.softcap,
             "alibi": self.alibi,
+            "distances": self.biased,
             "any": not self.aligned,
         }
         mask = () if self.mask is None else ("mask", self.mask.name.lower())
@@ -169,16 +175,19 @@ def attention_values(lowering: GpuLowering, node: Tensor) -> dict[str, Any]:
     """The values of the parameters that both kernels have."""
     names = ("q", "k", "v", "m", "sinks", "cells", "rows", "branches")
     found = dict(zip(names, (*node.src, *(None,) * 8), strict=False))
-    q, k, p, cells = found["q"], found["k"], node.op_params, found["cells"]
-    seq, branch = ((0,) * 4 if t is None else t.ne for t in (cells, found["branches"]))
+    q, k, p = found["q"], found["k"], node.op_params
+    cells, branches = found["cells"], found["branches"]
+    n_list, n_seq = (k.ne[1], k.ne[1]) if cells is None else cells.ne[1:3]
+    n_entries, n_branches = (0, 0) if branches is None else branches.ne[1:3]
     n2, step_0, step_1 = alibi_steps(q.ne[2], p["max_bias"])
-    cap, log2e = p["logit_softcap"], 1.0 if cells is None else LOG2E
+    cap, log2e = p["logit_softcap"], 1.0 if found["rows"] is None else LOG2E
     return {
         **found, "y": node, "n_tokens": q.ne[1], "n_kv": k.ne[1], "n_rep": q.ne[2] // k.ne[2],
         "r3": q.ne[3] // k.ne[3], "scale": p["scale"] / cap if cap else p["scale"] * LOG2E,
         "softcap": cap * LOG2E, "n2": n2, "step_0": step_0, "step_1": step_1,
         "bias_scale": p["bias_scale"] * log2e, "has_sinks": int(found["sinks"] is not None),
-        "n_seq": seq[2], "n_list": seq[1], "n_entries": branch[1], "n_branches": branch[2],
+        "n_seq": n_seq, "n_list": n_list, "n_entries": n_entries, "n_branches": n_branches,
+        "cells2": 1 if cells is None else cells.nb[2],  # without lists: where a text begins
         "error": lowering.error, "code": lowering.error_code(node),
     }  # fmt: skip
 

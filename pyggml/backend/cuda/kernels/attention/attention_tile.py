@@ -682,12 +682,13 @@ def tile_kernel(shape: AttentionForm, turing: bool, kept: bool, inside: bool) ->
 
 
 def tileable(device: DeviceInfo, shape: AttentionForm) -> bool:
-    """Whether types, sizes and the device allow tiles."""
+    """Whether types, sizes and the device allow tiles; ranges of keys are mostly F32 anyway."""
     types = (shape.k, shape.v)
     bf16_from = (8, 0) if n_slices(shape) == 1 else (9, 0)  # else two terms need too many registers
     return (
         device.cc >= (bf16_from if BF16 in types else (7, 5))
         and shape.aligned
+        and not (shape.ranged or shape.biased)
         and min(shape.hd, shape.hdv) > 16
         and (max(shape.hd, shape.hdv) <= NARROW or max(shape.hd, shape.hdv) > 256)
         and shape.hd <= MAX_KEY
