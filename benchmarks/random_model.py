@@ -92,6 +92,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the variant, and config.jso
          "rope_layout": [0, 1, 1, 1] * 2},
     ),
 }  # fmt: skip
+_ALSO = {"granitehybrid-1b": ["blk.0.ssm_conv1d.bias"]}  # which llama.cpp needs; real ones have it
 _ROWS = 64  # random rows of a matrix
 
 
@@ -168,7 +169,7 @@ def create(
         tiny = convert(
             write_checkpoint(Path(folder) / "x", variant), Path(folder) / "x.gguf", "f32"
         )
-        known = set(GGUFFile(tiny).tensors)
+        known = {*GGUFFile(tiny).tensors, *_ALSO.get(name, ())}
         arch, config = variants()[variant]
         config = {**config, **sizes, "vocab_size": N_VOCAB}
         rules = get_arch(arch).CONVERT
