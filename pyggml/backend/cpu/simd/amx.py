@@ -66,12 +66,13 @@ from .vector import (
 Value = Any
 TOKENS = 16  # of a tile
 _COLUMNS = 32  # of a product
-_RING = 4  # products under way: each has a tile of sums and memory for them
+_RING = 2  # products under way: each has a tile of sums and memory for them
+_PARTS = STEPS // _RING
 _SUMS_BYTES = TOKENS * LINE
 _CODES_BYTES = 8 * LINE  # of a product's weights
 # (rows, bytes of a row) of the tiles: sums, activations (A) and weights (B)
-SHAPES = ((TOKENS, LINE),) * _RING + ((TOKENS, _COLUMNS),) * 2 + ((8, LINE),) * 2
-_A, _B = _RING, _RING + 2
+SHAPES = ((TOKENS, LINE),) * _RING + ((TOKENS, _COLUMNS), (8, LINE))
+_A, _B = _RING, _RING + 1
 _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers below 2^22 are its ulps
 
 
@@ -222,10 +223,10 @@ class _Pipeline:
     def multiply(self, r: int, unit: Value, codes: Value, fetched: Value) -> None:
         """Compute the product of a unit and codes of 16 tokens in tile ``r``."""
         b, v = self.b, vectors()
-        v.load_tile(b, _A + r % 2, b.inttoptr(codes, i8.as_pointer()), self.stride)
-        v.load_tile(b, _B + r % 2, b.inttoptr(unit, i8.as_pointer()), const(LINE))
+        v.load_tile(b, _A, b.inttoptr(codes, i8.as_pointer()), self.stride)
+        v.load_tile(b, _B, b.inttoptr(unit, i8.as_pointer()), const(LINE))
         v.zero_tile(b, r)
-        v.multiply_tiles(b, r, _A + r % 2, _B + r % 2)
+        v.multiply_tiles(b, r, _A, _B)
         prefetch_lines(b, fetched, self.lines)
 
     def put(self, r: int) -> None:
@@ -251,7 +252,7 @@ class _BlockTiles(_Pipeline):
         self.put(0)
         zeros = [splat(f32, 16, 0.0)] * TOKENS
 
-        def four(_: Value, carried: list[Value]) -> list[Value]:
+        def pair(_: Value, carried: list[Value]) -> list[Value]:
             p_unit, p_a, fetched, f_unit, f_a, out, *accs = carried
             for r in range(_RING):
                 p_unit, p_a, fetched = self._product(r, p_unit, p_a, fetched)
@@ -262,8 +263,8 @@ class _BlockTiles(_Pipeline):
             return [p_unit, p_a, fetched, f_unit, f_a, out, *accs]
 
         total = b.mul(self.units, self.n_tiles)  # up to 3 floats more are computed, not stored
-        fours = b.lshr(b.add(total, const(_RING - 1)), const(2))
-        counted_loop(b, fours, [unit, a, fetched, self.panel, self.x, self.out, *zeros], four)
+        pairs = b.lshr(b.add(total, const(1)), const(1))
+        counted_loop(b, pairs, [unit, a, fetched, self.panel, self.x, self.out, *zeros], pair)
 
     def _next(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
         return self.wrap(at(self.b, unit, self.unit_bytes), at(self.b, a, self.act_bytes))
@@ -329,7 +330,7 @@ class _KTiles(_Pipeline):
         ahead = [self.panel, self.x, self.ahead]
         for r in range(_RING):
             ahead = self._product(r, ahead)
-        ahead = self._next(ahead, const(1))
+        ahead = self._next(ahead, const(_PARTS - 1))
         self.put(0)
 
         def tile(i: Value, ahead: list[Value]) -> list[Value]:
@@ -349,7 +350,7 @@ class _KTiles(_Pipeline):
                     return [*self._next(ahead, k), *sums]
 
                 zeros = [splat(i32, 16, 0)] * TOKENS
-                carried = counted_loop(b, const(2), [*ahead, *zeros], half)
+                carried = counted_loop(b, const(_PARTS), [*ahead, *zeros], half)
                 self._floats(j, rows, out, carried[3:])
                 return carried[:3]
 
@@ -368,8 +369,9 @@ class _KTiles(_Pipeline):
         """The place of the next half; floats are in half ``half`` (0, 1), products in the next."""
         b, (unit, a, fetched) = self.b, ahead
         inside = _RING * _COLUMNS
-        first = b.icmp_signed("==", half, const(1))
-        a = b.add(a, b.select(first, const(inside), const(self.act_bytes - inside)))
+        last = b.icmp_signed("==", half, const(_PARTS - 2))
+        after = self.act_bytes - inside * (_PARTS - 1)
+        a = b.add(a, b.select(last, const(after), const(inside)))
         unit, a, _ = self.wrap(at(b, unit, _RING * self.unit_bytes), a)
         return [unit, a, fetched]
 
