@@ -19,9 +19,11 @@ products and floats are 110. Activations are not repacked: tile A is loaded from
 stride, and scales are read from the lines that the tile has just loaded. Panels of 16 tokens would
 cost each chunk as much as the products of a few groups.
 
-Three stages overlap, also between tiles: the product of 32 columns s + 4, the store of product
-s + 1, the floats of s. One port executes both multiplications and conversions, two execute
-additions; so integers become floats by two additions, which are exact.
+Three stages overlap, also between tiles: the product of 32 columns s + 2, the store of product
+s + 1, the floats of s. Four tile registers are used, though there are eight: CPUs rename tiles, and
+have so few of them that with eight in use a load waits for the one before. One port executes both
+multiplications and conversions, two execute additions; so integers become floats by two additions,
+which are exact.
 Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
 side. Each tile prefetches half a group of weights, from the next group on.
 """
@@ -66,8 +68,8 @@ from .vector import (
 Value = Any
 TOKENS = 16  # of a tile
 _COLUMNS = 32  # of a product
-_RING = 2  # products under way: each has a tile of sums and memory for them
-_PARTS = STEPS // _RING
+_RING = 2  # products under way: each has a tile of sums and memory for them; see above
+_PARTS = STEPS // _RING  # of a block of 256 columns, by products under way
 _SUMS_BYTES = TOKENS * LINE
 _CODES_BYTES = 8 * LINE  # of a product's weights
 # (rows, bytes of a row) of the tiles: sums, activations (A) and weights (B)
@@ -178,7 +180,7 @@ class _Pipeline:
     """The products of all tiles, in order: tile by tile, and within a tile unit by unit.
 
     A product's place is the address of its unit in the panel and the address of its activations in
-    the row of the tile's first token. Products are computed 4 ahead of floats, so after the last
+    the row of the tile's first token. Products are computed 2 ahead of floats, so after the last
     place the first ones are computed again and not used.
     """
 
@@ -262,7 +264,7 @@ class _BlockTiles(_Pipeline):
                 out, accs = self._flush(ended, out, accs)
             return [p_unit, p_a, fetched, f_unit, f_a, out, *accs]
 
-        total = b.mul(self.units, self.n_tiles)  # up to 3 floats more are computed, not stored
+        total = b.mul(self.units, self.n_tiles)  # maybe one more is computed, not stored
         pairs = b.lshr(b.add(total, const(1)), const(1))
         counted_loop(b, pairs, [unit, a, fetched, self.panel, self.x, self.out, *zeros], pair)
 
@@ -322,7 +324,7 @@ class _StoredDot(KDot):
 class _KTiles(_Pipeline):
     """Formats with blocks of 256 columns: integer sums stay in 16 registers, floats in ``out``.
 
-    A product is a sub-block, or an eighth of a block that has none; four are half a block.
+    A product is a sub-block, or an eighth of a block that has none; two are a part of a block.
     """
 
     def emit(self) -> None:
@@ -340,7 +342,7 @@ class _KTiles(_Pipeline):
             def block(j: Value, ahead: list[Value]) -> list[Value]:
                 units = item_at(b, self.panel, j, STEPS * self.unit_bytes)
 
-                def half(k: Value, carried: list[Value]) -> list[Value]:
+                def part(k: Value, carried: list[Value]) -> list[Value]:
                     unit = pointer(b, item_at(b, units, k, _RING * self.unit_bytes))
                     ahead, sums = carried[:3], carried[3:]
                     for r in range(_RING):
@@ -350,7 +352,7 @@ class _KTiles(_Pipeline):
                     return [*self._next(ahead, k), *sums]
 
                 zeros = [splat(i32, 16, 0)] * TOKENS
-                carried = counted_loop(b, const(_PARTS), [*ahead, *zeros], half)
+                carried = counted_loop(b, const(_PARTS), [*ahead, *zeros], part)
                 self._floats(j, rows, out, carried[3:])
                 return carried[:3]
 
@@ -359,17 +361,17 @@ class _KTiles(_Pipeline):
         counted_loop(b, self.n_tiles, ahead, tile)
 
     def _product(self, r: int, ahead: list[Value]) -> list[Value]:
-        """Compute one of the products of half a block; its place is that of the half."""
+        """Compute one of the products of a part of a block; its place is that of the part."""
         b, (unit, a, fetched) = self.b, ahead
         codes = at(b, a, CODES_256 + _COLUMNS * r)
         self.multiply(r, at(b, unit, self.unit_bytes * r), codes, fetched)
         return [unit, a, self.fetch(fetched)]
 
-    def _next(self, ahead: list[Value], half: Value) -> list[Value]:
-        """The place of the next half; floats are in half ``half`` (0, 1), products in the next."""
+    def _next(self, ahead: list[Value], part: Value) -> list[Value]:
+        """The place of the next part; floats are in part ``part``, products in the next."""
         b, (unit, a, fetched) = self.b, ahead
         inside = _RING * _COLUMNS
-        last = b.icmp_signed("==", half, const(_PARTS - 2))
+        last = b.icmp_signed("==", part, const(_PARTS - 2))
         after = self.act_bytes - inside * (_PARTS - 1)
         a = b.add(a, b.select(last, const(after), const(inside)))
         unit, a, _ = self.wrap(at(b, unit, _RING * self.unit_bytes), a)

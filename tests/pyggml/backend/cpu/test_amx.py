@@ -1,7 +1,8 @@
-"""Tiles of Intel's matrix unit; plain IR replaces their instructions on CPUs without them.
+"""Tiles of Intel's matrix unit: with plain IR in place of their instructions, and as they are.
 
-The other code runs as it is: the bytes loaded into tiles, the places of sums, the order of float
-additions. Results must have the bits of ``q_tile``. The real instructions are compiled and counted.
+With the stand-in, which runs everywhere, the other code is the real one: the bytes loaded into
+tiles, the places of sums, the order of float additions. CPUs with the unit run both. Results must
+have the bits of ``q_tile``. The real instructions are compiled and counted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ Value = Any
 KINDS = [t for t in QUANTIZED if t not in K_TYPES or layout_k(t).sub >= 32]
 AVX2 = pytest.mark.skipif("avx2" not in jit.host_isas(), reason="other instructions are AVX2's")
 BY_KIND = pytest.mark.parametrize("kind", some(KINDS, 3), ids=lambda t: t.name)
+REAL = pytest.mark.skipif("avx512amx" not in jit.host_isas(), reason="the CPU has no AMX")
 HOST = Target(Avx512Amx, "sapphirerapids", register="zmm")
 TILE_INSTRUCTIONS = ("tdpbssd", "tilezero", "tileloadd", "tilestored", "ldtilecfg", "tilerelease")
 _COUNT = "pyggml_tests_configured"
@@ -64,13 +66,37 @@ def shapes(config: bytes) -> list[tuple[int, int]]:
     return list(zip(config[48:56], map(int, row_bytes), strict=True))
 
 
-class StandIn(Avx512Amx):
+class Counted(Avx512Amx):
+    """The instructions of this CPU; threads with configured tiles are counted."""
+
+    def configure_tiles(self, b: Value, config: bytes) -> None:
+        super().configure_tiles(b, config)
+        self.count_configured(b)
+
+    def release_tiles(self, b: Value) -> None:
+        super().release_tiles(b)
+        self._count(b, -1)
+
+    def count_configured(self, b: Value) -> None:
+        self._count(b, 1)
+        self._count(b, 1, 1)
+
+    def _counter(self, b: Value) -> Value:
+        known = b.module.globals.get(_COUNT)
+        return known or ir.GlobalVariable(b.module, i64, _COUNT)
+
+    def _count(self, b: Value, n: int, which: int = 0) -> None:
+        place = b.gep(self._counter(b), [ir.Constant(i64, which)])
+        b.atomic_rmw("add", place, ir.Constant(i64, n), "seq_cst")
+
+
+class StandIn(Counted):
     """Tiles in memory of the calling function; using unconfigured tiles ends the process."""
 
     def configure_tiles(self, b: Value, config: bytes) -> None:
-        assert shapes(config) == list(amx.SHAPES)
-        self._count(b, 1)
-        self._count(b, 1, 1)
+        unused = [(0, 0)] * (8 - len(amx.SHAPES))
+        assert shapes(config) == [*amx.SHAPES, *unused]
+        self.count_configured(b)
 
     def release_tiles(self, b: Value) -> None:
         self._count(b, -1)
@@ -127,19 +153,11 @@ class StandIn(Avx512Amx):
                 b.function.tiles = b.alloca(ir.ArrayType(i8, 8 * 1024))
         return at(b, b.bitcast(b.function.tiles, i8.as_pointer()), 1024 * tile)
 
-    def _counter(self, b: Value) -> Value:
-        known = b.module.globals.get(_COUNT)
-        return known or ir.GlobalVariable(b.module, i64, _COUNT)
-
-    def _count(self, b: Value, n: int, which: int = 0) -> None:
-        place = b.gep(self._counter(b), [ir.Constant(i64, which)])
-        b.atomic_rmw("add", place, ir.Constant(i64, n), "seq_cst")
-
 
 llvm.add_symbol(_COUNT, ctypes.addressof(COUNTS))
 
 
-def compiled(intrinsic: Any, kind: GGMLType, n_args: int, *literals: int) -> Any:
+def compiled(intrinsic: Any, kind: GGMLType | None, n_args: int, *literals: int) -> Any:
     """An intrinsic as a function of this host, and the engine that must outlive it."""
     triple = llvm.get_process_triple()
     parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, triple, literals)))
@@ -172,25 +190,26 @@ def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, 
     return weights, np.ascontiguousarray(acts)
 
 
-@pytest.fixture
-def configured() -> Iterator[None]:
-    COUNTS[0] = 1
-    yield
-    COUNTS[0] = 0
+UNITS = pytest.mark.parametrize("unit", [StandIn, pytest.param(Counted, marks=REAL)])
 
 
 @AVX2
 @BY_KIND
-@pytest.mark.usefixtures("configured")
+@UNITS
 def test_tiles_have_the_bits_of_the_register_tile(
-    kind: GGMLType, emit_for: Callable[[type[Generic]], None], monkeypatch: pytest.MonkeyPatch
+    kind: GGMLType,
+    unit: type[Generic],
+    emit_for: Callable[[type[Generic]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows with any number of blocks, not only multiples of the products in flight."""
     monkeypatch.setattr(x86, "call", call_or_stand_in)
     emit_for(Fused)
     one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
-    emit_for(StandIn)
+    emit_for(unit)
     many, keep_many = compiled(amx.tiles, kind, 7)
+    use_tiles, keep_use = compiled(amx.use_tiles, None, 1)
+    use_tiles(1)
     size = kind.block_size
     for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
         for n_tiles, extreme in ((1, True), (3, False)):
@@ -209,7 +228,9 @@ def test_tiles_have_the_bits_of_the_register_tile(
             assert np.ptp(want) > 0.1 and np.isfinite(want).all()
             assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
             assert np.isnan(got[tokens:]).all()
-    del keep_one, keep_many
+    use_tiles(0)
+    assert COUNTS[0] == 0
+    del keep_one, keep_many, keep_use
 
 
 # --- assembly ---
@@ -217,12 +238,13 @@ def test_tiles_have_the_bits_of_the_register_tile(
 
 @BY_KIND
 def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
-    """Four products in flight and four in the loop; sums are added in whole registers."""
+    """Two products in flight and two in the loop, in few tiles; sums in whole registers."""
     emit_for(Avx512Amx)
     text = assembly(amx.tiles, kind, 7, HOST, ())
     counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
-    want = {"tdpbssd": 8, "tilezero": 8, "tileloadd": 16, "tilestored": 5}
+    want = {"tdpbssd": 4, "tilezero": 4, "tileloadd": 8, "tilestored": 3}
     assert counts == {name: want.get(name, 0) for name in TILE_INSTRUCTIONS}
+    assert len(set(re.findall(r"tmm\d", text))) == 4  # with all 8, CPUs run out of tiles to rename
     assert re.search(r"\tvpaddd\s.*zmm", text) and "ymm" not in text
     assert len(re.findall(r"mov\S+\s+%zmm\d+, -?\d*\(%rsp\)", text)) <= 20
 
@@ -236,18 +258,17 @@ def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]
 # --- the whole path, on any host ---
 
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-NAME = f"amx_stand_in_{_SOURCE}"  # unique: code is cached by this name
 TOKENS = (1, 15, 16, 17, 31, 48, 67, 150)
 
 
-def install() -> None:
-    """Make the stand-in this process's instruction set."""
-    known = jit.host_isas()
-    jit.host_isas = lambda: (NAME, *known)  # type: ignore[assignment]
-    x86.SETS[NAME] = StandIn
+def install(unit: type[Generic]) -> None:
+    """Make ``unit`` this process's instruction set."""
+    known, name = jit.host_isas(), f"amx_{unit.__name__}_{_SOURCE}"  # unique: code is cached by it
+    jit.host_isas = lambda: (name, *known)  # type: ignore[assignment]
+    x86.SETS[name] = unit
     if "avx512vnni" not in known:
         x86.call = call_or_stand_in
-    jit.use_isa(NAME)
+    jit.use_isa(name)
 
 
 def chunks_with_tiles() -> int:
@@ -257,9 +278,9 @@ def chunks_with_tiles() -> int:
     return n
 
 
-def child() -> None:
+def child(unit: type[Generic]) -> None:
     """In a process of its own: tokens in batches have the bits that they have alone."""
-    install()
+    install(unit)
     from pyggml.backend.cpu.weights.buffer import REPACK
     from pyggml.buffer import HOST
     from tests.pyggml.backend.cpu.test_matmul_bits import product
@@ -355,6 +376,8 @@ def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
 
 @AVX2
 @pytest.mark.long
-def test_matmuls_have_the_bits_of_one_token_alone() -> None:
-    done = python("from tests.pyggml.backend.cpu import test_amx; test_amx.child()")
+@UNITS
+def test_matmuls_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
+    name = f"test_amx.{unit.__name__}"
+    done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.child({name})")
     assert done.returncode == 0, done.stderr
