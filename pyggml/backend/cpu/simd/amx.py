@@ -20,10 +20,10 @@ stride, and scales are read from the lines that the tile has just loaded. Panels
 cost each chunk as much as the products of a few groups.
 
 Three stages overlap, also between tiles: the product of 32 columns s + 2, the store of product
-s + 1, the floats of s. Four tile registers are used, though there are eight: CPUs rename tiles, and
-have so few of them that with eight in use a load waits for the one before. One port executes both
-multiplications and conversions, two execute additions; so integers become floats by two additions,
-which are exact.
+s + 1, the floats of s. Four of the eight tile registers are used: CPUs rename tiles, and have so
+few of them that with eight in use a load waits for the one before (``docs/decisions/0021``). One
+port executes both multiplications and conversions, two execute additions; so integers become floats
+by two additions, which are exact.
 Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
 side. Each tile prefetches half a group of weights, from the next group on.
 """
