@@ -24,7 +24,7 @@ from pyggml.buffer import HostBuffer
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.host import advise_hugepages
-from pyggml.ops.matrix.lora import PANEL
+from pyggml.ops.matrix.lora import PANEL, fits_blocks, pieces
 from pyggml.quants import quantize
 from pyggml.rounding import ceil_div
 from pyggml.tensor import BufferType, Tensor
@@ -128,14 +128,15 @@ class AdapterBank:
         buft = weight.buffer.buft
         return next((b for b in self._backends if b.supports_buft(buft)), self._backends[-1])
 
-    def _stored_type(self, name: str, values: Floats, in_blocks: bool) -> GGMLType:
+    def _stored_type(self, name: str, largest: float, in_blocks: bool) -> GGMLType:
         """The type of matrices that change a tensor.
 
         Args:
+            largest: the largest magnitude of their values.
             in_blocks: whether they can be Q8_0.
         """
         kind = self._weights[name].type if name in self._weights else GGMLType.F32
-        if kind is GGMLType.F32 or np.abs(values).max(initial=0) > _MAX_F16:
+        if kind is GGMLType.F32 or largest > _MAX_F16:
             return GGMLType.F32
         in_codes = kind.is_quantized and self._backend(name).device.kind == "cpu"
         return GGMLType.Q8_0 if in_codes and in_blocks else GGMLType.F16
@@ -146,18 +147,18 @@ class AdapterBank:
             return None
         a = np.concatenate(given, -1 if name == EMBEDDING else -2, dtype=np.float32)
         in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
-        kind = self._stored_type(name, a, in_blocks)
+        kind = self._stored_type(name, np.abs(a).max(initial=0), in_blocks)
         op = "GET_ROWS" if name == EMBEDDING else "LORA"
         return self._tensor(self._backend(name), f"{name}.lora_a", kind, a, op)
 
     def _b(self, name: str, parts: Sequence[LowRank | None]) -> Tensor:
-        given = [_panels(part.b.astype(np.float32)) for part in parts if part is not None]
-        b = np.concatenate(given, -2)
-        in_blocks = all(part is None or part.rank % 2 == 0 for part in parts)
-        kind = self._stored_type(name, b, in_blocks)
-        if kind.is_quantized:  # two columns of 16 rows are a block
-            b = b.reshape(*b.shape[:-2], -1, 2 * PANEL)
-        return self._tensor(self._backend(name), f"{name}.lora_b", kind, b)
+        given = [part.b.astype(np.float32) for part in parts if part is not None]
+        in_blocks = all(fits_blocks(b.shape[-1], b.shape[-2]) for b in given)
+        largest = max(np.abs(b).max(initial=0) for b in given)
+        kind = self._stored_type(name, largest, in_blocks)
+        b = np.concatenate([_panels(b, kind.is_quantized) for b in given], -2)
+        op = "LORA" if kind.is_quantized else ""
+        return self._tensor(self._backend(name), f"{name}.lora_b", kind, b, op)
 
     def _spans_and_gains(self, name: str, parts: Sequence[LowRank | None]) -> tuple[Tensor, Tensor]:
         """Tensors that all matrices of a backend with the same spans or gains share."""
@@ -191,11 +192,22 @@ class AdapterBank:
         return tensor
 
 
-def _panels(b: Floats) -> Floats:
-    """A matrix B as LORA reads it: [.., n_out, rank] -> [.., rank * panels, 16]."""
+def _panels(b: Floats, in_blocks: bool) -> Floats:
+    """A matrix B as LORA reads it: [.., n_out, rank] -> [.., rank * panels, 16].
+
+    Args:
+        in_blocks: for Q8_0: -> [.., rank * panels / 2, 32].
+    """
     *experts, m, rank = b.shape
     n = ceil_div(m, PANEL)
     padded = np.zeros((*experts, n * PANEL, rank), np.float32)
     padded[..., :m, :] = b
-    columns = padded.reshape(*experts, n, PANEL, rank).swapaxes(-1, -2)
-    return columns.reshape(*experts, n * rank, PANEL)
+    if not in_blocks:
+        columns = padded.reshape(*experts, n, PANEL, rank).swapaxes(-1, -2)
+        return columns.reshape(*experts, n * rank, PANEL)
+    found, first = [], 0
+    for size in pieces(rank):
+        part = padded[..., first : first + size].reshape(*experts, -1, 32 // size, PANEL, size)
+        found.append(part.swapaxes(-2, -3).reshape(*experts, -1, 32))
+        first += size
+    return np.concatenate(found, -2)

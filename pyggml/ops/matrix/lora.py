@@ -26,6 +26,17 @@ PANEL = 16  # rows of B that lie side by side, column after column
 Q8_0 = GGMLType.Q8_0
 
 
+def pieces(rank: int) -> list[int]:
+    """The sizes of the pieces of columns of a B of Q8_0: 32, .., then 16, 8 and 4."""
+    return [32] * (rank // 32) + [size for size in (16, 8, 4) if rank & size]
+
+
+def fits_blocks(rank: int, m: int) -> bool:
+    """Whether a B of m rows can be Q8_0: whole blocks for each of its pieces."""
+    panels = ceil_div(m, PANEL)
+    return rank % 4 == 0 and all(panels % (32 // size) == 0 for size in pieces(rank))
+
+
 def _infer(
     y: Tensor, b: Tensor, scales: Tensor, spans: Tensor, gains: Tensor, a: Tensor | None,
     x: Tensor | None, ids: Tensor | None,
@@ -82,11 +93,19 @@ def _factors(scales: Array, spans: Array, n_rows: int, rank: int) -> Array:
 
 def _columns(b: Array, spans: Array, panels: int) -> Array:
     """The columns of B of all adapters: [n_expert, rank, m rounded up]."""
-    b, blocks = b.reshape(len(b), -1, PANEL), []
-    for first, end in zip(spans[:-1] * panels, spans[1:] * panels, strict=True):
-        block = b[:, first:end].reshape(len(b), panels, -1, PANEL)
-        blocks.append(block.swapaxes(1, 2).reshape(len(b), -1, panels * PANEL))
-    return np.concatenate(blocks, 1)
+    in_blocks, n_expert, columns = b.shape[2] != PANEL, len(b), []
+    b = b.reshape(n_expert, -1)
+    for first, rank in zip(spans[:-1], np.diff(spans), strict=True):
+        start = first * panels * PANEL
+        for size in pieces(rank) if in_blocks else [rank]:
+            part = b[:, start : start + size * panels * PANEL]
+            start += part.shape[1]
+            if in_blocks:  # [block of panels, row, panel, column]
+                part = part.reshape(n_expert, -1, PANEL, 32 // size, size).transpose(0, 4, 1, 3, 2)
+            else:
+                part = part.reshape(n_expert, panels, size, PANEL).swapaxes(1, 2)
+            columns.append(part.reshape(n_expert, size, panels * PANEL))
+    return np.concatenate(columns, 1)
 
 
 def _lora(
@@ -149,8 +168,10 @@ def _case(
 def _expert_case(n: int, kind: GGMLType) -> Case:
     """Two of four experts for each of five tokens, with ``n`` rows of x each."""
     chosen, width = arg(2, 5, type=I32, low=0, high=4), max(PANEL, kind.block_size)
-    b, a = arg(width, 50 * PANEL // width, 4, type=kind), arg(96, 10, 4, type=kind)
-    return case(arg(65, 2, 5), b, *_adapters(5, 4, 6), a, arg(96, n, 5), chosen)
+    m, ranks = (128, (4, 8)) if kind is Q8_0 else (65, (4, 6))
+    b = arg(width, sum(ranks) * PANEL * ceil_div(m, PANEL) // width, 4, type=kind)
+    a = arg(96, sum(ranks), 4, type=kind)
+    return case(arg(m, 2, 5), b, *_adapters(5, *ranks), a, arg(96, n, 5), chosen)
 
 
 def _cases() -> list[Case]:
@@ -160,8 +181,8 @@ def _cases() -> list[Case]:
         _case(65, 65, 1, 16),
         *(_case(k, 48, 7, 16, 0, 8, 5, kind=t) for k in (33, 128) for t in (F32, F16)),
         _case(577, 577, 45, 16, 64, kind=F16),
-        _case(96, 40, 1, 16, kind=Q8_0),
-        _case(96, 40, 5, 2, 8, 6, kind=Q8_0),
+        _case(96, 64, 1, 16, kind=Q8_0),
+        _case(96, 128, 5, 4, 0, 60, 8, 12, kind=Q8_0),
         _case(576, 33, 9, 16, 3, 40, kind=F16, a=Q8_0),
         case(arg(65, 7), arg(PANEL, 10), *_adapters(7, 1, 1)),
         case(arg(65, 5), low, *_adapters(5, 4, 5), None, arg(9, 5)),
@@ -205,7 +226,8 @@ def lora(
 
     Args:
         b: for each adapter the panels of 16 rows of its B, each with its columns one after the
-            other. Two columns are a block of Q8_0, so ranks must be even.
+            other. Of Q8_0, for each of its ``pieces`` of s columns a matrix of blocks: 16 rows of
+            them for 32 / s panels, of which block r has row r of each (``fits_blocks``).
         a: None: ``x`` has the products with A.
         x: None: the products with A are ones, so that the columns of B are added.
         ids: of experts: the matrix of each row.

@@ -32,6 +32,20 @@ def test_spans_that_do_not_ascend_to_the_rank(spans: list[int], n_threads: int) 
         ops.graph_compute_with_ctx(ctx, graph, n_threads=n_threads)
 
 
+@pytest.mark.parametrize(("m", "ranks"), [(64, (4, 12)), (128, (6, 10)), (16, (16, 16))])
+def test_ranks_of_b_that_are_not_whole_blocks(m: int, ranks: tuple[int, int]) -> None:
+    rng, ctx = np.random.default_rng(0), Context()
+    x, y = (ctx.from_numpy(rng.standard_normal((3, n)).astype(np.float32)) for n in (64, m))
+    a = ctx.from_numpy(rng.standard_normal((sum(ranks), 64)).astype(np.float32))
+    b = ctx.new_tensor_2d(GGMLType.Q8_0, 32, m * sum(ranks) // 32)
+    scales, gains = (ctx.from_numpy(np.ones(n, np.float32)) for n in ((3, 2), 2))
+    spans = ctx.from_numpy(np.cumsum((0, *ranks)).astype(np.int32))
+    graph = CGraph()
+    graph.build_forward_expand(ops.lora(ctx, y, b, scales, spans, gains, a, x))
+    with pytest.raises(ComputeError, match="index lies outside"):
+        ops.graph_compute_with_ctx(ctx, graph, n_threads=1)
+
+
 def test_adapters_without_ranks_change_nothing() -> None:
     """Also in work memory where an adapter before them had its factors."""
     rng, ctx = np.random.default_rng(0), Context()

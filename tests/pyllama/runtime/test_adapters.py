@@ -70,15 +70,22 @@ def test_types_of_matrices_and_ranks_of_tensors(
 
 
 @pytest.mark.parametrize(
-    ("type", "size"), [("F16", 1), ("Q8_0", 1), ("Q4_0", 1), ("F16", 1 << 24), ("Q4_0", 1 << 24)]
-)
-def test_bases_of_other_types(tmp_path: Path, type: str, size: int) -> None:
-    """Also with values of B that are too large for F16, and an alpha that is as small."""
+    ("type", "size", "rank"),
+    [
+        ("F16", 1, 4), ("Q8_0", 1, 4), ("Q4_0", 1, 4), ("F16", 1 << 24, 4), ("Q4_0", 1 << 24, 4),
+        ("Q8_0", 1, 16), ("Q4_0", 1, 24), ("Q4_0", 1, 48),
+    ],
+)  # fmt: skip
+def test_bases_of_other_types(tmp_path: Path, type: str, size: int, rank: int) -> None:
+    """Also with values of B that are too large for F16, and an alpha that is as small.
+
+    Of the ranks, the blocks of B are Q8_0 for all matrices (16), some (24, 48) or none (4).
+    """
     base = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
     model = Model.load(base)
-    plain, terms = logits(model), terms_of(model)
+    plain, terms = logits(model), terms_of(model, rank)
     sized = {name: (a, b * size) for name, (a, b) in terms.items()}
-    lora = load_lora(write_lora(tmp_path / "a.gguf", "llama", sized, 4 / size), model)
+    lora = load_lora(write_lora(tmp_path / "a.gguf", "llama", sized, rank / size), model)
     context = Context(model, n_ctx=32, type_k=F32, type_v=F32)
     context.set_adapters([lora])
     context.decode(Batch(TOKENS, logits="all", adapters=context.scales({lora: 1.0})))

@@ -28,8 +28,8 @@ from .loop import MAX_THREADS
 from .type_traits import TypeTraits
 from .work import WorkMemory, WorkRange
 
-# Ops with a source that may be interleaved, and the index of that source.
-READS_INTERLEAVED = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "GET_ROWS": 0, "LORA": 5}
+# Ops with sources that may be interleaved, and the indices of these.
+READS_INTERLEAVED = {"MUL_MAT": (0,), "MUL_MAT_ID": (0,), "GET_ROWS": (0,), "LORA": (1, 5)}
 
 ANY_CHUNKS = 1 << 30  # for ``replicate``: with any number of chunks of the readers
 GRAIN = 8192  # elements of an element-wise chunk, at least: claiming a smaller one costs more
@@ -97,11 +97,10 @@ def reads_layout(node: Tensor) -> bool:
     Views are excluded, since they may start and end inside groups.
     """
     assert node.op is not None
-    place = READS_INTERLEAVED.get(node.op.name)
-    known = None if place is None else node.src[place]
+    known = READS_INTERLEAVED.get(node.op.name, ())
     return not any(
-        s is not None and is_repacked(s) and (s is not known or s.view_src is not None)
-        for s in node.src
+        s is not None and is_repacked(s) and (i not in known or s.view_src is not None)
+        for i, s in enumerate(node.src)
     )
 
 

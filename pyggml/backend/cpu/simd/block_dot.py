@@ -62,6 +62,8 @@ SUMS_32, SUMS_16, STARTS, CODES_256 = 16, 32, 64, 128
 class GroupBlock:
     """A block of 16 interleaved rows; part p of a line is one vector."""
 
+    n_lines: int | None = None  # how many lines are multiplied; None: all
+
     def __init__(self, kind: int, address: Value) -> None:
         self.layout = layout_32(kind)
         self.n_parts, self._address = vectors().parts, address
@@ -91,6 +93,22 @@ class GroupBlock:
         v = vectors()
         place = self.layout.plane_at(plane) + LINE * line + v.width * p
         return load(b, at(b, self._address, place), vec(i32, v.lanes))
+
+
+class BlockLines(GroupBlock):
+    """``n_lines`` lines of a block of bytes from byte ``start`` of the first one on.
+
+    They are multiplied by the first columns of a block of activations; its others must be 0.
+    """
+
+    def __init__(self, kind: int, address: Value, start: Value, n_lines: int) -> None:
+        super().__init__(kind, address)
+        self._start, self.n_lines = start, n_lines
+
+    def codes(self, b: Value, line: int, p: int) -> Value:
+        v = vectors()
+        place = self.layout.plane_at(self.layout.main) + LINE * line + v.width * p
+        return load(b, at(b, b.add(self._address, self._start), place), vec(i8, v.width))
 
 
 class BlockDot:
@@ -205,7 +223,7 @@ def _start(b: Value, act: Value, zero: int) -> Value:
 def _lines(block: Any) -> list[tuple[int, tuple[int, ...]]]:
     """The lines of a block's low bits, and the first columns of the slices of each."""
     w = block.layout.main.width
-    return [(k, tuple(range(0, 32, 4 * w))) for k in range(w)]
+    return [(k, tuple(range(0, 32, 4 * w))) for k in range(w)][: block.n_lines]
 
 
 def _slices(b: Value, block: Any, line: int, p: int) -> list[Value]:

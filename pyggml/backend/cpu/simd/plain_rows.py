@@ -16,6 +16,7 @@ from functools import reduce
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
 from ....compiler.jit import inline, intrinsic_from_ir
 from ....dtype import GGMLType
@@ -188,6 +189,20 @@ def pack_rows(b: Value, kind: int, table: Value, n: Value, out: Value) -> None:
         walk_blocks(b, kind, at(b, table, 8 * lanes * p), n, lanes, [], store_block)
 
 
+@intrinsic_from_ir(literals=1, result=types.int64)
+def packed_block(b: Value, kind: int, start: Value) -> Value:
+    """The address of 16 plain blocks, one after the other, as one interleaved block.
+
+    It is memory of the function that is being compiled: the next call overwrites it.
+    """
+    v, out = vectors(), stack_memory(b, block_bytes(kind))
+    rows = [at(b, start, source_bytes(kind) * r) for r in range(ROWS)]
+    for p in range(v.parts):
+        part = rows[v.lanes * p : v.lanes * (p + 1)]
+        RowsBlock(b, kind, part, const(0)).pack(b, out, p)
+    return out
+
+
 @intrinsic_from_ir
 def transpose_rows(b: Value, table: Value, n: Value, out: Value, stride: Value) -> None:
     """Store the ``n`` columns of 16 rows of F32, ``stride`` bytes apart; ``table`` as above."""
@@ -202,7 +217,7 @@ def transpose_rows(b: Value, table: Value, n: Value, out: Value, stride: Value) 
 class RowsBlock:
     """A block of ``lanes`` plain rows at byte ``offset`` of each, for ``BlockDot``."""
 
-    n_parts = 1
+    n_parts, n_lines = 1, None
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         self.layout = layout_32(kind)

@@ -2,6 +2,7 @@
 
     q_tile(Q4_1, 4, hint, weights, acts, stride, out, n_blocks, ahead)    # in jitted code
     float_tile(F16, 4, hint, weights, w_stride, x, x_stride, out, out_stride, n, ahead)
+    add_lines(Q8_0, 4, block, start, act, out)     # out += 16 columns of a block
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
 tokens, so a token's result has the same bits in a batch as alone.
@@ -25,12 +26,13 @@ from ..weights.layout import (
     block_bytes,
     layout_k,
 )
-from .block_dot import BlockDot, GroupBlock, KDot
+from .block_dot import BlockDot, BlockLines, GroupBlock, KDot
 from .isa import fma, load_floats, vectors
 from .vector import (
     LINE,
     at,
     broadcast_f32,
+    const,
     counted_loop,
     f32,
     item_at,
@@ -100,6 +102,24 @@ def q_tile(
         zeros = []
     for acc, place in zip(counted_loop(b, n_blocks, zeros, body), sums_at, strict=False):
         store(b, acc, place)
+
+
+@intrinsic_from_ir(literals=2)
+def add_lines(
+    b: Value, kind: int, n_lines: int, block: Value, start: Value, act: Value, out: Value
+) -> None:
+    """``out[0:16] +=`` some lines of an interleaved block times a block of activations.
+
+    Args:
+        start, n_lines: the columns, as of ``BlockLines``.
+    """
+    v = vectors()
+    following = b.add(b.add(block, start), const(block_bytes(kind)))
+    prefetch_lines(b, following, n_lines + 1, 3)
+    dot = BlockDot(b, BlockLines(kind, block, start, n_lines), [act])
+    for p in range(v.parts):
+        place = at(b, out, v.width * p)
+        store(b, dot.accumulate(b, load(b, place, vec(f32, v.lanes)), 0, p), place)
 
 
 def widest_tile(kind: int) -> int:

@@ -4,7 +4,7 @@
     squares_f32(x, n)                              # of their squares
     max_f32(x, n)                                  # the largest: LLVM vectorises no maximum
     dot_f32(F16, x, y, n)                          # of n F16 or F32 with n float32
-    add_columns(Q8_0, columns, factors, n, y, ahead)   # y += sum of factors times columns
+    add_columns(F16, columns, factors, n, y, ahead)    # y += sum of factors times columns
 
 LLVM would choose the number of partial sums by the width of the host's vectors. Here they are 32:
 column i belongs to sum i % 32; four vectors of 8 are added in pairs, then halves to halves; the
@@ -22,19 +22,14 @@ from llvmlite import ir
 from numba import types
 
 from ....compiler.jit import intrinsic_from_ir
-from ....dtype import GGMLType
-from ....rounding import ceil_div
 from .isa import fma, load_floats, widen
 from .vector import (
-    F16,
     F32,
     LINE,
-    at,
-    broadcast,
+    broadcast_f32,
     const,
     counted_loop,
     f32,
-    i8,
     i16,
     i32,
     item_at,
@@ -50,7 +45,6 @@ from .vector import (
 Value = Any
 Step = Callable[[Value, Value, Value], Value]
 _SUMS = 32
-Q8_0 = int(GGMLType.Q8_0)
 
 
 def _add(b: Value, total: Value, x: Value) -> Value:
@@ -129,53 +123,37 @@ def dot_f32(b: Value, kind: int, x: Value, y: Value, n: Value) -> Value:
     return _reduced(b, n, many, one, _add, 0.0)
 
 
-@intrinsic_from_ir(literals=1, args=(types.int64,) * 5)
+@intrinsic_from_ir(literals=1)
 def add_columns(
     b: Value, kind: int, columns: Value, factors: Value, n: Value, y: Value, ahead: Value
 ) -> None:
-    """``y += sum of factors[i] * column i``, of ``n`` columns of 16 values: F32, F16 or Q8_0.
+    """``y += sum of factors[i] * column i``, of ``n`` columns of 16 values: F32 or F16.
 
-    Two columns are a block of Q8_0. Column i belongs to sum i % 4; the last n % 4 are added to
-    their total.
+    Column i belongs to sum i % 4; the last n % 4 are added to their total.
 
     Args:
         factors, y: addresses of float32.
         ahead: bytes from a column to the line that is prefetched with it.
     """
-    two = 34 if kind == Q8_0 else 2 * 16 * (4 if kind == F32 else 2)  # bytes of two columns
+    size = 16 * (4 if kind == F32 else 2)  # bytes of a column
 
-    def column(i: Value, half: int, total: Value) -> Value:
-        """``total`` plus column 2 i + half."""
-        factor = load(b, at(b, item_at(b, factors, i, 8), 4 * half), f32)
-        place = item_at(b, columns, i, two)
-        if kind != Q8_0:
-            values = load_floats(b, kind, at(b, place, half * two // 2), 16)
-        else:
-            factor = b.fmul(factor, widen(b, F16, load(b, place, i16)))
-            codes = load(b, at(b, place, 2 + 16 * half), vec(i8, 16))
-            values = b.sitofp(b.sext(codes, vec(i32, 16)), vec(f32, 16))
-        return fma(b, values, broadcast(b, factor, 16), total)
+    def column(i: Value, total: Value) -> Value:
+        values = load_floats(b, kind, item_at(b, columns, i, size), 16)
+        return fma(b, values, broadcast_f32(b, item_at(b, factors, i, 4), 16), total)
 
     def four(i: Value, sums: list[Value]) -> list[Value]:
-        first = times(b, i, 2)
-        start = b.add(item_at(b, columns, first, two), ahead)
-        prefetch_lines(b, start, ceil_div(2 * two, LINE), 3)
-        pairs = [(b.add(first, const(k // 2)), k % 2) for k in range(4)]
-        return [column(*pair, x) for pair, x in zip(pairs, sums, strict=True)]
+        first = times(b, i, 4)
+        start = b.add(item_at(b, columns, first, size), ahead)
+        prefetch_lines(b, start, 4 * size // LINE, 3)
+        return [column(b.add(first, const(k)), x) for k, x in enumerate(sums)]
 
     fours = b.lshr(n, const(2))
     sums = counted_loop(b, fours, [splat(f32, 16, 0.0)] * 4, four)
     total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
-    done, left = b.shl(fours, const(1)), b.and_(n, const(3))
+    done = b.shl(fours, const(2))
 
-    def pair(i: Value, carried: list[Value]) -> list[Value]:
-        return [column(b.add(done, i), 1, column(b.add(done, i), 0, carried[0]))]
+    def one(i: Value, carried: list[Value]) -> list[Value]:
+        return [column(b.add(done, i), carried[0])]
 
-    (total,) = counted_loop(b, b.lshr(left, const(1)), [total], pair)
-    done = b.add(done, b.lshr(left, const(1)))
-
-    def last(i: Value, carried: list[Value]) -> list[Value]:
-        return [column(done, 0, carried[0])]
-
-    (total,) = counted_loop(b, b.and_(left, const(1)), [total], last)
+    (total,) = counted_loop(b, b.and_(n, const(3)), [total], one)
     store(b, b.fadd(load(b, y, vec(f32, 16)), total), y)

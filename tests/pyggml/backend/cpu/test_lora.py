@@ -26,7 +26,7 @@ from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
-N, N_FF, SPANS = 96, 192, np.array([0, 16, 22, 22, 28], np.int32)
+N, N_FF, SPANS = 128, 256, np.array([0, 16, 28, 28, 64], np.int32)
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((9, N)).astype(np.float32)
 SCALES = np.where(RNG.random((9, 4)) < 0.5, RNG.uniform(0.5, 2, (9, 4)), 0).astype(np.float32)
@@ -50,14 +50,16 @@ class Layer:
             buffer.set_tensor(t, data.reshape(-1))
         self.bias = rng.standard_normal(N).astype(np.float32)
         low = GGMLType.Q8_0 if kind.is_quantized else GGMLType.F32
-        self.low, rank = {}, int(SPANS[-1])
+        made, self.low, rank, width = Context(no_alloc=True), {}, int(SPANS[-1]), 2 * PANEL
         for name in adapted.split():
             k, m = sizes[name]
-            a = rng.standard_normal((rank, k)).astype(np.float32)
-            b = rng.standard_normal((m // PANEL * rank // 2, 2 * PANEL)).astype(np.float32)
-            pair = (a, b) if low is GGMLType.F32 else (quantize(a, low), quantize(b, low))
-            self.low[name] = k, m, pair
-        self.kind = low
+            ne = (PANEL, m * rank // PANEL) if low is GGMLType.F32 else (width, m * rank // width)
+            self.low[name] = made.new_tensor_2d(low, k, rank), made.new_tensor_2d(low, *ne)
+        if self.low:
+            buffer = alloc_ctx_tensors(made, buft)
+        for t in (t for pair in self.low.values() for t in pair):
+            values = rng.standard_normal((t.ne[1], t.ne[0])).astype(np.float32)
+            buffer.set_tensor(t, quantize(values, low).reshape(-1).view(np.uint8))
 
     def linear(self, ctx: Context, scales: Array) -> Callable[[str, Tensor], Tensor]:
         """A function that multiplies with a matrix, and adds the changes by adapters."""
@@ -68,16 +70,8 @@ class Layer:
             y = ops.mul_mat(ctx, self.w[name], x)
             if name not in self.low:
                 return y
-            k, m, pair = self.low[name]
-            rank, width = int(SPANS[-1]), max(PANEL, self.kind.block_size)
-            low = [
-                ctx.new_tensor_2d(self.kind, k, rank),
-                ctx.new_tensor_2d(self.kind, width, m * rank // width),
-            ]
-            for t, values in zip(low, pair, strict=True):
-                assert t.buffer is not None
-                t.buffer.set_tensor(t, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-            return ops.lora(ctx, y, low[1], *given, gains, low[0], x)
+            a, b = self.low[name]
+            return ops.lora(ctx, y, b, *given, gains, a, x)
 
         return linear
 
@@ -123,6 +117,11 @@ def test_tokens_without_adapters_keep_their_bits(kind: GGMLType, buft: Any, adap
     same = [a.tobytes() == b.tobytes() for a, b in zip(plain, changed, strict=True)]
     assert same == [not row.any() for row in SCALES[:, [0, 1, 3]]]  # adapter 2 has no columns
     assert layer.run(X, SCALES, 1, False)[0].tobytes() == changed.tobytes()
+
+
+def test_bits_of_both_layouts() -> None:
+    plain, interleaved = (Layer(GGMLType.Q4_1, buft).run(X, SCALES)[0] for buft in (HOST, REPACK))
+    assert plain.tobytes() == interleaved.tobytes()
 
 
 @kinds

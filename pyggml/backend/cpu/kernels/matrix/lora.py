@@ -4,9 +4,11 @@ The first launch writes a row of factors to work memory for each row of y:
 
     n | (offset in B, number of columns, offset in this row) for each of n adapters | factors
 
-Offsets are in bytes, factors are ``scale gain (A x)``. The second launch adds the columns of B
-times the factors, a panel of 16 rows of B at a time. MUL_MAT does so with each of its tiles, which
-have the rows of a panel (``add_changes``), and needs no second launch.
+Offsets are in bytes, factors are ``scale gain (A x)``. For a B of Q8_0 there are three words for
+each piece of 32 >> s columns, the second of which is s, and its factors are a block of int8. The
+second launch adds the columns of B times the factors, a panel of 16 rows of B at a time. MUL_MAT
+does so with each of its tiles, which have the rows of a panel (``add_changes``), and needs no
+second launch.
 
 Sums are taken in an order that depends on the adapters of the row alone.
 Access: an adapter's rows of A front to back, and its columns of each panel of B, with the next
@@ -47,11 +49,13 @@ from ...atomics import call_address
 from ...compile.lowering import CpuLowering, lowers
 from ...compile.type_traits import TypeTraits, trait
 from ...compile.work import WorkRange
-from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
+from ...simd.plain_rows import TABLE_BYTES, packed_block, set_row_pointers
+from ...simd.tile import add_lines
 from ...simd.total import add_columns
+from ...simd.vector import LINE
 from ...weights.buffer import is_repacked
 from ...weights.layout import QUANTIZED, ROWS, activation_bytes
-from ..quantize import add_quantize
+from ..quantize import add_quantize, quantize_row
 from .weights import (
     AHEAD_ONE,
     BLOCK_BYTES,
@@ -65,7 +69,8 @@ from .weights import (
 )
 
 _MACS = 1 << 12  # multiplications of a chunk, at least
-_WORDS = 3  # 64-bit words of an adapter in a row of factors
+_WORDS = 3  # 64-bit words of an adapter, or of a piece of it, in a row of factors
+_BLOCK = GGMLType.Q8_0.block_size
 
 
 class Factors(NamedTuple):
@@ -75,7 +80,9 @@ class Factors(NamedTuple):
     stride: int  # bytes of a row of factors
     n_rows: int
     rank: int  # columns of all adapters
+    values: int  # where in a row the factors begin
     column_bytes: int  # of B, from one adapter's first column to the next one's
+    fewest: int  # columns of the smallest piece of B that its panels allow; 0: B has floats
     activations: int  # address of the quantized rows of x; 0: SRC4 has float32
     row_bytes: int  # of quantized x
     traits: int  # of A
@@ -104,38 +111,60 @@ def _expert(node, ids, row, n_expert):
 
 
 @inline
-def _ascend(node, spans, n, rank):
-    """Whether the spans ascend from 0 to ``rank``; else the node has an error."""
+def _ascend(node, spans, n, rank, fewest):
+    """Whether the spans ascend from 0 to ``rank``; else the node has an error.
+
+    Args:
+        fewest: ranks are its multiples, unless it is 0.
+    """
     legal = spans[0] == 0 and spans[n] == rank
     for j in range(n):
         legal = legal and spans[j] <= spans[j + 1]
+        if fewest != 0:
+            legal = legal and (spans[j + 1] - spans[j]) % fewest == 0
     if not legal:
         set_error(node, BAD_INDEX)
     return legal
 
 
+@inline
+def _multiply_group(node, a, group, x, scratch, products):
+    """Store the products of a group of 16 rows of A with a row of x."""
+    p = params_of(node, Factors)
+    traits, k = p.traits, ne(node, SRC3, 0)
+    if p.plain != 0:
+        set_row_pointers(scratch, a, nb(node, SRC3, 1), ROWS * group, p.rank)
+        n_rows = min(ROWS, p.rank - ROWS * group)
+        times_rows(traits, 1, scratch, n_rows, x, 0, products, 0, k)
+    else:
+        blocks = k // trait(traits, COLUMNS)
+        w = a + group * blocks * trait(traits, BLOCK_BYTES)
+        reg_tile(traits, REG_TILE_1, w, x, 0, products, blocks, trait(traits, AHEAD_ONE))
+
+
 @kernel
 def lora_factors(node, chunk, n_chunks, scratch):
-    """A chunk is every ``n_chunks``-th group of 16 rows of A, times a row of x.
+    """A chunk is a range of rows of y.
 
     SRC0 to SRC5: scales, spans, gains, A or nothing, x or nothing, ids or nothing.
-    Scratch: row pointers, products.
+    Scratch: row pointers, products of a group, a block of factors, factors.
     """
     p = params_of(node, Factors)
-    n, per_token, traits = ne(node, SRC0, 0), p.n_rows // ne(node, SRC0, 1), p.traits
+    n, per_token = ne(node, SRC0, 0), p.n_rows // ne(node, SRC0, 1)
     spans, gains = i32_ptr(data(node, SRC1)), f32_ptr(data(node, SRC2))
-    groups, values_at = max(1, (p.rank + ROWS - 1) // ROWS), 8 * (1 + _WORDS * n)
-    products, k, blocks, group_bytes = f32_ptr(scratch + TABLE_BYTES), ne(node, SRC3, 0), 0, 0
-    if traits != 0:
-        blocks = k // trait(traits, COLUMNS)
-        group_bytes = blocks * trait(traits, BLOCK_BYTES)
-    if not _ascend(node, spans, n, p.rank):
+    products, block = scratch + TABLE_BYTES, scratch + TABLE_BYTES + 4 * ROWS
+    values, group = f32_ptr(block + 4 * _BLOCK), f32_ptr(products)
+    a_bytes = nb(node, SRC3, 2)
+    if p.plain == 0:
+        blocks = ne(node, SRC3, 0) // trait(p.traits, COLUMNS)
+        a_bytes = (p.rank + ROWS - 1) // ROWS * blocks * trait(p.traits, BLOCK_BYTES)
+    if not _ascend(node, spans, n, p.rank, p.fewest):
         return
-    for u in range(chunk, p.n_rows * groups, n_chunks):
-        row = u // groups
-        begin = (u - row * groups) * ROWS
+    for row in range(
+        first_row(p.n_rows, chunk, n_chunks), first_row(p.n_rows, chunk + 1, n_chunks)
+    ):
         out, x, token = p.out + row * p.stride, data(node, SRC4), row // per_token
-        head, values = i64_ptr(out), f32_ptr(out + values_at)
+        head, place, count = i64_ptr(out), p.values, 0
         scales = f32_ptr(data(node, SRC0) + 4 * n * token)
         if x != 0:
             x_row = row
@@ -150,61 +179,90 @@ def lora_factors(node, chunk, n_chunks, scratch):
             expert = _expert(node, SRC5, row, ne(node, SRC3, 2))
             if expert < 0:
                 return
-            a += expert * (nb(node, SRC3, 2) if p.plain != 0 else groups * group_bytes)
-        count, multiplied = 0, False
+            a += expert * a_bytes
         for j in range(n):
             first, end = spans[j] + 0, spans[j + 1] + 0
             if scales[j] == 0 or first == end:
                 continue
-            if begin == 0:
-                words = _WORDS * count + 1
-                head[words] = first * p.column_bytes
-                head[words + 1] = end - first
-                head[words + 2] = values_at + 4 * first
-                count += 1
-            first, end = max(first, begin), min(end, begin + ROWS)
-            if first >= end:
-                continue
-            if a != 0 and not multiplied:
-                if p.plain != 0:
-                    set_row_pointers(scratch, a, nb(node, SRC3, 1), begin, p.rank)
-                    n_rows = min(ROWS, p.rank - begin)
-                    times_rows(traits, 1, scratch, n_rows, x, 0, scratch + TABLE_BYTES, 0, k)
-                else:
-                    ahead, group = trait(traits, AHEAD_ONE), a + begin // ROWS * group_bytes
-                    reg_tile(traits, REG_TILE_1, group, x, 0, scratch + TABLE_BYTES, blocks, ahead)
-                multiplied = True
             factor = scales[j] * gains[j]
-            for r in range(first, end):
-                values[r] = factor
-                if a != 0:
-                    values[r] = factor * products[r - begin]
-                elif x != 0:
-                    values[r] = factor * f32_ptr(x)[r]
-        if begin == 0:
-            head[0] = count
+            if a != 0:
+                for g in range(first // ROWS, (end + ROWS - 1) // ROWS):
+                    _multiply_group(node, a, g, x, scratch, products)
+                    for r in range(max(first, ROWS * g), min(end, ROWS * g + ROWS)):
+                        values[r - first] = factor * group[r - ROWS * g]
+            elif x != 0:
+                for r in range(first, end):
+                    values[r - first] = factor * f32_ptr(x)[r]
+            else:
+                for r in range(first, end):
+                    values[r - first] = factor
+            if p.fewest == 0:
+                _note(head, count, first * p.column_bytes, end - first, place)
+                for r in range(end - first):
+                    f32_ptr(out + place)[r] = values[r]
+                place += 4 * (end - first)
+                count += 1
+                continue
+            done, size, shift = 0, _BLOCK, 0
+            while done < end - first:
+                while size > end - first - done:
+                    size, shift = size // 2, shift + 1
+                for r in range(_BLOCK):
+                    f32_ptr(block)[r] = values[done + r] if r < size else 0
+                _note(head, count, (first + done) * p.column_bytes, shift, place)
+                quantize_row(block, out + place, _BLOCK)
+                done, place, count = done + size, place + LINE, count + 1
+        head[0] = count
+
+
+@inline
+def _note(head, count, offset, size, place):
+    """Store where a part of B and its factors begin."""
+    words = _WORDS * count + 1
+    head[words], head[words + 1], head[words + 2] = offset, size, place
 
 
 @cache
-def _adder(kind: int) -> CpuKernel:
-    """The function that ``add_changes`` calls, for B of a type."""
-    two = 2 * ROWS // GGMLType(kind).block_size * GGMLType(kind).type_size  # bytes of two columns
+def _adder(kind: int, plain: bool) -> CpuKernel:
+    """The function that ``add_changes`` calls, for B of a type and layout."""
+    size = ROWS * GGMLType(kind).type_size  # bytes of a column, or of a block of 16 rows
 
     def add_changes(b, panel, factors, stride, tokens, tile):
         for t in range(tokens):
             row = factors + t * stride
             head = i64_ptr(row)
             for j in range(1, _WORDS * head[0] + 1, _WORDS):
-                rank = head[j + 1] + 0
-                columns, ahead = b + head[j] + panel * rank * two // 2, rank * two // 2
-                add_columns(kind, columns, row + head[j + 2], rank, tile + 4 * ROWS * t, ahead)
+                n = head[j + 1] + 0
+                columns = b + head[j] + panel * n * size
+                add_columns(kind, columns, row + head[j + 2], n, tile + 4 * ROWS * t, n * size)
 
-    return named_kernel(add_changes, GGMLType(kind).name)
+    def add_blocks(b, panel, factors, stride, tokens, tile):
+        for t in range(tokens):
+            row, y = factors + t * stride, tile + 4 * ROWS * t
+            head = i64_ptr(row)
+            for j in range(1, _WORDS * head[0] + 1, _WORDS):
+                shift, act = head[j + 1] + 0, row + head[j + 2]
+                block = b + head[j] + (panel >> shift) * size
+                if plain:
+                    block = packed_block(kind, block)
+                start = (panel & ((1 << shift) - 1)) * (8 * LINE >> shift)
+                if shift == 1:
+                    add_lines(kind, 4, block, start, act, y)
+                elif shift == 0:
+                    add_lines(kind, 8, block, start, act, y)
+                elif shift == 2:
+                    add_lines(kind, 2, block, start, act, y)
+                else:
+                    add_lines(kind, 1, block, start, act, y)
+
+    if kind not in QUANTIZED:
+        return named_kernel(add_changes, GGMLType(kind).name)
+    return named_kernel(add_blocks, GGMLType(kind).name, "plain" if plain else "x16")
 
 
 @cache
-def _adder_traits(kind: int) -> TypeTraits:
-    return TypeTraits({}, {0: partial(_adder, kind)})
+def _adder_traits(kind: int, plain: bool) -> TypeTraits:
+    return TypeTraits({}, {0: partial(_adder, kind, plain)})
 
 
 @inline
@@ -255,12 +313,21 @@ class FactorRows(NamedTuple):
     traits: int  # of B
 
 
+def _fewest(panels: int) -> int:
+    """The smallest piece of a B of Q8_0 with so many panels, see ``ops.matrix.lora.pieces``."""
+    return next(size for size in (4, 8, 16, 32) if panels % (_BLOCK // size) == 0)
+
+
 def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
     """Launch ``lora_factors`` for a LORA."""
     _, b, scales, spans, gains, a, x, ids = node.src
-    panels, n_rows = ceil_div(node.ne[0], ROWS), node.nrows
+    panels, n_rows, in_blocks = ceil_div(node.ne[0], ROWS), node.nrows, b.type.is_quantized
     rank = b.ne[0] * b.ne[1] // (ROWS * panels)
-    stride = round_up(8 * (1 + _WORDS * scales.ne[0]) + 4 * rank, 64)
+    fewest = _fewest(panels) if in_blocks else 0
+    parts = min(3 * scales.ne[0] + rank // _BLOCK, rank // fewest) if in_blocks else scales.ne[0]
+    values = 8 * (1 + _WORDS * parts)
+    values = round_up(values, LINE) if in_blocks else values
+    stride = round_up(values + (LINE * parts if in_blocks else 4 * rank), LINE)
     act, macs, traits, plain = [], rank * n_rows, 0, True
     if a is not None:
         macs, plain = macs * a.ne[0], not is_repacked(a)
@@ -273,7 +340,9 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
         stride=stride,
         n_rows=n_rows,
         rank=rank,
+        values=values,
         column_bytes=b.nb[2] // max(1, rank),
+        fewest=fewest,
         activations=act[0].address if act else 0,
         row_bytes=activation_bytes(a.type, a.ne[0]) if act else 0,
         traits=traits,
@@ -283,14 +352,15 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
         lora_factors,
         node,
         params,
-        min(n_rows * ceil_div(rank, ROWS), macs // _MACS, min(8, n_rows) * lowering.n_threads),
+        min(n_rows, macs // _MACS, 8 * lowering.n_threads),
         src=(scales, spans, gains, a, x, ids),
         work=act,
         writes=out,
-        scratch=TABLE_BYTES + 4 * ROWS,
+        scratch=TABLE_BYTES + 4 * (ROWS + _BLOCK + rank),
         variant=layout_name(a) if a is not None else "",
     )
-    return FactorRows(out, stride, lowering.traits(_adder_traits(int(b.type)), 0))
+    adder = _adder_traits(int(b.type), not is_repacked(b))
+    return FactorRows(out, stride, lowering.traits(adder, 0))
 
 
 @lowers("LORA")
