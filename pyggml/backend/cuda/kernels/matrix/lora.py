@@ -1,9 +1,9 @@
 """LORA: the changes of rows by their adapters, in two launches.
 
 The first one multiplies rows of A with rows of x, into work memory. The second one adds the columns
-of B, times these products and ``scale gain``. Elements of any type are read one by one, of floats
-in A eight at once. Adapters whose scale is 0 for a row are not read. Spans that do not ascend to
-the rank, and ids that are out of range, set the queue's error.
+of B (floats), times these products and ``scale gain``. Elements of A, of any type, are read one by
+one, of floats eight at once. Adapters whose scale is 0 for a row are not read. Spans that do not
+ascend to the rank, and ids that are out of range, set the queue's error.
 
 Access: a warp has a row of A and a row of x, as in MUL_MAT of one token (``matmul``). A thread has
 an element of the result: the 16 threads of a panel read its columns of B one after the other.
@@ -143,7 +143,8 @@ def _supports(node: Tensor) -> bool:
     assert y is not None and b is not None
     n_blocks = node.nrows * max(ceil_div(node.ne[0], _WIDE), ceil_div(_rank(node), WARPS))
     rows = all(t is None or t.is_contiguous_rows() for t in (y, x))
-    types = decodable(b.type) and (a is None or decodable(a.type))
+    # B of Q8_0 lies in blocks, made for the CPU's int8 products: adapters have floats on a GPU.
+    types = b.type in FLOAT_TYPES and (a is None or decodable(a.type))
     return types and rows and n_blocks < 1 << 31
 
 
