@@ -281,7 +281,7 @@ def _is_tied(sources: Mapping[str, _Members], config: Config) -> bool:
 
 
 def _scales(members: list[PackedBlocks]) -> dict[str, Array]:
-    """The scales of a matrix or of all its experts, by name. Those that are all 1 are left out."""
+    """Scales by name, of a matrix or of all its experts; none of a name whose scales are all 1."""
     found: dict[str, Array] = {}
     for key in dict.fromkeys(key for blocks in members for key in blocks.scales):
         one = np.ones(1, np.float32)
