@@ -27,6 +27,7 @@ from benchmarks.roof import fma_roof, read_roof
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.run.trace import profile
+from pyggml.backend.interface import BufferType
 from pyggml.cgraph import CGraph
 from pyggml.compiler.jit import isa
 from pyggml.context import Context
@@ -57,13 +58,27 @@ SHAPES = {
 
 
 class DeepCache:
-    """Layers of one token's attention over ``n_cells`` cells in order."""
+    """Layers of the last tokens' attention over ``n_cells`` cells in order.
 
-    def __init__(self, heads: Heads, type: GGMLType, n_cells: int, least_bytes: int) -> None:
-        self.heads, self.n_cells = heads, n_cells
+    Args:
+        least_bytes: of all layers' caches.
+        n_tokens: that attend, the last of them at the last cell.
+        buft: of all tensors; the CPU's by default.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        type: GGMLType,
+        n_cells: int,
+        least_bytes: int,
+        n_tokens: int = 1,
+        buft: BufferType | None = None,
+    ) -> None:
+        self.heads, self.n_cells, self.n_tokens = heads, n_cells, n_tokens
         ctx = Context(no_alloc=True)
-        cells, rows = (ctx.new_tensor(GGMLType.I32, ne) for ne in ((2, n_cells), (4, 1)))
-        q = ctx.new_tensor(GGMLType.F32, (heads.columns, 1, heads.n_head))
+        cells, rows = (ctx.new_tensor(GGMLType.I32, ne) for ne in ((2, n_cells), (4, n_tokens)))
+        q = ctx.new_tensor(GGMLType.F32, (heads.columns, n_tokens, heads.n_head))
         widths = [heads.columns] if heads.latent else [heads.columns, heads.value_columns]
         self.graph, self.bytes = CGraph(), 0
         self.caches: list[Tensor] = []
@@ -77,10 +92,11 @@ class DeepCache:
             node = ops.flash_attn_cells(ctx, q, k, v, cells, rows, heads.columns**-0.5)
             self.graph.build_forward_expand(node)
         self.layers = len(self.caches) // len(widths)
-        self.buffer = alloc_ctx_tensors(ctx, CpuBackend(1).buffer_type())
+        self.buffer = alloc_ctx_tensors(ctx, buft or CpuBackend(1).buffer_type())
         place = np.arange(n_cells, dtype=np.int32)
         cells.set(np.stack([place, place], -1))
-        rows.set(np.array([[0, 0, n_cells, n_cells - 1]], np.int32))
+        last = range(n_cells - n_tokens, n_cells)
+        rows.set(np.array([[0, 0, n_cells, position] for position in last], np.int32))
         rng = np.random.default_rng(0)
         q.set(rng.standard_normal(q.ne[2::-1], np.float32))
         for x in self.caches:
@@ -90,9 +106,10 @@ class DeepCache:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of all layers."""
+        """Multiply-adds of all layers; a causal mask's share is counted too."""
         heads = self.heads
-        return self.layers * self.n_cells * heads.n_head * (heads.columns + heads.value_columns)
+        columns = heads.columns + heads.value_columns
+        return self.layers * self.n_tokens * self.n_cells * heads.n_head * columns
 
 
 def measure(

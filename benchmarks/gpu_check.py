@@ -55,7 +55,7 @@ from pyggml.rounding import round_up
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.op_table import case_node
 
-from . import random_llama
+from . import bench_attention, random_llama
 from .machine import ROOT, head
 
 Line = dict[str, Any]
@@ -103,6 +103,7 @@ class Sizes:
         matrices: columns and rows, for mat-vecs; products: for prompts of ``prompt`` tokens.
         l2_factor: weights of a mat-vec are so many times as large as the L2 cache.
         sparse: columns and rows, and the number of weights.
+        attention: names of shapes, types of caches, cells.
         launches: kernels of a graph whose launches are timed.
         repeats: of each measurement.
         models: shapes and types whose speed is measured: ``prompt`` tokens, then ``tokens`` more.
@@ -119,6 +120,7 @@ class Sizes:
     products: tuple[tuple[int, int], ...]
     l2_factor: int
     sparse: tuple[int, int, int]
+    attention: tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
     launches: int
     repeats: int
     models: tuple[tuple[Shape, str], ...]
@@ -133,17 +135,20 @@ class Sizes:
 
 FULL = Sizes(
     1 << 30, _TYPES, ((4096, 4096), (4096, 11008), (11008, 4096)),
-    ((2048, 2048), (2048, 5632), (5632, 2048), (4096, 11008)), 4, (4096, 11008, 8), 300, 20,
+    ((2048, 2048), (2048, 5632), (5632, 2048), (4096, 11008)), 4, (4096, 11008, 8),
+    (("deepseek2-16", "deepseek2-128", "llama-8b"), ("F16", "Q8_0"), (4096, 32768)), 300, 20,
     tuple((shape, type) for shape in (B1, B7) for type in ("Q4_0", "Q8_0", "F16")), 512, 128,
     replace(B1, is_sparse=True),
 )  # fmt: skip
 QUICK = replace(
     FULL, copy_bytes=1 << 28, matrices=((4096, 4096),), products=((2048, 5632),), repeats=10,
-    models=((B1, "Q4_0"),), tokens=32, cases_s=70.0,
+    attention=(("deepseek2-16", "llama-8b"), ("F16",), (4096,)), models=((B1, "Q4_0"),), tokens=32,
+    cases_s=70.0,
 )  # fmt: skip
 _SMALL = Shape("small", 32, 32, 1, 2, 1, n_vocab=259)
 TINY = Sizes(
-    1 << 12, ("Q4_0", "F16"), ((32, 8),), ((32, 8),), 0, (32, 32, 1), 3, 1, ((_SMALL, "Q4_0"),),
+    1 << 12, ("Q4_0", "F16"), ((32, 8),), ((32, 8),), 0, (32, 32, 1),
+    (("smollm2-135m",), ("F16",), (8,)), 3, 1, ((_SMALL, "Q4_0"),),
     3, 1, replace(_SMALL, is_sparse=True), (0.1,), ("F16",), 64, 3.0,
 )  # fmt: skip
 """For the test of this script, on an emulator."""
@@ -423,6 +428,29 @@ def sparse(check: Check) -> None:
             del program, keep, weights
 
 
+def attention(check: Check) -> None:
+    """Attention to deep caches, of one token by bytes and of a prompt by multiply-adds."""
+    names, types, depths = check.sizes.attention
+    for name in names:
+        for type in types:
+            for n_cells in depths:
+                for n_tokens in (1, min(check.sizes.prompt, n_cells)):
+                    least = check.sizes.l2_factor * check.driver.info.l2_bytes
+                    cache = bench_attention.DeepCache(
+                        bench_attention.SHAPES[name], GGMLType[type], n_cells, least, n_tokens,
+                        check.backend.buffer_type(),
+                    )  # fmt: skip
+                    program = check.backend.compile(cache.graph)
+                    us = check.time_us(program.enqueue)
+                    rate = cache.bytes / us * 1e6
+                    check.add(
+                        "attention", shape=name, type=type, cells=n_cells, tokens=n_tokens,
+                        us=us / cache.layers, gb_s=rate / 1e9, of_copy=rate / check.copy_rate,
+                        tflops=2e-6 * cache.macs / us,
+                    )  # fmt: skip
+                    del program, cache
+
+
 def costs(check: Check) -> None:
     """The host's and the device's time of launches and small copies."""
     n = check.sizes.launches
@@ -623,6 +651,7 @@ PARTS: dict[str, Callable[[Check], None]] = {
     "costs": costs,
     "gemm": gemm,
     "sparse": sparse,
+    "attention": attention,
     "speed": speed,
     "hybrid": hybrid,
 }
