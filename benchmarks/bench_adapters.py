@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_model import head, save
+from benchmarks.bench_model import head
+from benchmarks.machine import save
 from pyllama import Batch, Context, Model
 from pyllama.graph.adapters import LowRank
 from pyllama.hub.demo import demo_model_path

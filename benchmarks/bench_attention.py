@@ -22,7 +22,7 @@ import numpy as np
 
 import pyggml as ops
 from benchmarks import machine
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from benchmarks.roof import fma_roof, read_roof
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_model import head, save
+from benchmarks.bench_model import head
+from benchmarks.machine import save
 from pyllama import Model
 from pyllama.chat.formats import LLAMA_CPP_FORMATS, ChatFormats
 from pyllama.hub.demo import demo_model_path

@@ -12,7 +12,6 @@ too.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.machine import save
 from benchmarks.roof import around
 from pyggml.compiler.jit import isa
 from pyllama import Context, Model
@@ -28,7 +28,6 @@ from pyllama.bench.bench import BenchCase, samples_ns
 from pyllama.hub.demo import demo_model_path
 from pyllama_cli.tables.bench import test_name
 
-RESULTS = Path(__file__).parent / "results"
 TESTS = "pp512,tg64,tg64@d512,pp2000"
 
 
@@ -86,14 +85,6 @@ def head(model: Model, threads: int) -> dict[str, Any]:
         "file": model.path.name,
         "bytes": token_bytes(model),
     }
-
-
-def save(line: dict[str, Any], file: str, quiet: bool = False) -> None:
-    """Append to a results file, and print."""
-    if not quiet:
-        print(json.dumps(line), flush=True)
-    with (RESULTS / file).open("a") as f:
-        f.write(json.dumps(line) + "\n")
 
 
 class Ours:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import machine
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, prepare
-from benchmarks.bench_model import Ours, cases, head, name, save
+from benchmarks.bench_model import Ours, cases, head, name
+from benchmarks.machine import save
 from benchmarks.performance_page import LEAST_ROUNDS, PEERS, peers_table
 from pyggml import env
 from pyggml.compiler.jit import host_isas, isa

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, prepare
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from pyggml.compiler.jit import isa
 from pyggml.host import default_threads
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import machine, random_model
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from benchmarks.roof import read_roof
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile

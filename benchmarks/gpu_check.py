@@ -435,9 +435,10 @@ def attention(check: Check) -> None:
         for type in types:
             for n_cells in depths:
                 for n_tokens in (1, min(check.sizes.prompt, n_cells)):
-                    least = check.sizes.l2_factor * check.driver.info.l2_bytes
+                    cached = check.sizes.l2_factor * check.driver.info.l2_bytes
                     cache = bench_attention.DeepCache(
-                        bench_attention.SHAPES[name], GGMLType[type], n_cells, least, n_tokens,
+                        bench_attention.SHAPES[name], GGMLType[type], n_cells,
+                        cached if n_tokens == 1 else 0, n_tokens,
                         check.backend.buffer_type(),
                     )  # fmt: skip
                     program = check.backend.compile(cache.graph)

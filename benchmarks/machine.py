@@ -11,6 +11,7 @@ left out.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -27,6 +28,7 @@ from typing import Any
 from pyggml.host import cache_sizes, physical_cores
 
 ROOT = Path(__file__).parent
+RESULTS = ROOT / "results"
 Line = dict[str, Any]
 _VENDORS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel", "HygonGenuine": "Hygon"}
 # (vendor, family): (first model, last model, name). Source: LLVM, TargetParser/Host.cpp; Linux,
@@ -213,6 +215,14 @@ def head(threads: int | None = None) -> Line:
     if threads is not None:
         line["threads"] = threads
     return line | {"host": host(), "versions": versions()}
+
+
+def save(line: Line, file: str, quiet: bool = False) -> None:
+    """Append to a file of ``results/``, and print."""
+    if not quiet:
+        print(json.dumps(line), flush=True)
+    with (RESULTS / file).open("a") as f:
+        f.write(json.dumps(line) + "\n")
 
 
 def resident_bytes() -> int | None:

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.bench_model import Ours, cases, head, name, save
-from benchmarks.machine import label
+from benchmarks.bench_model import Ours, cases, head, name
+from benchmarks.machine import label, save
 from benchmarks.performance_page import DOCS, Line, markdown, newest
 from pyllama import Context, Model
 from pyllama.errors import ModelError

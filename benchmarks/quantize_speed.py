@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from pyggml.compiler.jit import isa
 from pyllama.quantize import QuantizeOptions, find_file_type, quantize_model
 

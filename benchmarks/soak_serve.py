@@ -43,8 +43,8 @@ import click
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.bench_model import save
 from benchmarks.bench_serve import free_port, is_ready, percentile
+from benchmarks.machine import save
 from benchmarks.malformed import MAX_BODY_MIB, Malformed, http, largest, malformed, text_of
 
 N_SLOTS, N_CTX_SLOT, CACHE_MIB = 16, 2048, 8

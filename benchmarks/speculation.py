@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from benchmarks.bench_model import head as of_machine
-from benchmarks.bench_model import save
+from benchmarks.machine import save
 from pyllama import Context, Model
 from pyllama.engine import Engine, Request, step
 from pyllama.hub.demo import demo_model_path

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_model import head, save
+from benchmarks.bench_model import head
+from benchmarks.machine import save
 from pyllama import Batch, Context, Model
 from pyllama.bench.bench import bench_tokens
 from pyllama.hub.demo import demo_model_path

@@ -25,9 +25,8 @@ import torch
 import torch.nn.functional as F
 
 import pyggml as ggml
-from benchmarks.bench_model import save
 from benchmarks.llama_graph import EPS, THETA, Array, LlamaGraph, Sizes, random_weights
-from benchmarks.machine import head
+from benchmarks.machine import head, save
 from pyggml import opt
 
 DOCS = Path(__file__).parents[1] / "docs"

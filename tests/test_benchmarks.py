@@ -454,7 +454,7 @@ def test_peers_and_their_page(
         f"#!{sys.executable} -P\nimport sys\nprint('{{\"avg_ts\": 2.0}}')\nsys.exit('-d 3' in "
         "' '.join(sys.argv))\n"
     )
-    monkeypatch.setattr(bench_model, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(performance_page, "ROOT", tmp_path)
     monkeypatch.setattr(performance_page, "PICTURES", tmp_path / "pictures")
     ik = tmp_path / "python"

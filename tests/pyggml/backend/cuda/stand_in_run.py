@@ -111,7 +111,7 @@ def use_gpu_check(stand_in: StandIn, folder: Path, *, models: bool) -> None:
     Args:
         models: those that measure models, or all others.
     """
-    for name in ("gguf", "hypothesis", "prompt_toolkit", "pytest", "torch"):
+    for name in ("gguf", "hypothesis", "prompt_toolkit", "pyllama_cli", "pytest", "torch"):
         sys.modules[name] = None  # type: ignore[assignment]  # a machine may lack them
     from benchmarks import gpu_check
 
