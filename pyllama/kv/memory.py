@@ -30,7 +30,7 @@ from ..errors import BatchError, ContextFull, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache, cached_layers
 from .reduction import Reduction
-from .states import StateCache
+from .states import ON_HOST, StateCache, StatePlaces
 from .table import CHUNK, Ints, Seqs, seq_tuple
 
 Floats = npt.NDArray[np.float32]
@@ -86,6 +86,7 @@ class Memory:
         checkpoint_every: number of tokens between the checkpoints that are made without a batch
             asking for them; 0: none.
         layer_buft: see ``KVCache``.
+        states: see ``StateCache``.
         kv_keep, kv_window: of a ``Reduction``; 0: there is none.
 
     Attributes:
@@ -119,6 +120,7 @@ class Memory:
         n_checkpoints: int = 0,
         checkpoint_every: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
+        states: StatePlaces = ON_HOST,
         kv_keep: int = 0,
         kv_window: int = 0,
     ) -> None:
@@ -127,7 +129,7 @@ class Memory:
         self.states: StateCache | None = None
         if any(hparams.states):
             self.states = StateCache(
-                hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every
+                hparams, n_seq_max, n_checkpoints * n_seq_max, checkpoint_every, states
             )
         by_order = hparams.learned_positions or hparams.swa_chunked
         self.can_shift = not (by_order or hparams.has_encoder or self.states is not None or kv_keep)

@@ -9,15 +9,17 @@ A slot has the states of all layers after some token, and does not change while 
 end of a sequence refers to it: the next token then writes to another slot. So a copy of a sequence
 and a checkpoint, to which the sequence can go back, cost nothing when they are made. Where slots
 run out, the oldest checkpoint is dropped. A state's position is that of the token that comes next.
-States are in host memory: the ops that update them have kernels for the CPU. The system commits
-memory when a slot is first written. Not thread-safe.
+States of a layer are in the memory of the device that updates them. Of the host's, the system
+commits memory when a slot is first written. Not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.host import available_memory
-from pyggml.tensor import Tensor
+from pyggml.tensor import BufferType, Tensor
 
 from ..errors import BatchError
 from ..hparams import HParams
@@ -52,14 +54,30 @@ class KeptState:
     drafted: bool = False
 
 
+class StatePlaces(NamedTuple):
+    """Where states are.
+
+    Attributes:
+        layer_buft: the buffer type of a layer's states.
+        n_spare: the most slots besides two for each sequence; None: as many as are wanted.
+    """
+
+    layer_buft: Callable[[int], BufferType]
+    n_spare: int | None = None
+
+
+ON_HOST = StatePlaces(lambda layer: HOST)
+
+
 class StateCache:
     """The states of some layers, for each sequence the newest and some older ones.
 
     Args:
         n_seq_max: number of sequences.
         n_checkpoints: the most older states of all sequences together; fewer where they would
-            take a quarter of the free memory.
+            take a quarter of the host's free memory, or there are fewer ``n_spare``.
         every: a state becomes a checkpoint at each multiple of this position; 0: at none.
+        places: where they are.
 
     Attributes:
         tensors: by name and layer, F32 [..., n_slots], with the sizes of ``HParams.states``.
@@ -72,26 +90,37 @@ class StateCache:
     """
 
     def __init__(
-        self, hparams: HParams, n_seq_max: int, n_checkpoints: int, every: int = 0
+        self,
+        hparams: HParams,
+        n_seq_max: int,
+        n_checkpoints: int,
+        every: int = 0,
+        places: StatePlaces = ON_HOST,
     ) -> None:
-        size, have = slot_bytes(hparams), available_memory()
-        self.size_bytes = size * n_seq_max
+        layer_buft, n_spare = places
+        sizes = slot_bytes(hparams, layer_buft)
+        self.size_bytes = sum(sizes.values()) * n_seq_max
         self.n_seq_max, self.n_checkpoints, self.n_drafted = n_seq_max, n_checkpoints, _DRAFT_SLOTS
         self._every = every
-        if have is not None:
-            _check_memory(self.size_bytes, n_seq_max, have)
-            n_spare = have // (4 * size)
+        on_host, have = sum(n for buft, n in sizes.items() if buft.is_host), available_memory()
+        if have is not None and on_host:
+            _check_memory(on_host * n_seq_max, n_seq_max, have)
+            n = have // (4 * on_host)
+            n_spare = n if n_spare is None else min(n, n_spare)
+        if n_spare is not None:
             self.n_drafted = min(_DRAFT_SLOTS, n_spare // 2)
             self.n_checkpoints = min(n_checkpoints, n_spare - self.n_drafted)
         self.n_slots = 2 * n_seq_max + self.n_checkpoints + self.n_drafted
-        ctx = Context(no_alloc=True)
+        contexts = {buft: Context(no_alloc=True) for buft in sizes}
         self.tensors: dict[str, dict[int, Tensor]] = {}
         for layer, shapes in enumerate(hparams.states):
             for name, ne in shapes.items():
+                ctx = contexts[layer_buft(layer)]
                 tensor = ctx.new_tensor(GGMLType.F32, (*ne, self.n_slots))
                 tensor.set_name(f"state_{name}_l{layer}")
                 self.tensors.setdefault(name, {})[layer] = tensor
-        alloc_ctx_tensors(ctx, HOST)
+        for buft, ctx in contexts.items():
+            alloc_ctx_tensors(ctx, buft)
         self.stored = [t for by_layer in self.tensors.values() for t in by_layer.values()]
         self.clear()
 
@@ -344,6 +373,10 @@ def _check_memory(size: int, n_seq_max: int, have: int) -> None:
         )
 
 
-def slot_bytes(hparams: HParams) -> int:
-    """Bytes of the states of all layers."""
-    return sum(4 * prod(ne) for shapes in hparams.states for ne in shapes.values())
+def slot_bytes(hparams: HParams, layer_buft: Callable[[int], BufferType]) -> Counter[BufferType]:
+    """Bytes of the states of all layers, by the type of their memory."""
+    found = Counter[BufferType]()
+    for layer, shapes in enumerate(hparams.states):
+        if shapes:
+            found[layer_buft(layer)] += sum(4 * prod(ne) for ne in shapes.values())
+    return found

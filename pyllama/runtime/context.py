@@ -43,7 +43,7 @@ from ..kv.table import Ints, Seqs, seq_tuple
 from .adapters import Adapter, check_scale
 from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graphs
-from .devices import kv_buffer_types, start_devices
+from .devices import kv_buffer_types, start_devices, state_places
 from .fork_lock import ForkLock
 from .loader import header_graph
 from .model import Model
@@ -111,7 +111,10 @@ class Context:
         layer_buft = kv_buffer_types(
             self.sched.backends, self._weights, self.hparams, params, model.host_kv
         )
-        self.kv = params.memory(self.hparams, layer_buft)
+        states = state_places(
+            self.sched.backends, self._weights, self.hparams, params, model.arch.build_graph
+        )
+        self.kv = params.memory(self.hparams, layer_buft, states)
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._graphs: OrderedDict[GraphSize, DecodeGraph] = OrderedDict()

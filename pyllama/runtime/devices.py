@@ -21,25 +21,30 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
 
 import pyggml as ops
 from pyggml.backend.interface import Backend
 from pyggml.backend.registry import HOST_BACKENDS, available, init_backend, missing
-from pyggml.buffer import HOST
+from pyggml.buffer import HOST, AddressBufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 from pyggml.tensor import BufferType, Tensor
 
+from ..graph.builder import GraphBuilder
 from ..hparams import HParams
 from ..kv.cache import cached_layers
+from ..kv.states import ON_HOST, StatePlaces
 from .params import ContextParams
 
 log = logging.getLogger(__name__)
 Devices = str | Sequence["str | Backend"]
 CPU = "cpu"
 _AUTO_MARGIN = 1 << 30  # bytes; llama.cpp's default of --fit-target
+_RECURRENT = ("ssm", "shortconv", "time_mix", "attn")  # parts of layers that have states
+_SPARE_SHARE = 16  # spare states take 1/16 of a GPU's memory
 
 
 class Reserved(NamedTuple):
@@ -328,24 +333,84 @@ def kv_buffer_types(
     That of the device that has the layer's attention weights; the host's for layers ``on_host``, if
     that device does not support the ops that write and read the cache, or without ``offload_kqv``.
     """
-    able = {b.name: b for b in backends[:-1] if not b.buffer_type().is_host and params.offload_kqv}
-    able = {
-        name: b for name, b in able.items() if _attends(b, hparams, params.type_k, params.type_v)
-    }
+    able = [
+        b for b in _offloads(backends, params) if _attends(b, hparams, params.type_k, params.type_v)
+    ]
 
     def buft(layer: int) -> BufferType:
-        if layer in on_host:
-            return HOST
-        prefix = f"blk.{layer}.attn"
-        for name, weight in weights.items():
-            if name.startswith(prefix) and weight.n_dims > 1 and weight.buffer is not None:
-                for backend in able.values():
-                    if backend.supports_buft(weight.buffer.buft):
-                        return backend.buffer_type()
-                return HOST
-        return HOST
+        owner = None if layer in on_host else _owner(able, weights, (f"blk.{layer}.attn",))
+        return HOST if owner is None else owner.buffer_type()
 
     return buft
+
+
+def state_places(
+    backends: Sequence[Backend],
+    weights: Mapping[str, Tensor],
+    hparams: HParams,
+    params: ContextParams,
+    build_graph: Callable[[GraphBuilder], Tensor],
+) -> StatePlaces:
+    """Where the states of recurrent layers are, as `kv_buffer_types`.
+
+    Spare slots take a sixteenth of a GPU's memory: of its total, which is the same before and after
+    weights are loaded.
+    """
+    if not any(hparams.states):
+        return ON_HOST
+    able = _offloads(backends, params)
+    if able:
+        addresses = AddressBufferType(able[0].buffer_type())
+        nodes = _updates(weights, hparams, params, build_graph, addresses)
+        able = [b for b in able if all(map(b.supports_op, nodes))]
+    owners = {
+        layer: _owner(able, weights, tuple(f"blk.{layer}.{part}" for part in _RECURRENT))
+        for layer, shapes in enumerate(hparams.states)
+        if shapes
+    }
+    n_spare = []
+    for backend in able:
+        size = sum(4 * prod(ne) for layer, owner in owners.items() if owner is backend
+                   for ne in hparams.states[layer].values())  # fmt: skip
+        memory = backend.memory()
+        if size and memory is not None:
+            n_spare.append(memory[1] // _SPARE_SHARE // size)
+
+    def buft(layer: int) -> BufferType:
+        owner = owners[layer]
+        return HOST if owner is None else owner.buffer_type()
+
+    return StatePlaces(buft, min(n_spare, default=None))
+
+
+def _offloads(backends: Sequence[Backend], params: ContextParams) -> list[Backend]:
+    """The devices with memory of their own that may have caches and states."""
+    return [b for b in backends[:-1] if not b.buffer_type().is_host and params.offload_kqv]
+
+
+def _owner(
+    able: Sequence[Backend], weights: Mapping[str, Tensor], prefixes: tuple[str, ...]
+) -> Backend | None:
+    """The device that has the first matrix with one of these prefixes; None: no able one."""
+    for name, weight in weights.items():
+        if name.startswith(prefixes) and weight.n_dims > 1 and weight.buffer is not None:
+            buft = weight.buffer.buft
+            return next((backend for backend in able if backend.supports_buft(buft)), None)
+    return None
+
+
+def _updates(
+    weights: Mapping[str, Tensor],
+    hparams: HParams,
+    params: ContextParams,
+    build_graph: Callable[[GraphBuilder], Tensor],
+    addresses: BufferType,
+) -> list[Tensor]:
+    """The nodes of a token's graph that update states."""
+    memory = params.memory(hparams, lambda layer: addresses, StatePlaces(lambda layer: addresses))
+    builder = GraphBuilder(hparams, weights, memory, 1, 1)
+    builder.finish(build_graph(builder))
+    return [node for node in builder.graph.nodes if node.op and node.op.updated(node)]
 
 
 def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLType) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyggml.backend.interface import Backend
-from pyggml.buffer import AddressBufferType
+from pyggml.buffer import HOST, AddressBufferType
 from pyggml.gguf import GGUFFile
 from pyggml.rounding import round_up
 from pyggml.sched import Sched
@@ -36,6 +36,7 @@ from .devices import (
     layer_devices,
     limit_bytes,
     placed_offload,
+    state_places,
 )
 from .loader import assign_weights, planned_tensors
 from .params import ContextParams
@@ -46,7 +47,7 @@ class DeviceUse:
     """The memory of one device that a model and a context need, in bytes.
 
     Attributes:
-        kv: keys, values and, on a GPU, its copy of the lists of cells.
+        kv: keys, values, recurrent states and, on a GPU, its copy of the lists of cells.
         compute: intermediate results of the largest graph, copies between devices, and work memory
             of kernels.
         free, total: of the device; None if not known.
@@ -177,12 +178,19 @@ class Planner:
                 tensors = part.planned(hparams, tensors, device)
                 host_kv |= part.host_kv
         real = kv_buffer_types(self.backends, tensors, hparams, params, host_kv)
-        planned = {buft: AddressBufferType(buft) for buft in map(real, range(hparams.n_layer))}
-        memory = params.memory(hparams, lambda layer: planned[real(layer)])
+        build = self.arch.build_graph
+        states = state_places(self.backends, tensors, hparams, params, build)
+        planned = {b.buffer_type(): AddressBufferType(b.buffer_type()) for b in self.backends}
+        planned[HOST] = AddressBufferType(HOST)
+        memory = params.memory(
+            hparams,
+            lambda layer: planned[real(layer)],
+            states._replace(layer_buft=lambda layer: planned[states.layer_buft(layer)]),
+        )
         kv, compute = Counter[str](), Counter[str]()
         for size in largest_graphs(hparams, params.n_ubatch):
             builder = GraphBuilder(hparams, tensors, memory, *size[:3], encodes=size.encodes)
-            builder.finish(self.arch.build_graph(builder))
+            builder.finish(build(builder))
             sizes = Counter[str]()
             for buft, n_bytes in Sched(self.backends).sizes(builder.graph).items():
                 sizes[self._owner(buft)] += n_bytes
@@ -197,6 +205,9 @@ class Planner:
             for i in cache.layers:
                 owned = (x for x in (cache.k[i], cache.v[i]) if x.view_src is None)
                 layers[1 + i].kv[self._owner(real(i))] += sum(map(_size, owned))
+        for by_layer in {} if memory.states is None else memory.states.tensors.values():
+            for i, tensor in by_layer.items():
+                layers[1 + i].kv[self._owner(_buft(tensor))] += _size(tensor)
         gpus = gpus_of(self.backends)
         uses = []
         for backend in self.backends:

@@ -21,6 +21,7 @@ from ..errors import BatchError
 from ..hparams import HParams
 from ..kv.memory import Memory
 from ..kv.reduction import check_model, check_sizes
+from ..kv.states import ON_HOST, StatePlaces
 from ..kv.table import MAX_POSITION
 from ..parameters import documented, row
 from ..parameters.loading import CACHE_TYPES, ContextSizes
@@ -86,7 +87,12 @@ class ContextParams(ContextSizes):
             )
         return resolved
 
-    def memory(self, hparams: HParams, layer_buft: Callable[[int], BufferType]) -> Memory:
+    def memory(
+        self,
+        hparams: HParams,
+        layer_buft: Callable[[int], BufferType],
+        states: StatePlaces = ON_HOST,
+    ) -> Memory:
         """The caches for these sizes, after ``resolve``.
 
         Raises:
@@ -98,7 +104,8 @@ class ContextParams(ContextSizes):
             hparams, self.n_ctx, self.n_seq_max, self.type_k, self.type_v,
             n_ubatch=self.n_ubatch, swa_full=self.swa_full, unified=self.unified,
             n_checkpoints=self.n_checkpoints, checkpoint_every=self.checkpoint_every,
-            layer_buft=layer_buft, kv_keep=self.kv_keep, kv_window=self.kv_window,
+            layer_buft=layer_buft, states=states, kv_keep=self.kv_keep,
+            kv_window=self.kv_window,
         )  # fmt: skip
 
 

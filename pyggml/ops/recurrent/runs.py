@@ -172,6 +172,7 @@ def head_cases(
         one(64, 4, 8, 4),
         one(*small),
         one(45, 3, 2, 2),
+        one(12, 2, [2, 1, 2], 6, padding=1, drafted=True),
         one(64, 4, [1], 9),
         one(32, 6, [3, 1, 7], 9, padding=2),
         one(20, 3, [1, 1, 4], 9, drafted=True),

@@ -26,6 +26,10 @@ pytest.importorskip("nvidia.cu13")
 
 from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
+from pyggml.backend.cuda.kernels.recurrent.conv import conv_kernel
+from pyggml.backend.cuda.kernels.recurrent.delta_net import delta_net_kernel
+from pyggml.backend.cuda.kernels.recurrent.runs import MAX_ROW, row_shape
+from pyggml.backend.cuda.kernels.recurrent.rwkv import wkv7_kernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin, compile_ptx
 from pyggml.compiler import numba_internals
@@ -60,6 +64,21 @@ def test_norms_with_the_nodes_around_them_compile(
 ) -> None:
     """No case has these."""
     check(norm_kernel(op, warp, True, *fused), GENERATIONS)
+
+
+def test_a_convolution_with_the_nodes_after_it_compiles() -> None:
+    """No case has these."""
+    check(conv_kernel(4, True, True), GENERATIONS)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [wkv7_kernel(row_shape(MAX_ROW)), delta_net_kernel(row_shape(MAX_ROW), True)],
+    ids=lambda kernel: kernel.name,
+)
+def test_states_of_the_longest_rows_compile(kernel: GpuKernel) -> None:
+    """They need the most registers."""
+    check(kernel, GENERATIONS)
 
 
 @pytest.mark.parametrize("cc", GENERATIONS, ids=str)

@@ -11,6 +11,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
+from pyllama.convert import convert
 from pyllama.runtime.adapters import load_control_vector, load_lora
 from pyllama.sparsity.division import Placements, Share
 from pyllama.sparsity.inventory import NeuronRows
@@ -18,6 +19,7 @@ from pyllama.sparsity.placement import NeuronSplit, Placement
 from pyllama.sparsity.plan import MemoryBudget, read_needs
 
 from ....pyllama.adapters import adaptable, random_terms, write_lora, write_vector
+from ....pyllama.arch.checkpoints import write_checkpoint
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
 
@@ -36,6 +38,16 @@ PROMPT = [7, 42, 3, 99, 12]
 LONG = [7 * i % 250 for i in range(20)]
 EXACT: Any = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
 Logits = list[np.ndarray]
+RECURRENT = {  # variants, and a kernel of each
+    "falcon_h1": "ssm_scan",
+    "kimi-linear": "gated_delta_net",
+    "lfm2": "conv_kernel",
+    "mamba": "ssm_scan",
+    "qwen3next": "gated_delta_net",
+    "rwkv6": "rwkv_wkv6",
+    "rwkv6qwen2": "gated_linear_attn",
+    "rwkv7": "rwkv_wkv7",
+}
 
 
 def gpu(number: int = 0, **options: Any) -> CudaBackend:
@@ -82,6 +94,29 @@ def test_latent_attention_on_a_gpu_gives_the_cpus_logits(tmp_path: Path, type: G
     names = there.driver.counts.launches
     assert any("attention" in name for name in names)
     assert any("attention_tile" in name for name in names) == (type is GGMLType.F16)
+
+
+@pytest.mark.parametrize(("name", "kernel"), RECURRENT.items())
+def test_recurrent_layers_on_a_gpu_give_the_cpus_logits(
+    tmp_path: Path, name: str, kernel: str
+) -> None:
+    """States are on the GPU, and the text goes back to one of them."""
+    write_checkpoint(tmp_path / "x", name)
+    path, there = convert(tmp_path / "x", tmp_path / "x.gguf", "f32"), gpu()
+    found = []
+    for devices in ([there], None):
+        context = Context(Model.load(path, devices=devices), n_ctx=64, n_threads=1, **EXACT)
+        for tokens in (LONG, [3], [5]):
+            context.decode(Batch(tokens, logits="all", checkpoints=[len(tokens) - 1]))
+            found.append(context.logits.copy())
+        assert context.kv.rewind(0, len(LONG)) == len(LONG)
+        context.decode(Batch([9]))
+        found.append(context.logits.copy())
+        on_device = {x.buffer.buft is there.buffer_type() for x in context.kv.states.stored}
+        assert on_device == {devices is not None}
+    for got, want in zip(found[:4], found[4:], strict=True):
+        assert np.abs(got - want).max() < 1e-3
+    assert any(kernel in launched for launched in there.driver.counts.launches)
 
 
 def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
+from pyllama.convert import convert
 from pyllama.graph.sparse.weights import normalize_powerinfer_metadata
 from pyllama.runtime.devices import Offload
 from pyllama.runtime.offload import OffloadPlan, Planner
@@ -23,6 +24,7 @@ from pyllama.runtime.params import ContextParams
 from pyllama.sparsity.division import Placements
 from pyllama.sparsity.plan import PlacementParams, plan_on_devices
 
+from ....pyllama.arch.checkpoints import write_checkpoint
 from ....pyllama.models import Spec, random_weights, write_model
 from ....pyllama.sparsity.files import N_LAYER, VARIANTS, sparse_file
 from ....tiers import only, some
@@ -102,6 +104,31 @@ def test_latent_attention_and_its_cache_are_on_the_device(tmp_path: Path, type: 
     context.decode(Batch([7, 42, 3]))
     names = {name.split("_")[0] for name in backend.driver.counts.launches}
     assert {"attention", *(["hadamard"] if type is GGMLType.Q8_0 else [])} <= names
+
+
+@pytest.mark.parametrize(("name", "n_layers"), [("falcon_h1", -1), ("falcon_h1", 2), ("rwkv7", -1)])
+def test_recurrent_states_are_where_their_layers_are(
+    tmp_path: Path, name: str, n_layers: int
+) -> None:
+    """As many bytes as were planned; on a small device fewer slots."""
+    write_checkpoint(tmp_path / "x", name)
+    path, offload = convert(tmp_path / "x", tmp_path / "x.gguf", "f32"), Offload(n_layers)
+    sizes: Any = {"n_ctx": 256, "n_ubatch": 64, "n_seq_max": 2}
+    n_slots = []
+    for limit in (1 << 30, 6 << 20):
+        plan, backend = plan_of(path, [gpu(limit)], offload, **sizes), gpu(limit)
+        model = Model.load(path, devices=[backend], n_gpu_layers=n_layers)
+        context = Context(model, **sizes, n_threads=1)
+        context.reserve((1, 2, 3, 16, 17, 64))
+        assert peak(backend) == plan.devices[0].used
+        states = context.kv.states
+        assert states is not None
+        plain, first = backend.buffer_type(), model.hparams.n_layer + 1 - n_layers
+        for by_layer in states.tensors.values():
+            for i, state in by_layer.items():
+                assert (state.buffer.buft is plain) == (n_layers < 0 or i >= first)
+        n_slots.append(states.n_slots)
+    assert n_slots[0] > n_slots[1] >= 4
 
 
 def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Kernels of ops that carry a state from token to token, in the form with runs and slots."""
