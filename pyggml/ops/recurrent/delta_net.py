@@ -129,6 +129,8 @@ GATED_DELTA_NET = define_op(
         _case(64, 4, 16, 2, K=4),
         _case(8, 2, [2, 1, 2], 6, repeat=2, padding=1, drafted=True),
         _case(17, 1, [2, 1], 3, kda=True),
+        _case(16, 1, [2, 1], 3),
+        _case(64, 1, [2, 1], 3, kda=True),
         _case(128, 2, [1], 9, repeat=2),
         _case(64, 2, [3, 1, 9], 9, repeat=2, padding=2),
         _case(64, 2, [3, 1, 9], 9, kda=True, padding=2),

@@ -173,6 +173,8 @@ def head_cases(
         one(*small),
         one(45, 3, 2, 2),
         one(12, 2, [2, 1, 2], 6, padding=1, drafted=True),
+        one(16, 1, [2, 1], 3),
+        one(64, 1, [2, 1], 3),
         one(64, 4, [1], 9),
         one(32, 6, [3, 1, 7], 9, padding=2),
         one(20, 3, [1, 1, 4], 9, drafted=True),

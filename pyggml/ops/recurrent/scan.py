@@ -145,6 +145,7 @@ SSM_SCAN = define_op(
         _case(33, 3, 6, 3, 4, 2, K=4),
         _case(128, 64, 4, 2, 8, 2, K=3),
         _slots(8, 3, 4, 2, 2, 1, 2, n_slots=6, padding=1, drafted=True),
+        _slots(16, 4, 4, 1, 2, 1, n_slots=3),
         _slots(17, 1, 6, 2, 2, 1, 2, n_slots=6, mamba1=True),
         _slots(16, 1, 64, 1, 5, mamba1=True),
         _slots(16, 1, 64, 1, 1, 1, 1, mamba1=True),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pyggml.backend.cuda import cubins, numba_compiler
 from pyggml.backend.cuda.kernel import KERNELS, GpuKernel
 from pyggml.backend.cuda.kernels.recurrent.conv import conv_kernel
 from pyggml.backend.cuda.kernels.recurrent.delta_net import delta_net_kernel
-from pyggml.backend.cuda.kernels.recurrent.runs import MAX_ROW, row_shape
+from pyggml.backend.cuda.kernels.recurrent.runs import MAX_HEAD, row_shape
 from pyggml.backend.cuda.kernels.recurrent.rwkv import wkv7_kernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin, compile_ptx
@@ -73,7 +74,11 @@ def test_a_convolution_with_the_nodes_after_it_compiles() -> None:
 
 @pytest.mark.parametrize(
     "kernel",
-    [wkv7_kernel(row_shape(MAX_ROW)), delta_net_kernel(row_shape(MAX_ROW), True)],
+    [
+        make(row_shape(n, n))
+        for make in (wkv7_kernel, partial(delta_net_kernel, gates_keys=True))
+        for n in (MAX_HEAD, MAX_HEAD - 1)
+    ],
     ids=lambda kernel: kernel.name,
 )
 def test_states_of_the_longest_rows_compile(kernel: GpuKernel) -> None:

@@ -39,7 +39,7 @@ OPS: dict[str, tuple[list[Ne], Callable[..., Tensor]]] = {  # sizes of sources b
         ops.gated_delta_net_slots,
     ),
 }
-RUNS, SLOTS = [[0, 3, -1], [0, 0, 0]], [-1, -1, 2, -1]
+RUNS, SLOTS = [[0, 3, -1], [-1, 0, N_SLOTS]], [-1, -1, 2, -1]  # the second run is empty
 
 
 def backend(**options: Any) -> CudaBackend:

@@ -1,42 +1,58 @@
-"""RWKV_WKV6 and RWKV_WKV7, by columns of heads and by rows.
+"""RWKV_WKV6, by columns of heads, and RWKV_WKV7, by rows.
 
-In version 6 a lane's elements are those of some keys, in the columns of ``ROWS`` values. The inputs
-of the next token are loaded before a token's sums, so that a prompt does not wait for them.
 Access: a state is read and written once a run.
 """
 
 from functools import cache
 
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int64
 
 from .....tensor import Tensor
-from ...intrin import load_f32, load_i32, store_f32, store_i32
+from ...intrin import device
 from ...kernel import F32, U8, GpuKernel, i32, i64, kernel
 from ...lowering import GpuLowering, lowers
 from .runs import (
-    MAX_ROW,
     REGISTERS,
     ROWS,
     THREADS,
     ZERO,
     RowShape,
-    has_runs,
+    carrier,
+    launch_heads,
     row_functions,
-    row_grid,
-    row_shape,
-    run_of,
-    run_values,
+    supports_heads,
 )
 
 
 @cache
 def wkv6_kernel(shape: RowShape) -> GpuKernel:
     """The kernel of version 6."""
-    per_lane, held, f = shape.per_lane, shape.held, row_functions(shape)
-    place, load_vector, sum_rows, clear = f.place, f.load_vector, f.sum_rows, f.clear
-    load_rows, store_rows = f.load_rows, f.store_rows
+    per_lane, f = shape.per_lane, row_functions(shape)
+    place, load_vector, load_rows, sum_rows = f.place, f.load_vector, f.load_rows, f.sum_rows
     K_AT, R_AT, DECAY_AT, V_AT = 0, per_lane, 2 * per_lane, 3 * per_lane
-    size = 3 * per_lane + ROWS
+
+    @device
+    def fetch(inputs, rows, t, x):
+        k, k0, k2, v, v0, v2, r, r0, r2, td, td0, td2, _ = inputs
+        n, _, row, lane = rows
+        load_vector(k, k0 + t * k2, lane, n, x, K_AT)
+        load_vector(r, r0 + t * r2, lane, n, x, R_AT)
+        load_vector(td, td0 + t * td2, lane, n, x, DECAY_AT)
+        load_rows(v, v0 + t * v2, row, n, x, V_AT)
+
+    @device
+    def step(inputs, x, s, y):
+        own = inputs[12]
+        for c in range(ROWS):
+            dot = ZERO
+            for j in range(per_lane):
+                e, added = s[c * per_lane + j], x[K_AT + j] * x[V_AT + c]
+                dot += (e + own[j] * added) * x[R_AT + j]
+                s[c * per_lane + j] = e * x[DECAY_AT + j] + added
+            y[c] = dot
+        sum_rows(y)
+
+    carry = carrier(shape, V_AT + ROWS, fetch, step, by_columns=True)
 
     @kernel(f"rwkv_wkv6{shape.suffix}", threads=THREADS, max_registers=REGISTERS, unroll=True)
     def rwkv_wkv6(
@@ -45,51 +61,14 @@ def wkv6_kernel(shape: RowShape) -> GpuKernel:
         v1: i64, v2: i64, r1: i64, r2: i64, td1: i64, td2: i64, error: U8, code: i32,
     ):  # fmt: skip
         head, row, lane = place(tiles)
-        first, count, before = run_of(runs, int32(cuda.blockIdx.y), n_runs, n_tokens, n_slots)
-        if first < 0:
-            if cuda.threadIdx.x == 0:
-                store_i32(error, 0, code)
-            return
         y0, y1 = int64(4) * n * head, int64(4) * n * n_head
-        if cuda.blockIdx.y == n_runs:
-            clear(y, first * y1 + y0, y1, count, lane, row, n)
-            return
-        s, sums = cuda.local.array(held, float32), cuda.local.array(ROWS, float32)
-        now, coming = cuda.local.array(size, float32), cuda.local.array(size, float32)
         own = cuda.local.array(per_lane, float32)
-        matrix, all_heads = int64(n) * n, int64(n) * n * n_head
-        at = int64(-1) if before < 0 else before * all_heads + head * matrix
-        load_rows(states, at, n, 1, lane, n, row, n, s)
         load_vector(tf, y0, lane, n, own, 0)
-        for i in range(-1, count):
-            for j in range(size):
-                now[j] = coming[j]
-            t = int64(first) + i
-            if i + 1 < count:
-                load_vector(k, head * k1 + (t + 1) * k2, lane, n, coming, K_AT)
-                load_vector(r, head * r1 + (t + 1) * r2, lane, n, coming, R_AT)
-                load_vector(td, head * td1 + (t + 1) * td2, lane, n, coming, DECAY_AT)
-                for c in range(ROWS):
-                    mine = int64(row + c if row + c < n else n - 1)
-                    coming[V_AT + c] = load_f32(v, head * v1 + (t + 1) * v2 + 4 * mine)
-            if i >= 0:
-                for c in range(ROWS):
-                    dot = ZERO
-                    for j in range(per_lane):
-                        e, added = s[c * per_lane + j], now[K_AT + j] * now[V_AT + c]
-                        dot += (e + own[j] * added) * now[R_AT + j]
-                        s[c * per_lane + j] = e * now[DECAY_AT + j] + added
-                    sums[c] = dot
-                sum_rows(sums)
-                for c in range(ROWS):
-                    if lane == 0 and row + c < n:
-                        store_f32(y, y0 + t * y1 + int64(4) * (row + c), sums[c])
-                slot = load_i32(slots, 4 * t)
-                if slot >= n_slots:
-                    store_i32(error, 0, code)
-                elif slot >= 0:
-                    at = slot * all_heads + head * matrix
-                    store_rows(states, at, n, 1, lane, n, row, n, s)
+        carry(
+            (runs, slots, n_runs, n_tokens, n_slots, error, code),
+            (states, int64(n) * n * head, int64(n) * n * n_head), (y, y0, y1), (n, n, row, lane),
+            (k, head * k1, k2, v, head * v1, v2, r, head * r1, r2, td, head * td1, td2, own),
+        )  # fmt: skip
 
     return rwkv_wkv6
 
@@ -97,12 +76,40 @@ def wkv6_kernel(shape: RowShape) -> GpuKernel:
 @cache
 def wkv7_kernel(shape: RowShape) -> GpuKernel:
     """The kernel of version 7."""
-    per_lane, held, f = shape.per_lane, shape.held, row_functions(shape)
-    place, load_vector, sum_rows, clear = f.place, f.load_vector, f.sum_rows, f.clear
-    load_rows, store_rows = f.load_rows, f.store_rows
-    R_AT, W_AT, K_AT, A_AT, B_AT = (i * per_lane for i in range(5))
-    V_AT = 5 * per_lane
-    size = V_AT + ROWS
+    per_lane, f = shape.per_lane, row_functions(shape)
+    place, load_vector, load_rows, sum_rows = f.place, f.load_vector, f.load_rows, f.sum_rows
+    R_AT, W_AT, K_AT, A_AT, B_AT, V_AT = (i * per_lane for i in range(6))
+
+    @device
+    def fetch(inputs, rows, t, x):
+        r, r0, r2, w, w0, w2, k, k0, k2, v, v0, v2, a, a0, a2, b, b0, b2 = inputs
+        n, _, row, lane = rows
+        load_vector(r, r0 + t * r2, lane, n, x, R_AT)
+        load_vector(w, w0 + t * w2, lane, n, x, W_AT)
+        load_vector(k, k0 + t * k2, lane, n, x, K_AT)
+        load_vector(a, a0 + t * a2, lane, n, x, A_AT)
+        load_vector(b, b0 + t * b2, lane, n, x, B_AT)
+        load_rows(v, v0 + t * v2, row, n, x, V_AT)
+
+    @device
+    def step(inputs, x, s, y):
+        for c in range(ROWS):
+            dot = ZERO
+            for j in range(per_lane):
+                dot += s[c * per_lane + j] * x[A_AT + j]
+            y[c] = dot
+        sum_rows(y)
+        for c in range(ROWS):
+            dot = ZERO
+            for j in range(per_lane):
+                e = s[c * per_lane + j] * x[W_AT + j] + x[V_AT + c] * x[K_AT + j]
+                e += y[c] * x[B_AT + j]
+                s[c * per_lane + j] = e
+                dot += e * x[R_AT + j]
+            y[c] = dot
+        sum_rows(y)
+
+    carry = carrier(shape, V_AT + ROWS, fetch, step)
 
     @kernel(f"rwkv_wkv7{shape.suffix}", threads=THREADS, max_registers=REGISTERS, unroll=True)
     def rwkv_wkv7(
@@ -112,87 +119,24 @@ def wkv7_kernel(shape: RowShape) -> GpuKernel:
         error: U8, code: i32,
     ):  # fmt: skip
         head, row, lane = place(tiles)
-        first, count, before = run_of(runs, int32(cuda.blockIdx.y), n_runs, n_tokens, n_slots)
-        if first < 0:
-            if cuda.threadIdx.x == 0:
-                store_i32(error, 0, code)
-            return
         y0, y1 = int64(4) * n * head, int64(4) * n * n_head
-        if cuda.blockIdx.y == n_runs:
-            clear(y, first * y1 + y0, y1, count, lane, row, n)
-            return
-        s, sums = cuda.local.array(held, float32), cuda.local.array(ROWS, float32)
-        now, coming = cuda.local.array(size, float32), cuda.local.array(size, float32)
-        matrix, all_heads = int64(n) * n, int64(n) * n * n_head
-        at = int64(-1) if before < 0 else before * all_heads + head * matrix
-        load_rows(states, at, 1, n, lane, n, row, n, s)
-        for i in range(-1, count):
-            for j in range(size):
-                now[j] = coming[j]
-            t = int64(first) + i
-            if i + 1 < count:
-                load_vector(r, head * r1 + (t + 1) * r2, lane, n, coming, R_AT)
-                load_vector(w, head * w1 + (t + 1) * w2, lane, n, coming, W_AT)
-                load_vector(k, head * k1 + (t + 1) * k2, lane, n, coming, K_AT)
-                load_vector(a, head * a1 + (t + 1) * a2, lane, n, coming, A_AT)
-                load_vector(b, head * b1 + (t + 1) * b2, lane, n, coming, B_AT)
-                for c in range(ROWS):
-                    mine = int64(row + c if row + c < n else n - 1)
-                    coming[V_AT + c] = load_f32(v, head * v1 + (t + 1) * v2 + 4 * mine)
-            if i >= 0:
-                for c in range(ROWS):
-                    dot = ZERO
-                    for j in range(per_lane):
-                        dot += s[c * per_lane + j] * now[A_AT + j]
-                    sums[c] = dot
-                sum_rows(sums)
-                for c in range(ROWS):
-                    dot = ZERO
-                    for j in range(per_lane):
-                        e = s[c * per_lane + j] * now[W_AT + j] + now[V_AT + c] * now[K_AT + j]
-                        e += sums[c] * now[B_AT + j]
-                        s[c * per_lane + j] = e
-                        dot += e * now[R_AT + j]
-                    sums[c] = dot
-                sum_rows(sums)
-                for c in range(ROWS):
-                    if lane == 0 and row + c < n:
-                        store_f32(y, y0 + t * y1 + int64(4) * (row + c), sums[c])
-                slot = load_i32(slots, 4 * t)
-                if slot >= n_slots:
-                    store_i32(error, 0, code)
-                elif slot >= 0:
-                    at = slot * all_heads + head * matrix
-                    store_rows(states, at, 1, n, lane, n, row, n, s)
+        carry(
+            (runs, slots, n_runs, n_tokens, n_slots, error, code),
+            (states, int64(n) * n * head, int64(n) * n * n_head), (y, y0, y1), (n, n, row, lane),
+            (r, head * r1, r2, w, head * w1, w2, k, head * k1, k2, v, head * v1, v2,
+             a, head * a1, a2, b, head * b1, b2),
+        )  # fmt: skip
 
     return rwkv_wkv7
 
 
-def _supports(node: Tensor) -> bool:
-    return has_runs(node) and node.ne[0] <= MAX_ROW
-
-
-@lowers("RWKV_WKV6", _supports)
+@lowers("RWKV_WKV6", supports_heads)
 def _lower_wkv6(lowering: GpuLowering, node: Tensor) -> None:
     k, v, r, tf, td, states = node.src[:6]
-    n, n_head, n_tokens = k.ne[:3]
-    shape = row_shape(n)
-    grid, tiles = row_grid(node, shape, n_head, n)
-    call = wkv6_kernel(shape)(
-        k=k, v=v, r=r, tf=tf, td=td, states=states, y=node, n=n, n_head=n_head, tiles=tiles,
-        **run_values(lowering, node, n_tokens, states.ne[1]),
-    )  # fmt: skip
-    lowering.launch(call, grid)
+    launch_heads(lowering, node, wkv6_kernel, k=k, v=v, r=r, tf=tf, td=td, states=states)
 
 
-@lowers("RWKV_WKV7", _supports)
+@lowers("RWKV_WKV7", supports_heads)
 def _lower_wkv7(lowering: GpuLowering, node: Tensor) -> None:
     r, w, k, v, a, b, states = node.src[:7]
-    n, n_head, n_tokens = r.ne[:3]
-    shape = row_shape(n)
-    grid, tiles = row_grid(node, shape, n_head, n)
-    call = wkv7_kernel(shape)(
-        r=r, w=w, k=k, v=v, a=a, b=b, states=states, y=node, n=n, n_head=n_head, tiles=tiles,
-        **run_values(lowering, node, n_tokens, states.ne[1]),
-    )  # fmt: skip
-    lowering.launch(call, grid)
+    launch_heads(lowering, node, wkv7_kernel, r=r, w=w, k=k, v=v, a=a, b=b, states=states)
