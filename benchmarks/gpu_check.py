@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ Line = dict[str, Any]
 F32 = GGMLType.F32
 _BYTE = 0x2C  # weights are bytes of it: all formats then have finite, small values
 _PRODUCT_TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K")
+_MAX_STATES = 128  # of a graph
 _TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
 
 
@@ -452,6 +454,47 @@ def attention(check: Check) -> None:
                     del program, cache
 
 
+def recurrent(check: Check) -> None:
+    """Ops that update states: of one token by the bytes of its states, of a prompt by its time."""
+    for op, case in recurrent_cases(check.sizes):
+        states, *_ = op.updated(case_node(op, case))
+        n_tokens, n_bytes = case.args[-1].ne[0], states.nbytes // states.ne[states.n_dims - 1]
+        cached = check.sizes.l2_factor * check.driver.info.l2_bytes
+        copies = min(_MAX_STATES, max(1, cached // n_bytes)) if n_tokens == 1 else 1
+        program, keep = _program(check, partial(_in_place, op, case, copies))
+        for tensor in keep[0]:
+            if tensor.name == "runs":
+                tensor.set(np.array([(0, n_tokens, 0), (0, 0, 0)][: tensor.ne[1]], np.int32))
+            elif tensor.name == "slots":
+                tensor.set(np.array([-1] * (n_tokens - 1) + [0], np.int32))
+        us = check.time_us(program.enqueue) / copies
+        check.add(
+            "recurrent", op=op.name, state_bytes=n_bytes, tokens=n_tokens, us=us,
+            gb_s=2e-3 * n_bytes / us, of_copy=2e6 * n_bytes / us / check.copy_rate,
+        )  # fmt: skip
+        del program, keep
+
+
+def _in_place(op: Op, case: Case, copies: int, ctx: Tensors) -> list[Tensor]:
+    """Nodes of a case, each with sources of its own, whose last two get names."""
+    nodes = []
+    for _ in range(copies):
+        sources = [ctx.new_tensor(a.type, a.ne) for a in case.args if a is not None]
+        for tensor, name in zip(sources[-2:], ("runs", "slots"), strict=True):
+            tensor.set_name(name)
+        nodes.append(op.build(ctx, *sources, **case.params))
+    return nodes
+
+
+def recurrent_cases(sizes: Sizes) -> Iterator[tuple[Op, Case]]:
+    """The cases for speed of ops that update states; of small sizes one of their others."""
+    for op in (OPS[name] for name in sorted(LOWERINGS.supports) if OPS[name].updates):
+        found = [case for case in op.cases if op.updated(case_node(op, case))]
+        small = found[:1] if op.name == "TOKEN_SHIFT" else []
+        timed = [case for case in found if case.perf]
+        yield from ((op, case) for case in (small if sizes.case_elements else timed))
+
+
 def costs(check: Check) -> None:
     """The host's and the device's time of launches and small copies."""
     n = check.sizes.launches
@@ -653,6 +696,7 @@ PARTS: dict[str, Callable[[Check], None]] = {
     "gemm": gemm,
     "sparse": sparse,
     "attention": attention,
+    "recurrent": recurrent,
     "speed": speed,
     "hybrid": hybrid,
 }
