@@ -4,10 +4,10 @@
     python -m benchmarks.speculation ~/.cache/pyllama/mtp/model.gguf --drafters --mtp \\
         --lengths 0 1 2 3 --text "## Add a drafter" "The scheduler"
 
-Needs torch (``pip install 'pyggml[bench]'``), ten minutes of two cores. The architecture is that of
-GLM-4.5 without experts. The text is this repository's documentation, with a vocabulary of its own;
-each 19th file, or the last one of fewer, is held out. A run that was stopped goes on at its last
-checkpoint.
+Needs torch (``pip install 'pyggml[bench]'``), ten minutes of two cores, or a minute of a GPU with
+``--device cuda``. The architecture is that of GLM-4.5 without experts. The text is this
+repository's documentation, with a vocabulary of its own; each 19th file, or the last one of fewer,
+is held out. A run that was stopped goes on at its last checkpoint.
 
 The loss is the model's cross entropy and that of the layer, three tokens ahead: like a draft, it
 reads its own hidden states for the second and third token. At these it also attends to such states
@@ -183,7 +183,7 @@ def windows(ids: np.ndarray[Any, Any], rng: np.random.Generator, n: int) -> Tens
     """Random stretches of the text: int64 [n, WINDOW + DEPTH + 1]."""
     length = WINDOW + DEPTH + 1
     at = rng.integers(0, len(ids) - length, n)
-    return torch.from_numpy(ids[at[:, None] + np.arange(length)])
+    return torch.from_numpy(ids[at[:, None] + np.arange(length)]).to(torch.get_default_device())
 
 
 def losses(model: Glm, batch: Tensor) -> tuple[Tensor, list[float]]:
@@ -223,7 +223,7 @@ def train(folder: Path, sizes: Sizes, steps: int, files: str) -> Glm:
     optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95))
     done, path, start = 0, folder / "checkpoint.pt", time.process_time()
     if path.exists():
-        saved = torch.load(path, weights_only=True)
+        saved = torch.load(path, torch.get_default_device(), weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
@@ -264,15 +264,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--files", default="docs/**/*.md", help="pattern of the texts")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of torch")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    torch.set_default_device(args.device)
     folder = args.folder / "model"
     folder.mkdir(parents=True, exist_ok=True)
     n_ff = args.width * 11 // 4
     n_head = args.width // 64
     sizes = Sizes(N_VOCAB, args.width, n_head, n_head, n_ff, args.layers, n_ctx=1024)
     model = train(folder, sizes, args.steps, args.files)
-    weights = {f"model.{name}": x.numpy() for name, x in model.state_dict().items()}
+    weights = {f"model.{name}": x.cpu().numpy() for name, x in model.state_dict().items()}
     write_folder(weights, model.config(), folder)
     convert(folder, args.folder / "model.gguf", "q8_0")
 
