@@ -37,9 +37,15 @@ kinds = pytest.mark.parametrize(("kind", "buft"), KINDS, ids=lambda x: x.name)
 
 
 class Layer:
-    """A feed-forward part whose three matrices have adapters, or those of some names."""
+    """A feed-forward part whose three matrices have adapters, or those of some names.
 
-    def __init__(self, kind: GGMLType, buft: Any, adapted: str = "gate up down") -> None:
+    Args:
+        floats: the name of a matrix whose adapters are F32.
+    """
+
+    def __init__(
+        self, kind: GGMLType, buft: Any, adapted: str = "gate up down", floats: str = ""
+    ) -> None:
         rng, self.ctx = np.random.default_rng(1), Context(no_alloc=True)
         sizes = {"gate": (N, N_FF), "up": (N, N_FF), "down": (N_FF, N)}
         self.w = {name: self.ctx.new_tensor_2d(kind, *ne) for name, ne in sizes.items()}
@@ -49,17 +55,17 @@ class Layer:
             data = encoded(values, kind) if kind.is_quantized else values.view(np.uint8)
             buffer.set_tensor(t, data.reshape(-1))
         self.bias = rng.standard_normal(N).astype(np.float32)
-        low = GGMLType.Q8_0 if kind.is_quantized else GGMLType.F32
-        made, self.low, rank, width = Context(no_alloc=True), {}, int(SPANS[-1]), 2 * PANEL
+        made, self.low, rank = Context(no_alloc=True), {}, int(SPANS[-1])
         for name in adapted.split():
-            k, m = sizes[name]
-            ne = (PANEL, m * rank // PANEL) if low is GGMLType.F32 else (width, m * rank // width)
-            self.low[name] = made.new_tensor_2d(low, k, rank), made.new_tensor_2d(low, *ne)
+            (k, m), in_blocks = sizes[name], kind.is_quantized and name != floats
+            low, width = (GGMLType.Q8_0, 2 * PANEL) if in_blocks else (GGMLType.F32, PANEL)
+            ne = (k, rank), (width, m * rank // width)
+            self.low[name] = made.new_tensor(low, ne[0]), made.new_tensor(low, ne[1])
         if self.low:
             buffer = alloc_ctx_tensors(made, buft)
         for t in (t for pair in self.low.values() for t in pair):
             values = rng.standard_normal((t.ne[1], t.ne[0])).astype(np.float32)
-            buffer.set_tensor(t, quantize(values, low).reshape(-1).view(np.uint8))
+            buffer.set_tensor(t, quantize(values, t.type).reshape(-1).view(np.uint8))
 
     def linear(self, ctx: Context, scales: Array) -> Callable[[str, Tensor], Tensor]:
         """A function that multiplies with a matrix, and adds the changes by adapters."""
@@ -117,6 +123,14 @@ def test_tokens_without_adapters_keep_their_bits(kind: GGMLType, buft: Any, adap
     same = [a.tobytes() == b.tobytes() for a, b in zip(plain, changed, strict=True)]
     assert same == [not row.any() for row in SCALES[:, [0, 1, 3]]]  # adapter 2 has no columns
     assert layer.run(X, SCALES, 1, False)[0].tobytes() == changed.tobytes()
+
+
+@pytest.mark.parametrize("floats", ["gate", "up"])
+def test_adapters_of_gate_and_up_have_types_of_their_own(floats: str) -> None:
+    layer = Layer(GGMLType.Q4_1, REPACK, floats=floats)
+    fused, names = layer.run(X, SCALES)
+    assert "mul_mat_glu_silu_q4_1_x16" in names
+    assert fused.tobytes() == layer.run(X, SCALES, fusion=False)[0].tobytes()
 
 
 def test_bits_of_both_layouts() -> None:

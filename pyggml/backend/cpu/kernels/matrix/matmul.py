@@ -79,7 +79,10 @@ _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # work of a thread's only chunk for a few tokens, at least
 _FEW_MACS = 1 << 20  # work of a chunk if a thread has several: some microseconds
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_FACTORS = (("factors", "factor_bytes"), ("up_factors", "up_factor_bytes"))
+_FACTORS = (
+    ("factors", "factor_bytes", "adapter_traits"),
+    ("up_factors", "up_factor_bytes", "up_adapter_traits"),
+)
 
 
 class MulMat(NamedTuple):
@@ -95,9 +98,10 @@ class MulMat(NamedTuple):
     panel: int  # where in scratch the matrix unit works; 0: it is not used
     factors: int = 0  # address of the rows of factors of LORA with B in SRC4; 0: no LORA
     factor_bytes: int = 0  # of a row
+    adapter_traits: int = 0  # of B
     up_factors: int = 0  # of the product with ``up``, B in SRC5
     up_factor_bytes: int = 0
-    adapter_traits: int = 0  # of B
+    up_adapter_traits: int = 0
 
 
 @inline
@@ -136,10 +140,21 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):
 
 
 @inline
-def _add_changes(node, b, factors, factor_bytes, g, t, tokens, tile):
+def _add_changes(node, g, t, tokens, tile):
     """Add the changes of group g by the adapters of tokens t, t + 1, .. to a tile."""
-    traits, rows = params_of(node, MulMat).adapter_traits, factors + t * factor_bytes
-    add_changes(traits, data(node, b), g, rows, factor_bytes, tokens, tile)
+    p = params_of(node, MulMat)
+    if p.factors != 0:
+        rows = p.factors + t * p.factor_bytes
+        add_changes(p.adapter_traits, data(node, SRC4), g, rows, p.factor_bytes, tokens, tile)
+
+
+@inline
+def _add_changes_of_up(node, g, t, tokens, tile):
+    """As ``_add_changes``, of the product with ``up``."""
+    p = params_of(node, MulMat)
+    if p.up_factors != 0:
+        rows = p.up_factors + t * p.up_factor_bytes
+        add_changes(p.up_adapter_traits, data(node, SRC5), g, rows, p.up_factor_bytes, tokens, tile)
 
 
 @kernel
@@ -185,8 +200,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
             decode_to_scratch(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
                 times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
-                if p.factors != 0:
-                    _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t0, 1, scratch)
+                _add_changes(node, g, t0, 1, scratch)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
             pack_group(traits, table, k, packed)
@@ -196,8 +210,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
             tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
             ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
             multiply(traits, which, w, y, stride, scratch, blocks, tokens, ahead, panel)
-            if p.factors != 0:
-                _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t, tokens, scratch)
+            _add_changes(node, g, t, tokens, scratch)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
     stop_unit(traits, by_unit)
@@ -245,10 +258,8 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
                         traits, which, gate_w, x, stride, scratch, blocks, tokens, ahead, panel
                     )
                     multiply(traits, which, up_w, x, stride, up, blocks, tokens, ahead, panel)
-                    if p.factors != 0:
-                        _add_changes(node, SRC4, p.factors, p.factor_bytes, g, t, tokens, scratch)
-                    if p.up_factors != 0:
-                        _add_changes(node, SRC5, p.up_factors, p.up_factor_bytes, g, t, tokens, up)
+                    _add_changes(node, g, t, tokens, scratch)
+                    _add_changes_of_up(node, g, t, tokens, up)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
@@ -332,10 +343,10 @@ def _launch(
         plain=plain,
         panel=panel,
     )
-    for one, (factors, n_bytes) in zip(rows, _FACTORS, strict=False):
+    for one, names in zip(rows, _FACTORS, strict=False):
         if one is not None:
-            fields = {factors: one.work.address, n_bytes: one.stride, "adapter_traits": one.traits}
-            params = params._replace(**fields)
+            values = one.work.address, one.stride, one.traits
+            params = params._replace(**dict(zip(names, values, strict=True)))
     none = (None,) * (2 - len(add))
     src = (w, x, *add, *none, *(change and change.src[1] for change in changed))
     lowering.launch(
