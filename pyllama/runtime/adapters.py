@@ -27,7 +27,7 @@ import numpy as np
 from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize
 
-from ..errors import ModelError
+from ..errors import BatchError, ModelError
 from ..graph.adapters import EMBEDDING, Floats, LowRank, Terms, layer_output
 from .loader import adaptable_tensors
 from .model import Model
@@ -116,6 +116,19 @@ def check_scale(scale: float, what: str) -> float:
     if not abs(scale) <= MAX_SCALE:
         raise ModelError(f"{what}: the scale is {scale:g}, want -{MAX_SCALE:g} to {MAX_SCALE:g}")
     return float(scale)
+
+
+def scales_of(adapters: Sequence[Adapter], factors: Mapping[Adapter, float]) -> Floats:
+    """The factor of each of some adapters; 0 of those that ``factors`` leaves out.
+
+    Raises:
+        BatchError: a factor of another adapter. ModelError: an absurd factor.
+    """
+    for adapter, scale in factors.items():
+        if adapter not in adapters:
+            raise BatchError(f"{adapter.path}: this adapter is not loaded (any more)")
+        check_scale(scale, adapter.path)
+    return np.array([factors.get(one, 0) for one in adapters], np.float32)
 
 
 def load_lora(path: str | os.PathLike[str], model: Model) -> Adapter:

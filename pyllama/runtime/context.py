@@ -40,7 +40,7 @@ from ..kv.memory import HiddenReads, Placed
 from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.reduction import Reduction
 from ..kv.table import Ints, Seqs, seq_tuple
-from .adapters import Adapter, check_scale
+from .adapters import Adapter, scales_of
 from .batch import Batch, Floats
 from .decode_graph import DecodeGraph, GraphSize, Outputs, as_array, bucket, largest_graphs
 from .devices import kv_buffer_types, start_devices, state_places
@@ -148,10 +148,12 @@ class Context:
             applied: factors for batches that do not say which they use; None: none is used.
 
         Raises:
-            AllocError: it does not fit into memory; nothing has changed.
+            BatchError: a factor of another adapter. ModelError: an absurd factor.
+            AllocError: it does not fit into memory. In all cases nothing has changed.
         """
         with self._lock.mutex:
-            bank = None
+            factors = dict(applied or {})
+            scales, bank = scales_of(adapters, factors), None
             if adapters:
                 terms = [one.terms for one in adapters]
                 bank = AdapterBank(terms, self._weights, self.sched.backends)
@@ -163,7 +165,7 @@ class Context:
                 self._bank = before
                 raise
             self.adapters = tuple(adapters)
-            self.apply(applied or {})
+            self.applied, self._applied = factors, scales if scales.any() else None
             for size in [size for size in self._graphs if size.adapted]:
                 del self._graphs[size]
             self._token_graphs[1] = None
@@ -183,11 +185,7 @@ class Context:
         Raises:
             BatchError: the context does not have one of them. ModelError: an absurd factor.
         """
-        for adapter, scale in factors.items():
-            if adapter not in self.adapters:
-                raise BatchError(f"{adapter.path}: this adapter is not loaded (any more)")
-            check_scale(scale, adapter.path)
-        return np.array([factors.get(one, 0) for one in self.adapters], np.float32)
+        return scales_of(self.adapters, factors)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:

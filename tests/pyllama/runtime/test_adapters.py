@@ -221,6 +221,13 @@ def test_truncated_files_and_factors(tmp_path: Path, model: Model) -> None:
         with pytest.raises(BatchError, match="a factor for each adapter"):
             context.decode(Batch(TOKENS, adapters=wrong))
     assert context.applied == {}
+    context.apply({lora: 1.0})
+    others = [load_lora(path, model) for _ in range(2)]
+    for factors, message in (({others[0]: 1e9}, "the scale is"), ({lora: 1.0}, "not loaded")):
+        with pytest.raises((BatchError, ModelError), match=message):
+            context.set_adapters(others, factors)
+        assert context.adapters == (lora,)
+        context.decode(Batch(TOKENS))
 
 
 def test_norms_are_left_out_as_by_llama_cpp(
