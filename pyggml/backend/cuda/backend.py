@@ -28,7 +28,9 @@ from .planes import PlanesType, is_planes, planes_of
 from .program import CudaProgram
 from .stream import StreamQueue, work_size
 
-READS_PLANES = frozenset(("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_SPARSE", "AXPY"))
+READS_PLANES = frozenset(
+    ("MUL_MAT", "MUL_MAT_ID", "MUL_MAT_ID_SPARSE", "MUL_MAT_SPARSE", "AXPY", "AXPY_ID")
+)
 """Ops whose first source may be stored as planes."""
 
 Compile = Callable[[GpuKernel, tuple[int, int]], KernelImage]

@@ -132,6 +132,48 @@ def test_lora_with_wrong_spans_or_experts(cuda: CudaBackend, name: str, values: 
     assert np.array_equal(to_numpy(out), np.full((1, 3, 1, 5), 1 + 2 * 4, np.float32))
 
 
+@pytest.mark.parametrize("op", ["MUL_MAT_ID_SPARSE", "AXPY_ID"])
+@pytest.mark.parametrize("fault", ["an expert", "a score"])
+def test_sparse_experts_with_a_wrong_number(cuda: CudaBackend, op: str, fault: str) -> None:
+    """Two of three experts for each of two tokens, with five neurons."""
+    ctx = Context(no_alloc=True)
+    dot = op == "MUL_MAT_ID_SPARSE"
+    a, ids = ctx.new_tensor(F32, (8, 5, 3)), ctx.new_tensor(I32, (2, 2))
+    b = ctx.new_tensor(F32, (8, 1, 2) if dot else (5, 2, 2))
+    scores = ctx.new_tensor(F32, (5, 2, 2))
+    made = ops.mul_mat_id_sparse(ctx, a, b, ids, scores, 0.5) if dot else None
+    out = (made or ops.axpy_id(ctx, a, b, ids)).set_name("chosen")
+    alloc_ctx_tensors(ctx, cuda.buffer_type())
+    for tensor in (a, b, scores):
+        tensor.set(np.ones(tensor.nelements, np.float32))
+    values, chosen = np.ones(20, np.float32), np.array([[0, 2], [1, 0]], np.int32)
+    graph = CGraph()
+    graph.build_forward_expand(out)
+    program = cuda.compile(graph)
+    if fault == "an expert":
+        ids.set(np.array([[0, 2], [3, 0]], np.int32))
+    else:
+        ids.set(chosen)
+        values[7] = np.nan
+        (scores if dot else b).set(values)
+    program.enqueue()
+    if fault == "an expert":
+        with pytest.raises(ComputeError, match=f"'chosen' = {op}: an index is out of range"):
+            cuda.queue.synchronize()
+    elif dot:
+        with pytest.raises(ComputeError, match=f"'chosen' = {op}"):
+            cuda.queue.synchronize()
+    else:
+        cuda.queue.synchronize()
+        assert np.isnan(to_numpy(out)[0, 0, 1]).all()
+    for tensor, numbers in ((scores, np.ones(20, np.float32)), (ids, chosen)):
+        tensor.set(numbers)
+    b.set(np.ones(b.nelements, np.float32))
+    program.enqueue()
+    cuda.queue.synchronize()
+    assert (to_numpy(out) == (8 if dot else 5)).all()
+
+
 def test_abort(cuda: CudaBackend) -> None:
     graph, _, ids, _ = rows_graph(cuda)
     ids.set(np.zeros(2, np.int32))

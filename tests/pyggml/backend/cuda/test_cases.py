@@ -52,7 +52,9 @@ SMALL = {
 }
 
 
-HEAVY = {"FLASH_ATTN_EXT": 4, "MUL_MAT": 4, "MUL_MAT_SPARSE": 4}  # and cases by default
+HEAVY = {  # and cases by default
+    "AXPY_ID": 4, "FLASH_ATTN_EXT": 4, "MUL_MAT": 4, "MUL_MAT_ID_SPARSE": 4, "MUL_MAT_SPARSE": 4,
+}  # fmt: skip
 WARP_HEAD = 256  # columns of a head that a warp holds: of wider ones one case more
 
 

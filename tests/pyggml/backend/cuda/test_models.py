@@ -11,7 +11,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
-from pyllama.convert import convert
+from pyllama.convert import ConvertOptions, convert
 from pyllama.runtime.adapters import load_control_vector, load_lora
 from pyllama.sparsity.division import Placements, Share
 from pyllama.sparsity.inventory import NeuronRows
@@ -117,6 +117,24 @@ def test_recurrent_layers_on_a_gpu_give_the_cpus_logits(
     for got, want in zip(found[:4], found[4:], strict=True):
         assert np.abs(got - want).max() < 1e-3
     assert any(kernel in launched for launched in there.driver.counts.launches)
+
+
+@pytest.mark.parametrize("type", ["f32", "q8_0"])
+def test_sparse_experts_on_a_gpu_give_the_cpus_logits(tmp_path: Path, type: str) -> None:
+    """Experts whose rows are read by their gates, the down matrices by rows of neurons."""
+    write_checkpoint(tmp_path / "x", "smallthinker")
+    options, there = ConvertOptions(transpose_down=True), gpu()
+    path = convert(tmp_path / "x", tmp_path / "x.gguf", type, options)
+    found = []
+    for devices in ([there], None):
+        context = Context(Model.load(path, devices=devices), n_ctx=64, n_threads=1, **EXACT)
+        for tokens in (PROMPT, [3]):
+            context.decode(Batch(tokens, logits="all"))
+            found.append(context.logits.copy())
+    for got, want in zip(found[:2], found[2:], strict=True):
+        assert np.abs(got - want).max() < (1e-3 if type == "f32" else 0.1)
+    names = there.driver.counts.launches
+    assert any("mul_mat_id" in name for name in names) and any("axpy" in name for name in names)
 
 
 def test_ubatches_follow_each_other_over_two_gpus(tmp_path: Path) -> None:

@@ -20,7 +20,18 @@ from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...codec import FLOAT_TYPES, eight_loader, element_loader
 from ...driver import Grid
-from ...intrin import device, load_f32, load_u32, load_u32x2, load_u32x4, store_f32, u32
+from ...intrin import (
+    device,
+    divide,
+    load_f32,
+    load_i32,
+    load_u32,
+    load_u32x2,
+    load_u32x4,
+    store_f32,
+    store_i32,
+    u32,
+)
 from ...kernel import U8, GpuKernel, f32, i32, i64, kernel
 from ...lowering import GpuLowering, blocks, lowers
 from ...planes import known_planes
@@ -141,20 +152,25 @@ def plane_columns(type: GGMLType) -> AxpyColumns:
 
 
 @cache
-def axpy_kernel(type: GGMLType, planes: bool, vector: bool) -> GpuKernel:
-    """The kernel of a format: of planes, or of elements."""
+def axpy_kernel(type: GGMLType, planes: bool, vector: bool, chosen: bool = False) -> GpuKernel:
+    """The kernel of a format: of planes, or of elements.
+
+    Args:
+        chosen: a use of an expert takes a token's place, and its rows are those of a matrix.
+    """
     columns = plane_columns(type) if planes else float_columns(type, vector)
     n, n_raw, load, add, place = columns
     n_all_raw = AT_ONCE * n_raw
     raw_type = uint32 if planes else float32
     share = 32 * n  # columns of a warp
-    name = f"axpy_{type.name.lower()}{'_x8' * vector}{'_elements' * (not planes)}"
+    kind = f"{type.name.lower()}{'_x8' * vector}{'_elements' * (not planes)}"
 
-    @kernel(name, threads=THREADS, max_registers=128)
+    @kernel(f"axpy_{'id_' * chosen}{kind}", threads=THREADS, max_registers=128)
     def axpy(
         w: U8, x: U8, y: U8, n_columns: i32, n_rows: i32, n_neurons: i32, segment: i32, w1: i64,
         high: i64, steps: i64, step_scales: i64, x1: i64, y1: i64, y2: i64, scores: U8,
-        scores1: i64, placed: U8, placement: i32, threshold: f32, error: U8, code: i32,
+        scores1: i64, placed: U8, placement: i32, threshold: f32, ids: U8, ids0: i64, ids1: i64,
+        n_used: i32, n_experts: i32, error: U8, code: i32,
     ):  # fmt: skip
         """Segment ``blockIdx.y`` of ``segment`` rows, for token ``blockIdx.z``.
 
@@ -166,6 +182,15 @@ def axpy_kernel(type: GGMLType, planes: bool, vector: bool) -> GpuKernel:
         sums = cuda.shared.array((WARPS, share), float32)
         thread = int32(cuda.threadIdx.x)
         lane, warp, token = thread & 31, thread >> 5, int32(cuda.blockIdx.z)
+        top = int64(0)
+        if chosen:
+            of_token = divide(token, n_used)
+            expert = load_i32(ids, int32(token - of_token * n_used) * ids0 + of_token * ids1)
+            if expert < 0 or expert >= n_experts:
+                if thread == 0:
+                    store_i32(error, 0, code)
+                return
+            top = int64(expert) * n_rows
         unit = int32(cuda.blockIdx.x) * 32 + lane
         inside = unit * n < n_columns
         acc = cuda.local.array(n, float32)
@@ -204,13 +229,13 @@ def axpy_kernel(type: GGMLType, planes: bool, vector: bool) -> GpuKernel:
                 i = warp
                 while i + (AT_ONCE - 1) * WARPS < total:
                     for k in range(AT_ONCE):
-                        at_row = int64(rows[i + k * WARPS])
+                        at_row = top + rows[i + k * WARPS]
                         load(w, at_row, unit, raw, k * n_raw, w1, high, steps, step_scales)
                     for k in range(AT_ONCE):
                         add(raw, k * n_raw, values[i + k * WARPS], unit, acc)
                     i += AT_ONCE * WARPS
                 while i < total:
-                    load(w, int64(rows[i]), unit, raw, 0, w1, high, steps, step_scales)
+                    load(w, top + rows[i], unit, raw, 0, w1, high, steps, step_scales)
                     add(raw, 0, values[i], unit, acc)
                     i += WARPS
             cuda.syncthreads()
@@ -264,21 +289,33 @@ def _supports(node: Tensor) -> bool:
 
 @lowers("AXPY", _supports)
 def _lower_axpy(lowering: GpuLowering, node: Tensor) -> None:
+    launch_axpy(lowering, node, placement_of(lowering, node))
+
+
+def launch_axpy(
+    lowering: GpuLowering, node: Tensor, common: dict[str, Any], ids: Tensor | None = None
+) -> None:
+    """Launch sums of rows.
+
+    Args:
+        common: of scores and placement (``placement_of``).
+        ids: the experts whose rows are summed, for each use of a token; None: there is one matrix.
+    """
     a, b = node.src[:2]
-    n, rows, tokens = a.ne[0], a.ne[1], b.ne[1]
-    planes = has_planes(a)
-    common = placement_of(lowering, node)
+    n, rows, tokens = a.ne[0], a.ne[1], b.ne[1] * b.ne[2]
+    planes, chosen = has_planes(a), ids is not None
     common |= {"x": b, "n_columns": n, "n_rows": rows, "n_neurons": b.ne[0]}
+    common |= {"ids": ids, "n_used": b.ne[1], "n_experts": a.ne[2]}
     if planes:
         w, at = planes_in(lowering, a)
         common |= {"w": w, "w1": n // 32}
         common |= {"high": at.high, "steps": at.steps, "step_scales": at.scales}
-        make = axpy_kernel(a.type, True, False)
+        make = axpy_kernel(a.type, True, False, chosen)
         per_block = 32 * plane_columns(a.type).n
     else:
         vector = a.type in FLOAT_TYPES and n % 8 == 0 and is_aligned(a)
         common |= {"w": a, "high": 0, "steps": 0, "step_scales": 0}
-        make = axpy_kernel(a.type, False, vector)
+        make = axpy_kernel(a.type, False, vector, chosen)
         per_block = 32 * float_columns(a.type, vector).n
     size = lowering.device.n_sm, rows, n, per_block, tokens
     lowering.reserve(4 * n * _most_sums(*size))
