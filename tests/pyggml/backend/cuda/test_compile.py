@@ -31,6 +31,7 @@ from pyggml.backend.cuda.kernels.recurrent.conv import conv_kernel
 from pyggml.backend.cuda.kernels.recurrent.delta_net import delta_net_kernel
 from pyggml.backend.cuda.kernels.recurrent.runs import MAX_HEAD, row_shape
 from pyggml.backend.cuda.kernels.recurrent.rwkv import wkv7_kernel
+from pyggml.backend.cuda.kernels.recurrent.scan import scan_kernel
 from pyggml.backend.cuda.kernels.rows.norm import norm_kernel
 from pyggml.backend.cuda.numba_compiler import compile_cubin, compile_ptx
 from pyggml.compiler import numba_internals
@@ -67,9 +68,14 @@ def test_norms_with_the_nodes_around_them_compile(
     check(norm_kernel(op, warp, True, *fused), GENERATIONS)
 
 
-def test_a_convolution_with_the_nodes_after_it_compiles() -> None:
+@pytest.mark.parametrize(
+    "kernel",
+    [conv_kernel(4, True, True), scan_kernel(row_shape(128, 16), False, True)],
+    ids=lambda kernel: kernel.name,
+)
+def test_recurrent_ops_with_the_nodes_after_them_compile(kernel: GpuKernel) -> None:
     """No case has these."""
-    check(conv_kernel(4, True, True), GENERATIONS)
+    check(kernel, GENERATIONS)
 
 
 @pytest.mark.parametrize(

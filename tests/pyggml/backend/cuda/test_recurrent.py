@@ -112,3 +112,38 @@ def test_a_convolution_with_bias_and_silu_is_one_launch(biased: bool) -> None:
         launches.append(sum(cuda.driver.counts.launches.values()))
     assert launches == [2 + biased, 1]
     np.testing.assert_allclose(*results, atol=1e-6)
+
+
+def test_a_scan_with_its_gate_is_one_launch() -> None:
+    """``silu(z) (y + D x)``, as in Mamba 2, of rows that begin within larger ones."""
+    d_state, dim, n_head, n_tokens = 16, 4, 4, 3
+    results, launches, states_after = [], [], []
+    for fusion in (False, True):
+        cuda, rng = backend(fusion=fusion), np.random.default_rng(0)
+        ctx = Context(no_alloc=True)
+        parts = ctx.new_tensor_2d(F32, 40, n_tokens)  # x, then z
+        x, z = (
+            ops.view_3d(ctx, parts, (dim, n_head, n_tokens), (4 * dim, parts.nb[1]), 4 * first)
+            for first in (0, 20)
+        )
+        states = ctx.new_tensor(F32, (d_state, dim, n_head, 2))
+        dt, a, d = (ctx.new_tensor_2d(F32, *ne) for ne in ((4, n_tokens), (1, 4), (1, 4)))
+        b, c = (ctx.new_tensor_3d(F32, d_state, 1, n_tokens) for _ in range(2))
+        runs, slots = ctx.new_tensor_2d(I32, 3, 1), ctx.new_tensor_1d(I32, n_tokens)
+        y = ops.ssm_scan_slots(ctx, states, x, dt, a, b, c, runs, slots)
+        y = ops.add(ctx, y, ops.mul(ctx, x, d))
+        y = ops.mul(ctx, y, ops.silu(ctx, z))
+        alloc_ctx_tensors(ctx, cuda.buffer_type())
+        for tensor in (parts, states, dt, a, d, b, c):
+            tensor.set(-np.abs(rng.standard_normal(tensor.ne[::-1])).astype(np.float32))
+        runs.set(np.array([[0, n_tokens, 1]], np.int32))
+        slots.set(np.array([-1] * (n_tokens - 1) + [1], np.int32))
+        graph = CGraph()
+        graph.build_forward_expand(y)
+        cuda.graph_compute(graph)
+        results.append(to_numpy(y))
+        states_after.append(to_numpy(states))
+        launches.append(sum(cuda.driver.counts.launches.values()))
+    assert launches == [5, 1]
+    np.testing.assert_allclose(*results, atol=1e-6)
+    np.testing.assert_array_equal(*states_after)
