@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.errors import TypeMismatch
 from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize
 
@@ -213,6 +214,8 @@ def _pair(file: GGUFFile, name: str, parts: Mapping[str, Floats], alpha: float) 
         raise ModelError(
             f"{file.path}: '{name}': A has sizes {_ne(a)} and B {_ne(b)}, which do not multiply"
         )
+    if rank == 0:
+        raise ModelError(f"{file.path}: '{name}' has rank 0, want at least 1: convert it again")
     return LowRank(a, b, alpha / rank if alpha else 1.0)
 
 
@@ -223,7 +226,10 @@ def _values(file: GGUFFile, name: str) -> Floats:
     if info.type.name in ("F32", "F16"):
         values: Floats = data.view(np.float32 if info.type.name == "F32" else np.float16)
     else:
-        values = dequantize(data, info.type)
+        try:
+            values = dequantize(data, info.type)
+        except TypeMismatch as error:
+            raise ModelError(f"{file.path}: '{name}': {error}") from None
     values = values.reshape(shape)
     if not np.isfinite(values).all():
         raise ModelError(f"{file.path}: '{name}' has values that are NaN or infinite")

@@ -176,6 +176,15 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "ranks": (
         {}, {"blk.1.ffn_up.weight.lora_a": np.ones((5, 64), np.float32)}, "do not multiply",
     ),
+    "no rank": (
+        {}, {
+            "blk.1.ffn_up.weight.lora_a": np.ones((0, 64), np.float32),
+            "blk.1.ffn_up.weight.lora_b": np.ones((96, 0), np.float32),
+        }, "ffn_up.weight' has rank 0",
+    ),
+    "type": (
+        {}, {"blk.1.ffn_up.weight.lora_a": np.ones((4, 64))}, "ffn_up.weight.lora_a': F64 is not",
+    ),
     "layer": (
         {}, {f"blk.7.attn_q.weight.lora_{x}": np.ones((4, 4), np.float32) for x in "ab"},
         "'blk.7.attn_q.weight' does not exist in this llama model; is it the adapter's base",
