@@ -12,6 +12,7 @@ Source: Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica"; llama.cpp, ``build_l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,6 @@ Floats = npt.NDArray[Any]  # float32 or float16
 Values = npt.NDArray[Any]  # float32 or int32
 EMBEDDING = "token_embd.weight"
 _OUTPUT = "l_out-"  # of a layer, before its number
-_MAX_F16 = 65504.0
 
 
 class LowRank(NamedTuple):
@@ -54,6 +54,23 @@ class LowRank(NamedTuple):
     def rank(self) -> int:
         """Number of columns of B."""
         return int(self.b.shape[-1])
+
+
+def _normalized(part: LowRank) -> LowRank:
+    """The same change by matrices whose largest values are 0.5 to 1, times powers of two.
+
+    float16, also as scale of a block, has few exponents; the gain is float32.
+    """
+    made: list[Floats | None] = []
+    exponent = 0
+    for x in (part.a, part.b):
+        if x is not None:
+            e = int(np.frexp(np.abs(x).max(initial=0))[1])
+            x, exponent = np.ldexp(x.astype(np.float32), -e), exponent + e
+        made.append(x)
+    a, b = made
+    assert b is not None
+    return LowRank(a, b, math.ldexp(part.gain, exponent))
 
 
 Terms = Mapping[str, LowRank]  # by the name of the tensor, or of a layer's output
@@ -77,7 +94,7 @@ class AdapterBank:
     """The stacked matrices of several adapters, each on the device whose tensor they change.
 
     Their type depends on that tensor: F32 for F32, on the CPU Q8_0 for quantized ones if blocks of
-    32 fit, else F16. Values too large for F16 stay F32.
+    32 fit, else F16. They are multiplied by powers of two, which the gains contain inverted.
 
     Args:
         adapters: the terms of each, already checked against the model.
@@ -101,13 +118,12 @@ class AdapterBank:
         self._shared: dict[tuple[Backend, GGMLType, bytes], Tensor] = {}  # spans and gains
         found = {name for terms in adapters for name in terms}
         names = [*(name for name in weights if name in found), *sorted(found - weights.keys())]
-        parts = {name: [terms.get(name) for terms in adapters] for name in names}
-        a = {name: self._a(name, parts[name]) for name in names}
-        b = {name: self._b(name, parts[name]) for name in names}
-        self.terms = {
-            name: BankTerm(a[name], b[name], *self._spans_and_gains(name, parts[name]))
-            for name in names
-        }
+        self.terms: dict[str, BankTerm] = {}
+        for name in names:
+            given = (terms.get(name) for terms in adapters)
+            parts = [None if part is None else _normalized(part) for part in given]
+            matrices = self._a(name, parts), self._b(name, parts)
+            self.terms[name] = BankTerm(*matrices, *self._spans_and_gains(name, parts))
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if isinstance(buffer, HostBuffer):
@@ -128,15 +144,10 @@ class AdapterBank:
         buft = weight.buffer.buft
         return next((b for b in self._backends if b.supports_buft(buft)), self._backends[-1])
 
-    def _stored_type(self, name: str, largest: float, in_blocks: bool) -> GGMLType:
-        """The type of matrices that change a tensor.
-
-        Args:
-            largest: the largest magnitude of their values.
-            in_blocks: whether they can be Q8_0.
-        """
+    def _stored_type(self, name: str, in_blocks: bool) -> GGMLType:
+        """The type of matrices that change a tensor; ``in_blocks``: whether they can be Q8_0."""
         kind = self._weights[name].type if name in self._weights else GGMLType.F32
-        if kind is GGMLType.F32 or largest > _MAX_F16:
+        if kind is GGMLType.F32:
             return GGMLType.F32
         in_codes = kind.is_quantized and self._backend(name).device.kind == "cpu"
         return GGMLType.Q8_0 if in_codes and in_blocks else GGMLType.F16
@@ -147,15 +158,14 @@ class AdapterBank:
             return None
         a = np.concatenate(given, -1 if name == EMBEDDING else -2, dtype=np.float32)
         in_blocks = name != EMBEDDING and a.shape[-1] % GGMLType.Q8_0.block_size == 0
-        kind = self._stored_type(name, np.abs(a).max(initial=0), in_blocks)
+        kind = self._stored_type(name, in_blocks)
         op = "GET_ROWS" if name == EMBEDDING else "LORA"
         return self._tensor(self._backend(name), f"{name}.lora_a", kind, a, op)
 
     def _b(self, name: str, parts: Sequence[LowRank | None]) -> Tensor:
-        given = [part.b.astype(np.float32) for part in parts if part is not None]
+        given = [part.b for part in parts if part is not None]
         in_blocks = all(fits_blocks(b.shape[-1], b.shape[-2]) for b in given)
-        largest = max(np.abs(b).max(initial=0) for b in given)
-        kind = self._stored_type(name, largest, in_blocks)
+        kind = self._stored_type(name, in_blocks)
         b = np.concatenate([_panels(b, kind.is_quantized) for b in given], -2)
         op = "LORA" if kind.is_quantized else ""
         return self._tensor(self._backend(name), f"{name}.lora_b", kind, b, op)
@@ -164,7 +174,8 @@ class AdapterBank:
         """Tensors that all matrices of a backend with the same spans or gains share."""
         backend = self._backend(name)
         spans = np.cumsum([0, *(0 if part is None else part.rank for part in parts)])
-        gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
+        with np.errstate(over="ignore"):
+            gains = np.array([0 if part is None else part.gain for part in parts], np.float32)
         made = []
         for values, kind in ((spans.astype(np.int32), GGMLType.I32), (gains, GGMLType.F32)):
             key = backend, kind, values.tobytes()

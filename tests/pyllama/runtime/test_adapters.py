@@ -73,11 +73,11 @@ def test_types_of_matrices_and_ranks_of_tensors(
     ("type", "size", "rank"),
     [
         ("F16", 1, 4), ("Q8_0", 1, 4), ("Q4_0", 1, 4), ("F16", 1 << 24, 4), ("Q4_0", 1 << 24, 4),
-        ("Q8_0", 1, 16), ("Q4_0", 1, 24), ("Q4_0", 1, 48),
+        ("Q8_0", 1, 16), ("Q4_0", 1, 24), ("Q4_0", 1, 48), ("F16", 2**-22, 4), ("Q4_0", 2**-22, 16),
     ],
 )  # fmt: skip
-def test_bases_of_other_types(tmp_path: Path, type: str, size: int, rank: int) -> None:
-    """Also with values of B that are too large for F16, and an alpha that is as small.
+def test_bases_of_other_types(tmp_path: Path, type: str, size: float, rank: int) -> None:
+    """Also with values of B that are too large or too small for F16, and the alpha for them.
 
     Of the ranks, the blocks of B are Q8_0 for all matrices (16), some (24, 48) or none (4).
     """
