@@ -43,7 +43,7 @@ def merge_lora(
         outtype: type of the changed matrices by ggml's name, or ``keep``.
 
     Raises:
-        ModelError: an adapter is not of this model, or the type is unknown.
+        ModelError: an adapter is not of this model, the type is unknown, or ``outfile`` is read.
         GGUFError: a file cannot be read or written.
         QuantizeError: a matrix cannot have the type.
     """
@@ -52,7 +52,10 @@ def merge_lora(
         raise ModelError(f"outtype is {outtype!r}, want a type such as f16, q8_0, or {KEEP}")
     with Model.load(model) as loaded:
         adapters = [(load_lora(path, loaded), check_scale(x, str(path))) for path, x in loras]
-    file = GGUFFile(model)
+    file, target = GGUFFile(model), Path(outfile)
+    for source in (*(part.path for part in file.parts), *(path for path, _ in loras)):
+        if target.exists() and target.samefile(source):
+            raise ModelError(f"{target}: is a source; choose another name for the new file")
     changes: dict[str, list[tuple[LowRank, float]]] = {}
     for adapter, scale in adapters:
         for name, term in adapter.terms.items():
@@ -93,7 +96,7 @@ def merge_lora(
         name: (data(name), kind_of(name), _sizes(file.tensors[source]))
         for name, source in sources.items()
     }
-    with replacing(Path(outfile)) as temporary:
+    with replacing(target) as temporary:
         write_gguf(temporary, metadata, tensors)
     return len(changes)
 

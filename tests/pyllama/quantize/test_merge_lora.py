@@ -64,3 +64,8 @@ def test_types_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="tied"):
         merge_lora(path, [(tied, 1.0)], tmp_path / "n.gguf")
     assert not (tmp_path / "n.gguf").exists()
+    for source in (path, lora):
+        before = source.read_bytes()
+        with pytest.raises(ModelError, match="is a source; choose another name"):
+            merge_lora(path, [(lora, 1.0)], source)
+        assert source.read_bytes() == before
