@@ -79,6 +79,8 @@ def command(input: Path, output: Path, **options: Any) -> None:
     replica = replica_options(options, own.n_parallel, threads, server)
     source = scan(str(input.resolve()), own.limit)
     folder = PartFolder(output, _key(source, replica, own.predict))
+    if output.exists() and output.samefile(input):
+        raise click.UsageError(f"{output}: is INPUT; choose another name for OUTPUT")
     if output.exists() and not folder.begun and not own.restart:
         raise click.UsageError(f"{output} exists; --restart replaces it")
     with folder.locked():

@@ -76,6 +76,9 @@ def test_what_the_programs_refuse(
     source.write_text('{"prompt": "a"}\n')
     error_of(batch, str(source), str(output), "-m", model)
     assert "exists; --restart replaces it" in capsys.readouterr().err
+    error_of(batch, str(source), str(source), "-m", model, "--restart")
+    assert "is INPUT; choose another name" in capsys.readouterr().err
+    assert source.read_text() == '{"prompt": "a"}\n'
     error_of(batch, str(tmp_path / "no"), str(tmp_path / "o"), "-m", model)
     assert "No such file" in capsys.readouterr().err
     error_of(cluster, "-m", model, "--also", "x")
