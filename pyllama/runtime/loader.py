@@ -280,10 +280,12 @@ def _assign_devices(
     if tied is not None and "output.weight" not in headers and not _reads_host(output):
         headers["output.weight"] = tied  # a second copy: GET_ROWS reads the embedding on the host
     ops = weight_ops(hparams, {**shared, **headers})
+    final = _final(hparams, [*ops])
     weights: dict[str, Weight] = {}
     for name, header in headers.items():
         source = name if name in infos or name != "output.weight" else "token_embd.weight"
-        device = override_device(name, backends, offload) or _device(name, devices, backends)
+        placed = "output" if name in final else name
+        device = override_device(name, backends, offload) or _device(placed, devices, backends)
         use = WeightUse(header.type, header.ne, frozenset(ops.get(name, ())))
         for backend in dict.fromkeys((device, backends[-1])):
             layouts = backend.layouts(use)
@@ -302,7 +304,10 @@ def _assign_devices(
 
 
 def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """The names of the ops that read each weight, by the weight's name; only sizes are used."""
+    """The names of the ops that read each weight, by the weight's name; only sizes are used.
+
+    The weights are in the order in which a graph reads them.
+    """
     headers = {name: Tensor(w.type, w.ne).set_name(name) for name, w in weights.items()}
     # Any activation will do: contexts may override it, and it has no weights.
     hparams = replace(hparams, hidden_act="relu")
@@ -313,6 +318,15 @@ def weight_ops(hparams: HParams, weights: Mapping[str, Tensor]) -> dict[str, set
             if source is not None and source.op is None and node.op is not None:
                 found.setdefault(source.root.name, set()).add(node.op.name)
     return {FUSED: {"MUL_MAT"}, **found}  # a head's matrix, computed in the target's graph
+
+
+def _final(hparams: HParams, names: list[str]) -> set[str]:
+    """Of a decoder's weights, in the order of the graph, those after all layers.
+
+    They belong with the output whatever they are called: LFM2's last norm is ``token_embd_norm``.
+    """
+    of_layers = [i for i, name in enumerate(names) if name.startswith("blk.")]
+    return set(names[of_layers[-1] + 1 :]) if of_layers and hparams.causal else set()
 
 
 def _reads_host(backend: Backend) -> bool:

@@ -131,6 +131,16 @@ def test_recurrent_states_are_where_their_layers_are(
     assert n_slots[0] > n_slots[1] >= 4
 
 
+def test_a_last_norm_with_another_name_is_with_the_output(tmp_path: Path) -> None:
+    """LFM2's, which is called as that of the embeddings: the device computes a token at once."""
+    write_checkpoint(tmp_path / "x", "lfm2")
+    path, backend = convert(tmp_path / "x", tmp_path / "x.gguf", "f32"), gpu()
+    weights = Model.load(path, devices=[backend]).weights
+    norm, embedding = (weights[f"token_embd{part}.weight"].buffer for part in ("_norm", ""))
+    assert norm is not None and norm.buft is backend.buffer_type()
+    assert embedding is not None and embedding.buft is not norm.buft
+
+
 def test_work_memory_is_more_than_its_minimum_here(tmp_path: Path) -> None:
     """Else the test above would not test it; a batch of few tokens needs more than a large one."""
     path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
