@@ -32,7 +32,7 @@ def apply_adapters(context: Context, *, apply_loras: bool = True) -> None:
         apply_loras: False gives LoRA adapters the factor 0 until a client sets another one.
 
     Raises:
-        click.UsageError: a factor is no number.
+        click.UsageError: as of ``files_of``.
         PyggmlError: a file is no adapter of the model; see ``load_lora``.
     """
     given = kept_values(AdapterParams)
@@ -62,9 +62,11 @@ def files_of(
         flag: of those with factors, for the message.
 
     Raises:
-        click.UsageError: a factor is no number.
+        click.UsageError: a name is empty, or a factor is no number.
     """
     found = [(path, 1.0) for path in _parts(plain)]
+    if any(not path for path, _ in found):
+        raise click.UsageError(f"{flag.removesuffix('-scaled')}: the name of a file is empty")
     for part in _parts(scaled):
         path, _, text = part.rpartition(":")
         try:
@@ -78,4 +80,4 @@ def files_of(
 
 
 def _parts(values: Iterable[str] | None) -> Iterator[str]:
-    return (part for text in values or () for part in text.split(",") if part)
+    return (part for text in values or () for part in text.split(","))

@@ -153,6 +153,10 @@ class Model:
         requested = parse_devices(devices)
         file = GGUFFile(path, mmap=given.use_mmap)
         file.override(given.kv_overrides or {})
+        if file.get_str("general.type", "model") == "adapter":
+            raise ModelError(
+                f"{file.path}: is an adapter, not a model: load its base, and this file with --lora"
+            )
         normalize_powerinfer_metadata(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
         try:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama.runtime.overrides import Overrides
+from pyllama_cli.options.adapters import files_of
 from pyllama_cli.options.options import (
     ContextOptions,
     ModelOptions,
@@ -229,6 +230,23 @@ def test_invalid_values(flag: str, text: str, message: str) -> None:
         click.command("x", cls=Program)(model_options(lambda **_: None)), [flag, text]
     )
     assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("plain", "scaled", "message"),
+    [
+        ("", "", "--lora: the name of a file is empty"),
+        ("a,,b", "c:1", "--lora: the name of a file is empty"),
+        ("a", "", "--lora-scaled: '' is not FILE:SCALE"),
+        ("a", "c:nan", "--lora-scaled: 'c:nan' is not FILE:SCALE"),
+        ("a", ":1", "--lora-scaled: ':1' is not FILE:SCALE"),
+    ],
+)
+def test_names_and_factors_of_adapters(plain: str, scaled: str, message: str) -> None:
+    assert files_of(["a,b"], ["c:0.5"], "") == [("a", 1.0), ("b", 1.0), ("c", 0.5)]
+    with pytest.raises(click.UsageError) as error:
+        files_of([plain], [scaled], "--lora-scaled")
+    assert message in error.value.message
 
 
 def test_rope_and_activation_overrides() -> None:

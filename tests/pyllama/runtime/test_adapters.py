@@ -219,6 +219,8 @@ def test_truncated_files_and_factors(tmp_path: Path, model: Model) -> None:
         (tmp_path / "cut.gguf").write_bytes(data[:n])
         with pytest.raises(GGUFError):
             load_lora(tmp_path / "cut.gguf", model)
+    with pytest.raises(ModelError, match="is an adapter, not a model: load its base"):
+        Model.load(path)
     lora, context = load_lora(path, model), Context(model, n_ctx=32)
     with pytest.raises(BatchError, match="not loaded"):
         context.scales({lora: 1.0})
