@@ -20,7 +20,8 @@ STATE, TODO, STOP, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATC
 )
 MAX_THREADS = 512
 QUEUES = SCRATCH + 8 * MAX_THREADS  # a line per thread: its claim word, role and chunks
-CONTROL_BYTES = QUEUES + 64 * MAX_THREADS
+MADE = QUEUES + 64 * MAX_THREADS  # a line per thread: the replica it ran last in each slot
+CONTROL_BYTES = MADE + 64 * MAX_THREADS
 # The claim word: 27 bits of epoch, 16 of phase, 20 of chunks left.
 MAX_CHUNKS, MAX_PHASES = (1 << 20) - 1, (1 << 16) - 2
 END = (1 << 16) - 1  # the phase number of a finished run
@@ -30,9 +31,10 @@ HEADER_WORDS = 5
 P_LAUNCH, P_LAUNCHES, P_CHUNKS = range(3)  # first launch, number of launches, of chunks
 PHASE_WORDS = 3
 # Addresses of kernel and record; chunks; bytes from one thread's record to the next, 0 if there is
-# one for all; the number of the replica to run before, or 0.
-L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_REPLICA = range(5)
-LAUNCH_WORDS = 5
+# one for all; for each slot the number of the replica to run before, or 0.
+L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_REPLICAS = range(5)
+SLOTS = 4  # pieces of a thread's own memory, each with the result of a replica
+LAUNCH_WORDS = L_REPLICAS + SLOTS
 
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
@@ -72,15 +74,8 @@ def _open_phase(ctl, me, epoch, phase):
 
 
 @inline
-def _run_chunk(ctl, queue, claim, me, made):
-    """Run a claimed chunk, after the replica that it reads unless this thread has run it already.
-
-    Args:
-        made: the replica that the thread ran last: its launch and epoch.
-
-    Returns:
-        The same, updated.
-    """
+def _run_chunk(ctl, queue, claim, me):
+    """Run a claimed chunk, after the replicas that it reads and this thread has not run already."""
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     n = atomic_load(ctl + N_THREADS)
     scratch = i64_ptr(ctl + SCRATCH)[me]
@@ -97,14 +92,16 @@ def _run_chunk(ctl, queue, claim, me, made):
         begins += 8 * (n + 1)
         share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
     launch = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * number)
-    needs = launch[L_REPLICA]
-    if needs != 0 and (needs != made[0] or epoch != made[1]):
-        first = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * needs)
-        call_address(first[L_KERNEL], (first[L_NODE] + me * first[L_STRIDE], 0, 1, scratch))
-        made = needs, epoch
+    made = i64_ptr(ctl + MADE + 64 * me)
+    for slot in range(SLOTS):
+        needs = launch[L_REPLICAS + slot] + 0
+        word = (epoch << 32) | needs
+        if needs != 0 and made[slot] != word:
+            first = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * needs)
+            call_address(first[L_KERNEL], (first[L_NODE] + me * first[L_STRIDE], 0, 1, scratch))
+            made[slot] = word
     node = launch[L_NODE] + me * launch[L_STRIDE]
     call_address(launch[L_KERNEL], (node, i64_ptr(begins)[0] + i, launch[L_CHUNKS], scratch))
-    return made
 
 
 @inline
@@ -135,7 +132,6 @@ def work(ctl, me, epoch, sched_yield, usleep):
     next_look = 0  # idle round in which to look at others' queues next
     own = ctl + QUEUES + 64 * me
     done = last = 0  # chunks run but not yet subtracted from TODO; the last claim
-    made = 0, 0
     while True:
         queue, claim = own, atomic_load(own)
         if claim & MAX_CHUNKS == 0:
@@ -151,7 +147,7 @@ def work(ctl, me, epoch, sched_yield, usleep):
                 claim = atomic_load(queue) if queue != 0 else 0
         if claim & MAX_CHUNKS != 0 and me < atomic_load(ctl + N_THREADS):
             if atomic_cas(queue, claim, claim - 1):
-                made = _run_chunk(ctl, queue, claim, me, made)
+                _run_chunk(ctl, queue, claim, me)
                 idle, next_look, last = 0, 0, claim
                 done += 1
             continue

@@ -27,7 +27,13 @@ from ....rounding import ceil_div
 from ...common.memory import Range
 from . import loop
 from .lowering import CpuLaunch, CpuLowering
-from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
+from .replicate import (
+    ReplicaUse,
+    ReplicaUses,
+    replicate_small,
+    slot_offsets,
+    thread_records,
+)
 from .work import WorkMemory, WorkStore
 
 Longs = npt.NDArray[np.int64]
@@ -66,12 +72,19 @@ class _Hazards:
 class Phase:
     """Launches that may run at the same time, and replicas that each thread runs before them."""
 
-    launches: list[CpuLaunch]
+    launches: list[CpuLaunch] = field(default_factory=list)
     replicas: list[CpuLaunch] = field(default_factory=list)
 
     @property
     def chunks(self) -> int:
         return sum(launch.chunks for launch in self.launches)
+
+    def add(self, launch: CpuLaunch, uses: ReplicaUses) -> None:
+        """Add a launch and the replicas that it reads."""
+        self.launches.append(launch)
+        for _, use in sorted(uses.items()):
+            if use.launch not in self.replicas:
+                self.replicas.append(use.launch)
 
 
 # A Python callable, or phases and the address of their header; the others are None, empty and 0.
@@ -90,7 +103,7 @@ class PhaseTable:
         self.launches = lowering.launches
         self._records: list[tuple[Longs, list[int], list[CpuLaunch]]] = []  # see `launch_at`
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
-        launches, uses = lowering.launches, dict[CpuLaunch, ReplicaUse]()
+        launches, uses = lowering.launches, dict[CpuLaunch, ReplicaUses]()
         if lowering.fusion and not sequential:
             launches, uses = replicate_small(launches, lowering.graph, self.n_threads)
         self.parts: list[Part] = []
@@ -114,21 +127,18 @@ class PhaseTable:
         launches: list[CpuLaunch],
         error_slot: int,
         sequential: bool,
-        uses: Mapping[CpuLaunch, ReplicaUse],
+        uses: dict[CpuLaunch, ReplicaUses],
     ) -> None:
         """Add the parts of launches between two Python callables."""
         if not launches:
             return
-        uses = {launch: uses[launch] for launch in launches if launch in uses}
         hazards = _Hazards(launches)
         phases: list[Phase] = []
         for i, launch in enumerate(launches):
             at = i if sequential else hazards.place(launch)
             if at == len(phases):
-                phases.append(Phase([]))
-            phases[at].launches.append(launch)
-            if launch in uses and uses[launch].launch not in phases[at].replicas:
-                phases[at].replicas.append(uses[launch].launch)
+                phases.append(Phase())
+            phases[at].add(launch, uses.get(launch, {}))
         phases = [made for phase in phases for made in _small_enough(phase, uses)]
         for i in range(0, len(phases), _MAX_PHASES):
             some = phases[i : i + _MAX_PHASES]
@@ -143,19 +153,27 @@ class PhaseTable:
         return None
 
     def _encode(
-        self, phases: list[Phase], uses: dict[CpuLaunch, ReplicaUse], error_slot: int
+        self, phases: list[Phase], uses: Mapping[CpuLaunch, ReplicaUses], error_slot: int
     ) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
         first = np.cumsum(sizes) - sizes
-        made = {use.launch for use in uses.values()}
-        uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
+        slots = {
+            use.launch: slot
+            for phase in phases
+            for launch in phase.launches
+            for slot, use in uses.get(launch, {}).items()
+        }
+        own = {launch: {slot: ReplicaUse(launch, launch.writes)} for launch, slot in slots.items()}
         number = {launch: i for i, launch in enumerate(launches)}
-        size = max(map(replica_bytes, made), default=0)
+        *offsets, size = slot_offsets(slots)
         memory = [zeroed(size) for _ in range(self.n_threads)]
-        addresses = np.array([m.ctypes.data for m in memory], np.int64)
-        made_records = [thread_records(la, uses.get(la), addresses, error_slot) for la in launches]
+        places = np.add.outer(offsets, [m.ctypes.data for m in memory]).astype(np.int64)
+        made_records = [
+            thread_records(la, uses.get(la, {}) | own.get(la, {}), places, error_slot)
+            for la in launches
+        ]
         records = np.concatenate([one.reshape(-1) for one in made_records])
         first_bytes = list(accumulate((one.nbytes for one in made_records), initial=0))[:-1]
         base = int(records.ctypes.data)
@@ -163,9 +181,11 @@ class PhaseTable:
         for launch, one, first_byte in zip(launches, made_records, first_bytes, strict=True):
             assert launch.kernel is not None
             stride = one.strides[0] if len(one) > 1 else 0
-            replica = number[uses[launch].launch] if launch in uses else 0
+            replicas = [0] * loop.SLOTS
+            for slot, use in uses.get(launch, {}).items():
+                replicas[slot] = number[use.launch]
             n_chunks = launch.whole or launch.chunks
-            rows.append((launch.kernel.address, base + first_byte, n_chunks, stride, replica))
+            rows.append((launch.kernel.address, base + first_byte, n_chunks, stride, *replicas))
         table = np.array(rows, np.int64)  # [launches, LAUNCH_WORDS]
         self._records.append((records, first_bytes, launches))
         self._keep.append([launch.node.buffer for launch in launches])
@@ -188,7 +208,7 @@ class PhaseTable:
         return int(header.ctypes.data)
 
 
-def _small_enough(phase: Phase, uses: dict[CpuLaunch, ReplicaUse]) -> Iterator[Phase]:
+def _small_enough(phase: Phase, uses: dict[CpuLaunch, ReplicaUses]) -> Iterator[Phase]:
     """A phase as one or several, none of more chunks than the loop can count.
 
     Args:
@@ -197,7 +217,7 @@ def _small_enough(phase: Phase, uses: dict[CpuLaunch, ReplicaUse]) -> Iterator[P
     if phase.chunks <= _MAX_CHUNKS:
         yield phase
         return
-    made, left = Phase([]), _MAX_CHUNKS
+    made, left = Phase(), _MAX_CHUNKS
     for launch in phase.launches:
         begin = 0
         while begin < launch.chunks:
@@ -205,15 +225,12 @@ def _small_enough(phase: Phase, uses: dict[CpuLaunch, ReplicaUse]) -> Iterator[P
             piece = launch
             if n < launch.chunks:
                 piece = replace(launch, chunks=n, first=begin, whole=launch.chunks)
-            made.launches.append(piece)
-            if launch in uses:
-                uses[piece] = uses[launch]
-                if uses[launch].launch not in made.replicas:
-                    made.replicas.append(uses[launch].launch)
+            uses[piece] = uses.get(launch, {})
+            made.add(piece, uses[piece])
             begin, left = begin + n, left - n
             if left == 0:
                 yield made
-                made, left = Phase([]), _MAX_CHUNKS
+                made, left = Phase(), _MAX_CHUNKS
     if made.launches:
         yield made
 

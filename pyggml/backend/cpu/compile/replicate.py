@@ -1,18 +1,22 @@
 """Replication of small launches: each thread runs them for itself, before it reads their result.
 
     kept, uses = replicate_small(launches, graph, n_threads)
-    records = thread_records(launch, uses.get(launch), memory, error_slot)
+    records = thread_records(launch, uses.get(launch, {}), places, error_slot)
 
 The norm of a single row takes less time than the barriers around it, during which no thread reads
 weights. So if its result is only read by launches, it is taken out of the phases: each thread runs
 it into memory of its own before its first chunk of a launch that reads it. The records of such
-launches exist once per thread, with the address of that thread's memory.
+launches exist once per thread, with the address of that thread's memory. A replica may read others,
+as the products of an adapter's A read a norm: a thread's memory has slots, and it runs the replicas
+that a launch reads in their order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,7 @@ from ....rounding import round_up
 from ....tensor import Tensor
 from ...common.memory import Range, any_overlap, byte_range
 from ..abi import DST, SRC0, TENSOR_WORDS, integer_places, record
+from .loop import SLOTS
 from .lowering import CpuLaunch
 
 _ALIGN = 64
@@ -29,7 +34,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True, eq=False)
 class ReplicaUse:
-    """The replica that a launch reads.
+    """A replica that a launch reads.
 
     Attributes:
         launch: the replicated launch; its ``chunks`` is the number of threads.
@@ -40,9 +45,19 @@ class ReplicaUse:
     ranges: list[Range]
 
 
-def replica_bytes(launch: CpuLaunch) -> int:
-    """Bytes that each thread needs for the result of a replicated launch."""
-    return sum(_aligned(r) for r in launch.writes)
+ReplicaUses = dict[int, ReplicaUse]  # by slot; a replica is in a later slot than what it reads
+
+
+def slot_offsets(replicas: Mapping[CpuLaunch, int]) -> list[int]:
+    """Where the slots begin in a thread's memory, and its bytes.
+
+    Args:
+        replicas: the slot of each.
+    """
+    sizes = [0] * SLOTS
+    for launch, slot in replicas.items():
+        sizes[slot] = max(sizes[slot], sum(map(_aligned, launch.writes)))
+    return list(accumulate(sizes, initial=0))
 
 
 def _aligned(r: Range) -> int:
@@ -51,12 +66,12 @@ def _aligned(r: Range) -> int:
 
 def replicate_small(
     launches: list[CpuLaunch], graph: CGraph, n_threads: int
-) -> tuple[list[CpuLaunch], dict[CpuLaunch, ReplicaUse]]:
+) -> tuple[list[CpuLaunch], dict[CpuLaunch, ReplicaUses]]:
     """Take small launches that each thread can run for itself out of the list.
 
     Returns:
-        The remaining launches, whose reads now include those of their replicas; and the replica of
-        each launch that reads one.
+        The remaining launches, whose reads now include those of their replicas; and the replicas
+        that each launch reads, itself or through others.
     """
     inside = Counter(s for node in graph.nodes for s in node.src if s is not None)
     # eval callbacks may read the sources of a split's last node
@@ -76,23 +91,26 @@ def replicate_small(
             return True
         return node.view_src is None and all(map(only_read_here, (node, *views.get(node, ()))))
 
-    uses: dict[CpuLaunch, ReplicaUse] = {}
-    taken: set[CpuLaunch] = set()
+    uses: dict[CpuLaunch, ReplicaUses] = {}
+    slots: dict[CpuLaunch, int] = {}
     for i in range(len(launches) - 1, -1, -1):
         launch = launches[i]
         if launch.replicate == 0 or not only_for_launches(launch):
             continue
+        # a launch that reads a replica already has its reads, so it is among these too
         readers = _readers(launches, i)
-        if not readers or not taken.isdisjoint(readers):
+        if not readers or any(r.chunks > launch.replicate for r in readers if r not in slots):
             continue
-        if any(r in uses or r.chunks > launch.replicate for r in readers):
+        end = min(slots.get(r, SLOTS) for r in readers)
+        free = set(range(end)).difference(*(uses.get(r, ()) for r in readers))
+        if not free:
             continue
-        made = replace(launch, chunks=n_threads)
+        slots[launch] = slot = max(free)
+        launch.chunks = n_threads
         for reader, ranges in readers.items():
-            uses[reader] = ReplicaUse(made, ranges)
+            uses.setdefault(reader, {})[slot] = ReplicaUse(launch, ranges)
             reader.reads = [r for r in reader.reads if not any_overlap([r], ranges)] + launch.reads
-        taken.add(launch)
-    return [launch for launch in launches if launch not in taken], uses
+    return [launch for launch in launches if launch not in slots], uses
 
 
 def _writes_node(launch: CpuLaunch) -> bool:
@@ -118,7 +136,7 @@ def _readers(launches: list[CpuLaunch], i: int) -> dict[CpuLaunch, list[Range]]:
             if overwritten or cut or not _may_move(later, alive):
                 return {}
             readers[later] = [r for r in alive if any_overlap(later.reads, [r])]
-        if node is not None and (later.node is node or later.node.view_src is node):
+        if node is not None and _writes_node(later) and node in (later.node, later.node.view_src):
             return {}
         if any_overlap(alive, later.writes):  # the memory is reused
             alive = [r for r in alive if not any_overlap([r], later.writes)]
@@ -138,26 +156,27 @@ def _may_move(reader: CpuLaunch, ranges: list[Range]) -> bool:
 
 
 def thread_records(
-    launch: CpuLaunch, use: ReplicaUse | None, memory: npt.NDArray[np.int64], error_slot: int
+    launch: CpuLaunch, uses: ReplicaUses, places: npt.NDArray[np.int64], error_slot: int
 ) -> npt.NDArray[np.int64]:
     """The records of a launch: one, or one per thread if it uses the threads' own memory.
 
     Shape: int64[1 or threads, words].
 
     Args:
-        use: the replica that it reads; for a replica itself, the ranges that it writes.
-        memory: the address of each thread's own memory.
+        uses: the replicas that it reads; of a replica itself also the ranges that it writes.
+        places: int64[SLOTS, threads], the addresses of the slots.
     """
     words = record(error_slot, launch.params, launch.node, launch.src)
-    if use is None:
+    if not uses:
         return words[None]
-    records = np.repeat(words[None], len(memory), axis=0)
-    at = integer_places(type(launch.params))
-    at = [*at, DST] if launch is use.launch else [*at, *range(SRC0, len(words), TENSOR_WORDS)]
-    found, offset = words.tolist(), 0
-    for r in use.launch.writes:
-        for word in at if r in use.ranges else ():
-            if r[0] <= found[word] < r[1]:
-                records[:, word] += memory + (offset - r[0])
-        offset += _aligned(r)
+    records = np.repeat(words[None], places.shape[1], axis=0)
+    integers, found = integer_places(type(launch.params)), words.tolist()
+    for slot, use in uses.items():
+        own = launch is use.launch
+        at, offset = [*integers, *([DST] if own else range(SRC0, len(words), TENSOR_WORDS))], 0
+        for r in use.launch.writes:
+            for word in at if r in use.ranges else ():
+                if r[0] <= found[word] < r[1]:
+                    records[:, word] += places[slot] + (offset - r[0])
+            offset += _aligned(r)
     return records

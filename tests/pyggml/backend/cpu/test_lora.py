@@ -143,7 +143,10 @@ def test_bits_of_both_layouts() -> None:
 def test_matrices_that_read_one_source_run_at_the_same_time(
     kind: GGMLType, buft: Any, n: int
 ) -> None:
-    """As queries, keys and values do: a phase for the products with A, one for the matrices."""
+    """As queries, keys and values do: a phase for the products with A, one for the matrices.
+
+    The products with A of one token are computed by each thread.
+    """
     ctx = Context()
     linear = Layer(kind, buft).linear(ctx, SCALES[:n])
     x = ops.rms_norm(ctx, ctx.from_numpy(X[:n]), 1e-6)
@@ -163,7 +166,7 @@ def test_matrices_that_read_one_source_run_at_the_same_time(
             found.append([node.numpy().tobytes() for node in made])
             if not options:
                 phases = [{launch.kernel.name for launch in p.launches} for p in program.phases]
-                assert [x for x in phases if x & {"lora_factors", "mul_mat"}] == [
-                    {"lora_factors"}, {"mul_mat"}
-                ]  # fmt: skip
+                before = [] if n == 1 else [{"lora_factors"}]
+                found_phases = [x for x in phases if x & {"lora_factors", "mul_mat"}]
+                assert found_phases == [*before, {"mul_mat"}]
     assert all(one == found[0] for one in found)

@@ -69,7 +69,7 @@ def run_in_disorder(program: PhaseTable, order: random.Random) -> None:
     scratch = zeroed(program.scratch_bytes)
 
     def call(launch: int, thread: int, chunk: int, chunks: int) -> None:
-        address, node, _, stride, _ = words(launch, LAUNCH_WORDS)
+        address, node, _, stride, *_ = words(launch, LAUNCH_WORDS)
         scratch[:] = 0xFF
         CALL(address)(node + thread * stride, chunk, chunks, int(scratch.ctypes.data))
 
@@ -88,8 +88,8 @@ def run_in_disorder(program: PhaseTable, order: random.Random) -> None:
             order.shuffle(calls)
             for launch, chunk in calls:
                 thread = order.randrange(program.n_threads)
-                _, _, chunks, _, replica = words(launch, LAUNCH_WORDS)
-                if replica:
+                _, _, chunks, _, *replicas = words(launch, LAUNCH_WORDS)
+                for replica in filter(None, replicas):
                     call(launches + 8 * LAUNCH_WORDS * replica, thread, 0, 1)
                 call(launch, thread, chunk, chunks)
 

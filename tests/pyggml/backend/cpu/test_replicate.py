@@ -14,6 +14,7 @@ import pyggml as ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.abi import DST, data, f32_ptr
 from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause
+from pyggml.backend.cpu.compile.loop import SLOTS
 from pyggml.backend.cpu.compile.program import PhaseTable, compile_program, shares
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
@@ -63,9 +64,9 @@ def test_a_norm_read_by_matmuls_is_run_by_every_thread(kinds: tuple[str, str]) -
     want = values(program_of(*made, sequential=True, fusion=False), *made)
     for n_threads in (1, 2, 5):
         program = program_of(*made, n_threads=n_threads)
-        own = "K" in "".join(kinds)  # a separate launch quantizes after the norm
-        assert replica_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
-        assert len(program.phases) == 2 + own
+        own = ["quantize_256_f32"] if "Q4_K" in kinds else []  # a launch after the norm
+        assert replica_names(program) == ["rms_norm_f32", *own]
+        assert len(program.phases) == 2
         for _ in range(20):
             assert values(program, *made) == want
 
@@ -82,6 +83,56 @@ def test_a_replicated_norm_is_recomputed_in_every_run() -> None:
     for value, want in zip(inputs, wanted, strict=True):
         x.set(value)
         assert values(program, end) == want
+
+
+def test_a_replica_reads_others() -> None:
+    """A norm, and the launch that quantizes it, each in a slot of its own, for two matmuls."""
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    normed = ops.rms_norm(ctx, x, 1e-6)
+    made = [ops.mul_mat(ctx, weight(ctx, k), normed) for k in (GGMLType.Q4_K, GGMLType.F32)]
+    made.append(ops.scale(ctx, made[0], 2.0))
+    plain = program_of(*made, sequential=True, fusion=False)
+    for n_threads in (1, 2, 5):
+        program = program_of(*made, n_threads=n_threads)
+        assert replica_names(program) == ["rms_norm_f32", "quantize_256_f32"]
+        assert len(program.phases) == 2
+        for value in (X, 3 * X, X[:, ::-1]):
+            x.set(value)
+            want = values(plain, *made)
+            assert values(program, *made) == want
+
+
+def test_a_replica_that_no_slot_is_left_for_has_a_phase() -> None:
+    ctx = Context()
+    changed = ctx.from_numpy(X)
+    for _ in range(SLOTS + 1):
+        changed = ops.rms_norm(ctx, changed, 1e-6)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), changed)
+    end = ops.scale(ctx, product, 2.0)
+    want = values(program_of(end, sequential=True, fusion=False), end)
+    program = program_of(end)
+    assert replica_names(program) == ["rms_norm_f32"] * SLOTS and len(program.phases) == 3
+    assert values(program, end) == want
+
+
+def test_the_source_of_a_replica_that_another_reads_stays() -> None:
+    """The norm's source changes after the first matmul, which reads the norm through a replica."""
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    normed = ops.rms_norm(ctx, x, 1e-6)
+    early, late = (ops.mul_mat(ctx, weight(ctx, GGMLType.Q4_K), normed) for _ in range(2))
+    change = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)
+    made = early, change, late, ops.scale(ctx, late, 2.0)
+
+    def run(**options: bool) -> tuple[list[bytes], list[str]]:
+        x.set(X)
+        program = program_of(*made, **options)
+        get_pool().run(program)
+        return [tensor.numpy().tobytes() for tensor in made], replica_names(program)
+
+    got, names = run()
+    assert names == ["quantize_256_f32"] and got == run(sequential=True, fusion=False)[0]
 
 
 def test_a_launch_with_other_readers_is_not_replicated() -> None:

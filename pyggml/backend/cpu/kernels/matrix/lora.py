@@ -46,7 +46,7 @@ from ...abi import (
     set_error,
 )
 from ...atomics import call_address
-from ...compile.lowering import CpuLowering, lowers
+from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.type_traits import TypeTraits, trait
 from ...compile.work import WorkRange
 from ...simd.plain_rows import TABLE_BYTES, packed_block, set_row_pointers
@@ -354,9 +354,11 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
         params,
         min(n_rows, macs // _MACS, 8 * lowering.n_threads),
         src=(scales, spans, gains, a, x, ids),
+        reads=(scales, spans, gains, a, None if act else x, ids),
         work=act,
         writes=out,
         scratch=TABLE_BYTES + 4 * (ROWS + _BLOCK + rank),
+        replicate=ANY_CHUNKS,
         variant=layout_name(a) if a is not None else "",
     )
     adder = _adder_traits(int(b.type), not is_repacked(b))
