@@ -99,10 +99,12 @@ def _factors(parts: Parts, name: str, naming: Naming, experts: tuple[int, ...]) 
             "number, or one for each expert"
         )
     x = stored.read().reshape(-1)
-    if not (np.isfinite(x) & (x > 0)).all():
-        raise ModelError(f"{stored.path}: tensor {shown(name)} is not a positive number")
     if naming.inverted:
-        np.reciprocal(x, out=x)
+        with np.errstate(divide="ignore", over="ignore"):
+            np.reciprocal(x, out=x)
+    if not (np.isfinite(x) & (x > 0)).all():
+        what = "has no finite positive inverse" if naming.inverted else "is not a positive number"
+        raise ModelError(f"{stored.path}: tensor {shown(name)} {what}")
     return x
 
 

@@ -498,8 +498,13 @@ FAULTS = [
     fault("nvfp4", "'x.weight_scale' is F32, must be F8_E4M3", weight_scale=X),
     fault("nvfp4", "'x.weight_scale_2' has the shape .2.", weight_scale_2=TWO_NUMBERS),
     fault("nvfp4", "'x.input_scale' is not a positive", input_scale=np.float32([np.nan])),
-    fault(
-        "ct-nvfp4", "'x.weight_global_scale' is not a", weight_global_scale=np.zeros(1, np.float32)
+    *(
+        fault(
+            "ct-nvfp4",
+            "'x.weight_global_scale' has no finite",
+            weight_global_scale=np.float32([x]),
+        )
+        for x in (0, 1e-40)
     ),
     fault("ct-fp8-rows", "config_groups has no group", {"config_groups": {}}),
     fault("ct-fp8-rows", "config_groups has weights that are None", {"config_groups": {"a": 5}}),
