@@ -94,10 +94,10 @@ class CacheSequence:
             BatchError: an adapter is not loaded any more.
         """
         context = self.context
-        if not context.adapters:
-            return None
         if not self.n_tokens and self.owner is None:
             self.adapters = uses_of(context.applied, ())
+        if not context.adapters and not self.adapters:
+            return None
         rows = np.zeros((n, len(context.adapters)), np.float32)
         for adapter, scale, first in self.adapters:
             rows[max(0, first - self.n_tokens) :] += context.scales({adapter: scale})

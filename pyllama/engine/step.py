@@ -85,7 +85,7 @@ class Stepper:
         clock, n_reused = time.perf_counter, context.n_reused
         start = clock()
         try:
-            scales = (sequence.scales(1),) if context.adapters else ()
+            scales = (sequence.scales(1),) if context.adapters or sequence.adapters else ()
             context.decode_token(run.tokens[n], sequence.seq_id, *scales)
         except ContextFull:
             return False  # nothing has changed
@@ -241,7 +241,8 @@ class Stepper:
         first = rows[0]
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
             sequence = first.sequence
-            scales = (sequence.scales(1),) if self._context.adapters else ()
+            adapted = self._context.adapters or sequence.adapters
+            scales = (sequence.scales(1),) if adapted else ()
             self._context.decode_token(first.tokens[0], sequence.seq_id, *scales)
             return False
         batch = batch_of(rows)
