@@ -6,8 +6,9 @@ Each model gets a line in results/adapters.jsonl. ``one`` is the time of a token
 divided by the time without; ``batch`` is the speed of a step of several texts with different
 adapters divided by the speed without; ``ms`` are the times of these four steps: one token without
 and with, several texts without and with. The adapters have random values for all matrices of each
-layer, or only for the matrices named by ``--matrices``. The four steps run in turns; a time is the
-first decile of all runs, since other work on the machine only adds to it.
+layer, or only for the matrices named by ``--matrices``. The four steps run in turns, each time in
+another order, since what ran before decides what is in the caches. A time is the first decile of
+all runs, since other work on the machine only adds to it.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ def random_adapter(model: Model, rank: int, seed: int, matrices: list[str]) -> A
 def times(runs: list[Callable[[], None]], n: int, clock: Callable[[], float]) -> list[float]:
     """The first decile of ``n`` times of each function, which are called in turns."""
     found: list[list[float]] = [[] for _ in runs]
+    order = np.random.default_rng(0)
     for number in range(n + 5):
-        for run, of_one in zip(runs, found, strict=True):
+        for i in order.permutation(len(runs)):
             start = clock()
-            run()
+            runs[i]()
             if number >= 5:  # the first ones compile
-                of_one.append(clock() - start)
+                found[i].append(clock() - start)
     return [statistics.quantiles(of_one, n=10)[0] for of_one in found]
 
 
