@@ -30,6 +30,13 @@ def writable_folder(ctx: click.Context, param: click.Parameter, value: Path | No
     return _in_directory(value)
 
 
+def refuse_source(output: Path, *sources: Path | None) -> None:
+    """Raise click.UsageError if the output is a file that the command reads."""
+    there = [path for path in sources if path is not None and path.exists()]
+    if output.exists() and any(output.samefile(path) for path in there):
+        raise click.UsageError(f"{output} is read too: give the output another name")
+
+
 def _in_directory(value: Path | None) -> Path | None:
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"{value.parent}: no such directory to write to.")

@@ -25,6 +25,7 @@ from ..options.prompt import escape_option
 from ..options.sampling import sampling_options, sampling_params
 from ..output import note, progress_bar
 from ..parameters import from_options, parameter_options
+from ..paths import refuse_source
 from ..replicas import MISSING, ProcessOptions, n_threads, replica_options
 from ..tool import Program, version_option
 
@@ -79,8 +80,7 @@ def command(input: Path, output: Path, **options: Any) -> None:
     replica = replica_options(options, own.n_parallel, threads, server)
     source = scan(str(input.resolve()), own.limit)
     folder = PartFolder(output, _key(source, replica, own.predict))
-    if output.exists() and output.samefile(input):
-        raise click.UsageError(f"{output}: is INPUT; choose another name for OUTPUT")
+    refuse_source(output, input)
     if output.exists() and not folder.begun and not own.restart:
         raise click.UsageError(f"{output} exists; --restart replaces it")
     with folder.locked():

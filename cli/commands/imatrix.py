@@ -24,7 +24,7 @@ from ..options.options import ContextOptions, ModelOptions, context_options, mod
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write, write_line
 from ..parameters import from_options, parameter_options
-from ..paths import writable
+from ..paths import refuse_source, writable
 from ..tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def command(**options: Any) -> None:
     from pyllama.quantize import read_importance, write_importance
 
     own = from_options(ImatrixOptions, options)
+    refuse_source(own.output, options["model"], options["file"])
     before = [read_importance(path) for path in own.in_file]
     chunk_size = next((i.chunk_size for i in before if i.chunk_size), options["n_ctx"])
     collector = Collector(chunk_size, process_output=own.process_output)

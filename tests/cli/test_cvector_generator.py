@@ -71,6 +71,8 @@ def test_faults_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ),
         (["--pca-iter", "150"], "--pca-iter must be a multiple of --pca-batch"),
         (["-o", "no/x.gguf"], "no: no such directory"),
+        (["-o", "x.gguf"], "x.gguf is read too: give the output another name"),
+        (["-o", "positive.txt"], "positive.txt is read too: give the output another name"),
     ):
         code, _, err = run(*args)
         assert code != 0 and said in err.splitlines()[-1], err

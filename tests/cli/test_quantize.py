@@ -144,6 +144,8 @@ def test_imatrix_then_quantize_then_kl_divergence(
         ((), "give the text"),
         (("-f", "text.txt", "--chunk", 99, *model), "there is no chunk"),
         (("-f", "text.txt", "-o", "none/i.gguf"), "none: no such directory to write to"),
+        (("-f", "text.txt", "-o", "text.txt", *model), "text.txt is read too"),
+        (("-f", "text.txt", "-o", "x.gguf", *model), "x.gguf is read too"),
     ):
         code = 1 if "--chunk" in args else 2
         assert message in run(imatrix.command, *args, code=code).stderr

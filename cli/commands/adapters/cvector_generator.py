@@ -20,7 +20,7 @@ from ...options.options import ContextOptions, ModelOptions, context_options, mo
 from ...options.prompt import process_escapes
 from ...output import note, progress_bar, write_line
 from ...parameters import from_options, parameter_options
-from ...paths import MAX_TEXT_BYTES, writable
+from ...paths import MAX_TEXT_BYTES, refuse_source, writable
 from ...tool import Program, ignored_option, version_option
 
 
@@ -56,6 +56,7 @@ def command(**options: Any) -> None:
     own = from_options(ControlVectorFlags, options)
     if own.pca_iter % own.pca_batch:
         raise click.UsageError("--pca-iter must be a multiple of --pca-batch")
+    refuse_source(own.output, options["model"], own.positive_file, own.negative_file)
     positive = _prompts(own.positive_file, "--positive-file")
     negative = _prompts(own.negative_file, "--negative-file")
     from pyllama.eval.control_vector import (

@@ -23,7 +23,7 @@ from ...machine import machine_options
 from ...options.options import model_option
 from ...output import note, progress_bar, write_line
 from ...parameters import WORDS, from_options, parameter_options
-from ...paths import MAX_TEXT_BYTES, writable
+from ...paths import MAX_TEXT_BYTES, refuse_source, writable
 from ...tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -104,11 +104,7 @@ def command(**options: Any) -> None:
     from pyllama.training import Finetuner, perplexity
 
     path = model_path(options["model"])
-    for source in (path, own.file):
-        if own.output.exists() and source.exists() and own.output.samefile(source):
-            raise click.UsageError(
-                f"{own.output} is read too: give the output another name with -o"
-            )
+    refuse_source(own.output, path, own.file)
     announce_compiles()
     with progress_bar("loading the model") as progress:
         model = Model.load(path, repack=False, progress=progress)
