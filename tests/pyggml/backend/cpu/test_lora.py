@@ -12,6 +12,7 @@ import pytest
 import pyggml as ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.compile.program import compile_program
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
@@ -55,17 +56,17 @@ class Layer:
             data = encoded(values, kind) if kind.is_quantized else values.view(np.uint8)
             buffer.set_tensor(t, data.reshape(-1))
         self.bias = rng.standard_normal(N).astype(np.float32)
-        made, self.low, rank = Context(no_alloc=True), {}, int(SPANS[-1])
+        self.low, rank = dict[str, tuple[Tensor, Tensor]](), int(SPANS[-1])
         for name in adapted.split():
             (k, m), in_blocks = sizes[name], kind.is_quantized and name != floats
             low, width = (GGMLType.Q8_0, 2 * PANEL) if in_blocks else (GGMLType.F32, PANEL)
+            made = Context(no_alloc=True)
             ne = (k, rank), (width, m * rank // width)
             self.low[name] = made.new_tensor(low, ne[0]), made.new_tensor(low, ne[1])
-        if self.low:
-            buffer = alloc_ctx_tensors(made, buft)
-        for t in (t for pair in self.low.values() for t in pair):
-            values = rng.standard_normal((t.ne[1], t.ne[0])).astype(np.float32)
-            buffer.set_tensor(t, quantize(values, t.type).reshape(-1).view(np.uint8))
+            buffer = alloc_ctx_tensors(made, buft if in_blocks else HOST)
+            for t in self.low[name]:
+                values = rng.standard_normal((t.ne[1], t.ne[0])).astype(np.float32)
+                buffer.set_tensor(t, quantize(values, t.type).reshape(-1).view(np.uint8))
 
     def linear(self, ctx: Context, scales: Array) -> Callable[[str, Tensor], Tensor]:
         """A function that multiplies with a matrix, and adds the changes by adapters."""
@@ -170,3 +171,13 @@ def test_matrices_that_read_one_source_run_at_the_same_time(
                 found_phases = [x for x in phases if x & {"lora_factors", "mul_mat"}]
                 assert found_phases == [*before, {"mul_mat"}]
     assert all(one == found[0] for one in found)
+
+
+def test_an_interleaved_b_of_floats_is_not_supported() -> None:
+    ctx = Context(no_alloc=True)
+    b = ctx.new_tensor_2d(GGMLType.F16, PANEL, 64)
+    keep = alloc_ctx_tensors(ctx, REPACK)
+    y, x, a = (ctx.new_tensor_2d(GGMLType.F32, *ne) for ne in ((64, 3), (64, 3), (64, 16)))
+    scales, gains = ctx.new_tensor_2d(GGMLType.F32, 1, 3), ctx.new_tensor_1d(GGMLType.F32, 1)
+    node = ops.lora(ctx, y, b, scales, ctx.new_tensor_1d(GGMLType.I32, 2), gains, a, x)
+    assert keep is not None and not CpuBackend(1).supports_op(node)

@@ -365,7 +365,13 @@ def factor_rows(lowering: CpuLowering, node: Tensor) -> FactorRows:
     return FactorRows(out, stride, lowering.traits(adder, 0))
 
 
-@lowers("LORA")
+def _supports(node: Tensor) -> bool:
+    """All but a B of floats that is interleaved: its panels are read as they are stored."""
+    b = node.src[1]
+    return b is not None and (b.type in QUANTIZED or not is_repacked(b))
+
+
+@lowers("LORA", _supports)
 def _lower_lora(lowering: CpuLowering, node: Tensor) -> None:
     y, b, ids = node.src[0], node.src[1], node.src[7]
     rows = factor_rows(lowering, node)
