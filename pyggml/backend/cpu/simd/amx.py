@@ -88,11 +88,11 @@ def least_tokens(type: GGMLType) -> int:
     return 0 if layout_k(type).sub < _COLUMNS else tuning().amx_tokens_256
 
 
-def configuration() -> bytes:
-    """The 64 bytes that give tiles their shapes."""
+def configuration(shapes: tuple[tuple[int, int], ...]) -> bytes:
+    """The 64 bytes that give tiles their shapes, each (rows, bytes of a row)."""
     config = bytearray(LINE)
     config[0] = 1  # the palette
-    for i, (rows, row_bytes) in enumerate(SHAPES):
+    for i, (rows, row_bytes) in enumerate(shapes):
         config[16 + 2 * i], config[48 + i] = row_bytes, rows
     return bytes(config)
 
@@ -119,7 +119,7 @@ def use_tiles(b: Value, on: Value) -> None:
     v: Any = vectors()
     with b.if_else(b.icmp_signed("!=", on, const(0))) as (configure, release):
         with configure:
-            v.configure_tiles(b, configuration())
+            v.configure_tiles(b, configuration(SHAPES))
         with release:
             v.release_tiles(b)
 

@@ -51,18 +51,12 @@ _VECTORS = 4  # vectors of keys at a time
 # The keys in the two halves of each register of 16 lanes; then the scores are in order.
 _PAIRS = ((0, 2), (4, 6), (1, 3), (5, 7))
 TILE_ROWS = 6  # query rows of a tile of packed keys or values
-_WIDE_ROWS = 16  # query rows that share one widening of keys and values
 _ROWS = 3  # query rows whose sums fit 16 registers, with four vectors of keys or values
 
 
 def _pairs() -> bool:
     """Whether a register holds eight elements of two keys, or sixteen of a value."""
     return vectors().width == LINE
-
-
-def wide_rows() -> int:
-    """The query rows of a wide call of ``attn_qk`` and ``attn_pv``; 0 if there is none."""
-    return _WIDE_ROWS if _pairs() else 0
 
 
 def _rows_of_a_pass(n_rows: int) -> int:
@@ -97,12 +91,9 @@ def _totals(b: Value, x: list[Value]) -> Value:
 def attn_qk(
     b: Value, kind: int, n_rows: int, n_tail: int, locality: int, q: Value, q_stride: Value,
     keys: Value, nb: Value, cells: Value, n: Value, d: Value, scores: Value, s_stride: Value,
-    values: Value, nb_v: Value, lines: Value, ahead: Value, widened: Value,
+    values: Value, nb_v: Value, lines: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """Store the scores of ``n_rows`` queries and ``n`` keys in cells of the cache.
-
-    With more than ``TILE_ROWS`` queries the keys are widened once into memory at ``widened``, eight
-    of them at a time, and read from there.
 
     Rows have ``d`` >= 8 elements, ``n_tail`` is d % 8, and zeros follow a query up to a multiple of
     8. Scores are written up to a multiple of 8, and cells read up to ``ahead`` after that. The keys
@@ -139,9 +130,7 @@ def attn_qk(
         for first in range(0, n_rows, per_pass):
             some = queries[first : first + per_pass]
 
-            def body(
-                i: Value, accs: list[Value], first: int = first, some: list[Value] = some
-            ) -> list[Value]:
+            def body(i: Value, accs: list[Value], some: list[Value] = some) -> list[Value]:
                 offset = times(b, i, 4 * columns)
                 blocks = [item_at(b, k, i, step) for k in key]
                 of_blocks = [scales(b, kind, x) for x in blocks]
@@ -151,16 +140,10 @@ def attn_qk(
                     q = of_queries([load(b, x, vec(f32, LANES)) for x in places])
                     eights = [(x, e, y) for x, y in zip(blocks, of_blocks, strict=True)]
                     for c in range(_VECTORS):
-                        kept = _VECTORS * LINE // LANES  # bytes of a column of eight keys
-                        kept = at(b, item_at(b, widened, i, kept * columns), kept * e + LINE * c)
-                        if first and n_rows > TILE_ROWS:
-                            k = load(b, kept, vec(f32, 2 * LANES))
-                        elif _pairs():
+                        if _pairs():
                             k = load_twice(b, kind, [eights[h] for h in _PAIRS[c]])
                         else:
                             k = load_8(b, kind, *eights[c])
-                        if not first and n_rows > TILE_ROWS:
-                            store(b, k, kept)
                         for r in range(len(some)):
                             place = r * _VECTORS + c
                             after[place] = fma(b, q[r], k, after[place])
@@ -354,7 +337,6 @@ def attn_pv(
     size = 2 * LANES if _pairs() else LANES
     parts = [(e, min(size, n_columns - e)) for e in range(0, n_columns, size)]
     per_pass = max(1, len(parts) if _rows_of_a_pass(n_rows) == n_rows else ceil_div(len(parts), 2))
-    per_pass = per_pass if n_rows <= TILE_ROWS else 1  # one vector is widened for all rows
     for first in range(0, len(parts), per_pass):
         some = parts[first : first + per_pass]
 

@@ -172,6 +172,14 @@ class Avx512Amx(Avx512Vnni):
         """Tiles of int8: ``sums[m][n] += sum over k of x[m][4k..4k+3] . y[k][4n..4n+3]``, int32."""
         self._tile(b, "tdpbssd", sums, x, y)
 
+    def multiply_float_tiles(self, b: Value, sums: int, x: int, y: int) -> None:
+        """Tiles of bfloat16: ``sums[m][n] += sum over k of x[m][2k..2k+1] . y[k][2n..2n+1]``.
+
+        The sums are float32: first those of all even and of all odd elements, each in order and
+        rounded once for each element, then the two of them, then ``sums``. Denormals are zero.
+        """
+        self._tile(b, "tdpbf16ps", sums, x, y)
+
     def _tile(self, b: Value, name: str, *args: Value | int) -> None:
         values = [ir.Constant(i8, a) if isinstance(a, int) else a for a in args]
         call(b, f"llvm.x86.{name}", ir.VoidType(), *values)

@@ -168,7 +168,7 @@ def test_a_host_with_arm(
 
 @pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="x86's features")
 @pytest.mark.parametrize("permitted", [True, False])
-@pytest.mark.parametrize("lacks", ["", "amx-tile", "amx-int8", "avx512vnni"])
+@pytest.mark.parametrize("lacks", ["", "amx-tile", "amx-int8", "amx-bf16", "avx512vnni"])
 def test_a_host_with_amx_tiles(
     permitted: bool, lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,8 +468,8 @@ def test_rows_of_the_cache(
 ) -> None:
     emit_for(host.vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.attn_qk, 14, (3, 0, 2), 12),
-        (attend.attn_qk, 14, (3, 0 if kind.is_quantized else 4, 2), 12),
+        (attend.attn_qk, 13, (3, 0, 2), 12),
+        (attend.attn_qk, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
         (attend.attn_pv, 12, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),

@@ -41,6 +41,7 @@ from ...abi import (
     data,
     f32_ptr,
     i32_ptr,
+    i64_ptr,
     load_f32,
     nb,
     ne,
@@ -49,7 +50,8 @@ from ...abi import (
 )
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
-from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns, wide_rows
+from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
+from ...simd.attend_tile import GROUP, PANEL_BYTES, STEP, VALUE_COLUMNS
 from ...simd.element import load_f16
 from ...simd.kv_row import KINDS
 from ...simd.math import exp_f32, tanh_f32
@@ -64,19 +66,20 @@ from .attention_chunk import (
     KEY_BYTES,
     PACKED,
     S_STRIDE,
+    TILES,
     VALUE_BYTES,
-    WIDE,
     cache_traits,
     find_cells,
     interleave_kv,
     lines_of,
+    load_tile,
     packed_column,
     pv_direct,
     pv_packed,
-    pv_wide,
+    pv_tiles,
     qk_direct,
     qk_packed,
-    qk_wide,
+    qk_tiles,
 )
 
 _ROWS = 126  # query rows of a block, at most (but always one token)
@@ -102,7 +105,7 @@ class Attention(NamedTuple):
     quantize: int  # address of the quantized rows, or 0
     f16_mask: int
     direct_rows: int  # at most so many query rows read the cache directly
-    wide: int  # so many of these share the widening of quantized keys and values; 0: none
+    tiles: int  # of 16 query rows of a block, where many heads share keys; 0: none
     bias_scale: float
     traits: int
 
@@ -274,6 +277,19 @@ def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
 
 
 @inline
+def load_tiles(node, traits, table, queries, t, head, n_rep, stream, n_rows):
+    """Load the query rows of a group in tiles; the last one fills up its tile."""
+    hd = ne(node, SRC0, 0)
+    for first in range(0, n_rows, GROUP):
+        for i in range(2 * GROUP):  # a tile, and the next one, which is prefetched
+            r = min(first + i, n_rows - 1)
+            x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+            x += (head + r % n_rep) * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+            i64_ptr(table)[i] = x
+        load_tile(traits, table, hd, queries + first * 4 * hd)
+
+
+@inline
 def bias(node, s, t, head, entries, stream, first, n):
     """Apply scale, soft-cap, ALiBi, biases by distance and mask to one row of scores, in place.
 
@@ -440,12 +456,12 @@ def flash_attn(node, chunk, n_chunks, scratch):
     cells = scratch
     later = cells + CELLS_BYTES  # cells of the next chunk of keys
     scores = later + CELLS_BYTES
-    tile = max(TILE_ROWS, p.wide)
+    tile = max(TILE_ROWS, p.tiles * GROUP)
     sums = scores + tile * S_STRIDE
     tops = f32_ptr(sums + tile * 4 * padded)  # maxima of a tile's rows, then their sums
-    widened = sums + tile * 4 * padded + 128
-    queries = widened + (32 * hd8 if p.wide != 0 else 0)
-    states = queries + (block * n_rep + TILE_ROWS - 1) * 4 * hd8
+    panel = sums + tile * 4 * padded + (8 * tile + 63) // 64 * 64
+    queries = panel + (PANEL_BYTES if p.tiles != 0 else 0)
+    states = queries + (block * n_rep + tile - 1) * 4 * hd8
     state_bytes = 4 * (hdv + 2)
     keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
     values = keys + hd8 * S_STRIDE
@@ -485,12 +501,15 @@ def flash_attn(node, chunk, n_chunks, scratch):
             hi_of = keys_end(node, a, b, hi, first, shared)
             if hi_of > first:
                 find_cells(list_entries(node, a, first), first, lo, hi_of, cells)
-            load_queries(
-                node, queries, t, head_0, n_rep, stream, 0, n_rows, n_rows <= p.direct_rows
-            )
-            y = f32_ptr(queries + n_rows * 4 * hd8)
-            for d in range((TILE_ROWS - 1) * hd8):  # the last tile reads TILE_ROWS rows
-                y[d] = 0
+            if p.tiles != 0:
+                load_tiles(node, traits, later, queries, t, head_0, n_rep, stream, n_rows)
+            else:
+                load_queries(
+                    node, queries, t, head_0, n_rep, stream, 0, n_rows, n_rows <= p.direct_rows
+                )
+                y = f32_ptr(queries + n_rows * 4 * hd8)
+                for d in range((TILE_ROWS - 1) * hd8):  # the last tile reads TILE_ROWS rows
+                    y[d] = 0
         if partials == 0:
             for r in range(n_rows):
                 clear(states + r * state_bytes, hdv)
@@ -498,7 +517,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
             first = c * CHUNK
             r0, r1, n_keys = (a - t) * n_rep, (b - t) * n_rep, min(CHUNK, hi_of - first)
             direct = r1 - r0 <= p.direct_rows
-            if r1 - r0 < n_rows:
+            if r1 - r0 < n_rows and p.tiles == 0:
                 load_queries(node, queries, t, head_0, n_rep, stream, r0, r1, direct)
             next_c, next_a, next_b, next_hi = c, b, after, hi
             if b == after:
@@ -529,38 +548,43 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     next_cells = cells
             else:
                 next_cells, keys_after = cells, next_k
-            if n_keys > 0 and not direct:
+            if n_keys > 0 and not direct and p.tiles == 0:
                 interleave_kv(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             if first_v == first_k and nb_v == nb_k:
                 lines_v = 0  # values are columns of the keys
-            step, n_passes, n_wide, done = TILE_ROWS, 1, 0, 0
-            if direct:  # as few passes as possible, about equal; wide ones first
-                n_wide = (r1 - r0) // p.wide if p.wide != 0 else 0
-                others = r1 - r0 - n_wide * p.wide
-                n_passes = (others + step - 1) // step
-                step = (others + n_passes - 1) // max(1, n_passes)
-                n_passes += n_wide
+            step, n_passes, done, skipped = TILE_ROWS, 1, 0, 0
+            if p.tiles != 0:  # one pass; its first tile may begin with rows of other tokens
+                step, skipped = r1 - r0, r0 % GROUP
+            elif direct:  # as few passes as possible, about equal
+                n_passes = (r1 - r0 + step - 1) // step
+                step = (r1 - r0 + n_passes - 1) // n_passes
+            n_tiles = (skipped + step + GROUP - 1) // GROUP
             entries = list_entries(node, a, first)
             r = r0
             while r < r1:
-                is_wide = done < n_wide
-                rows = p.wide if is_wide else min(step, r1 - r)
+                rows = min(step, r1 - r)
                 n = min(n_keys, list_end(node, t + r // n_rep) - first)
                 for i in range(1, rows):
                     n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
-                query = queries + r * 4 * hd8
+                query = queries + (r - skipped) * 4 * hd8
                 n64 = (n + 63) // 64 * 64
-                if n > 0 and direct:
+                # Of the keys of the next chunk each pass prefetches a part
+                line, end_line = lines_k * done // n_passes, lines_k * (done + 1) // n_passes
+                if n > 0 and p.tiles != 0 and lines_v == 0:
+                    line = lines_k // 2
+                    qk_tiles(
+                        traits, n_tiles, query, hd, k, nb_k, cells, n, scores, panel,
+                        next_cells, keys_after, nb_k, line,
+                    )  # fmt: skip
+                elif n > 0 and p.tiles != 0:
+                    qk_tiles(
+                        traits, n_tiles, query, hd, k, nb_k, cells, n, scores, panel,
+                        cells, v, nb_v, lines_v,
+                    )  # fmt: skip
+                elif n > 0 and direct:
                     lines = lines_v if r == r0 else 0
-                    if is_wide:
-                        qk_wide(
-                            traits, widened, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
-                        )
-                    else:
-                        qk_direct(
-                            traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
-                        )
+                    qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
                     j = n_prefetched * (r - r0) // (r1 - r0)  # prefetch a share of the next chunk
                     share = n_prefetched * (r + rows - r0) // (r1 - r0) - j
@@ -569,16 +593,14 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     qk_packed(traits, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
-                    s = scores + i * S_STRIDE
+                    s = scores + (skipped + i) * S_STRIDE
                     begin = min(max(list_begin(node, token) - first, 0), n)
                     end = min(list_end(node, token) - first, n)
                     bias(node, s, token, head, entries, stream, first, n)
                     tops[i], tops[tile + i] = softmax(s, begin, max(begin, end), n64)
-                # Of the keys of the next chunk each pass prefetches a part
-                line, end_line = lines_k * done // n_passes, lines_k * (done + 1) // n_passes
-                if n > 0 and is_wide:
-                    pv_wide(
-                        traits, scores, v, nb_v, cells, n, hdv, sums, padded,
+                if n > 0 and p.tiles != 0:
+                    pv_tiles(
+                        traits, n_tiles, scores, v, nb_v, cells, n, hdv, sums, panel,
                         next_cells, keys_after + 64 * line, nb_k, end_line - line,
                     )  # fmt: skip
                 elif n > 0 and direct:
@@ -590,7 +612,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     pv_packed(traits, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
-                    state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
+                    state, found = states + (r + i) * state_bytes, sums + (skipped + i) * 4 * padded
                     if partials != 0:
                         state = partial(node, stream, token, head, c, state_bytes)
                         if n > 0:
@@ -684,11 +706,14 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * lowering.n_threads)
+    in_tiles = n_rep >= GROUP and hd % STEP == 0 and hdv % VALUE_COLUMNS == 0
+    most = _ROWS if not in_tiles else round_up(_ROWS, GROUP)
     block = (
         ceil_div(n_tokens, lowering.n_threads)
         if split
-        else max(1, min(n_tokens, _ROWS // n_rep, share))
+        else max(1, min(n_tokens, most // n_rep, share))
     )
+    tiles = ceil_div(block * n_rep, GROUP) if in_tiles else 0
     blocks = ceil_div(n_tokens, block)
     splits, n_tasks = 1, n_kv_head * blocks * n_streams
     if split:
@@ -698,9 +723,8 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     checked = [] if rows is None else [checked_rows(lowering, node, cells, rows, branches)]
     parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
-    packed = PACKED if direct_rows < block * n_rep else ()
-    many = n_rep >= wide_rows() and k.type.is_quantized and v.type.is_quantized
-    wide = wide_rows() if many and in_place and hdv % 64 == 0 else 0
+    functions = DIRECT if direct_rows >= block * n_rep else (*DIRECT, *PACKED)
+    functions = TILES if tiles else functions
     traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
@@ -714,15 +738,15 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         quantize=0,
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
-        wide=wide,
+        tiles=tiles,
         bias_scale=node.op_params["bias_scale"],
-        traits=lowering.traits(traits, *DIRECT, *packed, *(WIDE if wide else ())),
+        traits=lowering.traits(traits, *functions),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
-        max(TILE_ROWS, wide) * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 48
-        + (8 * hd8 if wide else 0)
-        + (0 if alone else CHUNK * (hd8 + padded))
-    )  # fmt: skip
+        max(TILE_ROWS, GROUP * tiles) * (CHUNK + padded + hd8 + 2)
+        + block * n_rep * (hd8 + hdv + 2) + 48
+        + (0 if alone or tiles else CHUNK * (hd8 + padded))
+    ) + (PANEL_BYTES if tiles else 0)  # fmt: skip
     lowering.launch(
         flash_attn,
         node,

@@ -23,7 +23,26 @@ from ...atomics import call_address
 from ...compile.type_traits import TypeTraits, trait
 from ...simd import attend
 from ...simd.attend import MAX_AHEAD, attn_pv, attn_qk
+from ...simd.attend_tile import (
+    GROUP,
+    KEY_CELLS,
+    KEY_COLUMNS,
+    STEP,
+    VALUE_CELLS,
+    VALUE_COLUMNS,
+    score_tile,
+    split_of,
+    split_queries,
+    split_weights,
+    sum_tile,
+    turn_scores,
+    use_float_tiles,
+    widen_keys,
+    widen_values,
+)
 from ...simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
+from ...simd.plain_rows import transpose_rows
+from ...simd.vector import LINE
 from ...tuning import Tuning
 
 CHUNK = 256  # keys
@@ -143,38 +162,67 @@ def _qk_direct(kind: int, tail: int, hint: int) -> CpuKernel:
 @inline_strict
 def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
     attn_qk(
-        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead,
-        0,
-    )  # fmt: skip
+        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
+    )
 
 
 @cache
-def _qk_wide(kind: int, rows: int, tail: int, hint: int) -> CpuKernel:
-    def qk(widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
-        q_row, s_row = 4 * ((d + 7) // 8 * 8), S_STRIDE
-        attn_qk(
-            kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines, ahead,
-            widened,
-        )  # fmt: skip
+def _load_tiles(split: int) -> CpuKernel:
+    def load_queries(table, d, out):
+        transpose_rows(table, d, out, LINE)
+        split_queries(split, out, d // STEP)
 
-    return named_kernel(qk, GGMLType(kind).name, tail)
+    return named_kernel(load_queries, split)
 
 
 @cache
-def _pv_wide(kind: int, rows: int, hint: int) -> CpuKernel:
-    block = 64 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 64 values
+def _qk_tiles(kind: int, split: int, hint: int) -> CpuKernel:
+    def qk(n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
+        n_strips, columns = (d + KEY_COLUMNS - 1) // KEY_COLUMNS, KEY_COLUMNS
+        use_float_tiles(split, 1)
+        for first in range(0, n, KEY_CELLS):
+            n_cells = min(KEY_CELLS, n - first)
+            for i in range(n_strips):
+                column, line = columns * i, lines * i // n_strips
+                n_steps, part = min(columns, d - column) // STEP, lines * (i + 1) // n_strips - line
+                widen_keys(
+                    kind, split, hint, k, nb_k, cells + 8 * first, n_cells, column, n_steps, panel,
+                    later + 8 * first, rows + 64 * line, nb_rows, part,
+                )  # fmt: skip
+                for t in range(n_tiles):
+                    out = s + GROUP * S_STRIDE * t + 4 * first
+                    query = q + GROUP * 4 * (d * t + column)
+                    score_tile(split, panel, query, n_steps, out, S_STRIDE, i)
+        use_float_tiles(split, 0)
+        for t in range(n_tiles):
+            turn_scores(s + GROUP * S_STRIDE * t, S_STRIDE, (n + KEY_CELLS - 1) // KEY_CELLS * 4)
 
-    def pv(p, v, nb_v, cells, n, hdv, out, padded, later, k, nb_k, lines):
-        n_calls, line, s_row, o_row = hdv // 64, 0, S_STRIDE, 4 * padded
-        for i in range(n_calls):
-            after = lines * (i + 1) // n_calls
-            x, y, key, part = v + block * i, out + 256 * i, k + 64 * line, after - line
-            attn_pv(
-                kind, rows, 64, hint, p, s_row, x, nb_v, cells, n, y, o_row, later, key, nb_k, part
-            )
-            line = after
+    return named_kernel(qk, GGMLType(kind).name, "tiles", split)
 
-    return named_kernel(pv, GGMLType(kind).name)
+
+@cache
+def _pv_tiles(kind: int, split: int, hint: int) -> CpuKernel:
+    def pv(n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+        n_strips, end = hdv // VALUE_COLUMNS, (n + STEP - 1) // STEP * STEP
+        for t in range(n_tiles):
+            split_weights(split, p + GROUP * S_STRIDE * t, S_STRIDE, end // STEP)
+        use_float_tiles(split, 1)
+        for i in range(n_strips):
+            line = lines * i // n_strips
+            part = lines * (i + 1) // n_strips - line
+            for first in range(0, end, VALUE_CELLS):
+                n_steps = min(VALUE_CELLS, end - first) // STEP
+                widen_values(
+                    kind, split, hint, v, nb_v, cells + 8 * first, VALUE_COLUMNS * i, n_steps,
+                    panel, later + 8 * first, rows + 64 * line, nb_rows, part,
+                )  # fmt: skip
+                for t in range(n_tiles):
+                    weights = p + GROUP * S_STRIDE * t + 4 * first
+                    out = sums + 4 * (GROUP * hdv * t + VALUE_COLUMNS * i)
+                    sum_tile(split, panel, weights, S_STRIDE, n_steps, out, 4 * hdv, first)
+        use_float_tiles(split, 0)
+
+    return named_kernel(pv, GGMLType(kind).name, "tiles", split)
 
 
 @cache
@@ -220,9 +268,9 @@ def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, 
 # Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
 # prefetch; functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
-PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED, QK_WIDE, PV_WIDE = range(3, 11)
+PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED, LOAD_TILES, QK_TILES, PV_TILES = range(3, 12)
 DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
-WIDE = QK_WIDE, PV_WIDE
+TILES = LOAD_TILES, QK_TILES, PV_TILES
 
 
 @cache
@@ -237,15 +285,17 @@ def cache_traits(
         tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
             may be summed twice). Both tails are 0 for most models; then no code is made for them.
     """
+    split, hint = split_of(kind_k, kind_v), tuned.kv_hint
     functions: dict[int, Callable[[], CpuKernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
-        QK: partial(_qk_direct, kind_k, tail_k, tuned.kv_hint),
-        PV: partial(_pv_direct, kind_v, columns, tail_v, tuned.kv_hint),
+        QK: partial(_qk_direct, kind_k, tail_k, hint),
+        PV: partial(_pv_direct, kind_v, columns, tail_v, hint),
         QK_PACKED: lambda: _qk_packed,
         PV_PACKED: lambda: _pv_packed,
-        QK_WIDE: partial(_qk_wide, kind_k, attend.wide_rows(), tail_k, tuned.kv_hint),
-        PV_WIDE: partial(_pv_wide, kind_v, attend.wide_rows(), tuned.kv_hint),
+        LOAD_TILES: partial(_load_tiles, split),
+        QK_TILES: partial(_qk_tiles, kind_k, split, hint),
+        PV_TILES: partial(_pv_tiles, kind_v, split, hint),
     }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
@@ -281,17 +331,30 @@ def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
 
 
 @inline
-def qk_wide(traits, widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
-    """``qk_direct`` of ``wide_rows`` query rows, with memory for eight keys as float32."""
-    qk, ahead = trait(traits, QK_WIDE), trait(traits, KEYS_AHEAD)
-    call_address(qk, (widened, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+def load_tile(traits, table, d, out):
+    """Load the 16 query rows whose addresses are in a table, for ``qk_tiles``."""
+    call_address(trait(traits, LOAD_TILES), (table, d, out))
 
 
 @inline
-def pv_wide(traits, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
-    """``pv_direct`` of ``wide_rows`` rows."""
-    pv = trait(traits, PV_WIDE)
-    call_address(pv, (p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines))
+def qk_tiles(traits, n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
+    """Scores of tiles of 16 query rows; prefetches lines of the rows in the cells ``later``."""
+    qk = trait(traits, QK_TILES)
+    call_address(
+        qk, (n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines)
+    )  # fmt: skip
+
+
+@inline
+def pv_tiles(traits, n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+    """Weighted sums of values for tiles of 16 rows; prefetches like ``qk_tiles``.
+
+    The weights must be 0 from ``n`` to a multiple of 32; they are overwritten.
+    """
+    pv = trait(traits, PV_TILES)
+    call_address(
+        pv, (n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines)
+    )  # fmt: skip
 
 
 @inline
