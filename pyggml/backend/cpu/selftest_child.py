@@ -98,11 +98,13 @@ def families() -> None:
     check(mul(ctx, norm, ctx.from_numpy(np.ones(64, np.float32))), want, 1e-7)
     silu = x.numpy() / (1 + np.exp(-x.numpy()))
     check(swiglu_split(ctx, x, x), silu * x.numpy(), 1e-7)
-    q, k = ctx.from_numpy(values(2, 3, 16)), ctx.from_numpy(values(1, 40, 16).astype(np.float16))
-    scores = q.numpy() @ k.numpy().astype(np.float32).T * 0.25
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, 16]
-    check(flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
+    for n_head, columns in ((2, 16), (16, 64)):  # few heads, and a tile of them
+        q = ctx.from_numpy(values(n_head, 3, columns))
+        k = ctx.from_numpy(values(1, 40, columns).astype(np.float16))
+        scores = q.numpy() @ k.numpy().astype(np.float32).T * 0.25
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, n]
+        check(flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
     jit.compile_all([one for _, graph, _, _ in cases for one in backend.kernels(graph)])
     for node, graph, want, tolerance in cases:
         backend.graph_compute(graph)

@@ -61,14 +61,15 @@ SPLIT = 1
 GROUP = 16  # query rows, cells or columns of a tile
 STEP = 32  # columns of keys, or cells of values
 _GROUPS = 4  # tiles that a call computes: of cells for scores, of columns for values
-KEY_CELLS, KEY_COLUMNS = _GROUPS * GROUP, 128  # of a panel
-VALUE_CELLS, VALUE_COLUMNS = 128, _GROUPS * GROUP
+KEY_CELLS, KEY_COLUMNS = _GROUPS * GROUP, 64  # of a panel
+VALUE_CELLS, VALUE_COLUMNS = 64, _GROUPS * GROUP
 PANEL_BYTES = 4 * KEY_CELLS * KEY_COLUMNS
 _TILE = GROUP * LINE  # bytes
 _KEY_ROW = 4 * KEY_COLUMNS  # bytes of a cell in a panel of float32
 _VALUE_ROW = 4 * VALUE_COLUMNS
-SHAPES = ((GROUP, LINE),) * 8  # sums, the two parts of the rows' operand, two of the panel's
-_ROWS_HI, _ROWS_LO, _PANEL_HI, _PANEL_LO = range(_GROUPS, 8)
+_SUMS = 2  # tile registers of sums; two more have a part of the rows and of the panel
+SHAPES = ((GROUP, LINE),) * (_SUMS + 2)
+_ROWS, _PANEL = range(_SUMS, _SUMS + 2)
 
 
 def split_of(*kinds: int) -> int:
@@ -352,27 +353,28 @@ def _multiply_tiles(
     def tile(address: Value) -> Value:
         return b.inttoptr(address, i8.as_pointer())
 
-    def multiply(sums: int, mine: int, other: int) -> None:
-        v.multiply_float_tiles(b, sums, *((mine, other) if panel_first else (other, mine)))
+    def multiply(sums: int) -> None:
+        factors = (_PANEL, _ROWS) if panel_first else (_ROWS, _PANEL)
+        v.multiply_float_tiles(b, sums, *factors)
 
-    with b.if_else(b.icmp_signed("!=", add, const(0))) as (more, begin):
-        with more:
-            for g, place in enumerate(outs):
-                v.load_tile(b, g, tile(place), out_stride)
-        with begin:
-            for g in range(_GROUPS):
-                v.zero_tile(b, g)
     line = const(LINE)
-    with for_range(b, n_steps) as i:
-        mine, other = item_at(b, panel, i, _GROUPS * 2 * _TILE), item_at(b, rows, i, step)
-        v.load_tile(b, _ROWS_HI, tile(other), rows_stride)
-        v.load_tile(b, _ROWS_LO, tile(at(b, other, low)), rows_stride)
-        for g in range(_GROUPS):
-            high = at(b, mine, 2 * _TILE * g)
-            v.load_tile(b, _PANEL_HI, tile(high), line)
-            multiply(g, _PANEL_HI, _ROWS_HI)
-            multiply(g, _PANEL_HI, _ROWS_LO)
-            v.load_tile(b, _PANEL_LO, tile(at(b, high, _TILE)), line)
-            multiply(g, _PANEL_LO, _ROWS_HI)
-    for g, place in enumerate(outs):
-        v.store_tile(b, g, tile(place), out_stride)
+    for first in range(0, _GROUPS, _SUMS):
+        places = outs[first : first + _SUMS]
+        with b.if_else(b.icmp_signed("!=", add, const(0))) as (more, begin):
+            with more:
+                for g, place in enumerate(places):
+                    v.load_tile(b, g, tile(place), out_stride)
+            with begin:
+                for g in range(_SUMS):
+                    v.zero_tile(b, g)
+        with for_range(b, n_steps) as i:
+            mine, other = item_at(b, panel, i, _GROUPS * 2 * _TILE), item_at(b, rows, i, step)
+            mine = at(b, mine, 2 * _TILE * first)
+            for of_rows, of_panel in ((0, (0, _TILE)), (low, (0,))):
+                v.load_tile(b, _ROWS, tile(at(b, other, of_rows)), rows_stride)
+                for part in of_panel:
+                    for g in range(_SUMS):
+                        v.load_tile(b, _PANEL, tile(at(b, mine, 2 * _TILE * g + part)), line)
+                        multiply(g)
+        for g, place in enumerate(places):
+            v.store_tile(b, g, tile(place), out_stride)

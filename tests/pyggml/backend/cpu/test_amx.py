@@ -20,13 +20,14 @@ import numpy.typing as npt
 import pytest
 from llvmlite import ir
 
-from pyggml.backend.cpu.simd import amx, tile, x86
+from pyggml.backend.cpu.simd import amx, attend_tile, tile, x86
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
     at,
     broadcast,
     call,
     counted_loop,
+    f32,
     i8,
     i32,
     i64,
@@ -93,16 +94,18 @@ class Counted(Avx512Amx):
 class StandIn(Counted):
     """Tiles in memory of the calling function; using unconfigured tiles ends the process."""
 
+    shapes = amx.SHAPES
+
     def configure_tiles(self, b: Value, config: bytes) -> None:
-        unused = [(0, 0)] * (8 - len(amx.SHAPES))
-        assert shapes(config) == [*amx.SHAPES, *unused]
+        unused = [(0, 0)] * (8 - len(self.shapes))
+        assert shapes(config) == [*self.shapes, *unused]
         self.count_configured(b)
 
     def release_tiles(self, b: Value) -> None:
         self._count(b, -1)
 
     def zero_tile(self, b: Value, tile: int) -> None:
-        rows, row_bytes = amx.SHAPES[tile]
+        rows, row_bytes = self.shapes[tile]
         for row in range(rows):
             store(b, splat(i8, row_bytes, 0), at(b, self._memory(b, tile), 64 * row))
 
@@ -113,31 +116,65 @@ class StandIn(Counted):
         self._copy(b, tile, lambda row, place: (place, b.gep(address, [b.mul(row, stride)])))
 
     def multiply_tiles(self, b: Value, sums: int, x: int, y: int) -> None:
-        (rows, depth), (steps, width) = amx.SHAPES[x], amx.SHAPES[y]
-        assert amx.SHAPES[sums] == (rows, width) and depth == 4 * steps  # or it is #UD
+        def step(words: Value, weights: Value, accs: list[Value]) -> list[Value]:
+            acc, weights = accs[0], b.bitcast(weights, vec(i8, 4 * weights.type.count))
+            return [Plain(acc).s8_add(b, acc, (weights,), b.bitcast(words, weights.type))]
+
+        def end(before: Value, accs: list[Value]) -> Value:
+            return b.add(before, accs[0])
+
+        self._multiply(b, sums, x, y, i32, 1, step, end)
+
+    def multiply_float_tiles(self, b: Value, sums: int, x: int, y: int) -> None:
+        """As in Intel's manual: even and odd elements apart, denormals are zero."""
+
+        def halves(words: Value) -> list[Value]:
+            low = b.shl(words, splat(i32, words.type.count, 16))
+            high = b.and_(words, splat(i32, words.type.count, -1 << 16))
+            return [flushed(b, b.bitcast(v, vec(f32, v.type.count))) for v in (low, high)]
+
+        def step(words: Value, weights: Value, accs: list[Value]) -> list[Value]:
+            both = zip(halves(words), halves(weights), accs, strict=True)
+            return [flushed(b, call(b, "llvm.fma.v16f32", z.type, u, v, z)) for u, v, z in both]
+
+        def end(before: Value, accs: list[Value]) -> Value:
+            total = flushed(b, b.fadd(*accs))
+            return flushed(b, b.fadd(flushed(b, before), total))
+
+        self._multiply(b, sums, x, y, f32, 2, step, end)
+
+    def _multiply(
+        self, b: Value, sums: int, x: int, y: int, element: ir.Type, n_accs: int, step: Any,
+        end: Any,
+    ) -> None:  # fmt: skip
+        """``accs = step(words of x in all lanes, words of y, accs)``, ``end(before, accs)``."""
+        (rows, depth), (steps, width) = self.shapes[x], self.shapes[y]
+        assert self.shapes[sums] == (rows, width) and depth == 4 * steps  # or it is #UD
         with b.if_then(b.icmp_signed("<", b.load(self._counter(b)), ir.Constant(i64, 1))):
             call(b, "llvm.trap", ir.VoidType())
         to, a, c = (self._memory(b, t) for t in (sums, x, y))
+        lanes = width // 4
 
         def row(m: Value, _: Value) -> list[Value]:
-            place = b.gep(to, [b.shl(m, ir.Constant(i64, 6))])
+            start = b.shl(m, ir.Constant(i64, 6))
+            place = b.gep(to, [start])
 
-            def step(k: Value, carried: list[Value]) -> list[Value]:
-                offset = b.add(b.shl(m, ir.Constant(i64, 6)), b.shl(k, ir.Constant(i64, 2)))
-                words = broadcast(b, load(b, b.gep(a, [offset]), i32), width // 4)
-                weights = load(b, b.gep(c, [b.shl(k, ir.Constant(i64, 6))]), vec(i8, width))
-                acc = carried[0]
-                return [Plain(acc).s8_add(b, acc, (weights,), b.bitcast(words, weights.type))]
+            def one(k: Value, accs: list[Value]) -> list[Value]:
+                offset = b.add(start, b.shl(k, ir.Constant(i64, 2)))
+                words = broadcast(b, load(b, b.gep(a, [offset]), i32), lanes)
+                weights = load(b, b.gep(c, [b.shl(k, ir.Constant(i64, 6))]), vec(i32, lanes))
+                after: list[Value] = step(words, weights, accs)
+                return after
 
-            start = load(b, place, vec(i32, width // 4))
-            (total,) = counted_loop(b, ir.Constant(i64, steps), [start], step)
-            store(b, total, place)
+            zeros = [splat(element, lanes, 0)] * n_accs
+            accs = counted_loop(b, ir.Constant(i64, steps), zeros, one)
+            store(b, end(load(b, place, vec(element, lanes)), accs), place)
             return []
 
         counted_loop(b, ir.Constant(i64, rows), [], row)
 
     def _copy(self, b: Value, tile: int, places: Callable[[Value, Value], Any]) -> None:
-        rows, row_bytes = amx.SHAPES[tile]
+        rows, row_bytes = self.shapes[tile]
 
         def row(i: Value, _: Value) -> list[Value]:
             mine = b.gep(self._memory(b, tile), [b.shl(i, ir.Constant(i64, 6))])
@@ -152,6 +189,21 @@ class StandIn(Counted):
             with b.goto_entry_block():
                 b.function.tiles = b.alloca(ir.ArrayType(i8, 8 * 1024))
         return at(b, b.bitcast(b.function.tiles, i8.as_pointer()), 1024 * tile)
+
+
+class FloatStandIn(StandIn):
+    """Tiles in the shapes of attention."""
+
+    shapes = attend_tile.SHAPES
+
+
+def flushed(b: Value, x: Value) -> Value:
+    """Denormals as zeros of their sign."""
+    n = x.type.count
+    bits = b.bitcast(x, vec(i32, n))
+    exponent = b.and_(bits, splat(i32, n, 0x7F800000))
+    zero = b.bitcast(b.and_(bits, splat(i32, n, -1 << 31)), x.type)
+    return b.select(b.icmp_unsigned("==", exponent, splat(i32, n, 0)), zero, x)
 
 
 llvm.add_symbol(_COUNT, ctypes.addressof(COUNTS))
@@ -233,6 +285,105 @@ def test_tiles_have_the_bits_of_the_register_tile(
     del keep_one, keep_many, keep_use
 
 
+FLOAT_UNITS = pytest.mark.parametrize("unit", [FloatStandIn, pytest.param(Counted, marks=REAL)])
+
+
+def split(x: Array) -> list[Array]:
+    """The high and low parts of queries and weights, as float32 of 8 bits."""
+    bits = x.view(np.uint32)
+    high = ((bits + 0x8000) & 0xFFFF0000).view(np.float32)
+    return [high, (((x - high).view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)]
+
+
+def halves(x: Array) -> list[Array]:
+    """F16 as two parts, exact."""
+    high = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return [high, x - high]
+
+
+def tile_product(x: Array, y: Array, sums: Array) -> Array:
+    """``sums + x @ y`` of float32 that are bfloat16, [16, 32] @ [32, 16], in the unit's order.
+
+    Words hold elements i and i + 16.
+    """
+    halves = []
+    for first in (0, 16):
+        acc = np.zeros((16, 16), np.float32)
+        for k in range(first, first + 16):
+            product = x[:, k, None].astype(np.float64) * y[k].astype(np.float64)  # exact
+            acc = (acc + product).astype(np.float32)
+        halves.append(acc)
+    return sums + (halves[0] + halves[1])
+
+
+@AVX2
+@FLOAT_UNITS
+def test_float_tiles_have_the_sums_of_the_manual(
+    unit: type[Generic], emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """Scores of two strips of a cache of F16, and weighted sums of its values, bit by bit."""
+    emit_for(unit)
+    f, kept = {}, []
+    for name, kind, n_args, literals in (
+        ("use_float_tiles", None, 1, (1,)),
+        ("split_queries", None, 2, (1,)),
+        ("split_weights", None, 3, (1,)),
+        ("widen_keys", GGMLType.F16, 11, (1, 2)),
+        ("score_tile", None, 6, (1,)),
+        ("turn_scores", None, 3, ()),
+        ("widen_values", GGMLType.F16, 10, (1, 2)),
+        ("sum_tile", None, 7, (1,)),
+    ):
+        f[name], engine = compiled(getattr(attend_tile, name), kind, n_args, *literals)
+        kept.append(engine)
+    rng = np.random.default_rng(0)
+    cache = rng.standard_normal((80, 128)).astype(np.float16)
+    cells = rng.permutation(80)[:64].astype(np.int64)
+    queries = rng.standard_normal((16, 128)).astype(np.float32)
+    queries[3, 5], queries[4] = 1e-39, 3e-37  # a denormal; products near the smallest number
+    panel, scores = aligned(attend_tile.PANEL_BYTES), aligned(16 * 256).view(np.float32)
+    q = aligned(128 * 64).view(np.float32)
+    q[:] = queries.T.reshape(-1)
+    at = [x.ctypes.data for x in (cache, cells, panel, scores, q)]
+    f["use_float_tiles"](1)
+    f["split_queries"](at[4], 4)
+    for d in (0, 64):
+        rest = (at[1], at[0], 256, 0)
+        f["widen_keys"](at[0], 256, at[1], 64, d, 2, at[2], *rest)
+        f["score_tile"](at[2], at[4] + 64 * d, 2, at[3], 256, d)
+    f["turn_scores"](at[3], 256, 4)
+    found = scores.reshape(16, 64).copy()
+    keys = [x[cells] for x in halves(cache.astype(np.float32))]
+    parts = split(queries)
+    parts[1][np.abs(parts[1]) < 2.0**-126] = 0
+    parts[0][np.abs(parts[0]) < 2.0**-126] = 0
+    want = np.zeros((64, 16), np.float32)
+    for d in range(0, 128, 32):
+        for k, p in ((0, 0), (1, 0), (0, 1)):
+            for c in range(0, 64, 16):
+                x, y = keys[k][c : c + 16, d : d + 32], parts[p][:, d : d + 32].T
+                want[c : c + 16] = tile_product(x, y, want[c : c + 16])
+    normal = np.abs(queries).min(1) > 1e-30  # the model keeps denormal sums
+    assert found[normal].tobytes() == np.ascontiguousarray(want.T[normal]).tobytes()
+    assert np.abs(found[4]).max() < 1e-34
+    weights = rng.random((16, 64), np.float32)
+    p, out = aligned(16 * 256).view(np.float32), aligned(16 * 256).view(np.float32)
+    p[:] = weights.reshape(-1)
+    f["split_weights"](p.ctypes.data, 256, 2)
+    f["widen_values"](at[0], 256, at[1], 64, 2, at[2], at[1], at[0], 256, 0)
+    f["sum_tile"](at[2], p.ctypes.data, 256, 2, out.ctypes.data, 256, 0)
+    f["use_float_tiles"](0)
+    values, parts = [x[:, 64:] for x in keys], split(weights)
+    want = np.zeros((16, 64), np.float32)
+    for j in range(0, 64, 32):
+        for v, w in ((0, 0), (1, 0), (0, 1)):
+            for g in range(0, 64, 16):
+                x, y = parts[w][:, j : j + 32], values[v][j : j + 32, g : g + 16]
+                want[:, g : g + 16] = tile_product(x, y, want[:, g : g + 16])
+    assert out.reshape(16, 64).tobytes() == want.tobytes()
+    assert COUNTS[0] == 0
+
+
 # --- assembly ---
 
 
@@ -253,6 +404,17 @@ def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]
     emit_for(Avx512Amx)
     text = assembly(amx.use_tiles, None, 1, HOST, ())
     assert all(len(re.findall(rf"\t{name}\b", text)) == 1 for name in TILE_INSTRUCTIONS[-2:])
+
+
+@pytest.mark.parametrize(("name", "n_args"), [("score_tile", 6), ("sum_tile", 7)])
+def test_assembly_of_float_tiles(
+    name: str, n_args: int, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """Two sums at a time, in four registers; three products of each."""
+    emit_for(Avx512Amx)
+    text = assembly(getattr(attend_tile, name), None, n_args, HOST, (attend_tile.SPLIT,))
+    assert len(re.findall(r"\ttdpbf16ps\s", text)) == 2 * 2 * 3
+    assert len(set(re.findall(r"tmm\d", text))) == 4
 
 
 # --- the whole path, on any host ---
@@ -372,6 +534,27 @@ def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
     assert names[-2:] == ["mul_mat_glu_silu", "mul_mat"], names  # fused
     get_pool().run(program)
     return node.numpy().reshape(len(x), n).copy()
+
+
+def attending(unit: type[Generic]) -> None:
+    """In a process of its own: attention of 20 heads to each key, near the products of floats."""
+    install(unit)
+    from tests.pyggml.backend.cpu import test_attention_bits as bits
+
+    for kind in (GGMLType.F16, GGMLType.Q8_0):
+        bits.check_many_heads((kind, kind), 1e-9)
+    assert chunks_with_tiles()
+    bits.check_many_heads((GGMLType.F32, GGMLType.F32), 1e-11)
+    assert not chunks_with_tiles()  # of F32 every bit counts
+
+
+@AVX2
+@pytest.mark.long
+@FLOAT_UNITS
+def test_attention_in_tiles(unit: type[Generic]) -> None:
+    name = f"test_amx.{unit.__name__}"
+    done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.attending({name})")
+    assert done.returncode == 0, done.stderr
 
 
 @AVX2

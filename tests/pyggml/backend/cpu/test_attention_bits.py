@@ -113,11 +113,50 @@ def test_a_token_may_have_more_query_rows_than_a_pass() -> None:
             assert got.tobytes() == alone[first : first + n].tobytes(), (n_threads, first)
 
 
+def check_many_heads(kinds: tuple[GGMLType, GGMLType], max_nmse: float) -> None:
+    """20 heads for each key, which are computed in tiles of 16 rows: their bits and their error."""
+    n_heads, before = 20 * KV_HEADS, Q
+    queries = np.concatenate([Q, 2 * Q[::-1], Q[:12, ::-1]])
+    globals()["Q"] = queries
+    try:
+        alone = np.concatenate([attend(kinds, [t], heads=n_heads) for t in range(24)])
+        for i, n in enumerate((2, 3, 7, 17, 24)):
+            for in_turn in (True, False):
+                if not in_turn:
+                    alone_of = [attend(kinds, [t], 1, False, heads=n_heads) for t in range(24)]
+                want = alone if in_turn else np.concatenate(alone_of)
+                got = attend(kinds, list(range(24 - n, 24)), 1 + i % 3, in_turn, heads=n_heads)
+                assert got.tobytes() == want[24 - n :].tobytes(), (n, in_turn)
+    finally:
+        globals()["Q"] = before
+    keys, values = (
+        to_float(cached(kind, x, 64, False))[0].astype(np.float64)
+        for kind, x in zip(kinds, "kv", strict=True)
+    )
+    for t in range(24):
+        sequence, begin, end, _ = rows_of(t, True)
+        cells = LISTS[sequence][begin:end, 0]
+        x = queries[:, t, :64].reshape(KV_HEADS, 20, 64) @ keys[:, cells].swapaxes(1, 2) / 8
+        p = np.exp(x - x.max(-1, keepdims=True))
+        want = (p / p.sum(-1, keepdims=True) @ values[:, cells]).reshape(-1)
+        assert np.sum((alone[t] - want) ** 2) <= max_nmse * np.sum(want**2), t
+
+
+@pytest.mark.parametrize(
+    ("kinds", "max_nmse"),
+    [((F16, F16), 1e-9), ((Q8_0, Q4_0), 1e-9), ((BF16, F16), 1e-9), ((F32, F32), 1e-11)],
+    ids=str,
+)
+def test_many_heads_of_a_key(kinds: tuple[GGMLType, GGMLType], max_nmse: float) -> None:
+    """The error of products of bfloat16 in two parts is far below that of F16."""
+    check_many_heads(kinds, max_nmse)
+
+
 @pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda k: k.name)
 def test_values_that_are_columns_of_keys(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latent attention: one head of keys of 96 columns, whose first 64 are the values.
 
-    Of 20 query heads 16 share the widening of a quantized cache, where there are registers for it.
+    20 query heads share a key, so they are computed in tiles.
     """
     ctx, n = Context(), 4
     queries = np.concatenate([Q, Q[::-1][:6]])
