@@ -4,7 +4,8 @@
     find_cells(entries, first, begin, end, cells)           # in the kernel
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
-Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
+Both forms give the same bits; packing pays off where many query rows read the chunk. Tiles of 16
+rows (``*_tiles``) are another form, for heads that share a key. Packed rows
 are padded with zeros to a multiple of 8. A pass serves up to 6 query rows. Functions that depend on
 the types of the cache are called by address.
 """
