@@ -143,7 +143,7 @@ def ops_table(lines: list[Line]) -> str:
 def attention_table(lines: list[Line]) -> str:
     """One token's attention to deep caches, by shape, type and depth."""
     rows = (
-        [r["shape"], r["type"], r["cells"], r["threads"],
+        [r["shape"], r["type"], r["cells"], r["threads"], r["isa"],
          *(_number(r, key, f) for key, f in (
              ("us", ".0f"), ("gb_per_s", ".1f"), ("of_read_roof", ".0%"),
              ("fma_limit_of_read_roof", ".0%"), ("gmac_per_s", ".0f"), ("of_fma_roof", ".0%"),
@@ -151,7 +151,7 @@ def attention_table(lines: list[Line]) -> str:
         for r in lines
     )  # fmt: skip
     names = (
-        "heads | cache | cells | threads | us | GB/s | of read rate | that float32 allows "
+        "heads | cache | cells | threads | set | us | GB/s | of read rate | that float32 allows "
         "| GMAC/s | of FMA roof"
     )
     return markdown(names, rows)
