@@ -23,7 +23,16 @@ from llvmlite.binding.targets import FeatureMap
 from numba import types
 
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, plain_rows, tile, x86
+from pyggml.backend.cpu.simd import (
+    aarch64,
+    attend,
+    attend_tile,
+    axpy,
+    kv_row,
+    plain_rows,
+    tile,
+    x86,
+)
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
@@ -459,6 +468,10 @@ def test_packed_keys_and_values(host: Target, emit_for: Callable[[type[Generic]]
     for intrinsic, n_args in ((attend.attn_qk_packed, 7), (attend.attn_pv_packed, 8)):
         text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) >= (24 if wide else 12)
+    for intrinsic, n_args in ((attend_tile.score_tile, 6), (attend_tile.sum_tile, 7)):
+        text = assembly(intrinsic, None, n_args, host, (0,))
+        assert len(re.findall(host.add, text)) == (16 if wide else 8)
+        assert not spills(text)
 
 
 @FOR_SETS
@@ -473,6 +486,8 @@ def test_rows_of_the_cache(
         (attend.attn_pv, 12, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
+        (attend_tile.widen_keys, 11, (0, 2), 0),
+        (attend_tile.widen_values, 10, (0, 2), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, rows)
         assert len(re.findall(host.add, text)) >= least
