@@ -24,6 +24,7 @@ FLAGS = {
     "hidden_act": "--act",
     "imatrix": "--imatrix",
     "lora": "--lora-rank",
+    "lora_path": "--lora",
     "model_path": "--model",
     "n_depth": "--n-depth",
     "n_gen": "--n-gen",

@@ -14,7 +14,7 @@ that a launch reads in their order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -93,6 +93,7 @@ def replicate_small(
 
     uses: dict[CpuLaunch, ReplicaUses] = {}
     slots: dict[CpuLaunch, int] = {}
+    users: dict[CpuLaunch, Set[CpuLaunch]] = {}  # of each replica, the launches that read it
     for i in range(len(launches) - 1, -1, -1):
         launch = launches[i]
         if launch.replicate == 0 or not only_for_launches(launch):
@@ -101,11 +102,16 @@ def replicate_small(
         readers = _readers(launches, i)
         if not readers or any(r.chunks > launch.replicate for r in readers if r not in slots):
             continue
+        # launches that read it through a replica must be among its readers, which they are not if
+        # that replica wrote over it
+        if any(not users[r] <= readers.keys() for r in readers if r in slots):
+            continue
         end = min(slots.get(r, SLOTS) for r in readers)
         free = set(range(end)).difference(*(uses.get(r, ()) for r in readers))
         if not free:
             continue
         slots[launch] = slot = max(free)
+        users[launch] = readers.keys()
         launch.chunks = n_threads
         for reader, ranges in readers.items():
             uses.setdefault(reader, {})[slot] = ReplicaUse(launch, ranges)

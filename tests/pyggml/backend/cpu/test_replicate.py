@@ -71,6 +71,19 @@ def test_a_norm_read_by_matmuls_is_run_by_every_thread(kinds: tuple[str, str]) -
             assert values(program, *made) == want
 
 
+def test_a_replica_that_writes_over_what_it_reads() -> None:
+    """As allocators give a result the memory of a source that nothing else reads."""
+    ctx = Context()
+    first = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
+    second = ops.norm(ctx, first, 1e-6)
+    second.data, second.buffer = first.data, first.buffer
+    made = ops.scale(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.F32), second), 2.0)
+    want = values(program_of(made, sequential=True, fusion=False), made)
+    program = program_of(made)
+    assert replica_names(program) == ["norm_f32"]
+    assert values(program, made) == want
+
+
 def test_a_replicated_norm_is_recomputed_in_every_run() -> None:
     ctx = Context()
     x = ctx.from_numpy(X)
