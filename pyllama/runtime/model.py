@@ -155,7 +155,8 @@ class Model:
         file.override(given.kv_overrides or {})
         if file.get_str("general.type", "model") == "adapter":
             raise ModelError(
-                f"{file.path}: is an adapter, not a model: load its base, and this file as `lora_path`"
+                f"{file.path}: is an adapter, not a model: load its base, and this file as "
+                "`lora_path`"
             )
         normalize_powerinfer_metadata(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
