@@ -120,7 +120,7 @@ def check_scale(scale: float, what: str) -> float:
 
 
 def scales_of(adapters: Sequence[Adapter], factors: Mapping[Adapter, float]) -> Floats:
-    """The factor of each of some adapters; 0 of those that ``factors`` leaves out.
+    """The factors of ``adapters`` in their order: float32 [n]; 0 for one that has none.
 
     Raises:
         BatchError: a factor of another adapter. ModelError: an absurd factor.

@@ -45,7 +45,7 @@ class ReplicaUse:
     ranges: list[Range]
 
 
-ReplicaUses = dict[int, ReplicaUse]  # by slot; a replica is in a later slot than what it reads
+ReplicaUses = dict[int, ReplicaUse]  # by slot, in the order in which a thread runs them
 
 
 def slot_offsets(replicas: Mapping[CpuLaunch, int]) -> list[int]:
