@@ -58,7 +58,9 @@ class Stepper:
         if self._context.hparams.reads_texts:
             self._step_texts()
             self._encode_prompts()
-        drafts = None if scheduler.speculation is None else self._drafts(scheduler.speculation)
+        drafts, speculation = None, scheduler.speculation
+        if speculation is not None and not speculation.rests(scheduler.running):
+            drafts = self._drafts(speculation)
         if drafts is not None or not self._step_alone():
             self._step_rows(drafts)
         self._was_interrupted = False

@@ -664,6 +664,8 @@ class GraphBuilder:
 
     def of_outputs(self, x: Tensor) -> Tensor:
         """The columns of the tokens in ``out_ids``; all that follows is about these."""
+        if self.n_tokens == self.out_ids.ne[0] == 1:
+            return x  # there is only one token to select
         if self._row_scales is not None and self._row_scales is self.adapter_scales:
             self._row_scales = ops.get_rows(self.ctx, self._row_scales, self.out_ids)
             self.graph.build_forward_expand(self._row_scales)  # not between a matmul and its LORA
@@ -755,7 +757,7 @@ class GraphBuilder:
 
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
-        inputs = [self.positions, *self.kv_index, *self.rows, *self.ranges.values()]
+        inputs = [self.positions, self.out_ids, *self.kv_index, *self.rows, *self.ranges.values()]
         inputs += filter(None, [self.cross_rows, self.query_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors

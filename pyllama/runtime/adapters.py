@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -114,8 +114,8 @@ def key_of(uses: AdapterUses) -> str:
 
 def check_scale(scale: float, what: str) -> float:
     """A scale as a number. Raises: ModelError, for NaN and what can only be a mistake."""
-    if not abs(scale) <= MAX_SCALE:
-        raise ModelError(f"{what}: the scale is {scale:g}, want -{MAX_SCALE:g} to {MAX_SCALE:g}")
+    if not (isinstance(scale, SupportsFloat) and abs(float(scale)) <= MAX_SCALE):
+        raise ModelError(f"{what}: the scale is {scale}, want -{MAX_SCALE:g} to {MAX_SCALE:g}")
     return float(scale)
 
 

@@ -145,6 +145,7 @@ class Context:
         adapters is reserved.
 
         Args:
+            adapters: one that is named twice is used once.
             applied: factors for batches that do not say which they use; None: none is used.
 
         Raises:
@@ -152,7 +153,7 @@ class Context:
             AllocError: it does not fit into memory. In all cases nothing has changed.
         """
         with self._lock.mutex:
-            factors = dict(applied or {})
+            adapters, factors = tuple(dict.fromkeys(adapters)), dict(applied or {})
             scales, bank = scales_of(adapters, factors), None
             if adapters:
                 terms = [one.terms for one in adapters]
@@ -164,7 +165,7 @@ class Context:
             except BaseException:
                 self._bank = before
                 raise
-            self.adapters = tuple(adapters)
+            self.adapters = adapters
             self.applied, self._applied = factors, scales if scales.any() else None
             for size in [size for size in self._graphs if size.adapted]:
                 del self._graphs[size]

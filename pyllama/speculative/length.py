@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from operator import mul
 
 _MEMORY = 16  # drafts that accept rates remember, on average
@@ -37,6 +37,7 @@ _TEXT = 256  # tokens after a prompt for which reading it must pay, at most
 _PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
 _MIN_PLAIN = 4  # steps without drafts before the first draft
 _MEDIAN = 5  # times
+_MAX_REST = 64  # steps
 _ROWS_OF_PROMPTS = 1.5  # time per row in small steps, in that of prompts; until it is measured
 
 
@@ -233,12 +234,15 @@ class DraftLength:
         budget: possible loss that is paid for, in steps without drafts.
         reads: whether the last plan has texts that are read for the first time, because it pays:
             the time of reading is then no cost of the step.
+        n_rest: of a plan without drafts: the steps after which a probe will be paid for, at most
+            64; 0 if that is not what it waits for.
     """
 
     max_draft: int = 16
     times: StepTimes = field(default_factory=StepTimes)
     budget: float = _START
     reads: bool = False
+    n_rest: int = 0
     _probe_budget: float = _START
     _most: float = _START  # limit of the budget of probes
     _is_probe: bool = False
@@ -264,6 +268,7 @@ class DraftLength:
         """
         n, lengths = len(rates), [0] * len(rates)
         self._is_probe = self.reads = False
+        self.n_rest = 0
         n_plain = self.times.n_seen(n)
         if not n or n_plain < _MIN_PLAIN or self._n_since_plain >= min(4 * n_plain, _PLAIN_EVERY):
             return lengths
@@ -290,8 +295,11 @@ class DraftLength:
             i = order[0][1]
             loss = self._loss(n, 1, rates[i].seconds_per_token + unread_s[i])
             self._most = max(_START, 2 * loss)  # it grows from step to step by what is to be read
-            if loss <= min(self.budget, self._probe_budget):
+            missing = loss - min(self.budget, self._probe_budget)
+            if missing <= 0:
                 best_k, self._is_probe = 1, True
+            else:
+                self.n_rest = ceil(min(missing / _PROBES, _MAX_REST))
         for _, i in order[:best_k]:
             lengths[i] += 1
         draft_s = sum(k * one.seconds_per_token for k, one in zip(lengths, rates, strict=True))
@@ -333,19 +341,33 @@ class DraftLength:
         """Add a finished step."""
         if not step.n_texts:
             return
+        if not step.n_drafted:
+            return self.count_plain(step.n_texts, [step.step_s], step.draft_s)
         rows = step.n_texts + step.n_drafted
         self.times.count(rows, step.step_s)
-        self._n_since_plain = self._n_since_plain + 1 if step.n_drafted else 0
+        self._n_since_plain += 1
         plain_s = self.times.seconds(step.n_texts)
         # expected times: one slow step says nothing about drafts
-        spent_s = self.times.seconds(rows)
-        if step.n_drafted:
-            spent_s *= self._error(step.n_texts)
-        gain = step.n_tokens / step.n_texts - (spent_s + step.draft_s) / max(plain_s, 1e-9)
-        if step.n_drafted:  # one slow call says nothing about the drafter
-            gain = max(gain, -self._planned_loss)
-        self.budget = min(self.budget + gain + _PROBES, max(_MAX_BUDGET, self._most))
-        self._probe_budget = min(
-            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), self._most
-        )
+        spent_s = self.times.seconds(rows) * self._error(step.n_texts) + step.draft_s
+        gain = step.n_tokens / step.n_texts - spent_s / max(plain_s, 1e-9)
+        gain = max(gain, -self._planned_loss)  # one slow call says nothing about the drafter
+        self._add(1, gain, gain if self._is_probe else 0.0)
+
+    def count_plain(self, n_texts: int, steps_s: Sequence[float], draft_s: float) -> None:
+        """Add finished steps without drafts.
+
+        Args:
+            steps_s: time of each.
+            draft_s: time of all drafters, which found nothing.
+        """
+        for step_s in steps_s:
+            self.times.count(n_texts, step_s)
+        self._n_since_plain = 0
+        self._add(len(steps_s), -draft_s / max(self.times.seconds(n_texts), 1e-9), 0.0)
+
+    def _add(self, n_steps: int, gain: float, of_probes: float) -> None:
+        """Add gains, and the time for probes, to the budgets."""
+        allowed = n_steps * _PROBES
+        self.budget = min(self.budget + gain + allowed, max(_MAX_BUDGET, self._most))
+        self._probe_budget = min(self._probe_budget + of_probes + allowed, self._most)
         self._is_probe = False

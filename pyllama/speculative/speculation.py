@@ -33,7 +33,8 @@ _MAX_STEP_ROWS = 17
 _FREE_MISSES = 4  # calls that found nothing; further ones may cost 1 / _MISS_SHARE of the time
 _MISS_SHARE = 100
 _MAX_PAUSE = 7  # steps
-_PLANNED_STEPS = 8  # without drafts: after so many, plan again
+_PLANNED_STEPS = 8  # without drafts: after so many, plan again, unless it is known that more rest
+_MAX_PLAIN = 128  # such steps whose times are kept
 _PROMPT = 32  # tokens: the time per row of shorter prompts is not that of long ones
 
 
@@ -79,7 +80,10 @@ class Speculation:
         self._n_read: dict[int, int] = {}  # tokens of each text at the last call of the drafter
         self._planned: list[int] = []  # of the last plan
         self._ids: list[int] = []  # its texts
-        self._plain: list[tuple[int, float, float]] = []  # steps since: n_texts, step_s, draft_s
+        self._n_held = 0  # steps without drafts for which the plan holds
+        self._plain: list[float] = []  # times of such steps since, all of `_n_texts`
+        self._plain_draft_s = 0.0  # of drafters in them
+        self._n_texts = 0
         self._draft_s = 0.0  # of this step
         self._missed_s = 0.0  # of calls of the drafter that found nothing
         # per token of a text that a drafter had to read
@@ -92,6 +96,12 @@ class Speculation:
         """Numbers of rows of the graphs of steps with drafts; others are rounded up at first."""
         most = min(n_texts * (1 + self.max_draft), _MAX_STEP_ROWS)
         return [n for n in _STEP_ROWS if n < most] + [most]
+
+    def rests(self, views: Sequence[DraftView]) -> bool:
+        """Whether the plan of these texts is to draft nothing, so `propose` need not be called."""
+        if len(self._plain) >= self._n_held or [view.id for view in views] != self._ids:
+            return False
+        return not any(self._planned)
 
     def propose(
         self, views: Sequence[DraftView], limits: Sequence[int]
@@ -190,7 +200,8 @@ class Speculation:
         for view, draft in zip(views, found, strict=True):
             if draft is not None:
                 self.stats.count_draft(len(draft))
-                self._rates_of(view).count_time(self._missed_s / n_found, len(draft))
+                if self._missed_s:  # else the drafter had to read, which is no time of drafting
+                    self._rates_of(view).count_time(self._missed_s / n_found, len(draft))
         if n_found:
             self._missed_s = 0.0
         return found if n_found else None
@@ -198,19 +209,25 @@ class Speculation:
     def _plan(self, views: Sequence[DraftView]) -> list[int]:
         """The lengths of the drafts; those of the last plan if little happened since."""
         ids = [view.id for view in views]
-        if len(self._plain) < _PLANNED_STEPS and ids == self._ids:
+        if len(self._plain) < self._n_held and ids == self._ids:
             return self._planned
-        for n, step_s, draft_s in self._plain:
-            self._lengths.count(Step(n, 0, n, step_s, draft_s))
-        self._plain, self._ids = [], ids
+        self._count_plain()
+        self._ids = ids
         reading_s, first = [], []
         for view in views:
             n, has_read = self._n_unread(view), view.id in self._n_read
-            reading_s.append(self._read_s * n if n and (has_read or self._costs) else 0.0)
+            is_known = n and self._read_s < inf and (has_read or self._costs)
+            reading_s.append(self._read_s * n if is_known else 0.0)
             first.append(n if self._costs and not has_read else 0)
         rates = [self._rates_of(view) for view in views]
         self._planned = self._lengths.plan(rates, reading_s=reading_s, first=first)
+        self._n_held = max(self._lengths.n_rest, _PLANNED_STEPS)
         return self._planned
+
+    def _count_plain(self) -> None:
+        if self._plain:
+            self._lengths.count_plain(self._n_texts, self._plain, self._plain_draft_s)
+            self._plain, self._plain_draft_s = [], 0.0
 
     def verified(self, view: DraftView, draft: Draft, path: Sequence[int]) -> None:
         """Count a verified draft, and tell the drafter which nodes were accepted."""
@@ -235,8 +252,13 @@ class Speculation:
         draft_s, self._draft_s = self._draft_s, 0.0
         step_s = decode_s + sample_s
         if not n_drafted:
-            self._plain.append((n_texts, step_s, draft_s))
+            if n_texts != self._n_texts or len(self._plain) >= _MAX_PLAIN:
+                self._count_plain()
+                self._n_texts = n_texts
+            self._plain.append(step_s)
+            self._plain_draft_s += draft_s
             return
+        self._count_plain()
         self._lengths.count(Step(n_texts, n_drafted, n_tokens, step_s, draft_s))
         self._ids = []  # plan again
         times = self._lengths.times

@@ -243,7 +243,8 @@ def test_an_adapter(tmp_path: Path) -> None:
     merged.eval([1, 70, 71, 72])
     assert np.abs(changed.scores[:4] - merged.scores[:4]).max() < 5e-3  # an F16 cache
     assert np.abs(half.scores[:4] - plain.scores[:4]).max() > 0.01
-    with pytest.raises(ModelError, match="the scale is"):
-        Llama(path, lora_path=str(lora), lora_scale=float("nan"))
+    for scale in (float("nan"), "x"):
+        with pytest.raises(ModelError, match=f"the scale is {scale}, want"):
+            Llama(path, lora_path=str(lora), lora_scale=scale)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="no LoRA adapter"):
         Llama(path, lora_path=str(path))

@@ -117,7 +117,7 @@ def test_control_vectors(tmp_path: Path, model: Model) -> None:
     path = write_vector(tmp_path / "v.gguf", 64, 2)
     vector = load_control_vector(path, model)
     context = Context(model, n_ctx=32, type_k=F32, type_v=F32)
-    context.set_adapters([vector], {vector: 0.5})
+    context.set_adapters([vector, vector], {vector: 0.5})  # used once
     outputs: dict[str, np.ndarray] = {}
 
     def observe(node: Any, ask: bool) -> bool:
