@@ -451,11 +451,20 @@ def _cases() -> list[Case]:
             for T, nh, type in ((1, 16, F16), (1, 128, F16), (3, 16, Q8_0), (20, 16, F16))
         ),
         _dense(576, 3, 16, 1, 70, hdv=512, mask=causal_mask(70, 3, type=F16)),
+        *(
+            _indexed(576, T, 20, 1, (300, 400, 1), hdv=512, type=type, **kw)
+            for T, type, kw in (
+                (1, F16, {"sinks": arg(20)}),
+                (3, Q8_0, {"logit_softcap": 2.0}),
+                (5, F32, {"logit_softcap": 2.0, "sinks": arg(20), "window": 200}),
+            )
+        ),
         *(  # wide heads, as many tokens and cells as an emulator takes
             _indexed(hd, T, nh, 1, (n, n, 1), hdv=hdv, **kw)
             for hd, hdv, T, nh, n, kw in (
                 (320, 256, 2, 2, 5, {"type": F32, "sinks": arg(2)}),
                 (576, 512, 1, 16, 28, {}),
+                (576, 512, 2, 16, 30, {"logit_softcap": 2.0, "sinks": arg(16)}),
                 (576, 512, 2, 5, 28, {"type": Q8_0, "type_v": F16}),
                 (576, 512, 17, 1, 28, {"type": BF16}),
                 (512, 512, 20, 1, 30, {"logit_softcap": 2.0, "sinks": arg(1)}),

@@ -17,7 +17,9 @@ from .vector import (
     i8,
     i16,
     i32,
+    i64,
     kept_in_order,
+    lanes_of,
     load,
     splat,
     vec,
@@ -179,6 +181,25 @@ class Avx512Amx(Avx512Vnni):
         rounded once for each element, then the two of them, then ``sums``. Denormals are zero.
         """
         self._tile(b, "tdpbf16ps", sums, x, y)
+
+    def low_halves(self, b: Value) -> Value:
+        """A mask of the bytes in the low halves of words, for ``high_halves``.
+
+        LLVM does not know its value: of a known one it would make shuffles of three instructions.
+        """
+        pattern = ir.Constant(i64, 0x3333333333333333)
+        with b.goto_entry_block():
+            mask = b.asm(ir.FunctionType(i64, [i64]), "", "=r,0", [pattern], False)
+            return b.bitcast(mask, vec(ir.IntType(1), 64))
+
+    def high_halves(self, b: Value, x: Value, y: Value, low: Value) -> Value:
+        """Words of the high halves of two vectors of words, those of x in the low halves.
+
+        It is one instruction: a shift of bytes where the mask ``low`` is set.
+        """
+        x8, y8 = (b.bitcast(v, vec(i8, 64)) for v in (x, y))
+        moved = lanes_of(b, x8, x8, (i // 16 * 16 + (i + 2) % 16 for i in range(64)))
+        return b.bitcast(b.select(low, moved, y8), y.type)
 
     def _tile(self, b: Value, name: str, *args: Value | int) -> None:
         values = [ir.Constant(i8, a) if isinstance(a, int) else a for a in args]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from llvmlite import ir
 
 from pyggml.backend.cpu.simd import amx, attend_tile, tile, x86
+from pyggml.backend.cpu.simd.attend_tile import KEYS, VALUES
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
     at,
@@ -321,38 +323,65 @@ def tile_product(x: Array, y: Array, sums: Array) -> Array:
 def test_float_tiles_have_the_sums_of_the_manual(
     unit: type[Generic], emit_for: Callable[[type[Generic]], None]
 ) -> None:
-    """Scores of two strips of a cache of F16, and weighted sums of its values, bit by bit."""
+    """Scores of a cache of F16, and weighted sums of its values, bit by bit.
+
+    Sums stay in registers for all steps, or are in memory between every two of them.
+    """
     emit_for(unit)
     f, kept = {}, []
     for name, kind, n_args, literals in (
-        ("use_float_tiles", None, 1, (1,)),
+        ("use_float_tiles", None, 1, ()),
         ("split_queries", None, 2, (1,)),
-        ("split_weights", None, 3, (1,)),
-        ("widen_keys", GGMLType.F16, 11, (1, 2)),
-        ("score_tile", None, 6, (1,)),
+        ("split_weights", None, 3, ()),
+        *(
+            made
+            for of in (KEYS, VALUES)
+            for made in (
+                ("split_steps", GGMLType.F16, 5, (of,)),
+                ("multiply_steps", None, 9, (of,)),
+                ("multiply_and_split", GGMLType.F16, 19, (of, 2)),
+            )
+        ),
         ("turn_scores", None, 3, ()),
-        ("widen_values", GGMLType.F16, 10, (1, 2)),
-        ("sum_tile", None, 7, (1,)),
     ):
-        f[name], engine = compiled(getattr(attend_tile, name), kind, n_args, *literals)
+        found, engine = compiled(getattr(attend_tile, name), kind, n_args, *literals)
+        f[name, *literals[:1]] = found
         kept.append(engine)
     rng = np.random.default_rng(0)
     cache = rng.standard_normal((80, 128)).astype(np.float16)
     cells = rng.permutation(80)[:64].astype(np.int64)
     queries = rng.standard_normal((16, 128)).astype(np.float32)
     queries[3, 5], queries[4] = 1e-39, 3e-37  # a denormal; products near the smallest number
-    panel, scores = aligned(attend_tile.PANEL_BYTES), aligned(16 * 256).view(np.float32)
+    ring = aligned(attend_tile.PANEL_BYTES)
     q = aligned(128 * 64).view(np.float32)
     q[:] = queries.T.reshape(-1)
-    at = [x.ctypes.data for x in (cache, cells, panel, scores, q)]
-    f["use_float_tiles"](1)
-    f["split_queries"](at[4], 4)
-    for d in (0, 64):
-        rest = (at[1], at[0], 256, 0)
-        f["widen_keys"](at[0], 256, at[1], 64, d, 2, at[2], *rest)
-        f["score_tile"](at[2], at[4] + 64 * d, 2, at[3], 256, d)
-    f["turn_scores"](at[3], 256, 4)
-    found = scores.reshape(16, 64).copy()
+    at = [x.ctypes.data for x in (cache, cells, ring, q)]
+
+    def multiply(of: int, ahead: int, run: int, rows: int, stride: int) -> Array:
+        """The products of a tile of 16 rows; of two equal ones while the ring keeps a step."""
+        n_steps, n_blocks, row_bytes = (4, 2, 2048) if of == KEYS else (2, 4, 128)
+        out = aligned(2 * 16 * n_blocks * 128).view(np.float32).reshape(2, 16, -1)
+        f["split_steps", of](at[0], 256, at[1], ahead, at[2])
+        for block in range(n_blocks):
+            first = at[0] + (64 * block if of == VALUES else 0)
+            listed = at[1] + (256 * block if of == KEYS else 0)
+            source = (first, 256, listed, n_steps, int(block + 1 < n_blocks))
+            for i in range(0, n_steps, run):
+                step = (at[2], n_steps * block + i, ahead, rows + row_bytes * i, stride, run)
+                sums = [(x.ctypes.data + 128 * block, x.strides[0], i) for x in out]
+                later = (listed, first, 256, 64)
+                f["multiply_and_split", of](*step, *sums[0], i, *source, *later)
+                if run <= ahead:
+                    f["multiply_steps", of](*step, *sums[1])
+        assert run > ahead or out[0].tobytes() == out[1].tobytes()
+        return out[0]
+
+    f["use_float_tiles",](1)
+    f["split_queries", 1](at[3], 4)
+    scores = multiply(KEYS, 2, 2, at[3], 64)
+    assert scores.tobytes() == multiply(KEYS, 1, 4, at[3], 64).tobytes()
+    f["turn_scores",](scores.ctypes.data, 256, 4)
+    found = scores.copy()
     keys = [x[cells] for x in halves(cache.astype(np.float32))]
     parts = split(queries)
     parts[1][np.abs(parts[1]) < 2.0**-126] = 0
@@ -367,20 +396,20 @@ def test_float_tiles_have_the_sums_of_the_manual(
     assert found[normal].tobytes() == np.ascontiguousarray(want.T[normal]).tobytes()
     assert np.abs(found[4]).max() < 1e-34
     weights = rng.random((16, 64), np.float32)
-    p, out = aligned(16 * 256).view(np.float32), aligned(16 * 256).view(np.float32)
+    p = aligned(16 * 256).view(np.float32)
     p[:] = weights.reshape(-1)
-    f["split_weights"](p.ctypes.data, 256, 2)
-    f["widen_values"](at[0], 256, at[1], 64, 2, at[2], at[1], at[0], 256, 0)
-    f["sum_tile"](at[2], p.ctypes.data, 256, 2, out.ctypes.data, 256, 0)
-    f["use_float_tiles"](0)
-    values, parts = [x[:, 64:] for x in keys], split(weights)
-    want = np.zeros((16, 64), np.float32)
+    f["split_weights",](p.ctypes.data, 256, 2)
+    out = multiply(VALUES, 2, 2, p.ctypes.data, 256)
+    assert out.tobytes() == multiply(VALUES, 1, 2, p.ctypes.data, 256).tobytes()
+    f["use_float_tiles",](0)
+    parts = split(weights)
+    want = np.zeros((16, 128), np.float32)
     for j in range(0, 64, 32):
         for v, w in ((0, 0), (1, 0), (0, 1)):
-            for g in range(0, 64, 16):
-                x, y = parts[w][:, j : j + 32], values[v][j : j + 32, g : g + 16]
+            for g in range(0, 128, 16):
+                x, y = parts[w][:, j : j + 32], keys[v][j : j + 32, g : g + 16]
                 want[:, g : g + 16] = tile_product(x, y, want[:, g : g + 16])
-    assert out.reshape(16, 64).tobytes() == want.tobytes()
+    assert out.tobytes() == want.tobytes()
     assert COUNTS[0] == 0
 
 
@@ -406,15 +435,22 @@ def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]
     assert all(len(re.findall(rf"\t{name}\b", text)) == 1 for name in TILE_INSTRUCTIONS[-2:])
 
 
-@pytest.mark.parametrize(("name", "n_args"), [("score_tile", 6), ("sum_tile", 7)])
-def test_assembly_of_float_tiles(
-    name: str, n_args: int, emit_for: Callable[[type[Generic]], None]
-) -> None:
-    """Two sums at a time, in four registers; three products of each."""
+@pytest.mark.parametrize("of", [KEYS, VALUES], ids=["keys", "values"])
+def test_assembly_of_float_tiles(of: int, emit_for: Callable[[type[Generic]], None]) -> None:
+    """Six products of a step, two sums, four registers.
+
+    Conversion stands between the products: for 32 elements two conversions to float32, two masks,
+    two differences and two instructions that make words of them.
+    """
     emit_for(Avx512Amx)
-    text = assembly(getattr(attend_tile, name), None, n_args, HOST, (attend_tile.SPLIT,))
-    assert len(re.findall(r"\ttdpbf16ps\s", text)) == 2 * 2 * 3
-    assert len(set(re.findall(r"tmm\d", text))) == 4
+    text = assembly(attend_tile.multiply_and_split, GGMLType.F16, 19, HOST, (of, 2))
+    products = [m.start() for m in re.finditer(r"\ttdpbf16ps\s", text)]
+    assert len(products) == 2 * 3 and len(set(re.findall(r"tmm\d", text))) == 4
+    between = [text[i:j].count("\tvcvtph2ps") for i, j in itertools.pairwise(products)]
+    assert all(8 <= n <= 12 for n in between)
+    counts = [len(re.findall(rf"\t{x}\S*\s", text)) for x in ("vand", "vsubps", "vpalignr")]
+    assert counts == [64, 64, 64] and text.count("\tkmov") == 1
+    assert not re.search(r"mov\S+\s+%zmm\d+, -?\d*\(%rsp\)", text)
 
 
 # --- the whole path, on any host ---

@@ -469,7 +469,7 @@ def test_packed_keys_and_values(host: Target, emit_for: Callable[[type[Generic]]
         text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) >= (24 if wide else 12)
     for intrinsic, n_args in ((attend_tile.score_tile, 6), (attend_tile.sum_tile, 7)):
-        text = assembly(intrinsic, None, n_args, host, (0,))
+        text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) == (16 if wide else 8)
         assert not spills(text)
 
@@ -486,8 +486,8 @@ def test_rows_of_the_cache(
         (attend.attn_pv, 12, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
-        (attend_tile.widen_keys, 11, (0, 2), 0),
-        (attend_tile.widen_values, 10, (0, 2), 0),
+        (attend_tile.widen_keys, 11, (2,), 0),
+        (attend_tile.widen_values, 10, (2,), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, rows)
         assert len(re.findall(host.add, text)) >= least

@@ -25,15 +25,22 @@ from ...compile.type_traits import TypeTraits, trait
 from ...simd import attend
 from ...simd.attend import MAX_AHEAD, attn_pv, attn_qk
 from ...simd.attend_tile import (
+    BLOCK_OF,
     GROUP,
     KEY_CELLS,
     KEY_COLUMNS,
+    KEYS,
+    MAX_AHEAD_STEPS,
     STEP,
     VALUE_CELLS,
     VALUE_COLUMNS,
+    VALUES,
+    multiply_and_split,
+    multiply_steps,
     score_tile,
     split_of,
     split_queries,
+    split_steps,
     split_weights,
     sum_tile,
     turn_scores,
@@ -49,6 +56,7 @@ from ...tuning import Tuning
 CHUNK = 256  # keys
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
 CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
+_QUERY = 4 * GROUP * STEP  # bytes of a step of 16 query rows
 
 
 @inline
@@ -177,53 +185,115 @@ def _load_tiles(split: int) -> CpuKernel:
 
 
 @cache
-def _qk_tiles(kind: int, split: int, hint: int) -> CpuKernel:
+def _qk_tiles(kind: int, hint: int) -> CpuKernel:
     def qk(n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
         n_strips, columns = (d + KEY_COLUMNS - 1) // KEY_COLUMNS, KEY_COLUMNS
-        use_float_tiles(split, 1)
         for first in range(0, n, KEY_CELLS):
             n_cells = min(KEY_CELLS, n - first)
             for i in range(n_strips):
                 column, line = columns * i, lines * i // n_strips
                 n_steps, part = min(columns, d - column) // STEP, lines * (i + 1) // n_strips - line
                 widen_keys(
-                    kind, split, hint, k, nb_k, cells + 8 * first, n_cells, column, n_steps, panel,
+                    kind, hint, k, nb_k, cells + 8 * first, n_cells, column, n_steps, panel,
                     later + 8 * first, rows + 64 * line, nb_rows, part,
                 )  # fmt: skip
                 for t in range(n_tiles):
                     out = s + GROUP * S_STRIDE * t + 4 * first
                     query = q + GROUP * 4 * (d * t + column)
-                    score_tile(split, panel, query, n_steps, out, S_STRIDE, i)
-        use_float_tiles(split, 0)
+                    score_tile(panel, query, n_steps, out, S_STRIDE, i)
         for t in range(n_tiles):
             turn_scores(s + GROUP * S_STRIDE * t, S_STRIDE, (n + KEY_CELLS - 1) // KEY_CELLS * 4)
 
-    return named_kernel(qk, GGMLType(kind).name, "tiles", split)
+    return named_kernel(qk, GGMLType(kind).name, "tiles")
 
 
 @cache
-def _pv_tiles(kind: int, split: int, hint: int) -> CpuKernel:
+def _pv_tiles(kind: int, hint: int) -> CpuKernel:
     def pv(n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
         n_strips, end = hdv // VALUE_COLUMNS, (n + STEP - 1) // STEP * STEP
-        for t in range(n_tiles):
-            split_weights(split, p + GROUP * S_STRIDE * t, S_STRIDE, end // STEP)
-        use_float_tiles(split, 1)
         for i in range(n_strips):
             line = lines * i // n_strips
             part = lines * (i + 1) // n_strips - line
             for first in range(0, end, VALUE_CELLS):
                 n_steps = min(VALUE_CELLS, end - first) // STEP
                 widen_values(
-                    kind, split, hint, v, nb_v, cells + 8 * first, VALUE_COLUMNS * i, n_steps,
+                    kind, hint, v, nb_v, cells + 8 * first, VALUE_COLUMNS * i, n_steps,
                     panel, later + 8 * first, rows + 64 * line, nb_rows, part,
                 )  # fmt: skip
                 for t in range(n_tiles):
                     weights = p + GROUP * S_STRIDE * t + 4 * first
                     out = sums + 4 * (GROUP * hdv * t + VALUE_COLUMNS * i)
-                    sum_tile(split, panel, weights, S_STRIDE, n_steps, out, 4 * hdv, first)
-        use_float_tiles(split, 0)
+                    sum_tile(panel, weights, S_STRIDE, n_steps, out, 4 * hdv, first)
 
-    return named_kernel(pv, GGMLType(kind).name, "tiles", split)
+    return named_kernel(pv, GGMLType(kind).name, "tiles")
+
+
+@cache
+def _qk_split(kind: int, hint: int) -> CpuKernel:
+    def qk(n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
+        n_steps, n_blocks = d // STEP, (n + BLOCK_OF - 1) // BLOCK_OF
+        ahead = _steps_ahead(n_tiles, n_steps)
+        run = n_steps if n_tiles == 1 else ahead  # steps whose sums stay in registers
+        use_float_tiles(1)
+        split_steps(kind, KEYS, k, nb_k, cells, ahead, panel)
+        for block in range(n_blocks):
+            out = s + 4 * BLOCK_OF * block
+            for i in range(0, n_steps, run):
+                step, count, query = n_steps * block + i, min(run, n_steps - i), q + _QUERY * i
+                multiply_and_split(
+                    kind, KEYS, hint, panel, step, ahead, query, LINE, count, out, S_STRIDE, i,
+                    i, k, nb_k, cells + 8 * BLOCK_OF * block, n_steps, block + 1 < n_blocks,
+                    later + 8 * BLOCK_OF * block, rows, nb_rows, 64 * lines // n_steps,
+                )  # fmt: skip
+                for t in range(1, n_tiles):
+                    x, to = query + GROUP * 4 * d * t, out + GROUP * S_STRIDE * t
+                    multiply_steps(KEYS, panel, step, ahead, x, LINE, count, to, S_STRIDE, i)
+        use_float_tiles(0)
+        for t in range(n_tiles):
+            turn_scores(s + GROUP * S_STRIDE * t, S_STRIDE, BLOCK_OF // GROUP * n_blocks)
+
+    return named_kernel(qk, GGMLType(kind).name, "split")
+
+
+@cache
+def _pv_split(kind: int, hint: int) -> CpuKernel:
+    block_bytes = BLOCK_OF // BLOCK[kind] * BLOCK_BYTES[kind]
+
+    def pv(n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+        n_steps, n_blocks = (n + STEP - 1) // STEP, hdv // BLOCK_OF
+        ahead = _steps_ahead(n_tiles, n_steps)
+        run = n_steps if n_tiles == 1 else ahead
+        for t in range(n_tiles):
+            split_weights(p + GROUP * S_STRIDE * t, S_STRIDE, n_steps)
+        use_float_tiles(1)
+        split_steps(kind, VALUES, v, nb_v, cells, ahead, panel)
+        for block in range(n_blocks):
+            out = sums + 4 * BLOCK_OF * block
+            for i in range(0, n_steps, run):
+                step, count, weights = n_steps * block + i, min(run, n_steps - i), p + 4 * STEP * i
+                multiply_and_split(
+                    kind, VALUES, hint, panel, step, ahead, weights, S_STRIDE, count, out, 4 * hdv,
+                    i, i, v + block_bytes * block, nb_v, cells, n_steps, block + 1 < n_blocks,
+                    later, rows + 64 * lines * block // n_blocks, nb_rows, 0,
+                )  # fmt: skip
+                for t in range(1, n_tiles):
+                    x, to = weights + GROUP * S_STRIDE * t, out + 4 * GROUP * hdv * t
+                    multiply_steps(VALUES, panel, step, ahead, x, S_STRIDE, count, to, 4 * hdv, i)
+        use_float_tiles(0)
+
+    return named_kernel(pv, GGMLType(kind).name, "split")
+
+
+@inline
+def _steps_ahead(n_tiles, n_steps):
+    """How many steps are converted before they are multiplied, a power of two.
+
+    Sums of one tile of rows stay in registers whatever the number; the smallest ring is best.
+    """
+    ahead = 1
+    while n_tiles > 1 and ahead < MAX_AHEAD_STEPS and 2 * ahead <= n_steps:
+        ahead *= 2
+    return ahead
 
 
 @cache
@@ -295,8 +365,8 @@ def cache_traits(
         QK_PACKED: lambda: _qk_packed,
         PV_PACKED: lambda: _pv_packed,
         LOAD_TILES: partial(_load_tiles, split),
-        QK_TILES: partial(_qk_tiles, kind_k, split, hint),
-        PV_TILES: partial(_pv_tiles, kind_v, split, hint),
+        QK_TILES: partial(_qk_split if split else _qk_tiles, kind_k, hint),
+        PV_TILES: partial(_pv_split if split else _pv_tiles, kind_v, hint),
     }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
