@@ -334,7 +334,6 @@ class _Block:
         first, cells: address of the block's first column in cell 0, list of its cells.
         n_steps: of the block, after which follows the next one.
         more: 1, or 0 if there is no next block: then the first steps stand for its steps.
-        later: the same for rows that are prefetched: a line of each cell; see ``_Later``.
     """
 
     b: Value
@@ -345,7 +344,6 @@ class _Block:
     cells: Value
     n_steps: Value
     more: Value
-    later: _Later | None = None
 
     def _step(self, i: Value) -> tuple[Value, Value]:
         """Address of the first column and list of the cells of step ``i``, maybe of the next."""
@@ -357,19 +355,17 @@ class _Block:
         first = item_at(b, self.first, column, _step_bytes(self.kind))
         return first, item_at(b, self.cells, cells, 8 * STEP)
 
-    def pieces(self, i: Value, ahead: Value, slot: Value, low: Value) -> list[Callable[[], None]]:
-        """Pieces of code that convert step ``i + ahead``, a cell of keys or two of values in each.
+    def pieces(self, i: Value, slot: Value, low: Value) -> list[Callable[[], None]]:
+        """Pieces of code that convert step ``i``, a cell of keys or two of values in each.
 
         Args:
             low: the mask ``low_halves``.
         """
         b, out = self.b, pointer(self.b, slot)
-        first, cells = self._step(b.add(i, ahead))
+        first, cells = self._step(i)
         cells = pointer(b, cells)
-        prefetch_one = self.later.prefetcher(self.of, i) if self.later else lambda _: None
 
         def columns(cell: int) -> list[Value]:
-            prefetch_one(cell)
             block = item_at(b, first, load(b, at(b, cells, 8 * cell), i64, 8), self.nb)
             of_block = scales(b, self.kind, block)
             return [_sixteen(b, self.kind, block, e, of_block)[0] for e in (0, GROUP)]
@@ -394,30 +390,34 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Later:
-    """Rows that are read later: a step prefetches a line of the rows of as many cells.
+    """Rows that are read later: prefetched line after line, which the hardware continues.
 
     Attributes:
-        cells: list of the cells, of a block of keys or of all values.
-        first: address of the first step's line in the row of cell 0.
-        step: bytes from there to the next step's line.
+        cells: list of the cells, of which step i has ``share >> 16`` from i * share >> 16 on.
+        lines: of a row, that are prefetched.
     """
 
     b: Value
     locality: int
     cells: Value
+    share: Value
     first: Value
     nb: Value
-    step: Value
+    lines: Value
 
-    def prefetcher(self, of: int, i: Value) -> Callable[[int], None]:
-        """Emits the prefetch for a cell of step ``i``."""
+    def prefetcher(self, i: Value) -> Callable[[int], None]:
+        """Emits one of ``STEP`` prefetches of step ``i``, equal shares of its rows in order."""
         b = self.b
-        cells = self.cells if of == KEYS else item_at(b, self.cells, i, 8 * STEP)
-        line, cells = item_at(b, self.first, i, self.step), pointer(b, cells)
+        cells = item_at(b, self.cells, b.lshr(b.mul(i, self.share), const(16)), 8)
+        n = b.lshr(b.add(self.share, const((1 << 16) - 1)), const(16))  # rows
+        part = times(b, self.lines, LINE // STEP)  # bytes of a row's prefetch, were it the only one
 
-        def one(cell: int) -> None:
-            row = load(b, at(b, cells, 8 * cell), i64, 8)
-            prefetch(b, item_at(b, line, row, self.nb), self.locality)
+        def one(k: int) -> None:
+            place = times(b, n, k)
+            row, within = b.udiv(place, const(STEP)), b.and_(place, const(STEP - 1))
+            cell = load(b, item_at(b, cells, row, 8), i64, 8)
+            start = item_at(b, self.first, cell, self.nb)
+            prefetch(b, item_at(b, start, within, part), self.locality)
 
         return one
 
@@ -442,7 +442,7 @@ def split_steps(
     """
     block, low = _Block(b, kind, of, first, nb, cells, n, const(0)), _unit().low_halves(b)
     with for_range(b, n) as i:
-        for emit in block.pieces(i, const(0), item_at(b, ring, i, _SLOT), low):
+        for emit in block.pieces(i, item_at(b, ring, i, _SLOT), low):
             emit()
 
 
@@ -468,23 +468,30 @@ def multiply_steps(
 def multiply_and_split(
     b: Value, kind: int, of: int, locality: int, ring: Value, i: Value, ahead: Value, rows: Value,
     stride: Value, n: Value, out: Value, out_stride: Value, add: Value, place: Value, first: Value,
-    nb: Value, cells: Value, n_steps: Value, more: Value, later: Value, later_first: Value,
-    nb_later: Value, later_step: Value,
+    nb: Value, cells: Value, n_steps: Value, more: Value, later: Value, share: Value,
+    later_first: Value, nb_later: Value, lines: Value,
 ) -> None:  # fmt: skip
     """``multiply_steps``, and convert as many steps that are multiplied ``ahead`` later.
 
     Args:
         place: the first step's place in its block, which has ``n_steps``.
         more: whether another block follows.
-        later, later_first, later_step: what is prefetched, see ``_Later``.
+        later, share, later_first, lines: what is prefetched, see ``_Later``.
     """
-    rows_later = _Later(b, locality, later, later_first, nb_later, later_step)
-    block = _Block(b, kind, of, first, nb, cells, n_steps, more, rows_later)
+    block = _Block(b, kind, of, first, nb, cells, n_steps, more)
+    rows_later = _Later(b, locality, later, share, later_first, nb_later, lines)
     low = _unit().low_halves(b)
 
     def beside(k: Value) -> list[Callable[[], None]]:
         slot = _slot(b, ring, b.add(b.add(i, k), ahead), ahead)
-        return block.pieces(b.add(place, k), ahead, slot, low)
+        pieces = block.pieces(b.add(b.add(place, k), ahead), slot, low)
+        one, of_piece = rows_later.prefetcher(b.add(i, k)), STEP // len(pieces)
+        prefetches = [partial(one, j) for j in range(STEP)]
+        return [
+            emit
+            for j, piece in enumerate(pieces)
+            for emit in (*prefetches[of_piece * j : of_piece * (j + 1)], piece)
+        ]
 
     _multiply(b, of, (ring, i, ahead), rows, stride, n, out, out_stride, add, beside)
 

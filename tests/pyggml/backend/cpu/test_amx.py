@@ -339,7 +339,7 @@ def test_float_tiles_have_the_sums_of_the_manual(
             for made in (
                 ("split_steps", GGMLType.F16, 5, (of,)),
                 ("multiply_steps", None, 9, (of,)),
-                ("multiply_and_split", GGMLType.F16, 19, (of, 2)),
+                ("multiply_and_split", GGMLType.F16, 20, (of, 2)),
             )
         ),
         ("turn_scores", None, 3, ()),
@@ -369,7 +369,7 @@ def test_float_tiles_have_the_sums_of_the_manual(
             for i in range(0, n_steps, run):
                 step = (at[2], n_steps * block + i, ahead, rows + row_bytes * i, stride, run)
                 sums = [(x.ctypes.data + 128 * block, x.strides[0], i) for x in out]
-                later = (listed, first, 256, 64)
+                later = (at[1], 3 << 14, at[0], 256, 4)
                 f["multiply_and_split", of](*step, *sums[0], i, *source, *later)
                 if run <= ahead:
                     f["multiply_steps", of](*step, *sums[1])
@@ -443,7 +443,7 @@ def test_assembly_of_float_tiles(of: int, emit_for: Callable[[type[Generic]], No
     two differences and two instructions that make words of them.
     """
     emit_for(Avx512Amx)
-    text = assembly(attend_tile.multiply_and_split, GGMLType.F16, 19, HOST, (of, 2))
+    text = assembly(attend_tile.multiply_and_split, GGMLType.F16, 20, HOST, (of, 2))
     products = [m.start() for m in re.finditer(r"\ttdpbf16ps\s", text)]
     assert len(products) == 2 * 3 and len(set(re.findall(r"tmm\d", text))) == 4
     between = [text[i:j].count("\tvcvtph2ps") for i, j in itertools.pairwise(products)]

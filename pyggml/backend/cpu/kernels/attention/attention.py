@@ -576,12 +576,12 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     line = lines_k // 2
                     qk_tiles(
                         traits, n_tiles, query, hd, k, nb_k, cells, n, scores, panel,
-                        next_cells, keys_after, nb_k, line,
+                        next_cells, keys_after, nb_k, 0, line, lines_k,
                     )  # fmt: skip
                 elif n > 0 and p.tiles != 0:
                     qk_tiles(
                         traits, n_tiles, query, hd, k, nb_k, cells, n, scores, panel,
-                        cells, v, nb_v, lines_v,
+                        cells, v, nb_v, 0, lines_v, lines_v,
                     )  # fmt: skip
                 elif n > 0 and direct:
                     lines = lines_v if r == r0 else 0
@@ -602,7 +602,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 if n > 0 and p.tiles != 0:
                     pv_tiles(
                         traits, n_tiles, scores, v, nb_v, cells, n, hdv, sums, panel,
-                        next_cells, keys_after + 64 * line, nb_k, end_line - line,
+                        next_cells, keys_after, nb_k, line, end_line - line, lines_k,
                     )  # fmt: skip
                 elif n > 0 and direct:
                     pv_direct(

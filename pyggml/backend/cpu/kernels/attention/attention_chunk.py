@@ -186,16 +186,18 @@ def _load_tiles(split: int) -> CpuKernel:
 
 @cache
 def _qk_tiles(kind: int, hint: int) -> CpuKernel:
-    def qk(n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
+    def qk(
+        n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, line, lines, row_lines
+    ):
         n_strips, columns = (d + KEY_COLUMNS - 1) // KEY_COLUMNS, KEY_COLUMNS
         for first in range(0, n, KEY_CELLS):
             n_cells = min(KEY_CELLS, n - first)
             for i in range(n_strips):
-                column, line = columns * i, lines * i // n_strips
-                n_steps, part = min(columns, d - column) // STEP, lines * (i + 1) // n_strips - line
+                column, done = columns * i, lines * i // n_strips
+                n_steps, part = min(columns, d - column) // STEP, lines * (i + 1) // n_strips - done
                 widen_keys(
                     kind, hint, k, nb_k, cells + 8 * first, n_cells, column, n_steps, panel,
-                    later + 8 * first, rows + 64 * line, nb_rows, part,
+                    later + 8 * first, rows + 64 * (line + done), nb_rows, part,
                 )  # fmt: skip
                 for t in range(n_tiles):
                     out = s + GROUP * S_STRIDE * t + 4 * first
@@ -209,16 +211,32 @@ def _qk_tiles(kind: int, hint: int) -> CpuKernel:
 
 @cache
 def _pv_tiles(kind: int, hint: int) -> CpuKernel:
-    def pv(n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+    def pv(
+        n_tiles,
+        p,
+        v,
+        nb_v,
+        cells,
+        n,
+        hdv,
+        sums,
+        panel,
+        later,
+        rows,
+        nb_rows,
+        line,
+        lines,
+        row_lines,
+    ):
         n_strips, end = hdv // VALUE_COLUMNS, (n + STEP - 1) // STEP * STEP
         for i in range(n_strips):
-            line = lines * i // n_strips
-            part = lines * (i + 1) // n_strips - line
+            done = lines * i // n_strips
+            part = lines * (i + 1) // n_strips - done
             for first in range(0, end, VALUE_CELLS):
                 n_steps = min(VALUE_CELLS, end - first) // STEP
                 widen_values(
                     kind, hint, v, nb_v, cells + 8 * first, VALUE_COLUMNS * i, n_steps,
-                    panel, later + 8 * first, rows + 64 * line, nb_rows, part,
+                    panel, later + 8 * first, rows + 64 * (line + done), nb_rows, part,
                 )  # fmt: skip
                 for t in range(n_tiles):
                     weights = p + GROUP * S_STRIDE * t + 4 * first
@@ -230,9 +248,13 @@ def _pv_tiles(kind: int, hint: int) -> CpuKernel:
 
 @cache
 def _qk_split(kind: int, hint: int) -> CpuKernel:
-    def qk(n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
+    def qk(
+        n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, line, lines, row_lines
+    ):
         n_steps, n_blocks = d // STEP, (n + BLOCK_OF - 1) // BLOCK_OF
-        ahead = _steps_ahead(n_tiles, n_steps)
+        ahead, first_row = _steps_ahead(n_tiles, n_steps), n * line // row_lines
+        n_rows = n * (line + lines) // row_lines - first_row  # whole rows that are prefetched
+        share = (n_rows << 16) // (n_blocks * n_steps)
         run = n_steps if n_tiles == 1 else ahead  # steps whose sums stay in registers
         use_float_tiles(1)
         split_steps(kind, KEYS, k, nb_k, cells, ahead, panel)
@@ -243,7 +265,7 @@ def _qk_split(kind: int, hint: int) -> CpuKernel:
                 multiply_and_split(
                     kind, KEYS, hint, panel, step, ahead, query, LINE, count, out, S_STRIDE, i,
                     i, k, nb_k, cells + 8 * BLOCK_OF * block, n_steps, block + 1 < n_blocks,
-                    later + 8 * BLOCK_OF * block, rows, nb_rows, 64 * lines // n_steps,
+                    later + 8 * first_row, share, rows, nb_rows, row_lines,
                 )  # fmt: skip
                 for t in range(1, n_tiles):
                     x, to = query + GROUP * 4 * d * t, out + GROUP * S_STRIDE * t
@@ -259,9 +281,27 @@ def _qk_split(kind: int, hint: int) -> CpuKernel:
 def _pv_split(kind: int, hint: int) -> CpuKernel:
     block_bytes = BLOCK_OF // BLOCK[kind] * BLOCK_BYTES[kind]
 
-    def pv(n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+    def pv(
+        n_tiles,
+        p,
+        v,
+        nb_v,
+        cells,
+        n,
+        hdv,
+        sums,
+        panel,
+        later,
+        rows,
+        nb_rows,
+        line,
+        lines,
+        row_lines,
+    ):
         n_steps, n_blocks = (n + STEP - 1) // STEP, hdv // BLOCK_OF
-        ahead = _steps_ahead(n_tiles, n_steps)
+        ahead, first_row = _steps_ahead(n_tiles, n_steps), n * line // row_lines
+        n_rows = n * (line + lines) // row_lines - first_row  # whole rows that are prefetched
+        share = (n_rows << 16) // (n_blocks * n_steps)
         run = n_steps if n_tiles == 1 else ahead
         for t in range(n_tiles):
             split_weights(p + GROUP * S_STRIDE * t, S_STRIDE, n_steps)
@@ -274,7 +314,7 @@ def _pv_split(kind: int, hint: int) -> CpuKernel:
                 multiply_and_split(
                     kind, VALUES, hint, panel, step, ahead, weights, S_STRIDE, count, out, 4 * hdv,
                     i, i, v + block_bytes * block, nb_v, cells, n_steps, block + 1 < n_blocks,
-                    later, rows + 64 * lines * block // n_blocks, nb_rows, 0,
+                    later + 8 * first_row, share, rows, nb_rows, row_lines,
                 )  # fmt: skip
                 for t in range(1, n_tiles):
                     x, to = weights + GROUP * S_STRIDE * t, out + 4 * GROUP * hdv * t
@@ -408,23 +448,35 @@ def load_tile(traits, table, d, out):
 
 
 @inline
-def qk_tiles(traits, n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines):
-    """Scores of tiles of 16 query rows; prefetches lines of the rows in the cells ``later``."""
-    qk = trait(traits, QK_TILES)
+def qk_tiles(
+    traits, n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, line, lines, row_lines
+):
+    """Scores of tiles of 16 query rows.
+
+    Prefetches a share of the rows in the cells ``later``: ``lines`` lines from ``line`` on, or as
+    large a share of whole rows, which have ``row_lines``.
+    """
     call_address(
-        qk, (n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, lines)
-    )  # fmt: skip
+        trait(traits, QK_TILES),
+        (n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, line, lines, row_lines),
+    )
 
 
 @inline
-def pv_tiles(traits, n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines):
+def pv_tiles(
+    traits, n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, line, lines,
+    row_lines,
+):  # fmt: skip
     """Weighted sums of values for tiles of 16 rows; prefetches like ``qk_tiles``.
 
     The weights must be 0 from ``n`` to a multiple of 32; they are overwritten.
     """
-    pv = trait(traits, PV_TILES)
     call_address(
-        pv, (n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, lines)
+        trait(traits, PV_TILES),
+        (
+            n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, line, lines,
+            row_lines,
+        ),
     )  # fmt: skip
 
 
