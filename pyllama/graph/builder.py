@@ -290,7 +290,7 @@ class GraphBuilder:
         """
         w = self.weight(f"{prefix}.weight")
         if scores is None:
-            y = ops.mul_mat(self.ctx, w, x).set_name(name)
+            y = ops.mul_mat(self.ctx, w, x, many=not self.causal).set_name(name)
         else:
             y = ops.mul_mat_sparse(self.ctx, w, x, scores, POSITIVE).set_name(name)
         y = self.weight_scale(y, prefix, name)

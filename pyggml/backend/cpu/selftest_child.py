@@ -21,7 +21,7 @@ from ...cgraph import CGraph
 from ...compiler import jit
 from ...compiler.progress import progress
 from ...context import Context
-from ...dtype import GGMLType
+from ...dtype import GGMLType, numpy_dtype
 from ...ops.attention.attention import flash_attn_cells, flash_attn_ext
 from ...ops.attention.rope import rope_ext
 from ...ops.elementwise.binary import add, mul
@@ -64,7 +64,7 @@ def begin(pipe: int) -> None:
 
 # Sizes that cover every path: full and partial groups, one token and several, and with a matrix
 # unit two of its tiles plus five tokens.
-_MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  # by columns
+_MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "BF16": 80, "F16": 64}  # columns
 
 
 def families() -> None:
@@ -87,7 +87,7 @@ def families() -> None:
         kind = GGMLType[name]
         w = ctx.new_tensor_2d(kind, n, 33)
         rows = quantize(values(33, n), kind)
-        w.set(rows if kind.is_quantized else rows.view(np.float16))
+        w.set(rows if kind.is_quantized else rows.view(numpy_dtype(kind) or np.uint8))
         for x_of in (ctx.from_numpy(values(37, n)), ctx.from_numpy(values(1, n))):
             check(mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
     y = ctx.from_numpy(values(1, 33))

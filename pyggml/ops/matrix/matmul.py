@@ -36,7 +36,7 @@ __all__ = ["mul_mat"]
 BF16 = GGMLType.BF16
 
 
-def _infer(a: Tensor, b: Tensor) -> Out:
+def _infer(a: Tensor, b: Tensor, many: bool) -> Out:
     op = "MUL_MAT"
     if a.ne[0] != b.ne[0]:
         raise ShapeError(
@@ -48,7 +48,7 @@ def _infer(a: Tensor, b: Tensor) -> Out:
     return Out(F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]))
 
 
-def _mul_mat(a: Array, b: Array) -> Array:
+def _mul_mat(a: Array, b: Array, many: bool) -> Array:
     a = a.repeat(b.shape[0] // a.shape[0], axis=0).repeat(b.shape[1] // a.shape[1], axis=1)
     out: Array = np.matmul(b, a.swapaxes(2, 3))  # [ne3, ne2, n, m]
     return out
@@ -69,6 +69,7 @@ def _cases() -> list[Case]:
     ]  # fmt: skip
     for t in (F32, F16, BF16, *QUANTS):
         cases += [case(arg(64, 17, type=t), arg(64, n)) for n in (1, 2, 3, 4, 5, 8, 9, 17)]
+        cases += [case(arg(96, 17, type=t), arg(96, n), many=True) for n in (1, 17)]
         low = 0 if t in (GGMLType.Q5_0, GGMLType.Q5_1) else -1  # their one sum would cancel
         cases += [
             case(arg(32, 1, type=t, low=low), arg(32, 1, low=low)),
@@ -119,6 +120,7 @@ def _gradient_of_a(ops: OpBuilders, y: Tensor, dy: Tensor) -> Tensor:
 MUL_MAT = define_op(
     "MUL_MAT",
     src={"a": source(*ALL_FLOATS, quantized=True), "b": source(*ALL_FLOATS)},
+    params={"many": False},
     infer=_infer,
     reference=_mul_mat,
     cases=_cases,
@@ -132,8 +134,13 @@ MUL_MAT = define_op(
 )
 
 
-def mul_mat(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
+def mul_mat(ctx: Context, a: Tensor, b: Tensor, many: bool = False) -> Tensor:
     """Dot products of all rows of ``a`` with all rows of ``b``: ``b @ a.T`` in NumPy's order.
+
+    Args:
+        many: ``b`` usually has many rows, such as the tokens of whole texts. A backend may then
+            add in another order, which is faster for many rows and slower for one. It should be
+            the same in all products with ``a``, so that their bits are.
 
     Shape:
         a [k, m, A2, A3], b F32, F16 or BF16 [k, n, B2, B3], where A2 divides B2 and A3 divides B3
@@ -142,4 +149,4 @@ def mul_mat(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.
     """
-    return MUL_MAT.build(ctx, a, b)
+    return MUL_MAT.build(ctx, a, b, many=many)

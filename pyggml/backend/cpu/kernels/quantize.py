@@ -1,9 +1,10 @@
-"""Activations quantized to int8 in blocks of 32 or 256, for quantized weights; or widened.
+"""Activations quantized to int8 in blocks of 32 or 256, for quantized weights; widened; or split.
 
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
     widened(lowering, x)                                # F16 or BF16 as float32, for float weights
+    split(lowering, x)                             # as parts of bfloat16, for a matrix unit
 
 A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
 ties to even. A NaN or inf in a block makes d NaN or inf.
@@ -44,6 +45,7 @@ from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.isa import vectors
+from ..simd.matrix_unit import SPARE_TOKENS, MatrixUnit, split_row
 from ..simd.vector import (
     at,
     broadcast,
@@ -271,3 +273,45 @@ def widened(lowering: CpuLowering, x: Tensor) -> WorkRange:
     out, made = lowering.take(4 * x.nelements), widen_kernel(int(x.type))
     lowering.launch(made, x, Converted(out.address), lowering.row_chunks(x), src=(x,), writes=out)
     return lowering.remember(key, out)
+
+
+class SplitRows(NamedTuple):
+    """The values of a kernel that splits activations."""
+
+    out: int  # address of the result
+    row_bytes: int
+
+
+@cache
+def split_kernel(kind: int) -> CpuKernel:
+    """The kernel of a type of float."""
+
+    def split(node, chunk, n_chunks, scratch):
+        n, total, p = ne(node, SRC0, 0), nrows(node, SRC0), params_of(node, SplitRows)
+        for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            split_row(kind, row_address(node, SRC0, row), n, p.out + row * p.row_bytes)
+
+    return kernel(split, f"split_{GGMLType(kind).name.lower()}")
+
+
+def split(lowering: CpuLowering, x: Tensor, unit: MatrixUnit) -> tuple[WorkRange, int]:
+    """``x`` (floats, rows without gaps) in the parts that a matrix unit multiplies, made once.
+
+    Returns:
+        The memory, and the bytes of a row.
+    """
+    key, row_bytes = ("split", x), unit.split_row_bytes(x.ne[0])
+    known = lowering.known(key, x)
+    if known is not None:
+        return known, row_bytes
+    out = lowering.take(row_bytes * (x.nrows + SPARE_TOKENS))
+    lowering.launch(
+        split_kernel(int(x.type)),
+        x,
+        SplitRows(out.address, row_bytes),
+        lowering.row_chunks(x),
+        src=(x,),
+        writes=out,
+        replicate=ANY_CHUNKS,
+    )
+    return lowering.remember(key, out), row_bytes

@@ -1,12 +1,14 @@
-"""Tiles of 16 rows times 16 tokens, multiplied by Intel's matrix unit (AMX), for many tokens.
+"""Tiles of 16 rows times 16 tokens, multiplied by Intel's matrix unit (AMX).
 
-    use_tiles(1)                                   # in jitted code: before a chunk, on its thread
-    tiles(Q4_1, weights, acts, stride, out, n_blocks, n_tiles, panel)
-    use_tiles(0)
+    use_tiles(Q4_1, 1)                             # in jitted code: before a chunk, on its thread
+    tiles(Q4_1, hint, weights, acts, stride, out, n_blocks, tokens, ahead, panel)
+    use_tiles(Q4_1, 0)
+    split_row(F32, x, n, out)                      # activations for weights of F16 and BF16
 
-``tiles`` is ``q_tile`` for ``n_tiles`` times 16 tokens, with its bits: integer sums of 32 columns
-are exact in either unit, and the float32 operations are the same in the same order. ``out`` gets 16
-floats a token, ``panel`` is scratch of ``panel_bytes``, aligned to a line.
+``out`` gets 16 floats a token, ``panel`` is scratch of ``panel_bytes``, aligned to a line.
+
+*Quantized weights*, a multiple of 16 tokens: ``q_tile`` with its bits. Integer sums of 32 columns
+are exact in either unit, and the float32 operations are the same in the same order.
 
     weights of a group       panel (int8, L1 or L2)
     4 bytes of 16 rows,  ->  8 lines for 32 columns  ->  tile B: 8 x 64 bytes  \\
@@ -26,6 +28,23 @@ port executes both multiplications and conversions, two execute additions; so in
 by two additions, which are exact.
 Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
 side. Each tile prefetches half a group of weights, from the next group on.
+
+*F16 and BF16*, any number of tokens: products of bfloat16. An activation is exactly the sum of
+three parts of 8 bits, x = x1 + x2 + x3, and a weight of F16 of two, w = hi + lo (BF16: one). The
+parts of a token are three rows of tile A, so 16 tokens are three tiles, and one token takes one
+product for each part of the weights:
+
+    32 columns of 16 rows  ->  words of the parts: 16 x 64 bytes  ->  B (hi), then B (lo)  \\
+    x1, x2, x3 of tokens, 32 columns each  ->  A: 16 x 64                                  sums
+                                                                                            /
+    a token: sums of x1 + (sums of x2 + sums of x3)
+
+A word has columns i and i + 16 of 32, so nothing moves between lanes. The order of a sum does not
+depend on the number of tokens, so a token has the same bits alone. They are not the bits of
+``float_tile``. The error is smaller, since fewer additions follow each other. An activation that
+is infinite gives NaN, one below 2^-126 counts as 0.
+Access: weights once, front to back, unpacked 32 columns before they are multiplied by the first 16
+tokens; other tokens read the panel.
 """
 
 from __future__ import annotations
@@ -39,10 +58,20 @@ from ....dtype import GGMLType
 from ....quants import BLOCK_TYPES
 from ....rounding import ceil_div
 from ..tuning import tuning
-from ..weights.layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
+from ..weights.layout import (
+    ACTIVATION_BYTES,
+    K_TYPES,
+    QUANTIZED,
+    ROWS,
+    STEPS,
+    block_bytes,
+    layout_k,
+)
 from .block_dot import CODES_32, CODES_256, SCALE, SUM, GroupBlock, GroupKBlock, KDot, signed_codes
-from .isa import fma, vectors
+from .isa import fma, load_floats, vectors
 from .vector import (
+    BF16,
+    F16,
     LINE,
     at,
     broadcast,
@@ -52,10 +81,12 @@ from .vector import (
     f32,
     for_range,
     i8,
+    i16,
     i32,
     item_at,
     load,
     pointer,
+    prefetch,
     prefetch_lines,
     splat,
     stack_memory,
@@ -78,8 +109,35 @@ _A, _B = _RING, _RING + 1
 _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers below 2^22 are its ulps
 
 
-def least_tokens(type: GGMLType) -> int:
+# Floats: sums, activations and both parts of the weights; sums and activations of a single token
+FLOAT_SHAPES = ((16, LINE),) * 6 + ((3, LINE),) * 2
+_FLOAT_SUMS, _FLOAT_A, _FLOAT_B = (0, 1, 2), 3, 4
+_ONE_SUMS, _ONE_A = 6, 7
+_ROWS = 3  # of a token
+_TILE_BYTES = 16 * LINE
+_PARTS_OF = {F16: 2, BF16: 1}  # of weights
+_AHEAD = 4  # steps of 32 columns for which a single pass has memory
+SPARE_TOKENS = 5  # after the last token: the tiles of floats read the memory of so many
+
+
+def splits(type: GGMLType, many: bool) -> bool:
+    """Whether any number of tokens is multiplied, by activations of ``split_row``.
+
+    A weight of F16 becomes two, so a single token takes longer than with ``float_tile``. Only ops
+    that say they have ``many`` tokens multiply F16 in that way.
+    """
+    return type == BF16 or (type == F16 and many)
+
+
+def step(type: GGMLType) -> int:
+    """The number of tokens of which ``tiles`` takes multiples."""
+    return 1 if type in _PARTS_OF else TOKENS
+
+
+def least_tokens(type: GGMLType, many: bool) -> int:
     """The fewest tokens for which a format's matmuls use tiles; 0 if they never do."""
+    if splits(type, many):
+        return 1
     if type not in QUANTIZED:
         return 0
     if type not in K_TYPES:
@@ -110,28 +168,38 @@ def _has_minima(kind: int) -> bool:
 
 def panel_bytes(kind: int, n_columns: int) -> int:
     """Bytes of an unpacked group."""
+    if kind in _PARTS_OF:
+        return (ceil_div(n_columns, _COLUMNS) + 1) * _PARTS_OF[kind] * _TILE_BYTES
     return n_columns // _COLUMNS * _unit_bytes(kind)
 
 
-@intrinsic_from_ir
-def use_tiles(b: Value, on: Value) -> None:
-    """Configure this thread's tiles, or release them (0)."""
+@intrinsic_from_ir(literals=1)
+def use_tiles(b: Value, kind: int, on: Value) -> None:
+    """Configure this thread's tiles for a format, or release them (0)."""
     v: Any = vectors()
     with b.if_else(b.icmp_signed("!=", on, const(0))) as (configure, release):
         with configure:
-            v.configure_tiles(b, configuration(SHAPES))
+            v.configure_tiles(b, configuration(FLOAT_SHAPES if kind in _PARTS_OF else SHAPES))
         with release:
             v.release_tiles(b)
 
 
-@intrinsic_from_ir(literals=1)
+@intrinsic_from_ir(literals=2)
 def tiles(
-    b: Value, kind: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
-    n_tiles: Value, panel: Value,
+    b: Value, kind: int, hint: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
+    tokens: Value, ahead: Value, panel: Value,
 ) -> None:  # fmt: skip
-    """Multiply a group of interleaved rows by ``n_tiles`` times 16 tokens of int8 activations."""
+    """Multiply a group of interleaved rows by the activations of some tokens.
+
+    Args:
+        hint, ahead: of prefetches, as of ``float_tile``; quantized weights prefetch the next group.
+    """
+    if kind in _PARTS_OF:
+        _FloatTiles(b, kind, hint, w, x, stride, out, n_blocks, ahead, panel).emit(tokens)
+        return
     _unpack(b, kind, w, n_blocks, panel)
     pipeline = _KTiles if kind in K_TYPES else _BlockTiles
+    n_tiles = b.lshr(tokens, const(4))
     pipeline(b, kind, w, x, stride, out, n_blocks, n_tiles, panel).emit()
 
 
@@ -399,3 +467,168 @@ class _KTiles(_Pipeline):
                 place = at(b, out, LINE * (first + t))
                 acc = b.bitcast(b.and_(load(b, place, mask.type), mask), vec(f32, 16))
                 store(b, dot.accumulate(b, acc, t, 0), place)
+
+
+# --- F16 and BF16 ---
+
+
+def split_row_bytes(n: int) -> int:
+    """Bytes of ``n`` activations of a token: three rows of parts, an odd number of lines each.
+
+    So rows are no multiple of 4 KB apart, of which L1 holds few.
+    """
+    return _ROWS * LINE * (ceil_div(n, _COLUMNS) | 1)
+
+
+def _steps(b: Value, n: Value) -> Value:
+    return b.lshr(b.add(n, const(_COLUMNS - 1)), const(5))
+
+
+def _part_bytes(b: Value, n: Value) -> Value:
+    return times(b, b.or_(_steps(b, n), const(1)), LINE)
+
+
+def _rest(b: Value, x: Value) -> Value:
+    """Floats without the value of their high halves, which is a bfloat16; exact."""
+    cut = b.and_(b.bitcast(x, vec(i32, 16)), splat(i32, 16, -1 << 16))
+    return b.fsub(x, b.bitcast(cut, x.type))
+
+
+def _padded(b: Value, source: Value, n: Value, size: int) -> Value:
+    """The address of ``_COLUMNS`` items, of which the first ``n`` are copied, the others zero."""
+    memory = stack_memory(b, _COLUMNS * size)
+    for line in range(0, _COLUMNS * size, LINE):
+        store(b, splat(i8, LINE, 0), at(b, memory, line))
+    with for_range(b, n) as i:
+        item = load(b, item_at(b, source, i, size), vec(i8, size))
+        store(b, item, item_at(b, memory, i, size))
+    return memory
+
+
+@intrinsic_from_ir(literals=1)
+def split_row(b: Value, kind: int, x: Value, n: Value, out: Value) -> None:
+    """Store the parts of ``n`` floats at ``x``, in ``split_row_bytes``."""
+    v: Any = vectors()
+    size, part_bytes, mask = GGMLType(kind).type_size, _part_bytes(b, n), v.low_halves(b)
+
+    def split(source: Value, target: Value) -> None:
+        pair = [load_floats(b, kind, at(b, source, size * half), 16) for half in (0, 16)]
+        for k in range(_ROWS):  # of normal numbers nothing is left
+            store(b, v.high_halves(b, *pair, mask), item_at(b, target, k, part_bytes))
+            pair = [_rest(b, x) for x in pair]
+
+    whole = b.lshr(n, const(5))
+    with for_range(b, whole) as s:
+        split(item_at(b, x, s, _COLUMNS * size), item_at(b, out, s, LINE))
+    left = b.and_(n, const(_COLUMNS - 1))
+    with b.if_then(b.icmp_signed("!=", left, const(0))):
+        last = _padded(b, item_at(b, x, whole, _COLUMNS * size), left, size)
+        split(last, item_at(b, out, whole, LINE))
+
+
+class _FloatTiles:
+    """A group of F16 or BF16 times tokens; a step is 32 columns.
+
+    Args:
+        the arguments of ``tiles``; ``stride`` is of a token, a third of it of a part.
+    """
+
+    def __init__(
+        self, b: Value, kind: int, hint: int, w: Value, x: Value, stride: Value, out: Value,
+        n: Value, ahead: Value, panel: Value,
+    ) -> None:  # fmt: skip
+        v: Any = vectors()
+        self.b, self.kind, self.hint, self.parts = b, kind, hint, _PARTS_OF[kind]
+        self.w, self.x, self.stride, self.out = w, x, stride, out
+        self.panel, self.ahead = panel, ahead
+        self.steps, self.whole = _steps(b, n), b.lshr(n, const(5))
+        self.part_bytes = _part_bytes(b, n)
+        column = ROWS * GGMLType(kind).type_size
+        left = b.and_(n, const(_COLUMNS - 1))
+        self.last = _padded(b, item_at(b, w, self.whole, _TILE_BYTES), left, column)
+        self.sums = stack_memory(b, len(_FLOAT_SUMS) * _TILE_BYTES)
+        self.low_halves: Value = v.low_halves(b) if kind == F16 else None
+        self.mask = const(-1)
+
+    def emit(self, tokens: Value) -> None:
+        b = self.b
+        n_tiles = b.lshr(b.add(times(b, tokens, _ROWS), const(15)), const(4))
+        passes = b.udiv(n_tiles, const(len(_FLOAT_SUMS)))  # of three whole tiles: 16 tokens
+        left = b.sub(n_tiles, times(b, passes, len(_FLOAT_SUMS)))
+        done = times(b, passes, TOKENS)
+        # A single pass reads what it has just unpacked, so that stays in L1
+        single = b.icmp_signed("<=", tokens, const(TOKENS))
+        self.mask = b.select(single, const(_AHEAD - 1), const(-1))
+        with b.if_else(b.icmp_signed("==", tokens, const(1))) as (one, more):
+            with one:
+                self._pass((_ONE_SUMS,), _ONE_A, const(0), const(1))
+            with more:
+                with for_range(b, passes) as i:
+                    first = times(b, i, TOKENS)
+                    n = b.sub(tokens, first)
+                    n = b.select(b.icmp_signed("<", n, const(TOKENS)), n, const(TOKENS))
+                    self._pass(_FLOAT_SUMS, _FLOAT_A, first, n)
+                for n_sums in range(1, len(_FLOAT_SUMS)):
+                    with b.if_then(b.icmp_signed("==", left, const(n_sums))):
+                        self._pass(_FLOAT_SUMS[:n_sums], _FLOAT_A, done, b.sub(tokens, done))
+
+    def _pass(self, sums: tuple[int, ...], a: int, first: Value, n: Value) -> None:
+        """Multiply ``n`` tokens from ``first`` on; the first pass unpacks the weights."""
+        b, v = self.b, vectors()
+        unpacks = b.icmp_signed("==", first, const(0))
+        rows = item_at(b, self.x, first, self.stride)
+        for r in sums:
+            v.zero_tile(b, r)
+        with b.if_then(unpacks):
+            self._unpack(const(0))
+        with for_range(b, self.steps) as s:
+            with b.if_then(unpacks):
+                self._unpack(b.add(s, const(1)))
+            for k in range(self.parts):
+                self._load(_FLOAT_B + k, at(b, self._place(s), _TILE_BYTES * k), const(LINE))
+            step = b.add(rows, times(b, s, LINE))
+            for k in range(_ROWS if a == _ONE_A else 0):
+                prefetch(b, at(b, item_at(b, step, k, self.part_bytes), 8 * LINE), 3)
+            for j, r in enumerate(sums):
+                place = item_at(b, step, 16 * j, self.part_bytes)
+                self._load(a, place, self.part_bytes)
+                for k in range(self.parts):
+                    v.multiply_float_tiles(b, r, a, _FLOAT_B + k)
+        for j, r in enumerate(sums):
+            place = b.inttoptr(at(b, self.sums, _TILE_BYTES * j), i8.as_pointer())
+            v.store_tile(b, r, place, const(LINE))
+        with for_range(b, n) as t:
+            start = item_at(b, self.sums, t, _ROWS * LINE)
+            x1, x2, x3 = (load(b, at(b, start, LINE * k), vec(f32, 16)) for k in range(_ROWS))
+            total = b.fadd(x1, b.fadd(x2, x3))
+            store(b, total, item_at(b, self.out, b.add(first, t), LINE))
+
+    def _load(self, tile: int, address: Value, stride: Value) -> None:
+        vectors().load_tile(self.b, tile, self.b.inttoptr(address, i8.as_pointer()), stride)
+
+    def _place(self, s: Value) -> Value:
+        return item_at(self.b, self.panel, self.b.and_(s, self.mask), self.parts * _TILE_BYTES)
+
+    def _unpack(self, s: Value) -> None:
+        """Store the words of a step in the panel; of the step after the last one, anything."""
+        b = self.b
+        step = item_at(b, self.w, s, _TILE_BYTES)
+        fetched, target = b.add(step, self.ahead), self._place(s)
+        source = b.select(b.icmp_signed("<", s, self.whole), step, self.last)
+        column = ROWS * GGMLType(self.kind).type_size
+        for i in range(16):
+            pair = [at(b, source, column * c) for c in (i, i + 16)]
+            for k, words in enumerate(self._unpacked(*pair)):
+                store(b, words, at(b, target, _TILE_BYTES * k + LINE * i), LINE)
+            prefetch(b, at(b, fetched, LINE * i), self.hint)
+
+    def _unpacked(self, low: Value, high: Value) -> list[Value]:
+        """The words of the parts of two columns."""
+        b = self.b
+        if self.kind == BF16:
+            x, y = (b.zext(load(b, place, vec(i16, 16)), vec(i32, 16)) for place in (low, high))
+            return [b.or_(x, b.shl(y, splat(i32, 16, 16)))]
+        v: Any = vectors()
+        floats = [load_floats(b, F16, place, 16) for place in (low, high)]
+        rests = [_rest(b, x) for x in floats]
+        return [v.high_halves(b, *pair, self.low_halves) for pair in (floats, rests)]

@@ -14,6 +14,7 @@ from .vector import (
     HardwareFloats,
     broadcast,
     call,
+    f32,
     i8,
     i16,
     i32,
@@ -147,6 +148,14 @@ class Avx512Amx(Avx512Vnni):
     """
 
     has_tiles = True
+
+    def half_to_float(self, b: Value, x: Value) -> Value:
+        """Sixteen without the conversion of AVX512-FP16, which LLVM would take: it is slower."""
+        if x.type != vec(i16, 16):
+            return super().half_to_float(b, x)
+        floats, mask = vec(f32, 16), ir.Constant(i16, -1)
+        name, rounding = "llvm.x86.avx512.mask.vcvtph2ps.512", ir.Constant(i32, 4)
+        return call(b, name, floats, x, splat(f32, 16, 0.0), mask, rounding)
 
     def configure_tiles(self, b: Value, config: bytes) -> None:
         """Give tiles the shapes of 64 bytes, see ``amx.configuration``; they become zero."""

@@ -25,6 +25,7 @@ from pyggml.backend.cpu.simd import amx, attend_tile, tile, x86
 from pyggml.backend.cpu.simd.attend_tile import KEYS, VALUES
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
+    HardwareFloats,
     at,
     broadcast,
     call,
@@ -42,6 +43,7 @@ from pyggml.backend.cpu.simd.x86 import Avx512Amx
 from pyggml.backend.cpu.weights.layout import K_TYPES, QUANTIZED, interleave, layout_k
 from pyggml.compiler import jit
 from pyggml.dtype import GGMLType
+from pyggml.quants import dequantize
 from pyggml.tensor import Tensor
 from tests.pyggml.backend.cpu.test_isa import Target, assembly, python, tile_module
 from tests.pyggml.backend.cpu.test_isa_sums import Fused, Plain, call_or_stand_in
@@ -97,6 +99,7 @@ class StandIn(Counted):
     """Tiles in memory of the calling function; using unconfigured tiles ends the process."""
 
     shapes = amx.SHAPES
+    half_to_float = HardwareFloats.half_to_float
 
     def configure_tiles(self, b: Value, config: bytes) -> None:
         unused = [(0, 0)] * (8 - len(self.shapes))
@@ -199,6 +202,12 @@ class FloatStandIn(StandIn):
     shapes = attend_tile.SHAPES
 
 
+class SplitStandIn(StandIn):
+    """Tiles in the shapes of F16 and BF16 weights."""
+
+    shapes = amx.FLOAT_SHAPES
+
+
 def flushed(b: Value, x: Value) -> Value:
     """Denormals as zeros of their sign."""
     n = x.type.count
@@ -261,8 +270,8 @@ def test_tiles_have_the_bits_of_the_register_tile(
     emit_for(Fused)
     one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
     emit_for(unit)
-    many, keep_many = compiled(amx.tiles, kind, 7)
-    use_tiles, keep_use = compiled(amx.use_tiles, None, 1)
+    many, keep_many = compiled(amx.tiles, kind, 8, 2)
+    use_tiles, keep_use = compiled(amx.use_tiles, kind, 1)
     use_tiles(1)
     size = kind.block_size
     for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
@@ -277,7 +286,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
                 one(weights.ctypes.data, place, 0, want[t:].ctypes.data, blocks, 0)
             got = np.full((tokens + 16, 16), np.nan, np.float32)
             panel = aligned(amx.panel_bytes(kind, n))
-            rest = (got.ctypes.data, blocks, n_tiles, panel.ctypes.data)
+            rest = (got.ctypes.data, blocks, tokens, 0, panel.ctypes.data)
             many(weights.ctypes.data, acts.ctypes.data, acts.strides[0], *rest)
             assert np.ptp(want) > 0.1 and np.isfinite(want).all()
             assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
@@ -304,13 +313,13 @@ def halves(x: Array) -> list[Array]:
 
 
 def tile_product(x: Array, y: Array, sums: Array) -> Array:
-    """``sums + x @ y`` of float32 that are bfloat16, [16, 32] @ [32, 16], in the unit's order.
+    """``sums + x @ y`` of float32 that are bfloat16, [n, 32] @ [32, 16], in the unit's order.
 
     Words hold elements i and i + 16.
     """
     halves = []
     for first in (0, 16):
-        acc = np.zeros((16, 16), np.float32)
+        acc = np.zeros((len(x), 16), np.float32)
         for k in range(first, first + 16):
             product = x[:, k, None].astype(np.float64) * y[k].astype(np.float64)  # exact
             acc = (acc + product).astype(np.float32)
@@ -413,6 +422,65 @@ def test_float_tiles_have_the_sums_of_the_manual(
     assert COUNTS[0] == 0
 
 
+SPLIT_UNITS = pytest.mark.parametrize("unit", [SplitStandIn, pytest.param(Counted, marks=REAL)])
+BY_FLOAT = pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
+
+
+def split_product(kind: GGMLType, x: Array, w: Array) -> Array:
+    """``x @ w.T`` of [n, k] and [16, k] float32 in the order of ``amx.tiles``."""
+    padding = ((0, 0), (0, -x.shape[1] % 32))
+    x, w = np.pad(x, padding), np.pad(w, padding)
+    weights = halves(w)[: 2 if kind == GGMLType.F16 else 1]
+    x1, rest = halves(x)
+    sums = []
+    for part in (x1, *halves(rest)):
+        total = np.zeros((len(x), 16), np.float32)
+        for k in range(0, x.shape[1], 32):
+            for words in weights:
+                total = tile_product(part[:, k : k + 32], words[:, k : k + 32].T, total)
+        sums.append(total)
+    return sums[0] + (sums[1] + sums[2])
+
+
+@AVX2
+@BY_FLOAT
+@SPLIT_UNITS
+def test_products_of_floats_have_the_sums_of_the_manual(
+    kind: GGMLType,
+    unit: type[Generic],
+    emit_for: Callable[[type[Generic]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit by bit, for any number of columns and tokens; what lies after the tokens is not used."""
+    monkeypatch.setattr(x86, "call", call_or_stand_in)
+    emit_for(unit)
+    split_row, keep_split = compiled(amx.split_row, GGMLType.F32, 3)
+    many, keep_many = compiled(amx.tiles, kind, 8, 2)
+    use_tiles, keep_use = compiled(amx.use_tiles, kind, 1)
+    rng = np.random.default_rng(int(kind))
+    use_tiles(1)
+    for n in (1, 16, 31, 32, 100, 288):
+        rows = encoded(rng.standard_normal((16, n)).astype(np.float32), kind)
+        x = rng.standard_normal((50, n)).astype(np.float32)
+        want = split_product(kind, x, dequantize(rows, kind).reshape(16, n))
+        weights = np.ascontiguousarray(interleave(kind, rows))
+        size = amx.split_row_bytes(n)
+        acts = np.full((50 + amx.SPARE_TOKENS, size), 255, np.uint8)  # NaN
+        for t in range(len(x)):
+            split_row(x[t].ctypes.data, n, acts[t].ctypes.data)
+        panel = aligned(amx.panel_bytes(kind, n))
+        for tokens in (1, 2, 5, 6, 10, 11, 16, 17, 33, 50):
+            got = np.full((64, 16), np.nan, np.float32)
+            first = 50 - tokens
+            places = (weights.ctypes.data, acts[first].ctypes.data, size, got.ctypes.data)
+            many(*places, n, tokens, 0, panel.ctypes.data)
+            assert got[:tokens].tobytes() == want[first:].tobytes(), (n, tokens)
+            assert np.isnan(got[tokens:]).all()
+    use_tiles(0)
+    assert COUNTS[0] == 0
+    del keep_split, keep_many, keep_use
+
+
 # --- assembly ---
 
 
@@ -420,7 +488,7 @@ def test_float_tiles_have_the_sums_of_the_manual(
 def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
     """Two products in flight and two in the loop, in few tiles; sums in whole registers."""
     emit_for(Avx512Amx)
-    text = assembly(amx.tiles, kind, 7, HOST, ())
+    text = assembly(amx.tiles, kind, 8, HOST, (2,))
     counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
     want = {"tdpbssd": 4, "tilezero": 4, "tileloadd": 8, "tilestored": 3}
     assert counts == {name: want.get(name, 0) for name in TILE_INSTRUCTIONS}
@@ -431,8 +499,20 @@ def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> 
 
 def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]) -> None:
     emit_for(Avx512Amx)
-    text = assembly(amx.use_tiles, None, 1, HOST, ())
+    text = assembly(amx.use_tiles, GGMLType.Q4_0, 1, HOST, ())
     assert all(len(re.findall(rf"\t{name}\b", text)) == 1 for name in TILE_INSTRUCTIONS[-2:])
+
+
+@BY_FLOAT
+def test_assembly_of_products_of_floats(
+    kind: GGMLType, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """A token, and one to three tiles at a time; each with the parts of the weights."""
+    emit_for(Avx512Amx)
+    text = assembly(amx.tiles, kind, 8, HOST, (2,))
+    parts = 2 if kind is GGMLType.F16 else 1
+    assert len(re.findall(r"\ttdpbf16ps\s", text)) == (1 + 3 + 1 + 2) * parts
+    assert "vcvtph2psx" not in text  # slower
 
 
 @pytest.mark.parametrize("of", [KEYS, VALUES], ids=["keys", "values"])
@@ -499,6 +579,35 @@ def child(unit: type[Generic]) -> None:
                 assert (chunks_with_tiles() > 0) == (count >= 16 and name in shapes)
     experts()
     feed_forward()
+
+
+def splitting(unit: type[Generic]) -> None:
+    """In a process of its own: F16 (of ops that say they have many tokens) and BF16."""
+    install(unit)
+    from pyggml.backend.cpu.weights.buffer import REPACK
+    from pyggml.buffer import HOST
+    from tests.pyggml.backend.cpu import test_experts
+    from tests.pyggml.backend.cpu.test_matmul_bits import product
+
+    rng = np.random.default_rng(0)
+    for kind in (GGMLType.F16, GGMLType.BF16):
+        for m, n in ((83, 96), (5, 70)):
+            rows = encoded(rng.standard_normal((m, n)).astype(np.float32), kind)
+            x = rng.standard_normal((max(TOKENS), n)).astype(np.float32)
+            x[20, 5], x[33, 5] = np.inf, np.nan  # must not affect other tokens
+            alone = [product(kind, rows, x[i : i + 1], many=True) for i in range(len(x))]
+            want = np.concatenate(alone)
+            assert chunks_with_tiles() and np.isfinite(np.delete(want, (20, 33), 0)).all()
+            weights = dequantize(rows, kind).reshape(m, n)
+            known = split_product(kind, x[:16], weights[:5].repeat(4, 0)[:16])[:, ::4]
+            assert want[:16, :4].tobytes() == np.ascontiguousarray(known).tobytes()
+            for i, count in enumerate(TOKENS):
+                for buft in (REPACK, HOST):
+                    got = product(kind, rows, x[:count], 1 + i % 3, buft, many=True)
+                    assert same(got, want[:count]), (kind.name, count, buft.name)
+                    assert chunks_with_tiles()
+    test_experts.test_bits_are_those_of_one_token_alone_and_of_mul_mat(GGMLType.BF16)
+    assert chunks_with_tiles()
 
 
 def same(got: Array, want: Array) -> bool:
@@ -599,4 +708,13 @@ def test_attention_in_tiles(unit: type[Generic]) -> None:
 def test_matmuls_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
     name = f"test_amx.{unit.__name__}"
     done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.child({name})")
+    assert done.returncode == 0, done.stderr
+
+
+@AVX2
+@pytest.mark.long
+@SPLIT_UNITS
+def test_products_of_floats_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
+    name = f"test_amx.{unit.__name__}"
+    done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.splitting({name})")
     assert done.returncode == 0, done.stderr

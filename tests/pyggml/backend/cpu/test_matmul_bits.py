@@ -27,6 +27,7 @@ from tests.tiers import some
 Array = npt.NDArray[Any]
 M = 83  # rows, with an incomplete group
 QUANTIZED = [t for t in INTERLEAVED if t.is_quantized]
+FLOATS = [t for t in INTERLEAVED if not t.is_quantized]
 types = pytest.mark.parametrize("kind", some(INTERLEAVED, 4), ids=lambda t: t.name)
 ALL_X = np.random.default_rng(0).standard_normal((65, 512)).astype(np.float32)
 
@@ -57,13 +58,16 @@ def rounded(x: Array, size: int) -> Array:
     return (np.rint(blocks * inverse) * (1 / inverse).astype(np.float64)).reshape(x.shape)
 
 
-def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any = REPACK) -> Array:
+def product(
+    kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any = REPACK,
+    many: bool = False,
+) -> Array:  # fmt: skip
     """``x @ rows.T`` on the CPU backend; ``rows`` are ggml's bytes."""
     ctx, weights = Context(), Context(no_alloc=True)
     w = weights.new_tensor_2d(kind, x.shape[-1], len(rows))
     buffer = alloc_ctx_tensors(weights, buft)
     buffer.set_tensor(w, rows.reshape(-1))
-    node = ops.mul_mat(ctx, w, ctx.from_numpy(x))
+    node = ops.mul_mat(ctx, w, ctx.from_numpy(x), many)
     graph = CGraph()
     graph.build_forward_expand(node)
     program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
@@ -79,6 +83,31 @@ def test_bits_depend_on_the_token_alone(kind: GGMLType) -> None:
         for buft in (REPACK, HOST):
             got = product(kind, rows, x[:n], 1 + i % 3, buft)
             assert got.tobytes() == alone[:n].tobytes(), (n, buft.name)
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda t: t.name)
+def test_bits_of_an_op_that_says_it_has_many_tokens(kind: GGMLType) -> None:
+    """On a CPU with a matrix unit they may be others, but are those of each token alone."""
+    rows, x = random_rows(kind), tokens(kind)
+    alone = np.concatenate([product(kind, rows, x[i : i + 1], many=True) for i in range(len(x))])
+    for i, n in enumerate((1, 2, 5, 6, 16, 17, 33, 64, 65)):
+        for buft in (REPACK, HOST):
+            got = product(kind, rows, x[:n], 1 + i % 3, buft, many=True)
+            assert got.tobytes() == alone[:n].tobytes(), (n, buft.name)
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda t: t.name)
+@pytest.mark.parametrize("n", [100, 384, 4096])
+def test_floats_are_as_exact_as_float32_sums(kind: GGMLType, n: int) -> None:
+    rng = np.random.default_rng(n)
+    rows = encoded(rng.standard_normal((32, n)).astype(np.float32), kind)
+    w, x = dequantize(rows, kind).reshape(32, n), rng.standard_normal((7, n)).astype(np.float32)
+    want = x.astype(np.float64) @ w.T.astype(np.float64)
+    one_by_one = np.add.accumulate(x[:, None] * w, axis=-1, dtype=np.float32)[..., -1]
+    limit = 4 * np.sqrt(np.mean((one_by_one - want) ** 2))
+    for many in (False, True):
+        got = product(kind, rows, x, many=many)
+        assert np.sqrt(np.mean((got - want) ** 2)) < limit
 
 
 @types

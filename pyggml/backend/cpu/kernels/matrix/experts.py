@@ -42,8 +42,7 @@ from ...compile.work import WorkRange
 from ...simd.element import F32, copy_run, load_elem, store_elem, zero_run
 from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ...weights.buffer import is_repacked
-from ...weights.layout import QUANTIZED, ROWS, activation_bytes, group_bytes
-from ..quantize import add_quantize
+from ...weights.layout import ROWS, group_bytes
 from .matmul import supports_mul_mat
 from .panels import (
     COLUMN_BYTES,
@@ -62,6 +61,7 @@ from .weights import (
     REG_TILE_1,
     REG_TILE_4,
     RESULTS_BYTES,
+    activations,
     decode_to_scratch,
     layout_name,
     multiply,
@@ -71,6 +71,7 @@ from .weights import (
     room_for_unit,
     start_unit,
     stop_unit,
+    tiles_for,
     unit_for,
     unit_or,
     weight_traits,
@@ -97,7 +98,7 @@ class MulMatId(NamedTuple):
     row_chunks: int
     n_expert: int
     lists: int  # address of the uses by expert, 0: a chunk is one use
-    activations: int  # address of the quantized activations, 0: SRC1 is read
+    activations: int  # address of the activations in another form, 0: SRC1 is read
     row_bytes: int  # of a token's activations
     traits: int
     plain: int  # whether the weights have ggml's layout
@@ -186,7 +187,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
         weights = data(node, SRC0) + matrix * groups * group
     while first < end:
         n = min(gather, end - first)
-        here = min(by_unit, whole_units(n))  # of these tokens
+        here = min(by_unit, whole_units(traits, n))  # of these tokens
         for i in range(n):
             use = first if lists == 0 else order[first + i]
             token = use // n_used
@@ -234,19 +235,19 @@ def list_by_expert(lowering: CpuLowering, node: Tensor, n_expert: int) -> WorkRa
 def launch_mul_mat_id(lowering: CpuLowering, node: Tensor, slots: Tensor | None) -> None:
     """Add the launches of a product of ``src[1]`` and the matrices of ``src[0]``, by ``src[2]``."""
     w, x, ids = node.src[:3]
-    plain, quantized = not is_repacked(w), w.type in QUANTIZED
+    plain = not is_repacked(w)
     n_expert = w.ne[2] if slots is None else slots.ne[0]
     by_use = node.nrows <= n_expert
-    act = [lowering.quantized(x, w.type.block_size, add_quantize)] if quantized else []
+    act, row_bytes = activations(lowering, w, x)
     lists = [] if by_use else [list_by_expert(lowering, node, n_expert)]
-    row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = ceil_div(w.ne[1], ROWS)
     row_chunks = max(
         1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * lowering.n_threads))
     )
-    functions = (PACK, REG_TILE_4, REG_TILE_1) if plain else (REG_TILE_4, REG_TILE_1)
-    n = node.nrows // n_expert  # tokens of an expert, about
+    n = max(1, node.nrows // n_expert)  # tokens of an expert, about
+    functions = (REG_TILE_4, REG_TILE_1) if tiles_for(w, n) else ()
+    functions = (PACK, *functions) if plain else functions
     gather = MAX_TOKENS if unit_for(w, n) else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_unit(w, n, scratch)
@@ -254,7 +255,7 @@ def launch_mul_mat_id(lowering: CpuLowering, node: Tensor, slots: Tensor | None)
         row_chunks=row_chunks,
         n_expert=n_expert,
         lists=lists[0].address if lists else 0,
-        activations=act[0].address if act else 0,
+        activations=act.address if act else 0,
         row_bytes=row_bytes,
         traits=weight_traits(lowering, w, *functions, *more),
         plain=plain,
@@ -266,7 +267,7 @@ def launch_mul_mat_id(lowering: CpuLowering, node: Tensor, slots: Tensor | None)
         params,
         row_chunks * (node.nrows if by_use else n_expert),
         src=(w, x, ids, slots),
-        work=act + lists,
+        work=[*lists, act] if act else lists,
         scratch=scratch,
         variant=layout_name(w),
     )

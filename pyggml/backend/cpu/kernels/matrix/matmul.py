@@ -3,12 +3,13 @@
 A chunk is a range of 16-row groups times a range of up to 64 tokens; the weights of a group stay in
 L1 for all tokens of the chunk. Quantized weights are multiplied by int8 activations, made once per
 source tensor; F16, BF16 and F32 weights by float32, to which half-float activations are converted
-first.
+first, or in a matrix unit by parts of bfloat16.
 
 Weights in ggml's plain layout are transposed in registers for one token; for several tokens, a
 group at a time is packed into thread scratch and multiplied by the same tile as interleaved
 weights. With a matrix unit (``simd/amx``), the largest multiple of 16 tokens of a chunk uses its
-tiles, and chunks begin at such multiples. All of these give the same bits.
+tiles, and chunks begin at such multiples. All of these give the same bits. Of BF16 weights, and of
+F16 in ops with ``many`` rows, the unit multiplies any number of tokens, with bits of its own.
 """
 
 from __future__ import annotations
@@ -42,22 +43,23 @@ from ...abi import (
 from ...compile.lowering import CpuLowering, fuses, lowers
 from ...compile.type_traits import trait
 from ...simd.element import F32, load_elem, store_elem
+from ...simd.matrix_unit import TOKENS as UNIT_TOKENS
 from ...simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ...tuning import tuning
 from ...weights.buffer import is_repacked
 from ...weights.layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..elementwise.elementwise import IDS, function
-from ..quantize import add_quantize, quantize_blocks, widened
+from ..quantize import quantize_blocks
 from .lora import add_changes, factor_rows
 from .weights import (
-    ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
     MAX_TOKENS,
     PACK,
+    REG_TILE_1,
     RESULTS_BYTES,
     ROW_TILES,
-    UNIT_TOKENS,
+    activations,
     decode_to_scratch,
     is_decoded,
     layout_name,
@@ -90,7 +92,8 @@ class MulMat(NamedTuple):
 
     row_chunks: int
     token_chunks: int
-    activations: int  # address of the quantized or float32 activations, 0: SRC1 is read
+    activations: int  # address of the activations in another form, 0: SRC1 is read
+    row_bytes: int  # of a token's activations
     add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
     quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
     traits: int
@@ -179,7 +182,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
     else:
         weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
     if p.activations != 0:
-        stride = blocks * trait(traits, ACT_BYTES)
+        stride = p.row_bytes
         x = p.activations + batch * n * stride
     else:
         stride = nb(node, SRC1, 1)
@@ -198,7 +201,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
             w = packed
             set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
             decode_to_scratch(traits, table, rows, k, packed + group)
-            if t1 - t0 == 1:
+            if t1 - t0 == 1 and by_unit == 0:
                 times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
                 _add_changes(node, g, t0, 1, scratch)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
@@ -234,7 +237,7 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
         )
         units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // trait(traits, COLUMNS)
         group = blocks * trait(traits, BLOCK_BYTES)
-        stride, out_stride = blocks * trait(traits, ACT_BYTES), nb(node, DST, 1)
+        stride, out_stride = p.row_bytes, nb(node, DST, 1)
         acts, quantized = p.activations, p.quantize
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
@@ -319,24 +322,23 @@ def _launch(
     """
     w, x = node.src[0], node.src[1]
     plain = not is_repacked(w)
-    act = []
-    if w.type in QUANTIZED:
-        act = [lowering.quantized(x, w.type.block_size, add_quantize)]
-    elif x.type is not GGMLType.F32:
-        act = [widened(lowering, x)]
+    many = node.op_params["many"]
+    act, row_bytes = activations(lowering, w, x, many)
     rows = [change and factor_rows(lowering, change) for change in changed]
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(lowering, w, node.ne[1], batch, 32 if glu else ROWS)
-    functions = tiles_for(w, node.ne[1])
+    functions = tiles_for(w, node.ne[1], many)
     one_pass = len(functions) == 1
     if plain:
-        functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES + 1,)
+        by_rows = functions == (REG_TILE_1,)
+        functions = (ROW_TILES + 1,) if by_rows else (PACK, *functions)
     scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
-    more, panel, scratch = room_for_unit(w, node.ne[1], scratch)
+    more, panel, scratch = room_for_unit(w, node.ne[1], scratch, many)
     params = MulMat(
         row_chunks=row_chunks,
         token_chunks=token_chunks,
-        activations=act[0].address if act else 0,
+        activations=act.address if act else 0,
+        row_bytes=row_bytes,
         add=0 if glu else len(add),
         quantize=0,
         traits=weight_traits(lowering, w, *functions, *more, one_pass=one_pass),
@@ -355,7 +357,7 @@ def _launch(
         params,
         row_chunks * token_chunks * batch,
         src=src,
-        work=[*act, *(one.work for one in rows if one is not None)],
+        work=[one for one in (act, *(one and one.work for one in rows)) if one is not None],
         scratch=scratch,
         quantizes=glu is not None,
         streams=w,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cache, partial
 
-from .....compiler.jit import CpuKernel, inline, kernel, named_kernel
+from .....compiler.jit import CpuKernel, inline, named_kernel
 from .....dtype import GGMLType
 from .....rounding import round_up
 from .....tensor import Tensor
@@ -29,9 +29,9 @@ from ...codec import DECODED
 from ...codec.rows import decode_columns, row_decoder, row_unpacker
 from ...compile.lowering import CpuLowering
 from ...compile.type_traits import TypeTraits, trait
+from ...compile.work import WorkRange
 from ...simd import axpy
 from ...simd.element import F32
-from ...simd.matrix_unit import TOKENS as UNIT_TOKENS
 from ...simd.matrix_unit import MatrixUnit, matrix_unit
 from ...simd.matrix_unit import tiles as unit_tiles
 from ...simd.matrix_unit import use_tiles as use_unit_tiles
@@ -47,9 +47,11 @@ from ...weights.layout import (
     ROWS,
     UNPACKED,
     UNPACKED_BYTES,
+    activation_bytes,
     block_bytes,
 )
 from ...weights.layout import group_bytes as interleaved_bytes
+from ..quantize import add_quantize, split, widened
 
 # Places of the traits. Of a block: columns, bytes interleaved, bytes of activations, bytes when
 # decoded or unpacked; the address of the function that decodes a row, 0 if there is none; tokens of
@@ -60,12 +62,13 @@ PACK = 8
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. A function: a row's groups as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_UNPACK = range(9, 14)
-# Functions of the matrix unit: a group times many tokens; switch it on and off.
-MATRIX_UNIT, UNIT_SWITCH = range(14, 16)
-REG_TILE = 15  # in the places ``REG_TILE + n``: the tiles of n = 1 to 8 tokens
+# Of the matrix unit: functions that multiply a group by many tokens and that switch it on and off;
+# a number, of which the tokens are a multiple.
+MATRIX_UNIT, UNIT_SWITCH, UNIT_STEP = range(14, 17)
+REG_TILE = 16  # in the places ``REG_TILE + n``: the tiles of n = 1 to 8 tokens
 REG_TILE_1, REG_TILE_4 = REG_TILE + 1, REG_TILE + 4
-ROW_TILES = 23  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
-AXPY_ROWS = 27  # in the places ``AXPY_ROWS + n``: rows added to the sums of n = 1 to 4 tokens
+ROW_TILES = 24  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
+AXPY_ROWS = 28  # in the places ``AXPY_ROWS + n``: rows added to the sums of n = 1 to 4 tokens
 _L2 = 2  # the prefetch hint for the second-level cache
 ROW_TOKENS = 4  # that plain rows are multiplied with, or added for, at a time
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
@@ -87,21 +90,19 @@ def _tile(tokens: int, kind: int, hint: int) -> CpuKernel:
 
 
 @cache
-def _unit(kind: int) -> CpuKernel:
-    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
-        unit_tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
+def _unit(kind: int, hint: int) -> CpuKernel:
+    def tiles_of(w, x, stride, out, n_blocks, tokens, ahead, panel):
+        unit_tiles(kind, hint, w, x, stride, out, n_blocks, tokens, ahead, panel)
 
     return named_kernel(tiles_of, GGMLType(kind).name)
 
 
-def switch_unit(on):
-    """Switch the unit of this thread on (1) or off (0)."""
-    use_unit_tiles(on)
-
-
 @cache
-def _unit_switch() -> CpuKernel:
-    return kernel(switch_unit)
+def _unit_switch(kind: int) -> CpuKernel:
+    def switch_unit(on):
+        use_unit_tiles(kind, on)
+
+    return named_kernel(switch_unit, GGMLType(kind).name)
 
 
 @cache
@@ -147,7 +148,7 @@ def _decoded_bytes(type: GGMLType) -> int:
 def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
-    quantized = kind in QUANTIZED
+    quantized, unit = kind in QUANTIZED, matrix_unit()
     one, several = tuned.float_hint, tuned.float_hint
     ahead_one = ahead_few = tuned.float_bytes
     if quantized:
@@ -161,6 +162,7 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
         WIDE: widest_tile(kind),
         AHEAD_ONE: ahead_one,
         AHEAD_FEW: ahead_few,
+        UNIT_STEP: unit.step(GGMLType(kind)) if unit else 1,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
         AXPY_ORDER: int(axpy.is_ordered(summed)),
@@ -169,8 +171,8 @@ def _traits(type: GGMLType, tuned: Tuning, one_pass: bool) -> TypeTraits:
         **{REG_TILE + n: partial(_tile, n, kind, one if n == 1 else several) for n in range(1, 9)},
         **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
-        MATRIX_UNIT: partial(_unit, kind),
-        UNIT_SWITCH: _unit_switch,
+        MATRIX_UNIT: partial(_unit, kind, several),
+        UNIT_SWITCH: partial(_unit_switch, kind),
         **{
             AXPY_ROWS + n: partial(_axpy_rows, n, summed, tuned.axpy_hint)
             for n in range(1, ROW_TOKENS + 1)
@@ -199,31 +201,63 @@ def weight_traits(lowering: CpuLowering, w: Tensor, *functions: int, one_pass: b
     return lowering.traits(_traits(w.type, tuning(), one_pass), decoder, *functions)
 
 
-def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
-    """The tiles by which ``tile_size`` multiplies a weight with so many tokens, or with more."""
-    wide = widest_tile(tile_kind(w.type))
+def activations(
+    lowering: CpuLowering, w: Tensor, x: Tensor, many: bool = False
+) -> tuple[WorkRange | None, int]:
+    """The form of ``x`` by which a weight is multiplied, made once; None: ``x`` itself.
+
+    Args:
+        many: as of the op.
+
+    Returns:
+        The memory, and the bytes of a row.
+    """
+    n, unit = x.ne[0], matrix_unit()
+    if w.type in QUANTIZED:
+        work = lowering.quantized(x, w.type.block_size, add_quantize)
+        return work, activation_bytes(w.type, n)
+    if unit is not None and unit.splits(w.type, many):
+        return split(lowering, x, unit)
+    return None if x.type is GGMLType.F32 else widened(lowering, x), 4 * n
+
+
+def tiles_for(w: Tensor, n_tokens: int, many: bool = False) -> tuple[int, ...]:
+    """The tiles by which ``tile_size`` multiplies a weight with so many tokens, or with more.
+
+    None if a matrix unit multiplies all of them.
+    """
+    unit, wide = unit_for(w, n_tokens, many), widest_tile(tile_kind(w.type))
+    if unit is not None and unit.splits(w.type, many):
+        return ()
     if n_tokens <= wide:
         return (REG_TILE + n_tokens,)
-    fewest = 1 if unit_for(w, n_tokens) else (wide + 1) // 2  # a unit leaves any number of them
+    fewest = 1 if unit else (wide + 1) // 2  # a unit leaves any number of them
     return tuple(REG_TILE + n for n in range(fewest, wide + 1))
 
 
-def unit_for(w: Tensor, n_tokens: int) -> MatrixUnit | None:
-    """The matrix unit that multiplies a weight with so many tokens; None if none does."""
+def unit_for(w: Tensor, n_tokens: int, many: bool = False) -> MatrixUnit | None:
+    """The matrix unit that multiplies a weight with so many tokens; None if none does.
+
+    Args:
+        many: as of the op.
+    """
     unit = matrix_unit()
-    used = unit is not None and 0 < unit.least_tokens(w.type) <= n_tokens
+    used = unit is not None and 0 < unit.least_tokens(w.type, many) <= n_tokens
     return unit if used else None
 
 
-def room_for_unit(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
+def room_for_unit(
+    w: Tensor, n_tokens: int, scratch: int, many: bool = False
+) -> tuple[tuple[int, ...], int, int]:
     """(functions, place in scratch, bytes of scratch) of a matmul, for its matrix unit.
 
     The place is 0 where the unit is not used.
 
     Args:
         scratch: bytes that the matmul needs besides.
+        many: as of the op.
     """
-    unit, place = unit_for(w, n_tokens), round_up(scratch, LINE)
+    unit, place = unit_for(w, n_tokens, many), round_up(scratch, LINE)
     if unit is None:
         return (), 0, scratch
     return (MATRIX_UNIT, UNIT_SWITCH), place, place + unit.panel_bytes(int(w.type), w.ne[0])
@@ -298,7 +332,7 @@ def start_unit(traits, panel, tokens):
 
     Returns how many it multiplies: the first ones, in ``multiply``; for ``stop_unit``.
     """
-    by_unit = whole_units(tokens) if panel != 0 else 0
+    by_unit = whole_units(traits, tokens) if panel != 0 else 0
     if by_unit != 0:
         call_address(trait(traits, UNIT_SWITCH), (1,))
     return by_unit
@@ -312,9 +346,9 @@ def stop_unit(traits, by_unit):
 
 
 @inline
-def whole_units(tokens):
+def whole_units(traits, tokens):
     """Of so many tokens, how many the matrix unit can multiply."""
-    return tokens // UNIT_TOKENS * UNIT_TOKENS
+    return tokens // trait(traits, UNIT_STEP) * trait(traits, UNIT_STEP)
 
 
 @inline
@@ -328,11 +362,11 @@ def multiply(traits, which, w, x, stride, out, n_blocks, tokens, ahead, panel):
     """A group of interleaved rows times some tokens, by the unit or the tile that ``which`` names.
 
     Args:
-        ahead: bytes that a register tile prefetches ahead.
+        ahead: bytes that the first pass prefetches ahead.
         panel: scratch of the matrix unit.
     """
     if which == MATRIX_UNIT:
-        arguments = (w, x, stride, out, n_blocks, tokens // UNIT_TOKENS, panel)
+        arguments = (w, x, stride, out, n_blocks, tokens, ahead, panel)
         call_address(trait(traits, MATRIX_UNIT), arguments)
     else:
         reg_tile(traits, which, w, x, stride, out, n_blocks, ahead)
