@@ -346,7 +346,7 @@ class Context:
                         for ids in (output_ids, embedded_ids)
                     )
                     scales = None if factors is None else factors[part]
-                    adapted = scales is not None and bool(scales.any())
+                    adapted = scales is not None and (stop - start == n or bool(scales.any()))
                     graph = self._graph_for(stop - start, len(outputs), len(embedded), adapted)
                     placed = self._place(seqs[part], positions[part], parents)
                     if self.kv.states is not None:
