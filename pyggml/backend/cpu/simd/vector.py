@@ -367,6 +367,10 @@ class Generic:
         high = b.mul(b.ashr(x, by), b.ashr(y, by))
         return b.add(high, b.mul(b.ashr(b.shl(x, by), by), b.ashr(b.shl(y, by), by)))
 
+    def pair_add(self, b: Value, acc: Value, x: Value, y: Value) -> Value:
+        """``acc + pair_dot(x, y)``."""
+        return b.add(acc, self.pair_dot(b, x, y))
+
     def s8_zero(self) -> Value:
         return splat(i32, self.lanes, 0)
 

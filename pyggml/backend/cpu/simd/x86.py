@@ -124,6 +124,11 @@ class AvxVnni(Avx2):
         name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
         return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
 
+    def pair_add(self, b: Value, acc: Value, x: Value, y: Value) -> Value:
+        words = acc.type
+        name = f"llvm.x86.avx512.vpdpwssds.{8 * self.width}"
+        return call(b, name, words, acc, *(b.bitcast(v, words) for v in (x, y)))
+
     u4_zero, u4_total, load_u4_start = Generic.u4_zero, Generic.u4_total, None
     sub_scale, scaled = Generic.sub_scale, Generic.scaled
 

@@ -66,9 +66,11 @@ from .attention_chunk import (
     DIRECT,
     KEY_BYTES,
     PACKED,
+    ROUND_QUERY,
     S_STRIDE,
     TILES,
     VALUE_BYTES,
+    are_codes,
     cache_traits,
     find_cells,
     interleave_kv,
@@ -81,6 +83,7 @@ from .attention_chunk import (
     qk_direct,
     qk_packed,
     qk_tiles,
+    round_row,
 )
 
 _ROWS = 126  # query rows of a block, at most (but always one token)
@@ -106,6 +109,7 @@ class Attention(NamedTuple):
     quantize: int  # address of the quantized rows, or 0
     f16_mask: int
     direct_rows: int  # at most so many query rows read the cache directly
+    codes: int  # whether the cache is read as codes, by rounded queries
     tiles: int  # of 16 query rows of a block, where many heads share keys; 0: none
     bias_scale: float
     traits: int
@@ -260,15 +264,17 @@ def keys_end(node, a, b, hi, first, shared):
 @inline
 def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
     """Copy the query rows [r0, r1) of a group that begins at token ``t`` and this head."""
-    hd = ne(node, SRC0, 0)
+    p, hd = params_of(node, Attention), ne(node, SRC0, 0)
     hd8 = (hd + 7) // 8 * 8
     for r in range(r0, r1):
         x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
         x += (head + r % n_rep) * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
         y = f32_ptr(queries + r * 4 * hd8)
-        if direct:
+        if direct or p.codes != 0:
             for d in range(hd8):
                 y[d] = f32_ptr(x)[d] if d < hd else np.float32(0)
+            if p.codes != 0:
+                round_row(p.traits, queries + r * 4 * hd8, hd)
         else:
             for i in range(hd // 8):
                 for lane in range(8):  # unrolled: LLVM would make slow gathers
@@ -703,11 +709,12 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
     in_place = hd >= 8 and hdv >= tail_v  # whether the direct form can read the cache
     tails = (tail_k, tail_v) if in_place else (0, 0)
+    in_tiles = n_rep >= GROUP and hd % STEP == 0 and hdv % VALUE_COLUMNS == 0
+    codes = not in_tiles and are_codes(int(k.type), int(v.type))
     alone = in_place and n_tokens == 1  # always direct
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * lowering.n_threads)
-    in_tiles = n_rep >= GROUP and hd % STEP == 0 and hdv % VALUE_COLUMNS == 0
     most = _ROWS if not in_tiles else round_up(_ROWS, GROUP)
     block = (
         ceil_div(n_tokens, lowering.n_threads)
@@ -725,7 +732,7 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     parts = lowering.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     functions = DIRECT if direct_rows >= block * n_rep else (*DIRECT, *PACKED)
-    functions = TILES if tiles else functions
+    functions = TILES if tiles else (*functions, ROUND_QUERY) if codes else functions
     traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
@@ -739,6 +746,7 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         quantize=0,
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
+        codes=codes,
         tiles=tiles,
         bias_scale=node.op_params["bias_scale"],
         traits=lowering.traits(traits, *functions),

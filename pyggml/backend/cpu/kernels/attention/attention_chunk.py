@@ -23,7 +23,19 @@ from ...abi import f32_ptr, i32_ptr, i64_ptr
 from ...atomics import call_address
 from ...compile.type_traits import TypeTraits, trait
 from ...simd import attend
-from ...simd.attend import MAX_AHEAD, attn_pv, attn_qk
+from ...simd.attend import MAX_AHEAD, TILE_ROWS, attn_pv, attn_qk
+from ...simd.attend_codes import BLOCK_BYTES as CODE_BYTES
+from ...simd.attend_codes import (
+    CODES,
+    PACKED_BLOCK,
+    pack_key_codes,
+    pack_value_codes,
+    pv_codes,
+    pv_codes_packed,
+    qk_codes,
+    qk_codes_packed,
+    round_query,
+)
 from ...simd.attend_tile import (
     BLOCK_OF,
     GROUP,
@@ -173,6 +185,91 @@ def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, line
     attn_qk(
         kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
     )
+
+
+@kernel
+def _round_query(q, d):
+    round_query(q, d)
+
+
+@cache
+def _qk_codes(hint: int) -> CpuKernel:
+    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
+        if rows == 6:
+            qk_codes(6, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+        elif rows == 5:
+            qk_codes(5, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+        elif rows == 4:
+            qk_codes(4, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+        elif rows == 3:
+            qk_codes(3, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+        elif rows == 2:
+            qk_codes(2, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+        else:
+            qk_codes(1, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
+
+    return named_kernel(qk, "codes")
+
+
+@cache
+def _pv_codes(columns: int, hint: int) -> CpuKernel:
+    block = columns // 32 * CODE_BYTES
+
+    def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
+        n_parts, line = hdv // columns, 0
+        for i in range(n_parts):  # each prefetches a part of the lines
+            after, out, key = lines * (i + 1) // n_parts, sums + 4 * columns * i, k + 64 * line
+            part, x, o_row = after - line, v + block * i, 4 * padded
+            _sum_codes(
+                columns, hint, rows, p, x, nb_v, cells, n, out, o_row, later, key, nb_k, part
+            )
+            line = after
+
+    return named_kernel(pv, "codes", columns)
+
+
+@inline_strict
+def _sum_codes(d, hint, rows, p, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines):
+    s_row = S_STRIDE
+    if rows == 6:
+        pv_codes(6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+    elif rows == 5:
+        pv_codes(5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+    elif rows == 4:
+        pv_codes(4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+    elif rows == 3:
+        pv_codes(3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+    elif rows == 2:
+        pv_codes(2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+    else:
+        pv_codes(1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+
+
+@kernel
+def _pack_key_codes(k, nb_k, cells, n, hd, keys):
+    pack_key_codes(k, nb_k, cells, n, hd, keys)
+
+
+@kernel
+def _pack_value_codes(v, nb_v, cells, n, hdv, values):
+    pack_value_codes(v, nb_v, cells, n, hdv, values)
+
+
+@kernel
+def _qk_codes_packed(q, d, keys, n, scores):
+    qk_codes_packed(TILE_ROWS, q, 4 * d, keys, n, d, scores, S_STRIDE)
+
+
+@cache
+def _pv_codes_packed(columns: int) -> CpuKernel:
+    block = columns // 32 * PACKED_BLOCK
+
+    def pv(p, values, n, sums, padded):
+        for i in range(padded // columns):
+            x, out = values + block * i, sums + 4 * columns * i
+            pv_codes_packed(TILE_ROWS, columns, p, S_STRIDE, x, n, out, 4 * padded)
+
+    return named_kernel(pv, "codes", "packed", columns)
 
 
 @cache
@@ -379,9 +476,25 @@ def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, 
 # Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
 # prefetch; functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
-PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED, LOAD_TILES, QK_TILES, PV_TILES = range(3, 12)
+(
+    PACK_KEYS,
+    PACK_VALUES,
+    QK,
+    PV,
+    QK_PACKED,
+    PV_PACKED,
+    LOAD_TILES,
+    QK_TILES,
+    PV_TILES,
+    ROUND_QUERY,
+) = range(3, 13)
 DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
 TILES = LOAD_TILES, QK_TILES, PV_TILES
+
+
+def are_codes(kind_k: int, kind_v: int) -> bool:
+    """Whether scores and sums of values are those of integers."""
+    return kind_k in CODES and kind_v in CODES
 
 
 @cache
@@ -408,6 +521,16 @@ def cache_traits(
         QK_TILES: partial(_qk_split if split else _qk_tiles, kind_k, hint),
         PV_TILES: partial(_pv_split if split else _pv_tiles, kind_v, hint),
     }
+    if are_codes(kind_k, kind_v):
+        functions |= {
+            ROUND_QUERY: lambda: _round_query,
+            PACK_KEYS: lambda: _pack_key_codes,
+            PACK_VALUES: lambda: _pack_value_codes,
+            QK: partial(_qk_codes, hint),
+            PV: partial(_pv_codes, columns, hint),
+            QK_PACKED: lambda: _qk_codes_packed,
+            PV_PACKED: partial(_pv_codes_packed, columns),
+        }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
         for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
@@ -439,6 +562,12 @@ def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
     """Scores of up to 6 query rows against ``n`` keys in the cache; prefetches their values."""
     ahead = trait(traits, KEYS_AHEAD)
     call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+
+
+@inline
+def round_row(traits, q, d):
+    """Round a query row in place, for a cache that is read as codes."""
+    call_address(trait(traits, ROUND_QUERY), (q, d))
 
 
 @inline
