@@ -15,7 +15,7 @@ from pyggml.backend.cpu.compile.program import compile_program
 from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.kernels.attention import attention
 from pyggml.backend.cpu.run.pool import get_pool
-from pyggml.backend.cpu.simd.attend_codes import CODES
+from pyggml.backend.cpu.simd.attention.attend_codes import CODES
 from pyggml.backend.cpu.simd.kv_row import KINDS
 from pyggml.cgraph import CGraph
 from pyggml.context import Context

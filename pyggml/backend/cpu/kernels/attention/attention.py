@@ -51,8 +51,8 @@ from ...abi import (
 )
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
-from ...simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ...simd.attend_tile import GROUP, PANEL_BYTES, STEP, VALUE_COLUMNS
+from ...simd.attention.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ...simd.element import load_f16
 from ...simd.kv_row import KINDS
 from ...simd.math import exp_f32, tanh_f32

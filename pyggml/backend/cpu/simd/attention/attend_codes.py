@@ -22,10 +22,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import intrinsic_from_ir
-from ....dtype import GGMLType
-from .isa import fma, vectors, widen
-from .vector import (
+from .....compiler.jit import intrinsic_from_ir
+from .....dtype import GGMLType
+from ..isa import fma, vectors, widen
+from ..vector import (
     F16,
     LINE,
     at,
@@ -44,6 +44,7 @@ from .vector import (
     item_at,
     lanes_of,
     load,
+    prefetch,
     prefetch_lines,
     splat,
     stack_memory,
@@ -184,6 +185,16 @@ def _store_scores(
         store(b, b.fmul(total, scale), place)
 
 
+def _prefetch_row(b: Value, row: Value, lines: Value, locality: int) -> None:
+    """``prefetch_lines`` of a few lines, at least one: three without a loop, or the last again."""
+    last = b.sub(lines, const(1))
+    prefetch(b, row, locality)
+    for k in (1, 2):
+        line = b.select(b.icmp_signed("<", last, const(k)), last, const(k))
+        prefetch(b, item_at(b, row, line, LINE), locality)
+    prefetch_lines(b, at(b, row, 3 * LINE), b.sub(lines, const(3)), locality)
+
+
 @intrinsic_from_ir(literals=2)
 def qk_codes(
     b: Value, n_rows: int, locality: int, q: Value, q_stride: Value, keys: Value, nb: Value,
@@ -199,6 +210,7 @@ def qk_codes(
     queries = [item_at(b, q, r, q_stride) for r in range(n_rows)]
     steps = b.lshr(d, const(5))
     share = b.udiv(b.add(steps, const(lanes - 1)), steps)  # rows to prefetch in a step
+    share = b.select(b.icmp_signed(">", lines, const(0)), share, const(0))
 
     with for_range(b, _groups(b, n)) as j:
         key = _rows(b, keys, nb, cells, j)
@@ -212,7 +224,7 @@ def qk_codes(
             with for_range(b, left) as r:
                 place = item_at(b, item_at(b, cells, j, 8 * lanes), b.add(first, r), 8)
                 row = item_at(b, values, load(b, place, i64, 8), nb_v)
-                prefetch_lines(b, row, lines, locality)
+                _prefetch_row(b, row, lines, locality)
             blocks = [item_at(b, k, i, BLOCK_BYTES) for k in key]
             return _add_block(b, queries, i, _scales(b, blocks), _key_codes(b, blocks), totals)
 

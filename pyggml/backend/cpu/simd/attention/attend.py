@@ -16,11 +16,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....compiler.jit import intrinsic_from_ir
-from ....rounding import ceil_div
-from .isa import fma, vectors
-from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
-from .vector import (
+from .....compiler.jit import intrinsic_from_ir
+from .....rounding import ceil_div
+from ..isa import fma, vectors
+from ..kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
+from ..vector import (
     LINE,
     at,
     broadcast,
