@@ -368,7 +368,7 @@ class Generic:
         return b.add(high, b.mul(b.ashr(b.shl(x, by), by), b.ashr(b.shl(y, by), by)))
 
     def pair_add(self, b: Value, acc: Value, x: Value, y: Value) -> Value:
-        """``acc + pair_dot(x, y)``."""
+        """``acc + pair_dot(x, y)``, below 2^31."""
         return b.add(acc, self.pair_dot(b, x, y))
 
     def s8_zero(self) -> Value:

@@ -125,6 +125,7 @@ class AvxVnni(Avx2):
         return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
 
     def pair_add(self, b: Value, acc: Value, x: Value, y: Value) -> Value:
+        """The sum saturates: LLVM splits the instruction that does not into two."""
         words = acc.type
         name = f"llvm.x86.avx512.vpdpwssds.{8 * self.width}"
         return call(b, name, words, acc, *(b.bitcast(v, words) for v in (x, y)))

@@ -5,9 +5,9 @@
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both forms give the same bits; packing pays off where many query rows read the chunk. Tiles of 16
-rows (``*_tiles``) are another form, for heads that share a key. Packed rows
-are padded with zeros to a multiple of 8. A pass serves up to 6 query rows. Functions that depend on
-the types of the cache are called by address.
+rows (``*_tiles``) are another form, for heads that share a key, and integers (``*_codes``) one for
+Q8_0 caches. Packed rows are padded with zeros to a multiple of 8. A pass serves up to 6 query rows.
+Functions that depend on the types of the cache are called by address.
 """
 
 from __future__ import annotations
