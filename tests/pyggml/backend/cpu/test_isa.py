@@ -25,7 +25,6 @@ from numba import types
 from pyggml.backend.cpu import selftest
 from pyggml.backend.cpu.simd import (
     aarch64,
-    attend,
     attend_tile,
     axpy,
     kv_row,
@@ -35,6 +34,7 @@ from pyggml.backend.cpu.simd import (
 )
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.amx import splits
+from pyggml.backend.cpu.simd.attention import attend, attend_codes
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
 from pyggml.backend.cpu.weights.layout import K_TYPES
@@ -482,6 +482,26 @@ def test_packed_keys_and_values(host: Target, emit_for: Callable[[type[Generic]]
         text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) == (16 if wide else 8)
         assert not spills(text)
+
+
+@FOR_SETS
+def test_products_of_codes(host: Target, emit_for: Callable[[type[Generic]], None]) -> None:
+    """A product of pairs of int16 is one instruction on x86, and a sum with VNNI."""
+    emit_for(host.vectors)
+    vectors = 64 // host.vectors().lanes  # of 64 columns
+    for intrinsic, n_args, literals, products in (
+        (attend_codes.qk_codes, 12, (4, 2), 4 * 16),
+        (attend_codes.qk_codes_packed, 7, (6,), 6 * 16),
+        (attend_codes.pv_codes, 12, (4, 64, 2), 4 * vectors),
+        (attend_codes.pv_codes_packed, 6, (6, 64), 6 * vectors),
+        (attend_codes.pack_key_codes, 6, (), 0),
+        (attend_codes.pack_value_codes, 6, (), 0),
+        (attend_codes.round_query, 2, (), 0),
+    ):
+        text = assembly(intrinsic, None, n_args, host, literals)
+        if issubclass(host.vectors, Sse42):
+            wanted = "vpdpwssds" if issubclass(host.vectors, AvxVnni) else "pmaddwd"
+            assert len(re.findall(rf"{wanted}\s", text)) == products
 
 
 @FOR_SETS

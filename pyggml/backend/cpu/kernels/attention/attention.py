@@ -6,10 +6,10 @@ cut; each later chunk is read once for each run of tokens of one branch. For man
 values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
 from the cache directly. Where 16 heads or more share a key, rows are computed in tiles of 16,
 whatever their number (``simd/attend_tile.py``). Where keys and values are Q8_0, scores and sums of
-values are those of integers (``simd/attention/attend_codes.py``). For a few tokens, chunks (where there are few,
-parts of the tokens too) are computed by several threads and merged in a second launch. Each chunk
-gives a row's (max, sum, values[hdv]), float32 like the row's state, and chunks are always merged in
-order: a row's bits depend on its keys alone, on none of these choices.
+values are those of integers (``simd/attention/attend_codes.py``). For a few tokens, chunks (where
+there are few, parts of the tokens too) are computed by several threads and merged in a second
+launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and chunks
+are always merged in order: a row's bits depend on its keys alone, on none of these choices.
 
 ``check_lists`` runs before the first node that reads a set of lists, and ends the graph if an entry
 is no cell or a token's keys lie outside of its lists; ``check_ranges`` does the same for ranges of
