@@ -318,6 +318,7 @@ def _lower_flash_attn_back(lowering: CpuLowering, node: Tensor) -> None:
         quantize=0,
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=0,
+        codes=0,
         tiles=0,
         bias_scale=p["bias_scale"],
         traits=weight_traits(lowering, floats, PACK, *panel_tiles()),
