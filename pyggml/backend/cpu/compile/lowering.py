@@ -133,6 +133,7 @@ class CpuLowering:
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
+    _readers: dict[Tensor, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.n_threads = min(self.n_threads, MAX_THREADS)
@@ -292,6 +293,15 @@ class CpuLowering:
         launch = self.launches[number]
         free = launch.quantizes and not launch.params.quantize  # type: ignore[attr-defined]
         return free and not self._written(x, number)
+
+    def readers(self, x: Tensor) -> list[Tensor]:
+        """The nodes that read a tensor, in their order."""
+        if not self._readers:
+            for node in self.graph.nodes:
+                for source in dict.fromkeys(node.src):
+                    if source is not None:
+                        self._readers.setdefault(source, []).append(node)
+        return self._readers.get(x, [])
 
     def known(self, key: Hashable, *sources: Tensor | None) -> WorkRange | None:
         """The memory remembered under a key; None if it was reused or a source was written."""

@@ -2,7 +2,7 @@
 
     q_tile(Q4_1, 4, hint, weights, acts, stride, out, n_blocks, ahead)    # in jitted code
     float_tile(F16, 4, hint, weights, w_stride, x, x_stride, out, out_stride, n, ahead)
-    add_lines(Q8_0, 4, block, start, act, out)     # out += 16 columns of a block
+    add_lines(Q8_0, 4, block, start, act, out, ahead)  # out += 16 columns of a block
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
 tokens, so a token's result has the same bits in a batch as alone.
@@ -32,7 +32,6 @@ from .vector import (
     LINE,
     at,
     broadcast_f32,
-    const,
     counted_loop,
     f32,
     item_at,
@@ -106,15 +105,17 @@ def q_tile(
 
 @intrinsic_from_ir(literals=2)
 def add_lines(
-    b: Value, kind: int, n_lines: int, block: Value, start: Value, act: Value, out: Value
-) -> None:
+    b: Value, kind: int, n_lines: int, block: Value, start: Value, act: Value, out: Value,
+    ahead: Value,
+) -> None:  # fmt: skip
     """``out[0:16] +=`` some lines of an interleaved block times a block of activations.
 
     Args:
         start, n_lines: the columns, as of ``BlockLines``.
+        ahead: bytes to the lines that are prefetched.
     """
     v = vectors()
-    following = b.add(b.add(block, start), const(block_bytes(kind)))
+    following = b.add(b.add(block, start), ahead)
     prefetch_lines(b, following, n_lines + 1, 3)
     dot = BlockDot(b, BlockLines(kind, block, start, n_lines), [act])
     for p in range(v.parts):

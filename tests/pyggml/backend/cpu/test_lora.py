@@ -165,6 +165,8 @@ def test_matrices_that_read_one_source_run_at_the_same_time(
                 node.numpy()[...] = 0
             get_pool().run(program)
             found.append([node.numpy().tobytes() for node in made])
+            names = [launch.kernel.name for launch in program.launches if launch.kernel]
+            assert names.count("lora_factors") == 1
             if not options:
                 phases = [{launch.kernel.name for launch in p.launches} for p in program.phases]
                 before = [] if n == 1 else [{"lora_factors"}]

@@ -59,6 +59,7 @@ from .weights import (
     REG_TILE_1,
     RESULTS_BYTES,
     ROW_TILES,
+    WIDE,
     activations,
     decode_to_scratch,
     is_decoded,
@@ -79,6 +80,7 @@ from .weights import (
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # work of a thread's only chunk for a few tokens, at least
+_TILES = 8  # of groups and tokens, that get their changes by adapters in one call
 _FEW_MACS = 1 << 20  # work of a chunk if a thread has several: some microseconds
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 _FACTORS = (
@@ -143,21 +145,31 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):
 
 
 @inline
-def _add_changes(node, g, t, tokens, tile):
-    """Add the changes of group g by the adapters of tokens t, t + 1, .. to a tile."""
+def _add_changes(node, g, n, t, tokens, tiles):
+    """Add the changes of groups g, g + 1, .. by the adapters of tokens t, t + 1, .. to tiles."""
     p = params_of(node, MulMat)
     if p.factors != 0:
+        b, panels = data(node, SRC4), (ne(node, DST, 0) + ROWS - 1) // ROWS
         rows = p.factors + t * p.factor_bytes
-        add_changes(p.adapter_traits, data(node, SRC4), g, rows, p.factor_bytes, tokens, tile)
+        add_changes(p.adapter_traits, b, g, n, panels, rows, p.factor_bytes, tokens, tiles)
 
 
 @inline
-def _add_changes_of_up(node, g, t, tokens, tile):
+def _add_changes_of_up(node, g, n, t, tokens, tiles):
     """As ``_add_changes``, of the product with ``up``."""
     p = params_of(node, MulMat)
     if p.up_factors != 0:
+        b, panels = data(node, SRC5), (ne(node, DST, 0) + ROWS - 1) // ROWS
         rows = p.up_factors + t * p.up_factor_bytes
-        add_changes(p.up_adapter_traits, data(node, SRC5), g, rows, p.up_factor_bytes, tokens, tile)
+        add_changes(p.up_adapter_traits, b, g, n, panels, rows, p.up_factor_bytes, tokens, tiles)
+
+
+@inline
+def _groups_at_once(node, tokens):
+    """How many groups get their changes in one call: several, of a few tokens in one pass."""
+    p = params_of(node, MulMat)
+    changed = p.factors | p.up_factors
+    return max(1, _TILES // tokens) if changed != 0 and tokens <= trait(p.traits, WIDE) else 1
 
 
 @kernel
@@ -194,8 +206,9 @@ def mul_mat(node, chunk, n_chunks, scratch):
     table = scratch + RESULTS_BYTES
     packed = table + TABLE_BYTES
     panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, t1 - t0)
-    for g in range(g0, g1):
-        row, w = g * ROWS, weights + g * group
+    at_once = _groups_at_once(node, t1 - t0) if plain == 0 and by_unit == 0 else 1
+    for g in range(g0, g1, at_once):
+        row, w, n_groups = g * ROWS, weights + g * group, min(at_once, g1 - g)
         rows = min(ROWS, m - row)
         if plain != 0:
             w = packed
@@ -203,7 +216,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
             decode_to_scratch(traits, table, rows, k, packed + group)
             if t1 - t0 == 1 and by_unit == 0:
                 times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
-                _add_changes(node, g, t0, 1, scratch)
+                _add_changes(node, g, 1, t0, 1, scratch)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
             pack_group(traits, table, k, packed)
@@ -212,9 +225,14 @@ def mul_mat(node, chunk, n_chunks, scratch):
             y = x + t * stride
             tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
             ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
-            multiply(traits, which, w, y, stride, scratch, blocks, tokens, ahead, panel)
-            _add_changes(node, g, t, tokens, scratch)
-            emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
+            tile_bytes = 4 * ROWS * tokens
+            for i in range(n_groups):
+                v, tile = w + i * group, scratch + i * tile_bytes
+                multiply(traits, which, v, y, stride, tile, blocks, tokens, ahead, panel)
+            _add_changes(node, g, n_groups, t, tokens, scratch)
+            for i in range(n_groups):
+                r, tile = row + ROWS * i, scratch + i * tile_bytes
+                emit_tile(node, tile, tokens, t, r, min(ROWS, m - r), out, out_stride)
             t += tokens
     stop_unit(traits, by_unit)
 
@@ -249,30 +267,37 @@ def mul_mat_glu_kernel(activation: int) -> CpuKernel:
         rows = min(ROWS, ne(node, DST, 0))  # 16; a constant would make LLVM unroll to scalars
         panel, by_unit = scratch + p.panel, start_unit(traits, p.panel, t1 - t0)
         up = scratch + RESULTS_BYTES
-        for u in range(u0, u1):
-            t = t0
+        at_once = _groups_at_once(node, t1 - t0) if by_unit == 0 else 1
+        n_units = max(1, at_once // 2)
+        for u in range(u0, u1, n_units):
+            t, g_end = t0, 2 * min(u + n_units, u1)
             while t < t1:
                 tokens, which = unit_or(t - t0, by_unit, tile_size(traits, t1 - t))
-                x = acts + t * stride
+                x, tile_bytes = acts + t * stride, 4 * ROWS * tokens
                 ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
-                for g in range(2 * u, 2 * u + 2):
-                    gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
-                    multiply(
-                        traits, which, gate_w, x, stride, scratch, blocks, tokens, ahead, panel
-                    )
-                    multiply(traits, which, up_w, x, stride, up, blocks, tokens, ahead, panel)
-                    _add_changes(node, g, t, tokens, scratch)
-                    _add_changes_of_up(node, g, t, tokens, up)
-                    for i in range(tokens):
+                for g in range(2 * u, g_end, at_once):
+                    n_groups = min(at_once, g_end - g)
+                    for i in range(n_groups):
+                        gate_w = data(node, SRC0) + (g + i) * group
+                        up_w, a = data(node, SRC2) + (g + i) * group, scratch + i * tile_bytes
+                        b = up + i * tile_bytes
+                        multiply(traits, which, gate_w, x, stride, a, blocks, tokens, ahead, panel)
+                        multiply(traits, which, up_w, x, stride, b, blocks, tokens, ahead, panel)
+                    _add_changes(node, g, n_groups, t, tokens, scratch)
+                    _add_changes_of_up(node, g, n_groups, t, tokens, up)
+                    for i in range(n_groups * tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
-                        y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
+                        k = i // tokens
+                        y = data(node, DST) + (t + i - k * tokens) * out_stride
+                        y += 4 * ROWS * (g + k)
                         for r in range(rows):
                             v = function(activation, load_elem(F32, a, r)) * load_elem(F32, b, r)
                             store_elem(F32, y, r, v)
                 if quantized != 0:
-                    y = data(node, DST) + t * out_stride + 128 * u
-                    row = quantized + (t * units + u) * Q8_BLOCK
-                    quantize_blocks(y, out_stride, row, units * Q8_BLOCK, tokens)
+                    for i in range(u, g_end // 2):
+                        y = data(node, DST) + t * out_stride + 128 * i
+                        row = quantized + (t * units + i) * Q8_BLOCK
+                        quantize_blocks(y, out_stride, row, units * Q8_BLOCK, tokens)
                 t += tokens
         stop_unit(traits, by_unit)
 
@@ -347,7 +372,7 @@ def _launch(
     )
     for one, names in zip(rows, _FACTORS, strict=False):
         if one is not None:
-            values = one.work.address, one.stride, one.traits
+            values = one.address, one.stride, one.traits
             params = params._replace(**dict(zip(names, values, strict=True)))
     none = (None,) * (2 - len(add))
     src = (w, x, *add, *none, *(change and change.src[1] for change in changed))
