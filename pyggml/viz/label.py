@@ -51,10 +51,11 @@ def tooltip(tensor: Tensor) -> str:
 
 
 def details(tensor: Tensor) -> list[str]:
-    """Return lines with name, op and parameters, sizes, strides, memory and flags."""
+    """Return lines with name, op and parameters but those False, sizes, strides, memory, flags."""
     lines = [tensor.name]
     if tensor.op is not None:
-        params = (f"{name}={plain(value)}" for name, value in tensor.op_params.items())
+        given = {name: x for name, x in tensor.op_params.items() if x is not False}
+        params = (f"{name}={plain(value)}" for name, value in given.items())
         lines.append(f"{tensor.op.name} {', '.join(params)}".rstrip())
     lines.append(f"{shape(tensor)}, {tensor.nbytes} bytes")
     if not tensor.is_contiguous():
