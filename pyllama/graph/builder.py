@@ -254,6 +254,14 @@ class GraphBuilder:
             raise ModelError(f"tensor '{name}' of this {self.hparams.arch} model is missing")
         return self.weights[name]
 
+    def _has_many(self, w: Tensor) -> bool:
+        """Whether products with a matrix are in the order for many tokens, as `mul_mat` says.
+
+        One token of BF16 takes as long in it. Sparse products have the other order.
+        """
+        is_as_fast = w.type is GGMLType.BF16 and not self.hparams.sparse
+        return not self.causal or is_as_fast
+
     def rms_norm(self, x: Tensor, prefix: str, name: str, eps: float = 0.0) -> Tensor:
         """RMS norm of each row, times the weight; ``eps`` 0: the model's.
 
@@ -290,7 +298,7 @@ class GraphBuilder:
         """
         w = self.weight(f"{prefix}.weight")
         if scores is None:
-            y = ops.mul_mat(self.ctx, w, x, many=not self.causal).set_name(name)
+            y = ops.mul_mat(self.ctx, w, x, many=self._has_many(w)).set_name(name)
         else:
             y = ops.mul_mat_sparse(self.ctx, w, x, scores, POSITIVE).set_name(name)
         y = self.weight_scale(y, prefix, name)

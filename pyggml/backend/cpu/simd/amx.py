@@ -123,10 +123,10 @@ SPARE_TOKENS = 5  # after the last token: the tiles of floats read the memory of
 def splits(type: GGMLType, many: bool) -> bool:
     """Whether any number of tokens is multiplied, by activations of ``split_row``.
 
-    A weight of F16 becomes two, so a single token takes longer than with ``float_tile``. Only ops
-    that say they have ``many`` tokens multiply F16 in that way.
+    Only those of ops that say they have ``many``: a weight of F16 becomes two, so a single token
+    takes longer than with ``float_tile``, and sparse products have that one's bits.
     """
-    return type == BF16 or (type == F16 and many)
+    return many and type in _PARTS_OF
 
 
 def step(type: GGMLType) -> int:

@@ -71,8 +71,8 @@ def has_own_bits(node: Tensor) -> bool:
     """Whether AMX, where there is one, computes a matmul with sums of its own."""
     assert node.op is not None
     w = node.src[0]
-    is_matmul = node.op.name in ("MUL_MAT", "MUL_MAT_ID") and "avx512amx" in jit.host_isas()
-    return is_matmul and splits(w.type, node.op_params.get("many", False))
+    is_matmul = node.op.name == "MUL_MAT" and "avx512amx" in jit.host_isas()
+    return is_matmul and splits(w.type, node.op_params["many"])
 
 
 def child(n_cases: int, *names: str) -> None:

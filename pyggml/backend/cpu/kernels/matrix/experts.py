@@ -71,7 +71,6 @@ from .weights import (
     room_for_unit,
     start_unit,
     stop_unit,
-    tiles_for,
     unit_for,
     unit_or,
     weight_traits,
@@ -246,8 +245,7 @@ def launch_mul_mat_id(lowering: CpuLowering, node: Tensor, slots: Tensor | None)
         1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * lowering.n_threads))
     )
     n = max(1, node.nrows // n_expert)  # tokens of an expert, about
-    functions = (REG_TILE_4, REG_TILE_1) if tiles_for(w, n) else ()
-    functions = (PACK, *functions) if plain else functions
+    functions = (PACK, REG_TILE_4, REG_TILE_1) if plain else (REG_TILE_4, REG_TILE_1)
     gather = MAX_TOKENS if unit_for(w, n) else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_unit(w, n, scratch)
