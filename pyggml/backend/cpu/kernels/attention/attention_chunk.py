@@ -309,22 +309,9 @@ def _qk_tiles(kind: int, hint: int) -> CpuKernel:
 @cache
 def _pv_tiles(kind: int, hint: int) -> CpuKernel:
     def pv(
-        n_tiles,
-        p,
-        v,
-        nb_v,
-        cells,
-        n,
-        hdv,
-        sums,
-        panel,
-        later,
-        rows,
-        nb_rows,
-        line,
-        lines,
+        n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, line, lines,
         row_lines,
-    ):
+    ):  # fmt: skip
         n_strips, end = hdv // VALUE_COLUMNS, (n + STEP - 1) // STEP * STEP
         for i in range(n_strips):
             done = lines * i // n_strips
@@ -379,22 +366,9 @@ def _pv_split(kind: int, hint: int) -> CpuKernel:
     block_bytes = BLOCK_OF // BLOCK[kind] * BLOCK_BYTES[kind]
 
     def pv(
-        n_tiles,
-        p,
-        v,
-        nb_v,
-        cells,
-        n,
-        hdv,
-        sums,
-        panel,
-        later,
-        rows,
-        nb_rows,
-        line,
-        lines,
+        n_tiles, p, v, nb_v, cells, n, hdv, sums, panel, later, rows, nb_rows, line, lines,
         row_lines,
-    ):
+    ):  # fmt: skip
         n_steps, n_blocks = (n + STEP - 1) // STEP, hdv // BLOCK_OF
         ahead, first_row = _steps_ahead(n_tiles, n_steps), n * line // row_lines
         n_rows = n * (line + lines) // row_lines - first_row  # whole rows that are prefetched
