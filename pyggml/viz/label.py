@@ -51,7 +51,7 @@ def tooltip(tensor: Tensor) -> str:
 
 
 def details(tensor: Tensor) -> list[str]:
-    """Return lines with name, op and parameters but those False, sizes, strides, memory, flags."""
+    """Return lines with name, op and its parameters that are not False, sizes, memory, flags."""
     lines = [tensor.name]
     if tensor.op is not None:
         given = {name: x for name, x in tensor.op_params.items() if x is not False}

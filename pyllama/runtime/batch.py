@@ -125,7 +125,7 @@ class Batch:
             )
         if not np.isfinite(given).all():
             raise BatchError("batch: a factor of an adapter is NaN or infinite")
-        # not broadcast_to, which after a token's weights went through the caches takes 40 us
+        # `broadcast_to` is Python, which is slow between tokens: weights evict it from the caches
         return given if given.ndim == 2 else given[None].repeat(n, 0)
 
 

@@ -37,7 +37,7 @@ _TEXT = 256  # tokens after a prompt for which reading it must pay, at most
 _PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
 _MIN_PLAIN = 4  # steps without drafts before the first draft
 _MEDIAN = 5  # times
-_MAX_REST = 64  # steps
+_MAX_REST = 64  # steps without a plan, at most
 _ROWS_OF_PROMPTS = 1.5  # time per row in small steps, in that of prompts; until it is measured
 
 
@@ -234,8 +234,8 @@ class DraftLength:
         budget: possible loss that is paid for, in steps without drafts.
         reads: whether the last plan has texts that are read for the first time, because it pays:
             the time of reading is then no cost of the step.
-        n_rest: of a plan without drafts: the steps after which a probe will be paid for, at most
-            64; 0 if that is not what it waits for.
+        n_rest: if the last plan has no drafts because a probe costs more than the budget: after so
+            many steps the budget suffices, at most 64. Else 0.
     """
 
     max_draft: int = 16

@@ -33,7 +33,7 @@ _MAX_STEP_ROWS = 17
 _FREE_MISSES = 4  # calls that found nothing; further ones may cost 1 / _MISS_SHARE of the time
 _MISS_SHARE = 100
 _MAX_PAUSE = 7  # steps
-_PLANNED_STEPS = 8  # without drafts: after so many, plan again, unless it is known that more rest
+_PLANNED_STEPS = 8  # steps without drafts after which to plan again, at least
 _MAX_PLAIN = 128  # such steps whose times are kept
 _PROMPT = 32  # tokens: the time per row of shorter prompts is not that of long ones
 

@@ -556,7 +556,7 @@ class _FloatTiles:
         passes = b.udiv(n_tiles, const(len(_FLOAT_SUMS)))  # of three whole tiles: 16 tokens
         left = b.sub(n_tiles, times(b, passes, len(_FLOAT_SUMS)))
         done = times(b, passes, TOKENS)
-        # A single pass reads what it has just unpacked, so that stays in L1
+        # If there is one pass only, a panel of a few steps is enough, and stays in L1
         single = b.icmp_signed("<=", tokens, const(TOKENS))
         self.mask = b.select(single, const(_AHEAD - 1), const(-1))
         with b.if_else(b.icmp_signed("==", tokens, const(1))) as (one, more):

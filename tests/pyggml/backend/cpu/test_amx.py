@@ -21,8 +21,9 @@ import numpy.typing as npt
 import pytest
 from llvmlite import ir
 
-from pyggml.backend.cpu.simd import amx, attend_tile, tile, x86
-from pyggml.backend.cpu.simd.attend_tile import KEYS, VALUES
+from pyggml.backend.cpu.simd import amx, tile, x86
+from pyggml.backend.cpu.simd.attention import attend_tile
+from pyggml.backend.cpu.simd.attention.attend_tile import KEYS, VALUES
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
     HardwareFloats,

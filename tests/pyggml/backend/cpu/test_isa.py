@@ -25,7 +25,6 @@ from numba import types
 from pyggml.backend.cpu import selftest
 from pyggml.backend.cpu.simd import (
     aarch64,
-    attend_tile,
     axpy,
     kv_row,
     plain_rows,
@@ -34,7 +33,7 @@ from pyggml.backend.cpu.simd import (
 )
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.amx import splits
-from pyggml.backend.cpu.simd.attention import attend, attend_codes
+from pyggml.backend.cpu.simd.attention import attend, attend_codes, attend_tile
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
 from pyggml.backend.cpu.weights.layout import K_TYPES

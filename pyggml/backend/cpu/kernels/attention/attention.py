@@ -5,11 +5,11 @@ same keys. Where its tokens are on several branches of a tree, that holds for th
 cut; each later chunk is read once for each run of tokens of one branch. For many rows, keys and
 values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
 from the cache directly. Where 16 heads or more share a key, rows are computed in tiles of 16,
-whatever their number (``simd/attend_tile.py``). Where keys and values are Q8_0, scores and sums of
-values are those of integers (``simd/attention/attend_codes.py``). For a few tokens, chunks (where
-there are few, parts of the tokens too) are computed by several threads and merged in a second
-launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and chunks
-are always merged in order: a row's bits depend on its keys alone, on none of these choices.
+whatever their number (``simd/attention/attend_tile.py``). Where keys and values are Q8_0, scores
+and sums of values are those of integers (``simd/attention/attend_codes.py``). For a few tokens,
+chunks (where there are few, parts of the tokens too) are computed by several threads and merged in
+a second launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and
+chunks are always merged in order: a row's bits depend on its keys alone, on none of these choices.
 
 ``check_lists`` runs before the first node that reads a set of lists, and ends the graph if an entry
 is no cell or a token's keys lie outside of its lists; ``check_ranges`` does the same for ranges of
@@ -52,8 +52,8 @@ from ...abi import (
 )
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
-from ...simd.attend_tile import GROUP, PANEL_BYTES, STEP, VALUE_COLUMNS
 from ...simd.attention.attend import TILE_ROWS, prefetch_cells, pv_columns
+from ...simd.attention.attend_tile import GROUP, PANEL_BYTES, STEP, VALUE_COLUMNS
 from ...simd.element import load_f16
 from ...simd.kv_row import KINDS
 from ...simd.math import exp_f32, tanh_f32

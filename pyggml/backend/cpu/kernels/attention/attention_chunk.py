@@ -22,7 +22,21 @@ from .....dtype import GGMLType
 from ...abi import f32_ptr, i32_ptr, i64_ptr
 from ...atomics import call_address
 from ...compile.type_traits import TypeTraits, trait
-from ...simd.attend_tile import (
+from ...simd.attention import attend
+from ...simd.attention.attend import MAX_AHEAD, TILE_ROWS, attn_pv, attn_qk
+from ...simd.attention.attend_codes import BLOCK_BYTES as CODE_BYTES
+from ...simd.attention.attend_codes import (
+    CODES,
+    PACKED_BLOCK,
+    pack_key_codes,
+    pack_value_codes,
+    pv_codes,
+    pv_codes_packed,
+    qk_codes,
+    qk_codes_packed,
+    round_query,
+)
+from ...simd.attention.attend_tile import (
     BLOCK_OF,
     GROUP,
     KEY_CELLS,
@@ -45,20 +59,6 @@ from ...simd.attend_tile import (
     use_float_tiles,
     widen_keys,
     widen_values,
-)
-from ...simd.attention import attend
-from ...simd.attention.attend import MAX_AHEAD, TILE_ROWS, attn_pv, attn_qk
-from ...simd.attention.attend_codes import BLOCK_BYTES as CODE_BYTES
-from ...simd.attention.attend_codes import (
-    CODES,
-    PACKED_BLOCK,
-    pack_key_codes,
-    pack_value_codes,
-    pv_codes,
-    pv_codes_packed,
-    qk_codes,
-    qk_codes_packed,
-    round_query,
 )
 from ...simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
 from ...simd.plain_rows import transpose_rows

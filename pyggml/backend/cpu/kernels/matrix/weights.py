@@ -207,7 +207,7 @@ def activations(
     """The form of ``x`` by which a weight is multiplied, made once; None: ``x`` itself.
 
     Args:
-        many: as of the op.
+        many: the parameter of MUL_MAT.
 
     Returns:
         The memory, and the bytes of a row.
@@ -239,7 +239,7 @@ def unit_for(w: Tensor, n_tokens: int, many: bool = False) -> MatrixUnit | None:
     """The matrix unit that multiplies a weight with so many tokens; None if none does.
 
     Args:
-        many: as of the op.
+        many: the parameter of MUL_MAT.
     """
     unit = matrix_unit()
     used = unit is not None and 0 < unit.least_tokens(w.type, many) <= n_tokens
@@ -255,7 +255,7 @@ def room_for_unit(
 
     Args:
         scratch: bytes that the matmul needs besides.
-        many: as of the op.
+        many: the parameter of MUL_MAT.
     """
     unit, place = unit_for(w, n_tokens, many), round_up(scratch, LINE)
     if unit is None:

@@ -40,12 +40,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ....compiler.jit import intrinsic_from_ir
-from .amx import configuration
-from .isa import fma, load_floats, vectors
-from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, load_8, load_twice, scales
-from .transpose import columns_of
-from .vector import (
+from .....compiler.jit import intrinsic_from_ir
+from ..amx import configuration
+from ..isa import fma, load_floats, vectors
+from ..kv_row import BLOCK, BLOCK_BYTES, BLOCKS, load_8, load_twice, scales
+from ..transpose import columns_of
+from ..vector import (
     BF16,
     F16,
     F32,
