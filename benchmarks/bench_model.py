@@ -62,7 +62,12 @@ def token_bytes(model: Model) -> int:
 
 
 def kv_bytes(context: Context, case: BenchCase) -> int:
-    """Bytes of keys and values that a generated token reads, its own included; the mean of all."""
+    """Bytes of keys and values that a generated token reads, its own included; the mean of all.
+
+    0 of a prompt.
+    """
+    if case.n_prompt:
+        return 0
     total = 0.0
     for cache in context.kv.caches:
         cells = range(case.n_depth + 1, case.n_depth + case.n_gen + 1)
@@ -112,18 +117,22 @@ class Ours:
         """Bytes that one generated token reads, and writes of its states."""
         return self.bytes + kv_bytes(self.context, case) + state_bytes(self.context)
 
-    def roof_fields(self, case: BenchCase, pairs: list[tuple[float, float]]) -> dict[str, float]:
-        """What a line says of the roof: medians over the rounds, and the best; not of prompts."""
-        if case.n_prompt:
-            return {}
-        n_bytes = self.read_bytes(case)
-        shares = [speed * n_bytes / roof / 1e9 for speed, roof in pairs]
-        return {
-            "read_bytes": n_bytes,
-            "read_roof_gb_per_s": statistics.median(roof for _, roof in pairs),
-            "of_roof": statistics.median(shares),
-            "best_of_roof": max(shares),
-        }
+
+def roof_fields(case: BenchCase, turns: list[tuple[float, float, int]]) -> dict[str, float]:
+    """What a line says of the roof: medians over the rounds, and the best; not of prompts.
+
+    Args:
+        turns: of each round tokens per second, GB/s of plain reads, and the bytes a token reads.
+    """
+    if case.n_prompt:
+        return {}
+    shares = [speed * n_bytes / roof / 1e9 for speed, roof, n_bytes in turns]
+    return {
+        "read_bytes": turns[0][2],
+        "read_roof_gb_per_s": statistics.median(roof for _, roof, _ in turns),
+        "of_roof": statistics.median(shares),
+        "best_of_roof": max(shares),
+    }
 
 
 def loaded(path: Path, threads: int) -> tuple[Model, float]:
@@ -148,10 +157,11 @@ def main() -> None:
             ours = Ours(model, threads, tests)
             for case in tests:
                 pairs = [ours.against_roof(case) for _ in range(args.rounds)]
+                turns = [(*pair, ours.read_bytes(case)) for pair in pairs]
                 line = head(model, threads) | {"load_gb_per_s": load, "test": name(case)}
                 speeds = [speed for speed, _ in pairs]
                 line |= {"ts": statistics.median(speeds), "samples_ts": speeds}
-                save(line | ours.roof_fields(case, pairs), "model.jsonl")
+                save(line | roof_fields(case, turns), "model.jsonl")
             ours.context.close()
             model.close()
 

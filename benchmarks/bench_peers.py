@@ -3,14 +3,15 @@
     python -m benchmarks.bench_peers               # all of it, about 20 minutes on two cores
     python -m benchmarks.bench_peers --isa avx2,sse42      # the same with fewer instructions
     python -m benchmarks.bench_peers MODEL.gguf... [--native PATH/llama-bench] [--peer PYTHON]
-        [--ik PYTHON] [--tests pp512,tg64] [--threads 2] [--rounds 5]
+        [--ik PYTHON] [--tests pp512,tg64] [--threads 2] [--rounds 5] [--reload]
 
 Without models it makes model files and peers (`benchmarks.prepare`), keeps them for next time, and
 says in one line what cannot be made here. With models only the peers that are named take part;
 PYTHON is one that has xllamacpp, and for ``--ik`` ik-llama-cpp-python. Every round runs each test
 here and on every peer, so that a busy machine slows all; speeds are medians of the rounds, ratios
 medians of the rounds' ratios. A line a test in results/peers.jsonl. Peers are measured by their own
-clocks, after their own warm-up.
+clocks, after their own warm-up. A model stays loaded while peers run; with ``--reload``, for files
+of which two do not fit into memory, it is loaded in each round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, prepare
-from benchmarks.bench_model import Ours, cases, head, name
+from benchmarks.bench_model import Ours, cases, head, name, roof_fields
 from benchmarks.machine import save
 from benchmarks.performance_page import LEAST_ROUNDS, PEERS, peers_table
 from pyggml import env
@@ -131,19 +132,54 @@ class Limits:
         return rounds >= self.rounds or late
 
 
-def measure(
-    ours: Ours, path: Path, case: BenchCase, peers: dict[str, Peer], limits: Limits
-) -> dict[str, Any]:
+@dataclass
+class Here:
+    """Our side of the tests of a file.
+
+    Attributes:
+        reload: load the model for each test of each round.
+    """
+
+    path: Path
+    threads: int
+    tests: list[BenchCase]
+    reload: bool
+    about: dict[str, Any] = field(default_factory=dict)
+    _model: Model | None = None
+    _ours: Ours | None = None
+
+    def turn(self, case: BenchCase) -> tuple[float, float, int]:
+        """Tokens per second, the read rate around them in GB/s, and the bytes that one reads."""
+        if self._ours is None:
+            self._model = Model.load(self.path, n_threads=self.threads)
+            tests = [case] if self.reload else self.tests
+            self._ours = Ours(self._model, self.threads, tests)
+            memory = {"file_bytes": self.path.stat().st_size}
+            memory |= {"resident_bytes": machine.resident_bytes()}
+            self.about = head(self._model, self.threads) | memory
+        found = *self._ours.against_roof(case), self._ours.read_bytes(case)
+        if self.reload:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        if self._ours is not None and self._model is not None:
+            self._ours.context.close()
+            self._model.close()
+            self._ours = self._model = None
+
+
+def measure(here: Here, case: BenchCase, peers: dict[str, Peer], limits: Limits) -> dict[str, Any]:
     """Rounds of one test."""
-    pairs: list[tuple[float, float]] = []
+    turns: list[tuple[float, float, int]] = []
     speeds: dict[str, list[float]] = defaultdict(list)
     failed: set[str] = set()
     start = time.monotonic()
-    while not limits.done(len(pairs), start):
-        pairs.append(ours.against_roof(case))
+    while not limits.done(len(turns), start):
+        turns.append(here.turn(case))
         for key, peer in peers.items():
             try:
-                found = None if key in failed else peer.speed(path, case, ours.context.n_threads)
+                found = None if key in failed else peer.speed(here.path, case, here.threads)
             except PeerFailed as error:
                 print(f"{peer.name} is left out of {name(case)}: {error}", flush=True)
                 failed.add(key)
@@ -151,13 +187,14 @@ def measure(
                 continue
             if found is not None:
                 speeds[key].append(found)
-    mine = [speed for speed, _ in pairs]
+    mine = [speed for speed, _, _ in turns]
     line: dict[str, Any] = {"test": name(case), "ours": statistics.median(mine)}
     for key, theirs in speeds.items():
         line[key] = statistics.median(theirs)
         line[f"over_{key}"] = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
         line[f"{key}_build"] = peers[key].name
-    return line | ours.roof_fields(case, pairs) | {"samples": {"ours": mine, **speeds}}
+    roof = roof_fields(case, turns)
+    return here.about | line | roof | {"samples": {"ours": mine, **speeds}}
 
 
 @dataclass
@@ -212,18 +249,14 @@ def run_all(
         print(f"other programs take {busy:.0%} of this machine: llama.cpp suffers most from that")
     for path, tests in work:
         print(f"loading {path.name}: {progress.left()}", flush=True)
-        model = Model.load(path.resolve(), n_threads=args.threads)
-        ours = Ours(model, args.threads, tests)
+        here = Here(path.resolve(), args.threads, tests, args.reload)
         for case in tests:
-            found = measure(ours, path.resolve(), case, peers, limits)
-            memory = {"file_bytes": path.stat().st_size, "resident_bytes": machine.resident_bytes()}
-            lines.append(head(model, args.threads) | memory | found)
+            lines.append(measure(here, case, peers, limits))
             progress.done += 1
             print(_report(lines[-1], progress), flush=True)
             if not args.no_save:
                 save(lines[-1], "peers.jsonl", quiet=True)
-        ours.context.close()
-        model.close()
+        here.close()
     return lines
 
 
@@ -313,6 +346,7 @@ def main() -> None:
         default=60.0,
         help="time after which three rounds per test are enough",
     )
+    parser.add_argument("--reload", action="store_true", help="load the model in each round")
     parser.add_argument("--isa", help="instruction sets to test, separated by commas")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
