@@ -29,7 +29,11 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("llama.context_length", "77"), ("llama.rope.freq_base", "0.25")],
+    [
+        ("llama.context_length", "77"),
+        ("llama.rope.freq_base", "0.25"),
+        ("llama.rope.freq_base", "-0.25"),
+    ],
 )
 def test_set_matches_the_gguf_package(copy: Path, tmp_path: Path, key: str, value: str) -> None:
     theirs = tmp_path / "theirs.gguf"
@@ -61,6 +65,7 @@ def test_set_confirmation_and_dry_run(copy: Path) -> None:
     [
         ("llama.context_length", "x", "'x' is not a number of type UINT32"),
         ("llama.context_length", "4294967296", "does not fit UINT32"),
+        ("llama.context_length", "-1", "does not fit UINT32"),
         ("tokenizer.ggml.add_bos_token", "1", "'1' is not true or false"),
         ("general.architecture", "gpt2", "only numbers and bools"),
         ("tokenizer.ggml.tokens", "1", "is of type ARRAY, only numbers"),

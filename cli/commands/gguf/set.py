@@ -1,6 +1,7 @@
 """``pyllama-gguf set``: change one number or bool of the metadata in place.
 
 pyllama-gguf set x.gguf tokenizer.ggml.add_bos_token false
+pyllama-gguf set x.gguf x.logit_scale -0.5 --dry-run
 """
 
 from __future__ import annotations
@@ -14,7 +15,26 @@ from ...tool import Program, ignored_option, version_option
 from .files import confirm, gguf_argument
 
 
-@click.command("set", cls=Program)
+class _Setter(Program):
+    """A program with arguments that may be negative numbers, which are no flags."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse these numbers as arguments."""
+        numbers = [] if "--" in args else [x for x in args if x[:1] == "-" and _is_number(x)]
+        if numbers:
+            args = [*(x for x in args if x not in numbers), "--", *numbers]
+        return super().parse_args(ctx, args)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@click.command("set", cls=_Setter)
 @gguf_argument()
 @click.argument("key")
 @click.argument("value")
@@ -23,7 +43,7 @@ from .files import confirm, gguf_argument
 @ignored_option("--verbose", why="the change is always printed")
 @version_option()
 def command(model: Path, key: str, value: str, dry_run: bool, force: bool) -> None:
-    """Set a number or bool of MODEL's metadata in place. Write "--" before a negative VALUE."""
+    """Set a number or bool of MODEL's metadata in place."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.edit import plan_change
 
