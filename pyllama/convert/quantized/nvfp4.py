@@ -76,7 +76,8 @@ def add_nvfp4(parts: Parts, name: str, naming: Naming) -> None:
     check_shape(f"{name}{naming.codes}", codes, (*rows[:-1], rows[-1] * _GROUP // 2))
     factors = {"scale": _factors(parts, f"{name}{naming.scale}", naming, rows[:-2])}
     stem = name.removesuffix("weight")
-    factors["input_scale"] = _factors(parts, f"{stem}{naming.input_scale}", naming, rows[:-2])
+    of_inputs = _factors(parts, f"{stem}{naming.input_scale}", naming, rows[:-2], may_be_0=True)
+    factors["input_scale"] = of_inputs  # 0 of an expert that no calibration text has chosen
     found = {key: x for key, x in factors.items() if x is not None}
     blocks = None
     if rows[-1] % _GROUPS == 0:
@@ -88,7 +89,9 @@ def add_nvfp4(parts: Parts, name: str, naming: Naming) -> None:
     parts.add(name, DecodedTensor(whole, (codes, scales), read, blocks))
 
 
-def _factors(parts: Parts, name: str, naming: Naming, experts: tuple[int, ...]) -> Floats | None:
+def _factors(
+    parts: Parts, name: str, naming: Naming, experts: tuple[int, ...], *, may_be_0: bool = False
+) -> Floats | None:
     """The numbers of a tensor, a vector; None if it is missing."""
     stored = parts.find(name, *FLOATS)
     if stored is None:
@@ -102,7 +105,7 @@ def _factors(parts: Parts, name: str, naming: Naming, experts: tuple[int, ...]) 
     if naming.inverted:
         with np.errstate(divide="ignore", over="ignore"):
             np.reciprocal(x, out=x)
-    if not (np.isfinite(x) & (x > 0)).all():
+    if not (np.isfinite(x) & ((x >= 0) if may_be_0 else (x > 0))).all():
         what = "has no finite positive inverse" if naming.inverted else "is not a positive number"
         raise ModelError(f"{stored.path}: tensor {shown(name)} {what}")
     return x

@@ -322,6 +322,17 @@ def test_nvfp4_is_kept(tmp_path: Path, name: str) -> None:
         assert n_kept == len(full) > 0
 
 
+def test_nvfp4_whose_inputs_have_the_scale_0(tmp_path: Path) -> None:
+    """Calibration texts never chose this expert; its weights are in the file all the same."""
+    settings, method = METHODS["nvfp4"]
+    stored, weight = method((48, 64), np.random.default_rng(0))
+    stored["input_scale"] = np.float32([0])
+    tensors = decode(tmp_path, {f"x.{end}": x for end, x in stored.items()}, settings)
+    np.testing.assert_array_equal(tensors["x.weight"].read(), weight)
+    blocks = tensors["x.weight"].blocks
+    assert blocks is not None and blocks.scales["input_scale"] == 0
+
+
 def test_transposed_matrices_of_nvfp4_have_no_scales(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "x")
     quantize(folder, "nvfp4")
@@ -498,6 +509,7 @@ FAULTS = [
     fault("nvfp4", "'x.weight_scale' is F32, must be F8_E4M3", weight_scale=X),
     fault("nvfp4", "'x.weight_scale_2' has the shape .2.", weight_scale_2=TWO_NUMBERS),
     fault("nvfp4", "'x.input_scale' is not a positive", input_scale=np.float32([np.nan])),
+    fault("nvfp4", "'x.input_scale' is not a positive", input_scale=np.float32([-1])),
     *(
         fault(
             "ct-nvfp4",
