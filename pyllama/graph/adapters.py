@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,17 @@ def _normalized(part: LowRank) -> LowRank:
     return LowRank(a, b, math.ldexp(part.gain, exponent))
 
 
+def _with_rank(part: LowRank, rank: int, axis: int) -> LowRank:
+    """The same change by matrices of a larger rank; ``axis``: that of the rank in A."""
+    n = rank - part.rank
+
+    def filled(x: Floats, axis: int) -> Floats:
+        return np.pad(x, [(0, n if i == axis % x.ndim else 0) for i in range(x.ndim)])
+
+    a = None if part.a is None else filled(part.a, axis)
+    return LowRank(a, filled(part.b, -1), part.gain)
+
+
 Terms = Mapping[str, LowRank]  # by the name of the tensor, or of a layer's output
 
 
@@ -93,8 +105,9 @@ class BankTerm(NamedTuple):
 class AdapterBank:
     """The stacked matrices of several adapters, each on the device whose tensor they change.
 
-    Their type depends on that tensor: F32 for F32, on the CPU Q8_0 for quantized ones if blocks of
-    32 fit, else F16. They are multiplied by powers of two, which the gains contain inverted.
+    Their type depends on that tensor alone: F32 for F32, on the CPU Q8_0 for quantized ones, else
+    F16 (as A, if blocks of 32 do not fit). Ranks that are no whole blocks of Q8_0 are filled up
+    with zeros. They are multiplied by powers of two, which the gains contain inverted.
 
     Args:
         adapters: the terms of each, already checked against the model.
@@ -121,7 +134,9 @@ class AdapterBank:
         self.terms: dict[str, BankTerm] = {}
         for name in names:
             given = (terms.get(name) for terms in adapters)
-            parts = [None if part is None else _normalized(part) for part in given]
+            parts = [
+                None if part is None else self._fitted(name, _normalized(part)) for part in given
+            ]
             matrices = self._a(name, parts), self._b(name, parts)
             self.terms[name] = BankTerm(*matrices, *self._spans_and_gains(name, parts))
         for buft, ctx in self._contexts.items():
@@ -144,7 +159,16 @@ class AdapterBank:
         buft = weight.buffer.buft
         return next((b for b in self._backends if b.supports_buft(buft)), self._backends[-1])
 
-    def _stored_type(self, name: str, in_blocks: bool) -> GGMLType:
+    def _fitted(self, name: str, part: LowRank) -> LowRank:
+        """The same change of a tensor, of a rank that fits the type of its B."""
+        if not self._stored_type(name).is_quantized:
+            return part
+        rank = next(n for n in count(part.rank) if fits_blocks(n, part.b.shape[-2]))
+        if rank == part.rank:
+            return part
+        return _with_rank(part, rank, -1 if name == EMBEDDING else -2)
+
+    def _stored_type(self, name: str, in_blocks: bool = True) -> GGMLType:
         """The type of matrices that change a tensor; ``in_blocks``: whether they can be Q8_0."""
         kind = self._weights[name].type if name in self._weights else GGMLType.F32
         if kind is GGMLType.F32:
@@ -163,9 +187,8 @@ class AdapterBank:
         return self._tensor(self._backend(name), f"{name}.lora_a", kind, a, op)
 
     def _b(self, name: str, parts: Sequence[LowRank | None]) -> Tensor:
+        kind = self._stored_type(name)
         given = [part.b for part in parts if part is not None]
-        in_blocks = all(fits_blocks(b.shape[-1], b.shape[-2]) for b in given)
-        kind = self._stored_type(name, in_blocks)
         b = np.concatenate([_panels(b, kind.is_quantized) for b in given], -2)
         op = "LORA" if kind.is_quantized else ""
         return self._tensor(self._backend(name), f"{name}.lora_b", kind, b, op)

@@ -74,12 +74,13 @@ def test_types_of_matrices_and_ranks_of_tensors(
     [
         ("F16", 1, 4), ("Q8_0", 1, 4), ("Q4_0", 1, 4), ("F16", 1 << 24, 4), ("Q4_0", 1 << 24, 4),
         ("Q8_0", 1, 16), ("Q4_0", 1, 24), ("Q4_0", 1, 48), ("F16", 2**-22, 4), ("Q4_0", 2**-22, 16),
+        ("Q8_0", 1, 3),
     ],
 )  # fmt: skip
 def test_bases_of_other_types(tmp_path: Path, type: str, size: float, rank: int) -> None:
     """Also with values of B that are too large or too small for F16, and the alpha for them.
 
-    Of the ranks, the blocks of B are Q8_0 for all matrices (16), some (24, 48) or none (4).
+    Of the ranks, the blocks of Q8_0 fit all matrices (16), some (24, 48) or none (3, 4).
     """
     base = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
     model = Model.load(base)
@@ -97,6 +98,25 @@ def test_bases_of_other_types(tmp_path: Path, type: str, size: float, rank: int)
     error = np.abs(changed - wanted).max()
     assert error < (1e-2 if type == "F16" else 0.2)  # activations are rounded in the base alone
     assert error < np.abs(changed - plain).max() / 3
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0"])
+def test_an_adapter_has_the_same_bits_beside_others(tmp_path: Path, type: str) -> None:
+    """Also beside those of ranks that blocks of Q8_0 do not fit."""
+    base = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), GGMLType[type])
+    model = Model.load(base)
+    loras = [
+        load_lora(write_lora(tmp_path / f"{rank}.gguf", "llama", terms_of(model, rank)), model)
+        for rank in (16, 3, 5)
+    ]
+    for lora in loras:
+        results = []
+        for loaded in ([lora], loras):
+            context = Context(model, n_ctx=32)
+            context.set_adapters(loaded, {lora: 0.5})
+            context.decode(Batch(TOKENS, logits="all"))
+            results.append(context.logits.copy())
+        assert np.array_equal(*results)
 
 
 def test_graphs_without_adapters_stay_as_they_are(tmp_path: Path, model: Model) -> None:
