@@ -195,6 +195,14 @@ class TextRun:
         """The sequence that it must run in; None for any."""
         return self.request.seq_id if self.choice == 0 else None
 
+    @property
+    def n_own_cells(self) -> int:
+        """Cells that its tokens take, without those that belong to another sequence too."""
+        sequence = self.sequence
+        if sequence is not None and sequence.owner is self.key and sequence.n_reduced:
+            return len(self.tokens) - sequence.n_reduced  # all are its own
+        return len(self.tokens) - self.n_shared_cells
+
     def emit(self, kind: Kind, **values: Any) -> None:
         """Report a change of the text."""
         self.sink(Event(self.number, self.choice, kind, **values))
@@ -394,7 +402,6 @@ def make_runs(
     has_lines = request.n_indent > 0 or request.max_predict_s is not None
     begun_s = time.perf_counter()
     adapters = uses_of(context.applied if request.adapters is None else request.adapters, tokens)
-
     max_tokens = request.max_tokens if pooling is None else 0
 
     def make(i: int) -> TextRun:

@@ -386,11 +386,10 @@ class Scheduler:
         """Whether there are cells for a text and the policy's reserve beside the running ones."""
         if not running or not self.context.kv.unified:
             return True
-        leased = sum(s.n_tokens for s in self.sequences if s.leased)
-        shared = n_shared + sum(other.n_shared_cells for other in running)
+        leased = sum(s.n_tokens - s.n_reduced for s in self.sequences if s.leased)
         n_reserve = self.policy.n_reserve
-        used = sum(len(one.tokens) + min(one.n_left, n_reserve) for one in (*running, run))
-        return leased + used - shared <= self.context.n_ctx
+        used = sum(one.n_own_cells + min(one.n_left, n_reserve) for one in (*running, run))
+        return leased + used - n_shared <= self.context.n_ctx
 
     def make_room(self, protected: TextRun | None = None) -> bool:
         """Free cells of the least recently used idle prefix, else preempt the lowest priority."""

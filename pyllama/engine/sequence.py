@@ -77,6 +77,12 @@ class CacheSequence:
         """Number of its leading tokens that an encoder has read, see `TextRun`."""
         return self.context.kv.encoded(self.seq_id)
 
+    @property
+    def n_reduced(self) -> int:
+        """Number of its tokens that have no cells any more, since it was reduced."""
+        kv = self.context.kv
+        return self.n_tokens - kv.length(self.seq_id) if kv.reduced(self.seq_id) else 0
+
     def tokens(self) -> Ids:
         """A copy of the tokens in the cache."""
         return self.ids[: self.n_tokens].copy()

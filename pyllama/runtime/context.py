@@ -783,8 +783,8 @@ class Context:
         sizes = largest_graphs(self.hparams, self.n_ubatch)
         self.compile_for([size._replace(adapted=adapted) for size in sizes])
         if self.kv.reduction is not None:
-            n = min(self.kv.reduction.limit + 1, self.n_ctx_seq)
-            self.sched.prepare(VoteGraph(self._builder(), n, self.kv.reduction.n_queries).graph)
+            n_queries = self.kv.reduction.n_queries  # of a prompt, which is read whole before
+            self.sched.prepare(VoteGraph(self._builder(), self.n_ctx_seq, n_queries).graph)
 
     def compile_for(self, sizes: Iterable[GraphSize]) -> None:
         """Compile the kernels of graphs of these sizes; the graphs are built again when needed."""

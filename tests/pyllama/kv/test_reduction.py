@@ -10,7 +10,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
-from pyllama.engine import Engine, Request
+from pyllama.engine import Engine, Policy, Request
 from pyllama.engine.prefix_store import PrefixStore
 from pyllama.errors import BatchError, StateError
 from pyllama.kv.cache import KVCache
@@ -290,6 +290,34 @@ def test_prompts_of_the_engine(make: Make) -> None:
     assert n_cached == 119
     _, n_cached = run(TOKENS[:50] + TOKENS[300:340])
     assert n_cached == 0 and len(store) == 0
+
+
+def test_cells_that_a_reduction_frees_admit_texts(make: Make) -> None:
+    engine = Engine(make(n_ctx=420, n_seq_max=3, **SIZES), policy=Policy(n_reserve=30))
+
+    def begin(n: int) -> None:
+        greedy = SamplingParams(temp=0)
+        engine.submit(Request(TOKENS[-n:], greedy, max_tokens=150, stop_at_eog=False))
+
+    begin(100)
+    for _ in range(130):
+        engine.step()
+    for n, n_running in ((200, 2), (160, 2)):  # the last one waits until another is reduced
+        begin(n)
+        engine.step()
+        assert len(engine.scheduler.running) == n_running
+    for _ in range(3):
+        engine.step()
+    assert len(engine.scheduler.running) == 3 and not engine.scheduler.waiting
+
+
+def test_memory_for_the_votes_on_a_whole_prompt_is_planned(make: Make) -> None:
+    context = make(n_ctx=512, n_ubatch=8, **SIZES)
+    size = context.sched.buffer_size(context.sched.backends[-1])
+    context.decode(Batch([*TOKENS, *TOKENS[:100]]))
+    context.decode_token(5)
+    assert context.kv.length(0) == 41
+    assert context.sched.buffer_size(context.sched.backends[-1]) == size
 
 
 @pytest.mark.parametrize("type", [Q8_0, GGMLType.Q4_0])
