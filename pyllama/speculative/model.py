@@ -188,7 +188,7 @@ class ModelDrafter:
             distribution (mirostat), drafts are point masses, otherwise they have distributions.
             They may differ from the target's settings; drafts are accepted more often the nearer
             they are.
-        width: maximum number of nodes at one depth; 1 drafts chains.
+        width: maximum number of nodes at one depth; 1 drafts chains, as recurrent models always do.
         p_min: a node gets children only if their probability, that of the likeliest token or of
             the ``width`` likeliest ones, is at least this; 0 is off.
         p_split: a node gets a second child, a third one and so on only for tokens of a larger
@@ -239,6 +239,8 @@ class ModelDrafter:
             self._ranks = is_ranked and self._has_distribution()
         if not self._draws and not self._ranks:
             self._params, self._width = sampling, 1
+        if context.kv.states is not None:
+            self._width = 1  # recurrent states cannot branch
         self._is_head = context.hparams.n_embd_target > 0
         self._depth = 0  # of the first token that it drafts
         # rows of a head's one layer are cheap beside a decode: the next larger graph has room
@@ -275,8 +277,8 @@ class ModelDrafter:
                 self._next_depth(growing)
         except BaseException as error:
             for g in admitted:
-                if g is not None:  # remove what the failed decode may have added
-                    self.context.kv.seq_rm(g.text.seq, len(g.text.held))
+                if g is not None:  # remove what the failed decode may have added, or has lost
+                    del g.text.held[self.context.kv.rewind(g.text.seq, len(g.text.held)) :]
                     g.text.tree = None
             if isinstance(error, Aborted) or not isinstance(error, PyggmlError):
                 raise

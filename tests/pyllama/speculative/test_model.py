@@ -12,6 +12,7 @@ import pytest
 from pyggml.errors import Aborted, ComputeError
 from pyggml.sched import Schedule
 from pyllama import Batch, Context, Model
+from pyllama.convert import convert
 from pyllama.errors import BatchError, DraftError, ModelError
 from pyllama.runtime.overrides import Overrides
 from pyllama.sampling import Chain, SamplingParams
@@ -22,6 +23,7 @@ from pyllama.speculative.verify import Verifier
 from pyllama.tokenizer import load_tokenizer
 
 from ...tiers import only, some
+from ..arch.checkpoints import write_checkpoint
 from ..conftest import Make
 from ..models import Spec, random_weights, write_model
 from ..sparsity.files import sparse_file
@@ -214,14 +216,28 @@ def test_several_texts_get_the_drafts_of_each_alone(
     assert all_idle(several)
 
 
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("recurrent")
+    return Model.load(convert(write_checkpoint(folder / "x", "mamba2"), folder / "x.gguf", "f32"))
+
+
+def test_a_recurrent_model_drafts_chains(recurrent: Model) -> None:
+    narrow, wide = (ModelDrafter(Context(recurrent, n_ctx=64), width=n, **OPEN) for n in (1, 3))
+    assert drafted(wide, TOKENS[:9], 5) == drafted(narrow, TOKENS[:9], 5)
+
+
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("error", [Aborted, ComputeError])
+@pytest.mark.parametrize("is_recurrent", [False, True])
 def test_a_failed_decode(
-    error: type[Exception], width: int, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+    error: type[Exception], width: int, is_recurrent: bool, model: Model, recurrent: Model,
+    monkeypatch: pytest.MonkeyPatch, caplog: Any,
+) -> None:  # fmt: skip
     """An abort is passed on; other errors end the drafts. Nothing is out of step afterwards."""
     texts, run = [Text(TOKENS[:40], 0), Text(TOKENS[50:53], 1)], Schedule.run
-    context, left = make(n_ctx=256, n_seq_max=2, n_batch=16), [0]
+    chosen = recurrent if is_recurrent else model
+    context, left = Context(chosen, n_ctx=256, n_seq_max=2, n_batch=16, n_threads=2), [0]
 
     def counted(schedule: Schedule) -> None:
         left[0] -= 1
