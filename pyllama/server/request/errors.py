@@ -130,13 +130,20 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
 
 
-def prompt_too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """The error for a prompt that does not fit into a slot; ``at_least``: of more tokens."""
+def prompt_too_long(
+    n_prompt: int, n_ctx: int, *, at_least: bool = False, is_batch: bool = False
+) -> ApiError:
+    """The error for a prompt that does not fit into a slot.
+
+    Args:
+        at_least: it has more tokens.
+        is_batch: ``n_ctx`` is the physical batch size, for a model that reads texts as a whole.
+    """
     n_tokens = f"at least {n_prompt}" if at_least else n_prompt
+    size = "physical batch size (--ubatch-size, " if is_batch else "available context size ("
     return ApiError(
         400,
-        f"request ({n_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
-        "try increasing it",
+        f"request ({n_tokens} tokens) exceeds the {size}{n_ctx} tokens), try increasing it",
         "exceed_context_size_error",
         {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
     )

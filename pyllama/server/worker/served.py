@@ -237,8 +237,10 @@ class ServedModel:
         return int(hparams.causal) + int(hparams.has_encoder)
 
     def _check_room(self, n: int) -> None:
+        if n > self.n_ctx - self._n_room:
+            raise prompt_too_long(n, self.n_ctx)
         if n > self.n_prompt_max:
-            raise prompt_too_long(n, self.n_prompt_max + self._n_room)
+            raise prompt_too_long(n, self.n_prompt_max, is_batch=True)
 
     def cut_prompt(self, text: str) -> list[int]:
         """The tokens of a text up to the most that fit, with the end that the tokenizer adds."""

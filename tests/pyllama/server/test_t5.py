@@ -59,6 +59,8 @@ def test_completions_and_slots(serve: Serve, model: Model, tmp_path: Path) -> No
     assert again["content"] == wanted(model, 0) and again["timings"]["cache_n"] == n
     refused = complete([3] * 600)
     assert refused["error"]["type"] == "exceed_context_size_error"
+    line = "request (600 tokens) exceeds the physical batch size (--ubatch-size, 512 tokens)"
+    assert refused["error"]["message"] == f"{line}, try increasing it"
     rows = client.post("/v1/embeddings", json={"input": list(TEXTS[:2])}).json()["data"]
     assert len(rows) == 2 and len(rows[0]["embedding"]) == model.hparams.n_embd
 
