@@ -164,7 +164,7 @@ def _note_unused() -> None:
         name = param.name or ""
         if name in own or name.startswith("spec_ngram"):
             given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-            if given and context.params[name] not in ((), None):
+            if given and context.params.get(name) not in ((), None):  # it may not be exposed
                 note(
                     f"{param.opts[0]} has no effect without a drafter: give -md, --lookup or "
                     "--spec-type"

@@ -401,10 +401,11 @@ def test_flags_without_a_drafter_are_noted(folder: Path) -> None:
     notes = [line.partition(" has no effect without a drafter")[0] for line in err.splitlines()]
     assert code == 0 and sorted(notes) == ["--draft-max", "-ctkd"]
     assert run(completion.command, folder, *args, "--spec-type", "none")[2] == ""
-    code, _, err = run(
-        completion.command, folder, *args, "--lookup", "--spec-ngram-simple-min-hits", 2
-    )
-    assert code == 0 and err.startswith("--spec-ngram-simple-min-hits is ignored: ")
+    for more in ((), ("--lookup",)):
+        code, _, err = run(
+            completion.command, folder, *args, *more, "--spec-ngram-simple-min-hits", 2
+        )
+        assert code == 0 and err.startswith("--spec-ngram-simple-min-hits is ignored: ")
     code, _, err = run(completion.command, folder, *args, "-md", folder / "x.gguf", "-ngld", 9)
     assert code == 0 and "no GPU was found (" in err and "-ngld is ignored" in err
 
