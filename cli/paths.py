@@ -31,9 +31,11 @@ def writable_folder(ctx: click.Context, param: click.Parameter, value: Path | No
 
 
 def refuse_source(output: Path, *sources: Path | None) -> None:
-    """Raise click.UsageError if the output is a file that the command reads."""
-    there = [path for path in sources if path is not None and path.exists()]
-    if output.exists() and any(output.samefile(path) for path in there):
+    """Raise click.UsageError if the output is a file, or a part of one, that the command reads."""
+    from pyggml.gguf.parts import parts_by_name
+
+    read = [part for path in sources if path is not None for part in parts_by_name(path)]
+    if output.exists() and any(part.exists() and output.samefile(part) for part in read):
         raise click.UsageError(f"{output} is read too: give the output another name")
 
 

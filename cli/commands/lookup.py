@@ -30,7 +30,7 @@ from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..options.speculative import SpeculativeOptions, length_options, lookup_cache_options
 from ..output import note
 from ..parameters import from_options, parameter_options
-from ..paths import writable
+from ..paths import refuse_source, writable
 from ..tool import Program, version_option
 from .speculative import Speeds, complete, text_options
 
@@ -117,6 +117,7 @@ def _encoded(options: dict[str, Any]) -> tuple[Model, list[int]]:
 @version_option()
 def create(output: Path, **options: Any) -> None:
     """Write the lookup cache of a text, for -lcs."""
+    refuse_source(output, options["model"], options["file"])
     _, tokens = _encoded(options)
     from pyllama.speculative.lookup_cache import STATIC_N, NgramCache
 

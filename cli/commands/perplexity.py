@@ -24,6 +24,7 @@ from ..options.options import ContextOptions, ModelOptions, context_options, mod
 from ..options.prompt import PromptOptions, escape_option, prompt_options
 from ..output import note, write
 from ..parameters import from_options, parameter_options
+from ..paths import refuse_source
 from ..tables.kl import HEADER, chunk_line, statistics
 from ..tool import Program, ignored_option, version_option
 
@@ -81,6 +82,8 @@ def command(**options: Any) -> None:
             )
         _compare(logits_file, n_chunks, options)
         return
+    if logits_file is not None:
+        refuse_source(logits_file, options["model"], options["file"])
     text = from_options(PromptOptions, options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")

@@ -32,6 +32,15 @@ def part_path(prefix: Path, no: int, count: int) -> Path:
     return prefix.with_name(f"{prefix.name}-{no + 1:05d}-of-{count:05d}.gguf")
 
 
+def parts_by_name(path: Path) -> list[Path]:
+    """Return the paths of all parts if the name is that of one, else the path alone."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    prefix, count = path.with_name(match[1]), int(match[3])
+    return [part_path(prefix, i, count) for i in range(count)]
+
+
 def read_parts(path: Path, *, mmap: bool) -> list[tuple[Mapped, Header]]:
     """Return the file, and the other parts in order if it is the first of a split model.
 

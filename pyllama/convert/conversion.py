@@ -192,6 +192,8 @@ def convert(
         path /= f"mtp-{file_name}" if options.mtp_only else file_name
     else:
         path = path.with_name(fill_file_name(path.name, outtype))
+    for read in (root, source, vocabulary[0]):
+        read.check_output(path)
     types = [tensor_type(one, matrices) for one in form.planned]
     for one, type in zip(form.planned, types, strict=True):
         stored = "/".join(sorted(one.dtypes))

@@ -119,6 +119,8 @@ def convert_lora(
         path /= general.file_name(outtype.upper(), "-LoRA")
     else:
         path = path.with_name(fill_file_name(path.name, outtype))
+    for read in (source, base_folder):
+        read.check_output(path)
     if not dry_run:
         encoded = {key: _encoded(key, x, kind) for key, x in tensors.items()}
         with replacing(path) as temporary:

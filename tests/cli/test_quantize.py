@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyggml.dtype import GGMLType
-from pyggml.gguf import GGUFFile
+from pyggml.gguf import GGUFFile, plan_split, write_split
 from pyllama.quantize import read_importance
 from pyllama_cli.commands import imatrix, perplexity, quantize
 
@@ -182,6 +182,22 @@ def test_imatrix_then_quantize_then_kl_divergence(
     ):
         result = run(perplexity.command, *model, *args, code=2 if len(args) == 1 else 1)
         assert message in result.stderr
+
+
+def test_parts_of_a_split_model_are_not_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with GGUFFile("x.gguf") as file:
+        first, *others = [plan.path for plan in plan_split(file, Path("s"), max_tensors=9)]
+        write_split(file, plan_split(file, Path("s"), max_tensors=9))
+    before = others[0].read_bytes()
+    text = ("-m", first, "-f", "text.txt", "-c", 32, "--chunks", 1)
+    for args in ((imatrix.command, "-o"), (perplexity.command, "--save-all-logits")):
+        for output in (first, others[0], "text.txt"):
+            result = run(args[0], *text, args[1], output, code=2)
+            assert f"{output} is read too: give the output another name" in result.stderr
+    assert others[0].read_bytes() == before
 
 
 def test_perplexity_of_a_reduced_cache(folder: Path) -> None:

@@ -242,6 +242,8 @@ def test_lookup_tools(folder: Path, tmp_path: Path) -> None:
     for end in range(2, len(tokens) + 1):
         expected.append(tokens[:end], range(2, 3))
     assert NgramCache.load(cache).counts == expected.counts
+    code, _, err = run(lookup.create, folder, "-f", text, "-lcs", text)
+    assert code == 2 and "is read too" in err and text.read_text() == TEXT * 8
 
     both = tmp_path / "both.bin"
     done = CliRunner().invoke(lookup.merge, [str(cache), str(cache), str(both)])

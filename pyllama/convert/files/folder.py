@@ -51,6 +51,14 @@ class Folder:
         except OSError as error:
             raise unreadable(path, error) from None
 
+    def check_output(self, path: Path) -> None:
+        """Raise ModelError if a file to write is one of the folder's, unless that is GGUF."""
+        mine = (one for one in self.path.iterdir() if one.suffix != ".gguf" and one.is_file())
+        if path.is_file() and any(path.samefile(one) for one in mine):
+            raise ModelError(
+                f"{path}: is a file of the checkpoint; choose another name for the new file"
+            )
+
     def json(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file, {} without the file; it must not be modified.
 

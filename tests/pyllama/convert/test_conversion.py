@@ -43,6 +43,15 @@ def config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.model"])
+def test_a_file_of_the_checkpoint_is_not_replaced(folder: Path, name: str) -> None:
+    before = (folder / name).read_bytes()
+    with pytest.raises(ModelError, match="is a file of the checkpoint; choose another name"):
+        convert(folder, folder / name)
+    assert (folder / name).read_bytes() == before
+    assert convert(convert(folder, folder / "x.gguf").parent, folder / "x.gguf").is_file()
+
+
 @pytest.mark.parametrize(
     ("outtype", "type", "file_type"),
     [("f32", F32, 0), ("f16", F16, 1), ("bf16", BF16, 32), ("q8_0", Q8_0, 7), ("auto", BF16, 32)],

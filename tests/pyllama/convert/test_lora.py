@@ -54,6 +54,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base") / "llama", "llama")
 
 
+def test_files_that_are_read_are_not_replaced(tmp_path: Path, base: Path) -> None:
+    folder = write_folder(tmp_path / "x", random_adapter())
+    for path in (folder / "adapter_model.safetensors", base / "config.json"):
+        before = path.read_bytes()
+        with pytest.raises(ModelError, match="is a file of the checkpoint; choose another name"):
+            convert_lora(folder, base, path)
+        assert path.read_bytes() == before
+
+
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_peft(tmp_path: Path, name: str) -> None:
