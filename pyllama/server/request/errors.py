@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyggml.errors import PyggmlError
+
 from ...errors import (
     BatchError,
     ContextFull,
     EngineDead,
     GrammarError,
-    PyllamaError,
     QueueFull,
     SamplingError,
     StateError,
     TemplateError,
     TokenizerError,
 )
+from .paths import without_folders
 
 _TYPES = {
     400: "invalid_request_error",
@@ -116,12 +118,10 @@ def error_of(error: BaseException) -> ApiError:
         return ApiError(500, f"Context size has been exceeded: {message}")
     if isinstance(error, QueueFull):
         return ApiError(429, message, headers={"Retry-After": "1"})
-    if isinstance(error, EngineDead):
-        return ApiError(503, message)
     if isinstance(error, _BAD_REQUEST):
         return ApiError.invalid(message)
-    if isinstance(error, PyllamaError):
-        return ApiError(500, message)
+    if isinstance(error, PyggmlError):
+        return ApiError(503 if isinstance(error, EngineDead) else 500, without_folders(message))
     return ApiError(500, f"internal error: {type(error).__name__}")
 
 

@@ -9,6 +9,7 @@ Source: llama.cpp, ``server_task_result_get_lora``, ``construct_lora_list``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...runtime.adapters import Adapter
 from ...runtime.context import Context
 from ...tokenizer import Tokenizer
 from ..request.errors import ApiError
+from ..request.paths import without_folders
 from ..request.request_options import Scales
 
 
@@ -31,7 +33,7 @@ def described(context: Context, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 def _described(i: int, adapter: Adapter, scale: float, tokenizer: Tokenizer) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "id": i,
-        "path": adapter.path,
+        "path": os.path.basename(adapter.path),
         "scale": scale,
         "task_name": str(adapter.metadata.get("adapter.lora.task_name", "")),
         "prompt_prefix": str(adapter.metadata.get("adapter.lora.prompt_prefix", "")),
@@ -56,5 +58,6 @@ def factors(context: Context, scales: Scales) -> Mapping[Adapter, float]:
     try:
         context.scales(chosen)
     except (BatchError, ModelError) as error:
-        raise ApiError.invalid(f"lora: {error}") from None
+        folders = filter(None, (os.path.dirname(one.path) for one in chosen))
+        raise ApiError.invalid(f"lora: {without_folders(str(error), *folders)}") from None
     return chosen

@@ -42,6 +42,7 @@ def text(client: TestClient, lora: Any = None) -> str:
 
 def test_factors_of_all_and_of_one_request(adapted: TestClient) -> None:
     listed = adapted.get("/lora-adapters").json()
+    assert [x["path"] for x in listed] == ["0.gguf", "1.gguf", "v.gguf"]
     assert [(x["id"], x["scale"], x.get("type")) for x in listed] == [
         (0, 1.0, None), (1, 0.0, None), (2, 0.0, "control-vector"),
     ]  # fmt: skip
@@ -66,6 +67,7 @@ def test_wrong_factors_change_nothing(adapted: TestClient, lora: Any) -> None:
     for path, body in (("/completion", {"prompt": PROMPT, "lora": lora}), ("/lora-adapters", lora)):
         reply = adapted.post(path, json=body)
         assert reply.status_code == 400 and "\n" not in reply.json()["error"]["message"]
+        assert "/" not in reply.json()["error"]["message"]  # no folder
     assert adapted.get("/lora-adapters").json() == before
 
 

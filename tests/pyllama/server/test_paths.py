@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pyggml.errors import GGUFError
+from pyllama.errors import EngineDead
+from pyllama.server.request.errors import error_of
 from pyllama.server.request.paths import without_folders
 
 from .conftest import Serve
@@ -39,3 +42,11 @@ def test_the_server_tells_no_path(serve: Serve, tmp_path: Path) -> None:
     assert found.status_code == 400 and str(tmp_path) not in found.text
     for path in ("/props", "/models", "/slots", "/api/tags"):
         assert "/home" not in client.get(path).text
+
+
+@pytest.mark.parametrize(("kind", "status"), [(EngineDead, 503), (GGUFError, 500)])
+def test_errors_of_files_while_a_text_runs(kind: type[Exception], status: int) -> None:
+    """One line that says what is wrong with the file, without its folder."""
+    found = error_of(kind("no step: /srv/models/x.gguf: ends within a tensor; fetch it again"))
+    assert found.status == status
+    assert found.message == "no step: x.gguf: ends within a tensor; fetch it again"
