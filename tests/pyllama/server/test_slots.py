@@ -129,6 +129,15 @@ def test_names_that_lead_elsewhere(serve: Serve, tmp_path: Path, name: str) -> N
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_slot_that_cannot_be_saved(serve: Serve, tmp_path: Path) -> None:
+    client = serve(slot_save_path=tmp_path)
+    (tmp_path / "folder").mkdir()
+    response = client.post("/slots/0?action=save", json={"filename": "folder"})
+    assert response.status_code == 500
+    message = response.json()["error"]["message"]
+    assert message == "Unable to save slot: cannot replace a directory"
+
+
 def test_files_that_are_no_slots(serve: Serve, tmp_path: Path) -> None:
     client = serve(slot_save_path=tmp_path)
     (tmp_path / "bad").write_bytes(b"PYLS" + bytes(100))

@@ -136,7 +136,11 @@ def _save(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     tokens, id = sequence.tokens(), sequence.seq_id
     if sequence.n_unshifted < sequence.n_tokens or (tokens == UNKNOWN).any():
         raise ApiError.invalid(f"slot {id} cannot be saved: its context was shifted")
-    save_state(engine.context, path, tokens.tolist(), seq=id, adapters=key_of(sequence.adapters))
+    key = key_of(sequence.adapters)
+    try:
+        save_state(engine.context, path, tokens.tolist(), seq=id, adapters=key)
+    except OSError as error:
+        raise ApiError(500, f"Unable to save slot: {error.strerror}") from None
     return len(tokens)
 
 
