@@ -10,7 +10,7 @@ Source: llama.cpp, ``server_task_result_get_lora``, ``construct_lora_list``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import BatchError, ModelError
@@ -61,3 +61,13 @@ def factors(context: Context, scales: Scales) -> Mapping[Adapter, float]:
         folders = filter(None, (os.path.dirname(one.path) for one in chosen))
         raise ApiError.invalid(f"lora: {without_folders(str(error), *folders)}") from None
     return chosen
+
+
+def applied(context: Context) -> list[float]:
+    """The factors of all adapters that the context applies, for `apply`."""
+    return [context.applied.get(one, 0.0) for one in context.adapters]
+
+
+def apply(context: Context, scales: Sequence[float]) -> None:
+    """Give the same adapters, of a model that was loaded again, the factors of `applied`."""
+    context.apply(dict(zip(context.adapters, scales, strict=True)))

@@ -23,6 +23,7 @@ from functools import partial
 
 from ..request.errors import ApiError
 from ..request.options import ServerOptions
+from .adapters import applied, apply
 from .description import Description, describe
 from .metrics import Counts
 from .served import ServedModel
@@ -65,6 +66,7 @@ class Lifecycle:
         self._load, self._sleep_idle_s = load, sleep_idle_s
         self._description: Description | None = None
         self._counts: Counts | None = None
+        self._scales: list[float] = []  # of the adapters, when the model was freed
         self._loader = Workers(2, "load")  # for the model, and for `later`
         self._tasks: list[asyncio.Task[None]] = []
         self._waking: asyncio.Task[ServedModel] | None = None
@@ -177,6 +179,7 @@ class Lifecycle:
             async with self._lock:
                 _log.info("loading the model again")
                 served = await self._loader.run(self._load)
+                apply(served.engine.context, self._scales)
                 self._enter(served)
                 self.on_awake()
                 return served
@@ -196,6 +199,7 @@ class Lifecycle:
                     served, self.served = self.served, None
                     _log.info("the model is freed until the next request")
                     await self._close(served)
+                    self._scales = applied(served.engine.context)
                     del served
                     await self._loader.run(_collect)
                 self.on_sleeping()

@@ -7,12 +7,14 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from pyggml.errors import Aborted
 from pyllama import Context, Model
+from pyllama.runtime.adapters import load_lora
 from pyllama.server.app import make_app
 from pyllama.server.request.options import ServerOptions
 from pyllama.server.worker import lifecycle
@@ -20,6 +22,7 @@ from pyllama.server.worker.lifecycle import Lifecycle
 from pyllama.server.worker.served import ServedModel
 
 from ...waiting import WAIT_S, until
+from ..adapters import adaptable, random_terms, write_lora
 from .conftest import events, make_served
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -155,6 +158,23 @@ def test_an_idle_model_is_freed_and_loaded_again(
             assert {one.result().json()["content"] for one in asked} == {first}
         assert not sleeping(client) and len(made) == 2 and told[:2] == ["sleeps", "wakes"]
         assert "tokens_predicted_total 16" in client.get("/metrics").text
+
+
+def test_factors_of_adapters_outlive_sleep(model: Model, tmp_path: Path) -> None:
+    terms = random_terms(adaptable(model), model.hparams.n_vocab)
+    path = write_lora(tmp_path / "a.gguf", model.hparams.arch, terms)
+
+    def load() -> ServedModel:
+        served, lora = make_served(model), load_lora(path, model)
+        served.engine.context.set_adapters([lora], {lora: 1.0})
+        return served
+
+    life = Lifecycle(load, ServerOptions(), sleep_idle_s=0.05)
+    with TestClient(make_app(life), base_url="http://localhost") as client:
+        until(lambda: client.get("/health").status_code == 200)
+        client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}])
+        until(lambda: sleeping(client))
+        assert [one["scale"] for one in client.get("/lora-adapters").json()] == [0.5]
 
 
 def test_a_stream_keeps_the_model_awake(model: Model) -> None:
