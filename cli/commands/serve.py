@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -65,6 +66,7 @@ _CACHE_MIB = 8192
 _GC_THRESHOLDS = 2_000, 10, 100
 _MAX_SLOTS = 256
 _MISSING = "the server needs more packages: pip install 'pyggml[server]'"
+_PREFIX = re.compile(r"(/[\w.~-]+)*")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -171,11 +173,14 @@ class ServeOptions(ChatParams):
         for flag, folder in (("--slot-save-path", given.slot_save_path), ("--path", given.path)):
             if folder is not None and not folder.is_dir():
                 raise click.UsageError(f"{flag}: {folder} is not a folder")
+        prefix = given.api_prefix.rstrip("/")
+        if not _PREFIX.fullmatch(prefix):
+            raise click.UsageError(f"--api-prefix: {prefix!r} is not a path such as /llm or /a/b")
         return replace(
             given,
             stop=tuple(filter(None, given.stop)),
             api_keys=self._keys(options["api_keys"]),
-            api_prefix=given.api_prefix.rstrip("/"),
+            api_prefix=prefix,
             allowed_hosts=host_names(options["allowed_hosts"], listening.hosts),
             cors_origins=given.cors_origins or ("localhost" if self.tools else ""),
             max_body_bytes=given.max_body_bytes * MIB,

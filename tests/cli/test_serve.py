@@ -193,6 +193,8 @@ def test_a_server_whose_engine_has_ended_exits(model: Path) -> None:
         (["--ssl-key-file", "x"], "give both"),
         (["-m", "missing.gguf", "--port", "0"], "missing.gguf: no such file"),
         (["--path", "missing"], "missing is not a folder"),
+        (["--api-prefix", "llm"], "'llm' is not a path such as /llm"),
+        (["--api-prefix", "/a/{x}"], "'/a/{x}' is not a path"),
         (["--slot-save-path", "missing"], "missing is not a folder"),
         (["--models-dir", "x", "--path", "missing"], "missing is not a folder"),
         (["--server-base", "x"], "pyllama-server does not have this"),
