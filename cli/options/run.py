@@ -14,6 +14,7 @@ from pyllama.parameters import Flags, row
 
 from ..help_pages import stack
 from ..parameters import parameter_options
+from ..paths import writable
 from ..tool import ignored_option
 
 FILL = -2  # --predict -2: generate until the context is full, without a context shift
@@ -38,7 +39,7 @@ class RunOptions:
         Flags("--keep", low=-1))
     prompt_cache: Path | None = row(None,
         "File to cache the prompt state in, for a faster start of the next run.",
-        Flags("--prompt-cache"))
+        Flags("--prompt-cache", callback=writable))
     prompt_cache_all: bool = row(False, "Save the generated text to the cache as well.",
         Flags("--prompt-cache-all"))
     prompt_cache_ro: bool = row(False, "Read the prompt cache, never write it.",
