@@ -57,7 +57,10 @@ from .sources import Sources, digest
 # name: (features it needs, the LLVM cpu that stands for it when it is forced)
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma")
 _X86 = {
-    "avx512amx": ((*_AVX512, "amx-tile", "amx-int8", "amx-bf16"), "sapphirerapids"),
+    "avx512amx": (
+        (*_AVX512, "avx512fp16", "amx-tile", "amx-int8", "amx-bf16"),
+        "sapphirerapids",
+    ),
     "avx512vnni": (_AVX512, "cascadelake"),
     "avxvnni": (("avx2", "f16c", "fma", "avxvnni"), "alderlake"),
     "avx2": (("avx2", "f16c", "fma"), "haswell"),

@@ -216,6 +216,11 @@ class Avx512Amx(Avx512Vnni):
         moved = lanes_of(b, x8, x8, (i // 16 * 16 + (i + 2) % 16 for i in range(64)))
         return b.bitcast(b.select(low, moved, y8), y.type)
 
+    def add_half_products(self, b: Value, total: Value, x: Value, y: Value) -> Value:
+        """``total + x * y`` of F16; postponed by LLVM, it would keep x and y in registers."""
+        total = call(b, f"llvm.fma.v{x.type.count}f16", x.type, x, y, total)
+        return b.asm(ir.FunctionType(x.type, [x.type]), "", "=v,0", [total], True)
+
     def _tile(self, b: Value, name: str, *args: Value | int) -> None:
         values = [ir.Constant(i8, a) if isinstance(a, int) else a for a in args]
         call(b, f"llvm.x86.{name}", ir.VoidType(), *values)

@@ -102,6 +102,9 @@ class StandIn(Counted):
     shapes = amx.SHAPES
     half_to_float = HardwareFloats.half_to_float
 
+    def add_half_products(self, b: Value, total: Value, x: Value, y: Value) -> Value:
+        return b.fadd(total, b.fmul(x, y))
+
     def configure_tiles(self, b: Value, config: bytes) -> None:
         unused = [(0, 0)] * (8 - len(self.shapes))
         assert shapes(config) == [*self.shapes, *unused]
@@ -313,114 +316,168 @@ def halves(x: Array) -> list[Array]:
     return [high, x - high]
 
 
-def tile_product(x: Array, y: Array, sums: Array) -> Array:
+def tile_product(x: Array, y: Array, sums: Array, neighbours: bool = False) -> Array:
     """``sums + x @ y`` of float32 that are bfloat16, [n, 32] @ [32, 16], in the unit's order.
 
-    Words hold elements i and i + 16.
+    Words hold elements i and i + 16, or ``neighbours``.
     """
     halves = []
-    for first in (0, 16):
+    for order in (range(0, 32, 2), range(1, 32, 2)) if neighbours else (range(16), range(16, 32)):
         acc = np.zeros((len(x), 16), np.float32)
-        for k in range(first, first + 16):
+        for k in order:
             product = x[:, k, None].astype(np.float64) * y[k].astype(np.float64)  # exact
             acc = (acc + product).astype(np.float32)
         halves.append(acc)
     return sums + (halves[0] + halves[1])
 
 
-@AVX2
-@FLOAT_UNITS
-def test_float_tiles_have_the_sums_of_the_manual(
-    unit: type[Generic], emit_for: Callable[[type[Generic]], None]
-) -> None:
-    """Scores of a cache of F16, and weighted sums of its values, bit by bit.
-
-    Sums stay in registers for all steps, or are in memory between every two of them.
-    """
+def of_attention(
+    unit: type[Generic], kind: GGMLType, emit_for: Callable[[type[Generic]], None]
+) -> tuple[dict[Any, Any], list[Any]]:
+    """The functions of ``attend_tile`` for a kind of cache, by name and literal; their engines."""
     emit_for(unit)
     f, kept = {}, []
-    for name, kind, n_args, literals in (
-        ("use_float_tiles", None, 1, ()),
-        ("split_queries", None, 2, (1,)),
-        ("split_weights", None, 3, ()),
+    for name, literals, n_args, more in (
+        ("use_float_tiles", (), 1, ()),
+        ("split_queries", (kind,), 2, ()),
+        ("split_weights", (kind,), 3, ()),
         *(
             made
             for of in (KEYS, VALUES)
             for made in (
-                ("split_steps", GGMLType.F16, 5, (of,)),
-                ("multiply_steps", None, 9, (of,)),
-                ("multiply_and_split", GGMLType.F16, 20, (of, 2)),
+                ("split_steps", (kind,), 4, (of,)),
+                ("multiply_steps", (kind,), 9, (of,)),
+                ("multiply_and_split", (kind,), 18, (of, 2, 1, 4)),
             )
         ),
-        ("turn_scores", None, 3, ()),
+        ("turn_scores", (attend_tile.score_power(kind),), 3, ()),
+        ("order_columns", (kind,), 3, ()),
     ):
-        found, engine = compiled(getattr(attend_tile, name), kind, n_args, *literals)
-        f[name, *literals[:1]] = found
+        literals = (*map(int, literals), *more)
+        found, engine = compiled(getattr(attend_tile, name), None, n_args, *literals)
+        f[name, *more[:1]] = found
         kept.append(engine)
+    return f, kept
+
+
+@AVX2
+@FLOAT_UNITS
+@pytest.mark.parametrize(
+    "kind", [GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0], ids=lambda kind: kind.name
+)
+def test_float_tiles_have_the_sums_of_the_manual(
+    kind: GGMLType, unit: type[Generic], emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """Scores of a cache, and weighted sums of its values, bit by bit.
+
+    Sums stay in registers for all steps, or are in memory between every two of them.
+    """
+    f, kept = of_attention(unit, kind, emit_for)
     rng = np.random.default_rng(0)
-    cache = rng.standard_normal((80, 128)).astype(np.float16)
+    rows = rng.standard_normal((80, 128)).astype(np.float32)
+    rows[7, 3:9] = 100, 1e-5, -6e-8, 0, -60000, 3e-6  # F16: large ones, and denormals
+    cache = np.ascontiguousarray(encoded(rows, kind)).view(np.uint8).reshape(80, -1)
     cells = rng.permutation(80)[:64].astype(np.int64)
+    offsets = cells * cache.shape[1]
     queries = rng.standard_normal((16, 128)).astype(np.float32)
     queries[3, 5], queries[4] = 1e-39, 3e-37  # a denormal; products near the smallest number
     ring = aligned(attend_tile.PANEL_BYTES)
     q = aligned(128 * 64).view(np.float32)
     q[:] = queries.T.reshape(-1)
-    at = [x.ctypes.data for x in (cache, cells, ring, q)]
+    at = [x.ctypes.data for x in (cache, offsets, ring, q, cells)]
+    step_bytes = 32 // kind.block_size * kind.type_size
 
     def multiply(of: int, ahead: int, run: int, rows: int, stride: int) -> Array:
         """The products of a tile of 16 rows; of two equal ones while the ring keeps a step."""
         n_steps, n_blocks, row_bytes = (4, 2, 2048) if of == KEYS else (2, 4, 128)
         out = aligned(2 * 16 * n_blocks * 128).view(np.float32).reshape(2, 16, -1)
-        f["split_steps", of](at[0], 256, at[1], ahead, at[2])
+        f["split_steps", of](at[0], at[1], ahead, at[2])
         for block in range(n_blocks):
-            first = at[0] + (64 * block if of == VALUES else 0)
+            first = at[0] + (step_bytes * block if of == VALUES else 0)
             listed = at[1] + (256 * block if of == KEYS else 0)
-            source = (first, 256, listed, n_steps, int(block + 1 < n_blocks))
+            source = (first, listed, n_steps, int(block + 1 < n_blocks))
             for i in range(0, n_steps, run):
                 step = (at[2], n_steps * block + i, ahead, rows + row_bytes * i, stride, run)
                 sums = [(x.ctypes.data + 128 * block, x.strides[0], i) for x in out]
-                later = (at[1], 3 << 14, at[0], 256, 4)
+                later = (at[4], 3 << 14, at[0], cache.shape[1])
                 f["multiply_and_split", of](*step, *sums[0], i, *source, *later)
                 if run <= ahead:
                     f["multiply_steps", of](*step, *sums[1])
         assert run > ahead or out[0].tobytes() == out[1].tobytes()
         return out[0]
 
+    floats = dequantize(encoded(rows, kind), kind).reshape(80, 128).astype(np.float32)
+    scale, of_queries = {GGMLType.F16: (2.0**-102, 2.0**64)}.get(kind, (1, 1))
+    keys = [(x * np.float32(scale))[cells] for x in halves(floats)]
+    if kind is GGMLType.Q8_0:  # the low part is rounded
+        keys[1] = ((keys[1].view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)
+    neighbours, of_low = kind is not GGMLType.Q8_0, kind is not GGMLType.BF16
     f["use_float_tiles",](1)
-    f["split_queries", 1](at[3], 4)
+    f["split_queries",](at[3], 4)
     scores = multiply(KEYS, 2, 2, at[3], 64)
     assert scores.tobytes() == multiply(KEYS, 1, 4, at[3], 64).tobytes()
     f["turn_scores",](scores.ctypes.data, 256, 4)
     found = scores.copy()
-    keys = [x[cells] for x in halves(cache.astype(np.float32))]
-    parts = split(queries)
+    parts = split(queries * np.float32(of_queries))
     parts[1][np.abs(parts[1]) < 2.0**-126] = 0
     parts[0][np.abs(parts[0]) < 2.0**-126] = 0
     want = np.zeros((64, 16), np.float32)
     for d in range(0, 128, 32):
-        for k, p in ((0, 0), (1, 0), (0, 1)):
+        for k, p in ((0, 0), *(((1, 0),) if of_low else ()), (0, 1)):
             for c in range(0, 64, 16):
                 x, y = keys[k][c : c + 16, d : d + 32], parts[p][:, d : d + 32].T
-                want[c : c + 16] = tile_product(x, y, want[c : c + 16])
+                want[c : c + 16] = tile_product(x, y, want[c : c + 16], neighbours)
+    want *= np.float32(1 / (scale * of_queries))
     normal = np.abs(queries).min(1) > 1e-30  # the model keeps denormal sums
     assert found[normal].tobytes() == np.ascontiguousarray(want.T[normal]).tobytes()
-    assert np.abs(found[4]).max() < 1e-34
+    assert np.abs(found[4]).max() < 1e-31
     weights = rng.random((16, 64), np.float32)
     p = aligned(16 * 256).view(np.float32)
     p[:] = weights.reshape(-1)
     f["split_weights",](p.ctypes.data, 256, 2)
     out = multiply(VALUES, 2, 2, p.ctypes.data, 256)
     assert out.tobytes() == multiply(VALUES, 1, 2, p.ctypes.data, 256).tobytes()
+    f["order_columns",](out.ctypes.data, out.strides[0], 4)
     f["use_float_tiles",](0)
-    parts = split(weights)
+    parts = split(weights * np.float32(1 / scale))
     want = np.zeros((16, 128), np.float32)
     for j in range(0, 64, 32):
-        for v, w in ((0, 0), (1, 0), (0, 1)):
+        for v, w in ((0, 0), *(((1, 0),) if of_low else ()), (0, 1)):
             for g in range(0, 128, 16):
                 x, y = parts[w][:, j : j + 32], keys[v][j : j + 32, g : g + 16]
                 want[:, g : g + 16] = tile_product(x, y, want[:, g : g + 16])
     assert out.tobytes() == want.tobytes()
     assert COUNTS[0] == 0
+    del kept
+
+
+@AVX2
+@FLOAT_UNITS
+def test_every_half_float_is_split_exactly(
+    unit: type[Generic], emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """Steps of numbers below 64, denormals too; steps of larger ones; small ones near a large one.
+
+    Infinity and NaN do not become numbers.
+    """
+    emit_for(unit)
+    split_steps, kept = compiled(attend_tile.split_steps, GGMLType.F16, 4, KEYS)
+    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).reshape(64, 32, 32)
+    mixed = bits[:21].copy()
+    mixed[:, 5, 7] = 0x7C00
+    offsets, ring = 64 * np.arange(32, dtype=np.int64), aligned(attend_tile.PANEL_BYTES)
+    for step in (*bits, *mixed):
+        split_steps(step.ctypes.data, offsets.ctypes.data, 1, ring.ctypes.data)
+        words = ring[:4096].view(np.uint16).reshape(2, 2, 16, 32).swapaxes(0, 1).reshape(2, 32, 32)
+        parts = (words.astype(np.uint32) << 16).view(np.float32)
+        assert not np.any((parts != 0) & (np.abs(parts) < 2.0**-126))  # which would count as 0
+        floats = step.view(np.float16).astype(np.float32)
+        finite = np.isfinite(floats)
+        assert not np.any(np.isfinite(parts.sum(0)) & ~finite)
+        scaled = floats[finite] * np.float32(2.0**-102)
+        for part, want in zip(parts, halves(scaled), strict=True):
+            assert part[finite].tobytes() == want.tobytes()
+    del kept
 
 
 SPLIT_UNITS = pytest.mark.parametrize("unit", [SplitStandIn, pytest.param(Counted, marks=REAL)])
@@ -520,17 +577,20 @@ def test_assembly_of_products_of_floats(
 def test_assembly_of_float_tiles(of: int, emit_for: Callable[[type[Generic]], None]) -> None:
     """Six products of a step, two sums, four registers.
 
-    Conversion stands between the products: for 32 elements two conversions to float32, two masks,
-    two differences and two instructions that make words of them.
+    Conversion stands between the products: for 32 elements a multiplication, a difference, two
+    shifts and three masks, and half an instruction that checks them. Values take one more to be
+    words.
     """
     emit_for(Avx512Amx)
-    text = assembly(attend_tile.multiply_and_split, GGMLType.F16, 20, HOST, (of, 2))
+    text = assembly(attend_tile.multiply_and_split, GGMLType.F16, 18, HOST, (of, 2, 1, 18))
     products = [m.start() for m in re.finditer(r"\ttdpbf16ps\s", text)]
     assert len(products) == 2 * 3 and len(set(re.findall(r"tmm\d", text))) == 4
-    between = [text[i:j].count("\tvcvtph2ps") for i, j in itertools.pairwise(products)]
+    between = [text[i:j].count("\tvpsraw") for i, j in itertools.pairwise(products)]
     assert all(8 <= n <= 12 for n in between)
-    counts = [len(re.findall(rf"\t{x}\S*\s", text)) for x in ("vand", "vsubps", "vpalignr")]
-    assert counts == [64, 64, 64] and text.count("\tkmov") == 1
+    names = ("vpsraw", "vsubph", "vpunpck", "prefetch")
+    counts = [len(re.findall(rf"\t{x}\S*\s", text)) for x in names]
+    unpacked = 34 if of == VALUES else 0  # two of the correction
+    assert counts == [64, 32, unpacked, 18]
     assert not re.search(r"mov\S+\s+%zmm\d+, -?\d*\(%rsp\)", text)
 
 
@@ -684,7 +744,7 @@ def attending(unit: type[Generic]) -> None:
     install(unit)
     from tests.pyggml.backend.cpu import test_attention_bits as bits
 
-    for kind in (GGMLType.F16, GGMLType.Q8_0):
+    for kind in (GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0):
         bits.check_many_heads((kind, kind), 1e-9)
     assert chunks_with_tiles()
     bits.check_many_heads((GGMLType.F32, GGMLType.F32), 1e-11)

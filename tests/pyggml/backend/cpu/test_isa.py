@@ -186,7 +186,9 @@ def test_a_host_with_arm(
 
 @pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="x86's features")
 @pytest.mark.parametrize("permitted", [True, False])
-@pytest.mark.parametrize("lacks", ["", "amx-tile", "amx-int8", "amx-bf16", "avx512vnni"])
+@pytest.mark.parametrize(
+    "lacks", ["", "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "avx512vnni"]
+)
 def test_a_host_with_amx_tiles(
     permitted: bool, lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

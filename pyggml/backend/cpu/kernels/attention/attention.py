@@ -18,13 +18,13 @@ keys without lists. All later reads rely on that.
 
 from __future__ import annotations
 
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
 import numpy as np
 
 from .....compiler.jit import inline, inline_strict, kernel
-from .....dtype import GGMLType
+from .....dtype import GGMLType, row_size
 from .....ops.rows.softmax import alibi_steps
 from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
@@ -53,11 +53,12 @@ from ...abi import (
 from ...compile.lowering import ANY_CHUNKS, CpuLowering, lowers
 from ...compile.work import WorkRange
 from ...simd.attention.attend import TILE_ROWS, prefetch_cells, pv_columns
-from ...simd.attention.attend_tile import GROUP, PANEL_BYTES, STEP, VALUE_COLUMNS
+from ...simd.attention.attend_tile import GROUP, STEP, VALUE_COLUMNS
 from ...simd.element import load_f16
 from ...simd.kv_row import KINDS
 from ...simd.math import exp_f32, tanh_f32
 from ...simd.total import max_f32, total_f32
+from ...simd.vector import LINE
 from ...tuning import tuning
 from ...weights.layout import Q8_BLOCK
 from ..quantize import quantize_row
@@ -70,7 +71,9 @@ from .attention_chunk import (
     ROUND_QUERY,
     S_STRIDE,
     TILES,
+    TILES_BYTES,
     VALUE_BYTES,
+    Later,
     are_codes,
     cache_traits,
     find_cells,
@@ -468,7 +471,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
     sums = scores + tile * S_STRIDE
     tops = f32_ptr(sums + tile * 4 * padded)  # maxima of a tile's rows, then their sums
     panel = sums + tile * 4 * padded + (8 * tile + 63) // 64 * 64
-    queries = panel + (PANEL_BYTES if p.tiles != 0 else 0)
+    queries = panel + (TILES_BYTES if p.tiles != 0 else 0)
     states = queries + (block * n_rep + tile - 1) * 4 * hd8
     state_bytes = 4 * (hdv + 2)
     keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
@@ -698,6 +701,19 @@ def checked_rows(lowering: CpuLowering, node: Tensor, *lists: Tensor | None) -> 
     return lowering.remember(key, made)
 
 
+def _prefetched(k: Tensor, v: Tensor) -> tuple[Later, Later]:
+    """What the steps of keys prefetch in tiles, and those of values; see ``flash_attn``."""
+    keys, values = (ceil_div(row_size(x.type, x.ne[0]), LINE) for x in (k, v))  # lines of a row
+
+    def of_steps(columns: int, lines: int, share: float) -> Later:
+        return Later(ceil(STEP * STEP / columns * share), lines)
+
+    if v.data == k.data and v.nb[1] == k.nb[1]:  # values are columns of the keys
+        half = keys // 2 / keys
+        return of_steps(k.ne[0], keys, half), of_steps(v.ne[0], keys, 1 - half)
+    return of_steps(k.ne[0], values, 1), of_steps(v.ne[0], keys, 1)
+
+
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, rows, branches = (*node.src, *(None,) * 8)[:8]
@@ -734,7 +750,8 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     functions = DIRECT if direct_rows >= block * n_rep else (*DIRECT, *PACKED)
     functions = TILES if tiles else (*functions, ROUND_QUERY) if codes else functions
-    traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
+    later = _prefetched(k, v)
+    traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, later, tuning())
     params = Attention(
         scale=node.op_params["scale"],
         bias_0=2.0**step_0 if max_bias else 0.0,
@@ -756,7 +773,7 @@ def _lower_flash_attn(lowering: CpuLowering, node: Tensor) -> None:
         max(TILE_ROWS, GROUP * tiles) * (CHUNK + padded + hd8 + 2)
         + block * n_rep * (hd8 + hdv + 2) + 48
         + (0 if alone or tiles else CHUNK * (hd8 + padded))
-    ) + (PANEL_BYTES if tiles else 0)  # fmt: skip
+    ) + (TILES_BYTES if tiles else 0)  # fmt: skip
     lowering.launch(
         flash_attn,
         node,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,12 +44,15 @@ from ...simd.attention.attend_tile import (
     KEY_COLUMNS,
     KEYS,
     MAX_AHEAD_STEPS,
+    PANEL_BYTES,
     STEP,
     VALUE_CELLS,
     VALUE_COLUMNS,
     VALUES,
     multiply_and_split,
     multiply_steps,
+    order_columns,
+    score_power,
     score_tile,
     split_of,
     split_queries,
@@ -68,6 +72,7 @@ from ...tuning import Tuning
 CHUNK = 256  # keys
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
 CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
+TILES_BYTES = PANEL_BYTES + 8 * CHUNK  # of scratch: a panel, or a ring and a list of offsets
 _QUERY = 4 * GROUP * STEP  # bytes of a step of 16 query rows
 
 
@@ -272,13 +277,18 @@ def _pv_codes_packed(columns: int) -> CpuKernel:
     return named_kernel(pv, "codes", "packed", columns)
 
 
+@kernel
+def _load_tiles(table, d, out):
+    transpose_rows(table, d, out, LINE)
+
+
 @cache
-def _load_tiles(split: int) -> CpuKernel:
+def _load_split(kind: int) -> CpuKernel:
     def load_queries(table, d, out):
         transpose_rows(table, d, out, LINE)
-        split_queries(split, out, d // STEP)
+        split_queries(kind, out, d // STEP)
 
-    return named_kernel(load_queries, split)
+    return named_kernel(load_queries, GGMLType(kind).name, "split")
 
 
 @cache
@@ -301,7 +311,7 @@ def _qk_tiles(kind: int, hint: int) -> CpuKernel:
                     query = q + GROUP * 4 * (d * t + column)
                     score_tile(panel, query, n_steps, out, S_STRIDE, i)
         for t in range(n_tiles):
-            turn_scores(s + GROUP * S_STRIDE * t, S_STRIDE, (n + KEY_CELLS - 1) // KEY_CELLS * 4)
+            turn_scores(0, s + GROUP * S_STRIDE * t, S_STRIDE, (n + KEY_CELLS - 1) // KEY_CELLS * 4)
 
     return named_kernel(qk, GGMLType(kind).name, "tiles")
 
@@ -331,7 +341,9 @@ def _pv_tiles(kind: int, hint: int) -> CpuKernel:
 
 
 @cache
-def _qk_split(kind: int, hint: int) -> CpuKernel:
+def _qk_split(kind: int, hint: int, n_later: int, n_lines: int) -> CpuKernel:
+    power = score_power(kind)
+
     def qk(
         n_tiles, q, d, k, nb_k, cells, n, s, panel, later, rows, nb_rows, line, lines, row_lines
     ):
@@ -340,29 +352,31 @@ def _qk_split(kind: int, hint: int) -> CpuKernel:
         n_rows = n * (line + lines) // row_lines - first_row  # whole rows that are prefetched
         share = (n_rows << 16) // (n_blocks * n_steps)
         run = n_steps if n_tiles == 1 else ahead  # steps whose sums stay in registers
+        offsets = panel + PANEL_BYTES
+        list_offsets(cells, BLOCK_OF * n_blocks, nb_k, offsets)
         use_float_tiles(1)
-        split_steps(kind, KEYS, k, nb_k, cells, ahead, panel)
+        split_steps(kind, KEYS, k, offsets, ahead, panel)
         for block in range(n_blocks):
             out = s + 4 * BLOCK_OF * block
             for i in range(0, n_steps, run):
                 step, count, query = n_steps * block + i, min(run, n_steps - i), q + _QUERY * i
                 multiply_and_split(
-                    kind, KEYS, hint, panel, step, ahead, query, LINE, count, out, S_STRIDE, i,
-                    i, k, nb_k, cells + 8 * BLOCK_OF * block, n_steps, block + 1 < n_blocks,
-                    later + 8 * first_row, share, rows, nb_rows, row_lines,
+                    kind, KEYS, hint, n_later, n_lines, panel, step, ahead, query, LINE, count, out,
+                    S_STRIDE, i, i, k, offsets + 8 * BLOCK_OF * block, n_steps,
+                    block + 1 < n_blocks, later + 8 * first_row, share, rows, nb_rows,
                 )  # fmt: skip
                 for t in range(1, n_tiles):
                     x, to = query + GROUP * 4 * d * t, out + GROUP * S_STRIDE * t
-                    multiply_steps(KEYS, panel, step, ahead, x, LINE, count, to, S_STRIDE, i)
+                    multiply_steps(kind, KEYS, panel, step, ahead, x, LINE, count, to, S_STRIDE, i)
         use_float_tiles(0)
         for t in range(n_tiles):
-            turn_scores(s + GROUP * S_STRIDE * t, S_STRIDE, BLOCK_OF // GROUP * n_blocks)
+            turn_scores(power, s + GROUP * S_STRIDE * t, S_STRIDE, BLOCK_OF // GROUP * n_blocks)
 
     return named_kernel(qk, GGMLType(kind).name, "split")
 
 
 @cache
-def _pv_split(kind: int, hint: int) -> CpuKernel:
+def _pv_split(kind: int, hint: int, n_later: int, n_lines: int) -> CpuKernel:
     block_bytes = BLOCK_OF // BLOCK[kind] * BLOCK_BYTES[kind]
 
     def pv(
@@ -375,24 +389,38 @@ def _pv_split(kind: int, hint: int) -> CpuKernel:
         share = (n_rows << 16) // (n_blocks * n_steps)
         run = n_steps if n_tiles == 1 else ahead
         for t in range(n_tiles):
-            split_weights(p + GROUP * S_STRIDE * t, S_STRIDE, n_steps)
+            split_weights(kind, p + GROUP * S_STRIDE * t, S_STRIDE, n_steps)
+        offsets = panel + PANEL_BYTES
+        list_offsets(cells, STEP * n_steps, nb_v, offsets)
         use_float_tiles(1)
-        split_steps(kind, VALUES, v, nb_v, cells, ahead, panel)
+        split_steps(kind, VALUES, v, offsets, ahead, panel)
         for block in range(n_blocks):
             out = sums + 4 * BLOCK_OF * block
             for i in range(0, n_steps, run):
                 step, count, weights = n_steps * block + i, min(run, n_steps - i), p + 4 * STEP * i
                 multiply_and_split(
-                    kind, VALUES, hint, panel, step, ahead, weights, S_STRIDE, count, out, 4 * hdv,
-                    i, i, v + block_bytes * block, nb_v, cells, n_steps, block + 1 < n_blocks,
-                    later + 8 * first_row, share, rows, nb_rows, row_lines,
+                    kind, VALUES, hint, n_later, n_lines, panel, step, ahead, weights, S_STRIDE,
+                    count, out, 4 * hdv, i, i, v + block_bytes * block, offsets, n_steps,
+                    block + 1 < n_blocks, later + 8 * first_row, share, rows, nb_rows,
                 )  # fmt: skip
                 for t in range(1, n_tiles):
                     x, to = weights + GROUP * S_STRIDE * t, out + 4 * GROUP * hdv * t
-                    multiply_steps(VALUES, panel, step, ahead, x, S_STRIDE, count, to, 4 * hdv, i)
+                    multiply_steps(
+                        kind, VALUES, panel, step, ahead, x, S_STRIDE, count, to, 4 * hdv, i
+                    )
         use_float_tiles(0)
+        for t in range(n_tiles):
+            order_columns(kind, sums + 4 * GROUP * hdv * t, 4 * hdv, n_blocks)
 
     return named_kernel(pv, GGMLType(kind).name, "split")
+
+
+@inline
+def list_offsets(cells, n, nb, out):
+    """Write the offsets in bytes of ``n`` cells, int64."""
+    rows, offsets = i64_ptr(cells), i64_ptr(out)
+    for j in range(n):
+        offsets[j] = rows[j] * nb
 
 
 @inline
@@ -471,10 +499,18 @@ def are_codes(kind_k: int, kind_v: int) -> bool:
     return kind_k in CODES and kind_v in CODES
 
 
+class Later(NamedTuple):
+    """How many rows a step of the split form prefetches, and how many lines of each."""
+
+    n_rows: int
+    n_lines: int
+
+
 @cache
 def cache_traits(
-    kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, tuned: Tuning
-) -> TypeTraits:
+    kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, later: tuple[Later, Later],
+    tuned: Tuning,
+) -> TypeTraits:  # fmt: skip
     """The traits for the types of a cache.
 
     Args:
@@ -482,8 +518,9 @@ def cache_traits(
         tail_k: elements of a key after its last whole vector of 8.
         tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
             may be summed twice). Both tails are 0 for most models; then no code is made for them.
+        later: what a step of the split form prefetches beside scores, and beside sums of values.
     """
-    split, hint = split_of(kind_k, kind_v), tuned.kv_hint
+    hint = tuned.kv_hint
     functions: dict[int, Callable[[], CpuKernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
@@ -491,10 +528,16 @@ def cache_traits(
         PV: partial(_pv_direct, kind_v, columns, tail_v, hint),
         QK_PACKED: lambda: _qk_packed,
         PV_PACKED: lambda: _pv_packed,
-        LOAD_TILES: partial(_load_tiles, split),
-        QK_TILES: partial(_qk_split if split else _qk_tiles, kind_k, hint),
-        PV_TILES: partial(_pv_split if split else _pv_tiles, kind_v, hint),
+        LOAD_TILES: lambda: _load_tiles,
+        QK_TILES: partial(_qk_tiles, kind_k, hint),
+        PV_TILES: partial(_pv_tiles, kind_v, hint),
     }
+    if split_of(kind_k, kind_v):
+        functions |= {
+            LOAD_TILES: partial(_load_split, kind_k),
+            QK_TILES: partial(_qk_split, kind_k, hint, *later[0]),
+            PV_TILES: partial(_pv_split, kind_v, hint, *later[1]),
+        }
     if are_codes(kind_k, kind_v):
         functions |= {
             ROUND_QUERY: lambda: _round_query,
