@@ -45,7 +45,7 @@ from ..compile.work import WorkRange
 from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.isa import vectors
-from ..simd.matrix_unit import SPARE_TOKENS, MatrixUnit, split_row
+from ..simd.matrix_unit import SPARE_TOKENS, split_row, split_row_bytes
 from ..simd.vector import (
     at,
     broadcast,
@@ -294,13 +294,13 @@ def split_kernel(kind: int) -> CpuKernel:
     return kernel(split, f"split_{GGMLType(kind).name.lower()}")
 
 
-def split(lowering: CpuLowering, x: Tensor, unit: MatrixUnit) -> tuple[WorkRange, int]:
+def split(lowering: CpuLowering, x: Tensor) -> tuple[WorkRange, int]:
     """``x`` (floats, rows without gaps) in the parts that a matrix unit multiplies, made once.
 
     Returns:
         The memory, and the bytes of a row.
     """
-    key, row_bytes = ("split", x), unit.split_row_bytes(x.ne[0])
+    key, row_bytes = ("split", x), split_row_bytes(x.ne[0])
     known = lowering.known(key, x)
     if known is not None:
         return known, row_bytes

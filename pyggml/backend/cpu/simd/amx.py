@@ -97,6 +97,7 @@ from .vector import (
 )
 
 Value = Any
+is_switched = True
 TOKENS = 16  # of a tile
 _COLUMNS = 32  # of a product
 _RING = 2  # products under way: each has a tile of sums and memory for them; see above
@@ -184,7 +185,6 @@ def use_tiles(b: Value, kind: int, on: Value) -> None:
             v.release_tiles(b)
 
 
-@intrinsic_from_ir(literals=2)
 def tiles(
     b: Value, kind: int, hint: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
     tokens: Value, ahead: Value, panel: Value,
@@ -383,7 +383,7 @@ class _StoredDot(KDot):
 
     def __init__(self, b: Value, kind: int, w: Value, acts: list[Value], sums: list[Value]) -> None:
         self._ready = [[x] for x in sums]
-        super().__init__(b, kind, w, acts, lambda step: None)
+        super().__init__(b, GroupKBlock(kind, w), acts, lambda step: None)
 
     def _products(self, b: Value, prefetch_step: Any) -> list[list[Value]]:
         return self._ready

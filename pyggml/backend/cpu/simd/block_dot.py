@@ -1,7 +1,7 @@
 """Products of a block of quantized rows and int8 activations, emitted for any tile.
 
     dot = BlockDot(b, GroupBlock(Q4_1, address), acts)          # blocks of 32 columns
-    dot = KDot(b, Q4_K, address, acts, prefetch_step)           # of 256 columns, interleaved
+    dot = KDot(b, GroupKBlock(Q4_K, address), acts, prefetch_step)  # of 256 columns
     acc = dot.accumulate(b, acc, token, part)
 
 A block of 32 columns is some rows, a row in each lane, in ``n_parts`` vectors. ``GroupBlock`` and
@@ -130,15 +130,18 @@ class BlockDot:
 
     def _multiply(self, b: Value, p: int) -> None:
         """Compute the integer sums, [token], of a part and of the others of its group."""
-        block, f = self._block, self._block.layout.f
-        v = vectors()
+        block, v = self._block, vectors()
         groups = v.part_groups(len(self._acts), block.n_parts, v.block_sums)
         parts = next(group for group in groups if p in group)
-        is_signed = f.signed or f.values
-        sums = _signed_sums if is_signed and not v.s8_offset else _unsigned_sums
-        for part, *totals in zip(parts, *sums(b, block, self._acts, parts), strict=True):
-            minimum = block.minimum(b, part) if f.low else None
+        for part, *totals in zip(parts, *self._sums(b, parts), strict=True):
+            minimum = block.minimum(b, part) if block.layout.f.low else None
             self._parts[part] = totals, block.scale(b, part), minimum
+
+    def _sums(self, b: Value, parts: range) -> list[list[Value]]:
+        """Integer sums over the block, [token][part]."""
+        f = self._block.layout.f
+        signed = (f.signed or f.values) and not vectors().s8_offset
+        return (_signed_sums if signed else _unsigned_sums)(b, self._block, self._acts, parts)
 
     def _head(self, b: Value, t: int, offset: int) -> Value:
         """A float of a token's block, in every lane."""
@@ -249,11 +252,15 @@ def _slices(b: Value, block: Any, line: int, p: int) -> list[Value]:
     return slices
 
 
+def block_slices(b: Value, block: Any, p: int) -> list[Value]:
+    """The bytes to multiply of the 8 slices of 4 columns of part ``p`` of a block of 32."""
+    by_line = [_slices(b, block, line, p) for line, _ in _lines(block)]
+    return [slices[k] for k in range(len(by_line[0])) for slices in by_line]
+
+
 def signed_codes(b: Value, block: Any) -> list[Value]:
     """A block's 32 columns as int8 values: 8 lines of 4 columns of 16 rows."""
-    by_line = [_slices(b, block, line, 0) for line, _ in _lines(block)]
-    lines = [slices[k] for k in range(len(by_line[0])) for slices in by_line]
-    f = block.layout.f
+    lines, f = block_slices(b, block, 0), block.layout.f
     if f.signed or f.values:
         offset = splat(i8, LINE, vectors().s8_offset)
         return [b.sub(x, offset) for x in lines]
@@ -364,12 +371,11 @@ class KDot:
     def __init__(
         self,
         b: Value,
-        kind: int,
-        address: Value,
+        block: Any,
         acts: list[Value],
         prefetch_step: Callable[[Value], None],
     ) -> None:
-        self._block, self._acts = GroupKBlock(kind, address), acts
+        self._block, self._acts = block, acts
         parts = range(vectors().parts)
         self._totals = self._products(b, prefetch_step)
         self._scales = [self._block.half(b, 0, p) for p in parts]

@@ -40,7 +40,7 @@ from ..weights.layout import (
     pieces,
     source_bytes,
 )
-from .block_dot import BlockDot, KDot, power_of_two
+from .block_dot import BlockDot, GroupKBlock, KDot, power_of_two
 from .isa import fma, vectors, widen
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
@@ -147,7 +147,7 @@ def _k_rows(b: Value, kind: int, table: Value, xs: list[Value], n: Value) -> lis
         for p, block in enumerate(blocks):
             block.pack(b, packed, p)
         acts = [item_at(b, x, i, ACTIVATION_BYTES[columns]) for x in xs]
-        dot = KDot(b, kind, packed, acts, lambda step: None)
+        dot = KDot(b, GroupKBlock(kind, packed), acts, lambda step: None)
         return [dot.accumulate(b, acc, *divmod(k, v.parts)) for k, acc in enumerate(accs)]
 
     zeros = [splat(f32, v.lanes, 0.0)] * (len(xs) * v.parts)

@@ -26,7 +26,7 @@ from ..weights.layout import (
     block_bytes,
     layout_k,
 )
-from .block_dot import BlockDot, BlockLines, GroupBlock, KDot
+from .block_dot import BlockDot, BlockLines, GroupBlock, GroupKBlock, KDot
 from .isa import fma, load_floats, vectors
 from .vector import (
     LINE,
@@ -76,7 +76,7 @@ def q_tile(
                 start = item_at(b, fetched, step, LINE * each)
                 prefetch_lines(b, start, each, locality)
 
-            dot: Any = KDot(b, kind, block, acts, prefetch_step)
+            dot: Any = KDot(b, GroupKBlock(kind, block), acts, prefetch_step)
         else:
             prefetch_lines(b, fetched, lines - 1, locality)
             dot = BlockDot(b, GroupBlock(kind, block), acts)

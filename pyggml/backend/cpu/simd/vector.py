@@ -32,12 +32,17 @@ def vec(element: ir.Type, lanes: int) -> ir.VectorType:
     return ir.VectorType(element, lanes)
 
 
-def kept_in_order(b: Value, x: Value) -> Value:
+def kept_in_order(b: Value, x: Value, before_loads: bool = False) -> Value:
     """``x`` as a value that LLVM cannot look into, so that a chain of sums stays a chain.
 
     It would make a tree of the chain, whose values do not fit the registers.
+
+    Args:
+        before_loads: what is loaded after this is loaded after ``x`` is computed, though it may
+            have been loaded before: it is an operand in memory, where registers are few.
     """
-    return b.asm(ir.FunctionType(x.type, [x.type]), "", "=x,0", [x], False)
+    constraints = "=x,0,~{memory}" if before_loads else "=x,0"
+    return b.asm(ir.FunctionType(x.type, [x.type]), "", constraints, [x], before_loads)
 
 
 def splat(element: ir.Type, lanes: int, value: float) -> ir.Constant:

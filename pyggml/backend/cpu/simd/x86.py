@@ -98,6 +98,17 @@ class Sse42(Generic):
         """The activations times the signs of the weights; the magnitudes are in ``s8_prepare``."""
         return call(b, self._sign, a.type, a, signs)
 
+    def flipped(self, b: Value, w: Value) -> tuple[Value, Value]:
+        """The magnitudes of int8 weights, and -1 where they are negative, for ``flipped_add``."""
+        magnitude, _ = self.s8_prepare(b, w)
+        return magnitude, b.ashr(w, splat(i8, self.width, 7))
+
+    def flipped_add(self, b: Value, acc: Value, magnitude: Value, flip: Value, a: Value) -> Value:
+        """``s8_add``, less the magnitudes of negative weights."""
+        pairs = vec(i16, 2 * self.lanes)
+        products = call(b, self._maddubs, pairs, magnitude, b.xor(a, flip))
+        return kept_in_order(b, b.add(acc, self._pairs(b, products)), before_loads=True)
+
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
         table = ir.Constant(vec(i8, self.width), list(values) * (self.width // 16))
         return call(b, self._shuffle, table.type, table, codes)

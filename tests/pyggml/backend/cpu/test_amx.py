@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pytest
 from llvmlite import ir
 
-from pyggml.backend.cpu.simd import amx, tile, x86
+from pyggml.backend.cpu.simd import amx, matrix_unit, tile, x86
 from pyggml.backend.cpu.simd.attention import attend_tile
 from pyggml.backend.cpu.simd.attention.attend_tile import KEYS, VALUES
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
@@ -274,7 +274,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
     emit_for(Fused)
     one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
     emit_for(unit)
-    many, keep_many = compiled(amx.tiles, kind, 8, 2)
+    many, keep_many = compiled(matrix_unit.tiles, kind, 8, 2)
     use_tiles, keep_use = compiled(amx.use_tiles, kind, 1)
     use_tiles(1)
     size = kind.block_size
@@ -513,7 +513,7 @@ def test_products_of_floats_have_the_sums_of_the_manual(
     monkeypatch.setattr(x86, "call", call_or_stand_in)
     emit_for(unit)
     split_row, keep_split = compiled(amx.split_row, GGMLType.F32, 3)
-    many, keep_many = compiled(amx.tiles, kind, 8, 2)
+    many, keep_many = compiled(matrix_unit.tiles, kind, 8, 2)
     use_tiles, keep_use = compiled(amx.use_tiles, kind, 1)
     rng = np.random.default_rng(int(kind))
     use_tiles(1)
@@ -546,7 +546,7 @@ def test_products_of_floats_have_the_sums_of_the_manual(
 def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
     """Two products in flight and two in the loop, in few tiles; sums in whole registers."""
     emit_for(Avx512Amx)
-    text = assembly(amx.tiles, kind, 8, HOST, (2,))
+    text = assembly(matrix_unit.tiles, kind, 8, HOST, (2,))
     counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
     want = {"tdpbssd": 4, "tilezero": 4, "tileloadd": 8, "tilestored": 3}
     assert counts == {name: want.get(name, 0) for name in TILE_INSTRUCTIONS}
@@ -567,7 +567,7 @@ def test_assembly_of_products_of_floats(
 ) -> None:
     """A token, and one to three tiles at a time; each with the parts of the weights."""
     emit_for(Avx512Amx)
-    text = assembly(amx.tiles, kind, 8, HOST, (2,))
+    text = assembly(matrix_unit.tiles, kind, 8, HOST, (2,))
     parts = 2 if kind is GGMLType.F16 else 1
     assert len(re.findall(r"\ttdpbf16ps\s", text)) == (1 + 3 + 1 + 2) * parts
     assert "vcvtph2psx" not in text  # slower

@@ -7,9 +7,10 @@ first, or in a matrix unit by parts of bfloat16.
 
 Weights in ggml's plain layout are transposed in registers for one token; for several tokens, a
 group at a time is packed into thread scratch and multiplied by the same tile as interleaved
-weights. With a matrix unit (``simd/amx``), the largest multiple of 16 tokens of a chunk uses its
-tiles, and chunks begin at such multiples. All of these give the same bits. Of BF16 weights, and of
-F16 in ops with ``many`` rows, the unit multiplies any number of tokens, with bits of its own.
+weights. With a matrix unit (``simd/amx``, ``simd/unpacked``), the largest multiple of its tile's
+tokens in a chunk is its part, and chunks begin at multiples of 16. All of these give the same bits.
+Of BF16 weights, and of F16 in ops with ``many`` rows, AMX multiplies any number of tokens, with
+bits of its own.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ PACK = 8
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. A function: a row's groups as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_UNPACK = range(9, 14)
-# Of the matrix unit: functions that multiply a group by many tokens and that switch it on and off;
-# a number, of which the tokens are a multiple.
+# Of the matrix unit: functions that multiply a group by many tokens and that switch it on and off
+# (0: it is not switched); a number, of which the tokens are a multiple.
 MATRIX_UNIT, UNIT_SWITCH, UNIT_STEP = range(14, 17)
 REG_TILE = 16  # in the places ``REG_TILE + n``: the tiles of n = 1 to 8 tokens
 REG_TILE_1, REG_TILE_4 = REG_TILE + 1, REG_TILE + 4
@@ -217,7 +217,7 @@ def activations(
         work = lowering.quantized(x, w.type.block_size, add_quantize)
         return work, activation_bytes(w.type, n)
     if unit is not None and unit.splits(w.type, many):
-        return split(lowering, x, unit)
+        return split(lowering, x)
     return None if x.type is GGMLType.F32 else widened(lowering, x), 4 * n
 
 
@@ -231,8 +231,10 @@ def tiles_for(w: Tensor, n_tokens: int, many: bool = False) -> tuple[int, ...]:
         return ()
     if n_tokens <= wide:
         return (REG_TILE + n_tokens,)
-    fewest = 1 if unit else (wide + 1) // 2  # a unit leaves any number of them
-    return tuple(REG_TILE + n for n in range(fewest, wide + 1))
+    fewest, most = (wide + 1) // 2, wide
+    if unit is not None:  # it leaves less than its step
+        fewest, most = 1, min(wide, unit.step(w.type) - 1)
+    return tuple(REG_TILE + n for n in range(fewest, most + 1))
 
 
 def unit_for(w: Tensor, n_tokens: int, many: bool = False) -> MatrixUnit | None:
@@ -260,7 +262,8 @@ def room_for_unit(
     unit, place = unit_for(w, n_tokens, many), round_up(scratch, LINE)
     if unit is None:
         return (), 0, scratch
-    return (MATRIX_UNIT, UNIT_SWITCH), place, place + unit.panel_bytes(int(w.type), w.ne[0])
+    functions = (MATRIX_UNIT, UNIT_SWITCH) if unit.is_switched else (MATRIX_UNIT,)
+    return functions, place, place + unit.panel_bytes(int(w.type), w.ne[0])
 
 
 def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:
@@ -333,7 +336,7 @@ def start_unit(traits, panel, tokens):
     Returns how many it multiplies: the first ones, in ``multiply``; for ``stop_unit``.
     """
     by_unit = whole_units(traits, tokens) if panel != 0 else 0
-    if by_unit != 0:
+    if by_unit != 0 and trait(traits, UNIT_SWITCH) != 0:
         call_address(trait(traits, UNIT_SWITCH), (1,))
     return by_unit
 
@@ -341,7 +344,7 @@ def start_unit(traits, panel, tokens):
 @inline
 def stop_unit(traits, by_unit):
     """Switch off what ``start_unit`` switched on."""
-    if by_unit != 0:
+    if by_unit != 0 and trait(traits, UNIT_SWITCH) != 0:
         call_address(trait(traits, UNIT_SWITCH), (0,))
 
 
