@@ -260,6 +260,12 @@ def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, 
 UNITS = pytest.mark.parametrize("unit", [StandIn, pytest.param(Counted, marks=REAL)])
 
 
+def real_or(stand_in: type[StandIn]) -> Any:
+    """For long tests: the real instructions, or on other hosts the stand-in."""
+    is_real = "avx512amx" in jit.host_isas()
+    return pytest.mark.parametrize("unit", [Counted if is_real else stand_in])
+
+
 @AVX2
 @BY_KIND
 @UNITS
@@ -753,7 +759,7 @@ def attending(unit: type[Generic]) -> None:
 
 @AVX2
 @pytest.mark.long
-@FLOAT_UNITS
+@real_or(FloatStandIn)
 def test_attention_in_tiles(unit: type[Generic]) -> None:
     name = f"test_amx.{unit.__name__}"
     done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.attending({name})")
@@ -762,7 +768,7 @@ def test_attention_in_tiles(unit: type[Generic]) -> None:
 
 @AVX2
 @pytest.mark.long
-@UNITS
+@real_or(StandIn)
 def test_matmuls_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
     name = f"test_amx.{unit.__name__}"
     done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.child({name})")
@@ -771,7 +777,7 @@ def test_matmuls_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
 
 @AVX2
 @pytest.mark.long
-@SPLIT_UNITS
+@real_or(SplitStandIn)
 def test_products_of_floats_have_the_bits_of_one_token_alone(unit: type[Generic]) -> None:
     name = f"test_amx.{unit.__name__}"
     done = python(f"from tests.pyggml.backend.cpu import test_amx; test_amx.splitting({name})")
