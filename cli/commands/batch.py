@@ -80,7 +80,7 @@ def command(input: Path, output: Path, **options: Any) -> None:
     replica = replica_options(options, own.n_parallel, threads, server)
     source = scan(str(input.resolve()), own.limit)
     folder = PartFolder(output, _key(source, replica, own.predict))
-    refuse_source(output, input)
+    refuse_source(output, input, *map(Path, replica.models.values()))
     if output.exists() and not folder.begun and not own.restart:
         raise click.UsageError(f"{output} exists; --restart replaces it")
     with folder.locked():

@@ -79,6 +79,8 @@ def test_what_the_programs_refuse(
     error_of(batch, str(source), str(source), "-m", model, "--restart")
     assert "is read too: give the output another name" in capsys.readouterr().err
     assert source.read_text() == '{"prompt": "a"}\n'
+    error_of(batch, str(source), model, "-m", model, "--restart")
+    assert "is read too: give the output another name" in capsys.readouterr().err
     error_of(batch, str(tmp_path / "no"), str(tmp_path / "o"), "-m", model)
     assert "No such file" in capsys.readouterr().err
     error_of(cluster, "-m", model, "--also", "x")

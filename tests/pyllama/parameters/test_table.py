@@ -219,6 +219,7 @@ SERVING = [r for t in (ServerOptions, Listening) for r in rows(t).values() if r.
 SERVED: dict[str, tuple[str, Any]] = {  # as above; the others are texts or numbers
     "hosts": ("::1,localhost", ("::1", "localhost")),
     "allowed_hosts": ("A, b", ("a", "b")),
+    "api_prefix": ("/a/b", "/a/b"),
     "max_body_bytes": ("2", 2 << 20),
     "pooling": ("mean", "mean"),
     "reasoning_format": ("none", "none"),
