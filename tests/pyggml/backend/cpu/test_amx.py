@@ -257,6 +257,28 @@ def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, 
     return weights, np.ascontiguousarray(acts)
 
 
+def check_tiles(
+    kind: GGMLType, one: Any, many: Any, blocks: int, tokens: int, extreme: bool,
+    panel_bytes: Callable[[int, int], int],
+) -> None:  # fmt: skip
+    """``many``, the tiles of a matrix unit, must give the bits of ``one``, the register tile."""
+    n = kind.block_size * blocks
+    weights, acts = numbers(kind, n, tokens, extreme)
+    if extreme and kind is GGMLType.Q8_0:
+        weights.reshape(blocks, -1)[:, 32:] = 128  # -128; encoders never write it
+    want = np.zeros((tokens, 16), np.float32)
+    for t in range(tokens):
+        place = acts.ctypes.data + t * acts.strides[0]
+        one(weights.ctypes.data, place, 0, want[t:].ctypes.data, blocks, 0)
+    got = np.full((tokens + 16, 16), np.nan, np.float32)
+    panel = aligned(panel_bytes(kind, n))
+    rest = (got.ctypes.data, blocks, tokens, 0, panel.ctypes.data)
+    many(weights.ctypes.data, acts.ctypes.data, acts.strides[0], *rest)
+    assert np.ptp(want) > 0.1 and np.isfinite(want).all()
+    assert got[:tokens].tobytes() == want.tobytes(), (blocks, tokens)
+    assert np.isnan(got[tokens:]).all()
+
+
 UNITS = pytest.mark.parametrize("unit", [StandIn, pytest.param(Counted, marks=REAL)])
 
 
@@ -286,21 +308,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
     size = kind.block_size
     for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
         for n_tiles, extreme in ((1, True), (3, False)):
-            tokens, n = 16 * n_tiles, size * blocks
-            weights, acts = numbers(kind, n, tokens, extreme)
-            if extreme and kind is GGMLType.Q8_0:
-                weights.reshape(blocks, -1)[:, 32:] = 128  # -128; encoders never write it
-            want = np.zeros((tokens, 16), np.float32)
-            for t in range(tokens):
-                place = acts.ctypes.data + t * acts.strides[0]
-                one(weights.ctypes.data, place, 0, want[t:].ctypes.data, blocks, 0)
-            got = np.full((tokens + 16, 16), np.nan, np.float32)
-            panel = aligned(amx.panel_bytes(kind, n))
-            rest = (got.ctypes.data, blocks, tokens, 0, panel.ctypes.data)
-            many(weights.ctypes.data, acts.ctypes.data, acts.strides[0], *rest)
-            assert np.ptp(want) > 0.1 and np.isfinite(want).all()
-            assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
-            assert np.isnan(got[tokens:]).all()
+            check_tiles(kind, one, many, blocks, 16 * n_tiles, extreme, amx.panel_bytes)
     use_tiles(0)
     assert COUNTS[0] == 0
     del keep_one, keep_many, keep_use

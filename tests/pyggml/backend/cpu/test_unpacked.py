@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from pyggml.backend.cpu.simd import amx, matrix_unit, tile, unpacked
@@ -14,7 +13,7 @@ from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Amx, AvxVnni, Sse42
 from pyggml.backend.cpu.weights.layout import QUANTIZED
 from pyggml.compiler import jit
 from pyggml.dtype import GGMLType
-from tests.pyggml.backend.cpu.test_amx import aligned, compiled, numbers
+from tests.pyggml.backend.cpu.test_amx import check_tiles, compiled
 from tests.pyggml.backend.cpu.test_isa import X86, assembly, spills
 from tests.tiers import some
 
@@ -32,21 +31,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
     size = kind.block_size
     for blocks in (1, 3) if size == 256 else (1, 7, 8, 9, 18):
         for tokens, extreme in ((4, True), (12, False)):
-            n = size * blocks
-            weights, acts = numbers(kind, n, tokens, extreme)
-            if extreme and kind is GGMLType.Q8_0:
-                weights.reshape(blocks, -1)[:, 32:] = 128  # -128; encoders never write it
-            want = np.zeros((tokens, 16), np.float32)
-            for t in range(tokens):
-                place = acts.ctypes.data + t * acts.strides[0]
-                one(weights.ctypes.data, place, 0, want[t:].ctypes.data, blocks, 0)
-            got = np.full((tokens + 4, 16), np.nan, np.float32)
-            panel = aligned(unpacked.panel_bytes(kind, n))
-            rest = (got.ctypes.data, blocks, tokens, 0, panel.ctypes.data)
-            many(weights.ctypes.data, acts.ctypes.data, acts.strides[0], *rest)
-            assert np.ptp(want) > 0.1 and np.isfinite(want).all()
-            assert got[:tokens].tobytes() == want.tobytes(), (blocks, tokens)
-            assert np.isnan(got[tokens:]).all()
+            check_tiles(kind, one, many, blocks, tokens, extreme, unpacked.panel_bytes)
     del keep_one, keep_many
 
 
