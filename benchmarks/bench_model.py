@@ -17,7 +17,7 @@ import statistics
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.machine import save
@@ -62,12 +62,7 @@ def token_bytes(model: Model) -> int:
 
 
 def kv_bytes(context: Context, case: BenchCase) -> int:
-    """Bytes of keys and values that a generated token reads, its own included; the mean of all.
-
-    0 of a prompt.
-    """
-    if case.n_prompt:
-        return 0
+    """Bytes of keys and values that a generated token reads, its own included; the mean of all."""
     total = 0.0
     for cache in context.kv.caches:
         cells = range(case.n_depth + 1, case.n_depth + case.n_gen + 1)
@@ -92,6 +87,20 @@ def head(model: Model, threads: int) -> dict[str, Any]:
     }
 
 
+class Turn(NamedTuple):
+    """One run of a test.
+
+    Attributes:
+        speed: tokens per second.
+        roof: GB/s of plain reads right before and after a generation; 0 of a prompt.
+        read_bytes: that a generated token reads; 0 of a prompt.
+    """
+
+    speed: float
+    roof: float
+    read_bytes: int
+
+
 class Ours:
     """A model in a context that stays, so that turns with others cost no loading."""
 
@@ -107,29 +116,29 @@ class Ours:
         (ns,) = samples_ns(self.context, case)
         return 1e9 * (case.n_prompt + case.n_gen) / ns
 
-    def against_roof(self, case: BenchCase) -> tuple[float, float]:
-        """Tokens per second, and GB/s of plain reads around it (0 of a prompt)."""
+    def turn(self, case: BenchCase) -> Turn:
+        """Run a test once, beside the read rate."""
         if case.n_prompt:
-            return self.speed(case), 0.0
-        return around(lambda: self.speed(case), self.read_bytes(case), self.context.n_threads)
+            return Turn(self.speed(case), 0.0, 0)
+        n_bytes = self.read_bytes(case)
+        return Turn(*around(lambda: self.speed(case), n_bytes, self.context.n_threads), n_bytes)
 
     def read_bytes(self, case: BenchCase) -> int:
         """Bytes that one generated token reads, and writes of its states."""
         return self.bytes + kv_bytes(self.context, case) + state_bytes(self.context)
 
 
-def roof_fields(case: BenchCase, turns: list[tuple[float, float, int]]) -> dict[str, float]:
-    """What a line says of the roof: medians over the rounds, and the best; not of prompts.
+def roof_fields(turns: list[Turn]) -> dict[str, float]:
+    """The fields of a line that compare a test of generation with the read rate.
 
-    Args:
-        turns: of each round tokens per second, GB/s of plain reads, and the bytes a token reads.
+    They are medians over the turns, and the best share of the read rate. Prompts have none.
     """
-    if case.n_prompt:
+    if not turns[0].read_bytes:
         return {}
-    shares = [speed * n_bytes / roof / 1e9 for speed, roof, n_bytes in turns]
+    shares = [turn.speed * turn.read_bytes / turn.roof / 1e9 for turn in turns]
     return {
-        "read_bytes": turns[0][2],
-        "read_roof_gb_per_s": statistics.median(roof for _, roof, _ in turns),
+        "read_bytes": turns[0].read_bytes,
+        "read_roof_gb_per_s": statistics.median(turn.roof for turn in turns),
         "of_roof": statistics.median(shares),
         "best_of_roof": max(shares),
     }
@@ -156,12 +165,11 @@ def main() -> None:
             model, load = loaded(path, threads)
             ours = Ours(model, threads, tests)
             for case in tests:
-                pairs = [ours.against_roof(case) for _ in range(args.rounds)]
-                turns = [(*pair, ours.read_bytes(case)) for pair in pairs]
+                turns = [ours.turn(case) for _ in range(args.rounds)]
                 line = head(model, threads) | {"load_gb_per_s": load, "test": name(case)}
-                speeds = [speed for speed, _ in pairs]
+                speeds = [turn.speed for turn in turns]
                 line |= {"ts": statistics.median(speeds), "samples_ts": speeds}
-                save(line | roof_fields(case, turns), "model.jsonl")
+                save(line | roof_fields(turns), "model.jsonl")
             ours.context.close()
             model.close()
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, prepare
-from benchmarks.bench_model import Ours, cases, head, name, roof_fields
+from benchmarks.bench_model import Ours, Turn, cases, head, name, roof_fields
 from benchmarks.machine import save
 from benchmarks.performance_page import LEAST_ROUNDS, PEERS, peers_table
 from pyggml import env
@@ -144,34 +144,38 @@ class Here:
     threads: int
     tests: list[BenchCase]
     reload: bool
-    about: dict[str, Any] = field(default_factory=dict)
-    _model: Model | None = None
-    _ours: Ours | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # what a line says first
+    _loaded: tuple[Model, Ours] | None = None
 
-    def turn(self, case: BenchCase) -> tuple[float, float, int]:
-        """Tokens per second, the read rate around them in GB/s, and the bytes that one reads."""
-        if self._ours is None:
-            self._model = Model.load(self.path, n_threads=self.threads)
-            tests = [case] if self.reload else self.tests
-            self._ours = Ours(self._model, self.threads, tests)
-            memory = {"file_bytes": self.path.stat().st_size}
-            memory |= {"resident_bytes": machine.resident_bytes()}
-            self.about = head(self._model, self.threads) | memory
-        found = *self._ours.against_roof(case), self._ours.read_bytes(case)
+    def turn(self, case: BenchCase) -> Turn:
+        """Run a test once; loads the model if it is not loaded."""
+        model, ours = self._loaded = self._loaded or self._load(
+            [case] if self.reload else self.tests
+        )
+        found = ours.turn(case)
+        memory = {"file_bytes": self.path.stat().st_size}
+        memory |= {"resident_bytes": machine.resident_bytes()}
+        self.about = head(model, self.threads) | memory
         if self.reload:
             self.close()
         return found
 
+    def _load(self, tests: list[BenchCase]) -> tuple[Model, Ours]:
+        model = Model.load(self.path, n_threads=self.threads)
+        return model, Ours(model, self.threads, tests)
+
     def close(self) -> None:
-        if self._ours is not None and self._model is not None:
-            self._ours.context.close()
-            self._model.close()
-            self._ours = self._model = None
+        """Free the model if it is loaded."""
+        if self._loaded is not None:
+            model, ours = self._loaded
+            ours.context.close()
+            model.close()
+            self._loaded = None
 
 
 def measure(here: Here, case: BenchCase, peers: dict[str, Peer], limits: Limits) -> dict[str, Any]:
     """Rounds of one test."""
-    turns: list[tuple[float, float, int]] = []
+    turns: list[Turn] = []
     speeds: dict[str, list[float]] = defaultdict(list)
     failed: set[str] = set()
     start = time.monotonic()
@@ -187,14 +191,13 @@ def measure(here: Here, case: BenchCase, peers: dict[str, Peer], limits: Limits)
                 continue
             if found is not None:
                 speeds[key].append(found)
-    mine = [speed for speed, _, _ in turns]
+    mine = [turn.speed for turn in turns]
     line: dict[str, Any] = {"test": name(case), "ours": statistics.median(mine)}
     for key, theirs in speeds.items():
         line[key] = statistics.median(theirs)
         line[f"over_{key}"] = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
         line[f"{key}_build"] = peers[key].name
-    roof = roof_fields(case, turns)
-    return here.about | line | roof | {"samples": {"ours": mine, **speeds}}
+    return here.about | line | roof_fields(turns) | {"samples": {"ours": mine, **speeds}}
 
 
 @dataclass

@@ -441,12 +441,19 @@ def test_instruction_sets_are_forced_in_children(
     assert ended.value.code == 3 and ran == [(["x", "--rounds", "3"], "generic")]
 
 
+@pytest.mark.parametrize(("more", "loads"), [([], 1), (["--reload"], 9)])
 def test_peers_and_their_page(
-    small_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    more: list[str], loads: int, small_model: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    loaded: list[Path] = []
+    load = Model.load
+
+    def counted(path: Path, **options: Any) -> Model:
+        loaded.append(path)
+        return load(path, **options)
+
+    monkeypatch.setattr(Model, "load", counted)
     (tmp_path / "results").mkdir()
     (tmp_path / "pictures").mkdir()
     peer = tmp_path / "llama-bench"
@@ -465,9 +472,10 @@ def test_peers_and_their_page(
     for program in (peer, ik):
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     flags = ["--native", str(peer), "--ik", str(ik), "--tests", "pp4,tg2,tg2@d3"]
-    flags += ["--threads", "1", "--rounds", "3"]
+    flags += ["--threads", "1", "--rounds", "3", *more]
     monkeypatch.setattr(sys, "argv", ["bench_peers", str(small_model), *flags])
     bench_peers.main()
+    assert len(loaded) == loads
     text = (tmp_path / "results" / "peers.jsonl").read_text()
     prompt, generation, deep = map(json.loads, text.splitlines())
     assert "native" not in deep and "is left out of tg2 @ d3" in capsys.readouterr().out

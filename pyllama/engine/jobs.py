@@ -197,10 +197,10 @@ class TextRun:
 
     @property
     def n_own_cells(self) -> int:
-        """Cells that its tokens take, without those that belong to another sequence too."""
+        """Cells that the text takes for itself: those it shares with others do not count."""
         sequence = self.sequence
         if sequence is not None and sequence.owner is self.key and sequence.n_reduced:
-            return len(self.tokens) - sequence.n_reduced  # all are its own
+            return len(self.tokens) - sequence.n_reduced  # a reduced text shares none
         return len(self.tokens) - self.n_shared_cells
 
     def emit(self, kind: Kind, **values: Any) -> None:

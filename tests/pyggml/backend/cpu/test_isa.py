@@ -54,12 +54,11 @@ FAMILIES = (  # ops that take about as long to compile, so that they are shared 
 )
 CASES_OF_AN_OP = 2  # with the marker ``long``; by default one of some ops, from the middle
 UNFUSED = ("sse42", "generic") if jit.ISAS is jit._X86 else ("generic",)
-# SSE 4.2 is compared with "generic", whose results are then checked as well; AVX-512 without AMX is
-# the best set of many hosts, which run everything with it
-COVERED = {"sse42": "generic", "avx512amx": "avx512vnni"}
-COMPARED = [
-    i for i in jit.host_isas()[1:] if i not in (COVERED.get(other) for other in jit.host_isas())
-]
+COVERED = {  # sets that need no comparison where another one is there
+    "generic": "sse42",  # which is compared with it, and its results are then checked as well
+    "avx512vnni": "avx512amx",  # many hosts have no AMX, and run everything with it
+}
+COMPARED = [i for i in jit.host_isas()[1:] if COVERED.get(i) not in jit.host_isas()]
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -518,7 +518,7 @@ def cache_traits(
         tail_k: elements of a key after its last whole vector of 8.
         tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
             may be summed twice). Both tails are 0 for most models; then no code is made for them.
-        later: what a step of the split form prefetches beside scores, and beside sums of values.
+        later: the rows that a step of the split form prefetches, first of scores, then of sums.
     """
     hint = tuned.kv_hint
     functions: dict[int, Callable[[], CpuKernel]] = {
