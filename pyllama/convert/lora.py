@@ -36,7 +36,7 @@ from .files.safetensors import read_safetensors
 from .files.torch_files import read_torch
 from .general import fill_file_name, read_general
 from .outtype import OUTTYPES
-from .plan import find_arch, name_finder
+from .plan import config_errors, find_arch, name_finder
 
 log = logging.getLogger(__name__)
 _PREFIX = "base_model.model."
@@ -112,7 +112,7 @@ def convert_lora(
         "general.quantization_version": 2,
     }
     for theirs, stored in vectors.items():
-        ours, _ = _gguf_name(source, theirs, arch)
+        ours, _ = _gguf_name(source, theirs, config, arch)
         tensors |= dict(arch.CONVERT.change(ours, stored.read(), config))
     path = source.path if outfile is None else Path(outfile)
     if path.is_dir():
@@ -224,7 +224,7 @@ def _tensors(
     stacks: dict[str, dict[int, Pair]] = {}  # by expert; -1: the tensor has one pair
     checked: set[object] = set()
     for theirs, module in modules.items():
-        ours, number = _gguf_name(source, theirs, arch)
+        ours, number = _gguf_name(source, theirs, config, arch)
         assert module.a is not None and module.b is not None
         a, b = module.a.read().astype(np.float32), module.b.read().astype(np.float32)
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
@@ -278,8 +278,9 @@ def _changed(
     return {name: (a, x) for name, x in rows.items()}
 
 
-def _gguf_name(source: Folder, theirs: str, arch: Arch) -> tuple[str, int]:
-    found = name_finder(arch)(theirs)
+def _gguf_name(source: Folder, theirs: str, config: Config, arch: Arch) -> tuple[str, int]:
+    with config_errors(source.path, arch):
+        found = name_finder(arch, config)(theirs)
     if found is None:
         raise ModelError(
             f"{source.path}: {shown(theirs)} is unknown in a {arch.CONVERT.models[0]}; is it the "

@@ -36,7 +36,10 @@ from .nextn import NEXTN_NAMES
 log = logging.getLogger(__name__)
 
 _NUMBER = r"0|[1-9]\d{0,3}"  # a layer or expert: up to 9,999
-_GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
+_GROUPS = {
+    **{f"{{{letter}}}": f"(?P<{letter}>{_NUMBER})" for letter in "ije"},
+    "*": "(?P<end>weight|bias)",
+}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
@@ -118,7 +121,7 @@ def plan_tensors(
     Raises:
         ModelError: a tensor is unknown, has an invalid shape, or two map to the same name.
     """
-    sources = _sources(folder, checkpoint, arch)
+    sources = _sources(folder, checkpoint, config, arch)
     if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
         del sources["output.weight"]
     change = _Change(folder, config, arch)
@@ -171,16 +174,18 @@ def check_missing(
                 for their_name, ours in arch.CONVERT.tensors.items()
                 if ours.partition("[")[0] in (pattern, f"{stem}.*")
             ]
-            which = f" (from {theirs[0]!r})" if theirs else ""
+            two_stacks = any("{j}" in ours for ours in arch.CONVERT.tensors.values())
+            which = f" (from {theirs[0]!r})" if theirs and not two_stacks else ""
             raise ModelError(f"{folder}: the tensor for {name!r}{which} is missing")
 
 
 def _sources(
-    folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
+    folder: Path, checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch
 ) -> dict[str, _Members]:
     """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
-    find = name_finder(arch)
+    with config_errors(folder, arch):
+        find = name_finder(arch, config)
     sources: dict[str, _Members] = {}
     others: list[str] = []
     ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)
@@ -214,13 +219,18 @@ def _sources(
     return sources
 
 
-def name_finder(arch: Arch) -> Callable[[str], tuple[str, int] | None]:
+def name_finder(arch: Arch, config: Config) -> Callable[[str], tuple[str, int] | None]:
     """A function from a checkpoint's name to GGUF's and the number of an expert; -1 without."""
     convert = arch.CONVERT
+    n_first = convert.first_stack(config)
     patterns = [
         (_compile(theirs), ours) for theirs, ours in {**convert.tensors, **NEXTN_NAMES}.items()
     ]
-    return lambda name: _find(name, patterns) or _find(convert.prefix + name, patterns)
+
+    def find(name: str) -> tuple[str, int] | None:
+        return _find(name, patterns, n_first) or _find(convert.prefix + name, patterns, n_first)
+
+    return find
 
 
 def value_keys(
@@ -251,11 +261,13 @@ def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{i\}|\{e\}|\*)", pattern)
+    parts = re.split(r"(\{[ije]\}|\*)", pattern)
     return re.compile("".join(_GROUPS.get(part, re.escape(part)) for part in parts))
 
 
-def _find(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> tuple[str, int] | None:
+def _find(
+    name: str, patterns: list[tuple[re.Pattern[str], str]], n_first: int
+) -> tuple[str, int] | None:
     """Return the GGUF name and the part (an expert) of a checkpoint's name; None if unknown."""
     for pattern, ours in patterns:
         match = pattern.fullmatch(name)
@@ -263,6 +275,7 @@ def _find(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> tuple[str, 
             groups = match.groupdict()
             ours, _, part = ours.partition("[")
             ours = ours.replace("{i}", groups.get("i", "")).replace("*", groups.get("end", ""))
+            ours = ours.replace("{j}", str(n_first + int(groups.get("j", 0))))
             return ours, int(part.rstrip("]") or groups.get("e", _NO_EXPERT))
     return None
 

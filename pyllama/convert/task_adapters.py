@@ -65,7 +65,7 @@ def task_adapters(
         ModelError: a task's name is no file's, or a tensor has no matrix for each task.
     """
     tasks, prompts = config.get("lora_adaptations") or [], config.get("task_instructions") or {}
-    matrices = _matrices(checkpoint, arch, len(tasks)) if tasks else {}
+    matrices = _matrices(checkpoint, config, arch, len(tasks)) if tasks else {}
     found = []
     for i, task in enumerate(tasks):
         if not isinstance(task, str) or not _TASK.fullmatch(task):
@@ -83,10 +83,10 @@ def task_adapters(
 
 
 def _matrices(
-    checkpoint: Mapping[str, CheckpointTensor], arch: Arch, n_tasks: int
+    checkpoint: Mapping[str, CheckpointTensor], config: Config, arch: Arch, n_tasks: int
 ) -> dict[str, Array]:
     """A and B of all tasks by GGUF's names; those of the pooler are left out."""
-    find = name_finder(arch)
+    find = name_finder(arch, config)
     found: dict[str, Array] = {}
     for theirs, stored in checkpoint.items():
         match = _PART.fullmatch(theirs)

@@ -42,9 +42,11 @@ class Convert:
 
     Attributes:
         models: class names accepted in ``architectures`` of config.json.
-        tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{e}`` an expert, whose
-            matrices are stacked into one tensor, as are tensors whose GGUF name ends with their
-            number (``[0]``); ``*`` stands for ``weight`` and ``bias``.
+        tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{j}`` one of a second stack,
+            whose layers follow those of the first in the file; ``{e}`` an expert, whose matrices
+            are stacked into one tensor, as are tensors whose GGUF name ends with their number
+            (``[0]``); ``*`` stands for ``weight`` and ``bias``.
+        first_stack: the number of layers before the second stack, from config.json.
         accepts: whether the architecture takes a checkpoint of these classes, for classes that
             several architectures share.
         keys: computes metadata from config.json, without ``{arch}.``.
@@ -80,6 +82,7 @@ class Convert:
     add_bos: bool | None = None
     relu: bool = False
     accepts: Callable[[Config], bool] = lambda config: True
+    first_stack: Callable[[Config], int] = lambda config: 0
     drafts: bool = False
 
 

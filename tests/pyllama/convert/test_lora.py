@@ -64,7 +64,7 @@ def test_files_that_are_read_are_not_replaced(tmp_path: Path, base: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "hrm_text"])  # which is made of two stacks
 def test_logits_of_peft(tmp_path: Path, name: str) -> None:
     peft = pytest.importorskip("peft")
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
