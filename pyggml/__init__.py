@@ -52,6 +52,7 @@ from .errors import (
 from .gguf import GGUFFile as GGUFFile
 from .ops.attention.attention import *
 from .ops.attention.attention_back import *
+from .ops.attention.indexer import *
 from .ops.attention.mask import *
 from .ops.attention.rope import *
 from .ops.custom import *

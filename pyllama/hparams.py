@@ -129,6 +129,9 @@ class HParams:
     states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does
     n_sparse_keys: int = 0  # keys that sparse attention chooses for a token; 0: all
+    # the layers whose indexer chooses; the others take what an earlier one chose. Empty: sparse
+    # attention is computed as that to all keys, for as many tokens as it chooses
+    indexer_layers: tuple[int, ...] = ()
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
     has_encoder: bool = False  # an encoder reads the prompt, to which a decoder attends
@@ -302,11 +305,14 @@ class HParams:
 
     @property
     def n_positions(self) -> int:
-        """The most positions of a sequence; 0: any number.
+        """The most positions of a sequence; 0: any number."""
+        if self.learned_positions:
+            return self.n_ctx_train
+        return 0 if self.indexer_layers else self.n_sparse_keys
 
-        Sparse attention is computed as that to all keys, which it is up to so many.
-        """
-        return self.n_ctx_train if self.learned_positions else self.n_sparse_keys
+    def chooses_keys(self, n_cells: int) -> bool:
+        """Whether tokens attend to chosen keys only, in a cache of so many cells."""
+        return bool(self.indexer_layers) and 0 < self.n_sparse_keys < n_cells
 
     @property
     def reads_texts(self) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..graph import hybrid, mla
-from ..graph.attention_factors import attention_gate
+from ..graph import hybrid
+from ..graph.attention import mla
+from ..graph.attention.factors import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import kimi_delta
 from ..graph.dense import SWIGLU_LIMITS

@@ -13,8 +13,8 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..graph import mla
-from ..graph.attention_factors import attn_temperature
+from ..graph.attention import mla
+from ..graph.attention.factors import attn_temperature
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn

@@ -1,31 +1,18 @@
-"""DeepSeek-V3.2: DeepSeek-V3 with sparse attention, here for as many tokens as it attends to.
+"""DeepSeek-V3.2: DeepSeek-V3 with an indexer that chooses the keys of each token (DSA).
 
-An indexer chooses the keys of a token (DSA). Up to that number, 2048 in the released models, it
-chooses all, and its tensors are not used.
 Source: DeepSeek-AI 2025, "DeepSeek-V3.2"; llama.cpp, ``llama_model_deepseek32``.
 """
 
 from __future__ import annotations
 
-from ..hparams import Key, Values
+from ..graph.attention import indexer
+from ..hparams import Values
 from ..mapping.rules import Config, Convert, Keys, Nextn
 from . import deepseek2
 
-HPARAMS: Values = {
-    **deepseek2.HPARAMS,
-    "n_sparse_keys": Key("attention.indexer.top_k"),
-    "n_indexer_head": Key("attention.indexer.head_count"),
-    "n_indexer_key": Key("attention.indexer.key_length"),
-}
+HPARAMS: Values = {**deepseek2.HPARAMS, **indexer.HPARAMS}
 
-TENSORS = {
-    **deepseek2.TENSORS,
-    "blk.{i}.indexer.attn_q_b.weight?": ("n_lora_q", "n_indexer_head*n_indexer_key"),
-    "blk.{i}.indexer.attn_k.weight?": ("n_embd", "n_indexer_key"),
-    "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
-    "blk.{i}.indexer.k_norm.bias?": ("n_indexer_key",),
-    "blk.{i}.indexer.proj.weight?": ("n_embd", "n_indexer_head"),
-}
+TENSORS = {**deepseek2.TENSORS, **indexer.TENSORS}
 
 MTP = Nextn()
 

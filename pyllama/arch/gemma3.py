@@ -14,7 +14,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
-from ..graph.attention_factors import attention_gate
+from ..graph.attention.factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, GATED_FFN, OUTPUT

@@ -16,9 +16,9 @@ from pyggml.tensor import Tensor
 
 from ..activation import gated
 from ..graph.altup import altup_correct, altup_merge, altup_predict, altup_streams, laurel, stream
+from ..graph.attention.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.builder import GraphBuilder
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
-from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
 from ..hparams import Key, Values, window_values
 from ..mapping.rules import (

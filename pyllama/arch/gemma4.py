@@ -15,11 +15,11 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..graph.altup import stream
+from ..graph.attention.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.builder import GraphBuilder
 from ..graph.dense import ffn_hidden
 from ..graph.experts import experts
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
-from ..graph.shared_kv import KEYS_AND_VALUES, SHARED_KV, normalized_qkv
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, Tensors, base_keys, check_config, text_of_vision

@@ -7,13 +7,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..hparams import Key, Values
+from ..hparams import Got, Key, Values
 from ..mapping.rules import Config, Keys
 from . import deepseek32
 
 NAME = "glm-dsa"
 
-HPARAMS: Values = {**deepseek32.HPARAMS, "expert_gating": Key("expert_gating_func", 2)}
+_NOT_IN_FILE = 2
+
+
+def _indexer_layers(got: Got) -> tuple[int, ...]:
+    """The layers with an indexer; files of GLM-5.2 without the key have llama.cpp's default."""
+    types: tuple[int, ...] = got["indexer_types"]
+    if _NOT_IN_FILE not in types:
+        return types
+    is_5_2 = got["n_ctx_train"] >= 1 << 20
+    return tuple(int(i < 2 or (i - 2) % 4 == 0 or not is_5_2) for i in range(len(types)))
+
+
+HPARAMS: Values = {
+    **deepseek32.HPARAMS,
+    "expert_gating": Key("expert_gating_func", 2),
+    "indexer_types": Key("attention.indexer.types", _NOT_IN_FILE, tuple),
+    "indexer_layers": _indexer_layers,
+    "indexer_neox": False,
+}
 
 TENSORS = deepseek32.TENSORS
 

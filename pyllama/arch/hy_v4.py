@@ -1,6 +1,6 @@
 """Hy4: latent attention with sinks and a gate, hyper-connections, experts with limits.
 
-Sparse attention as in ``deepseek32``: for as many tokens as it attends to.
+Sparse attention as in ``deepseek32``, if the model has it.
 Source: Tencent 2026, "Hy4"; llama.cpp, ``llama_model_hy_v4``.
 """
 
@@ -12,11 +12,11 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..graph import hyper_connections as hc
-from ..graph.attention_factors import attention_gate
+from ..graph.attention.factors import attention_gate
+from ..graph.attention.mla import latent_attention
 from ..graph.builder import GraphBuilder
 from ..graph.dense import SWIGLU_LIMITS
 from ..graph.ffn import ffn
-from ..graph.mla import latent_attention
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, float32
 from . import deepseek2, deepseek32, glm_dsa
@@ -28,6 +28,9 @@ HPARAMS: Values = {
     "n_sparse_keys": Key("attention.indexer.top_k", 0),
     "n_indexer_head": Key("attention.indexer.head_count", 0),
     "n_indexer_key": Key("attention.indexer.key_length", 0),
+    "indexer_eps": lambda got: got["norm_eps"],
+    "indexer_neox": False,
+    "indexer_rope_last": True,
     "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
 }
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..graph import hybrid, mla
+from ..graph import hybrid
+from ..graph.attention import mla
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import KIMI_DELTA, KIMI_DELTA_TENSORS, kimi_delta, kimi_states_of
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, only_in

@@ -14,7 +14,7 @@ from functools import partial
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..graph.attention_factors import attention_gate
+from ..graph.attention.factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..graph.attention_factors import attn_temperature
+from ..graph.attention.factors import attn_temperature
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.experts import experts, shared_experts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from ..graph import mla
+from ..graph.attention import mla
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Got, Key, Values

@@ -10,7 +10,7 @@ import math
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
-from ..graph.attention_factors import attn_temperature
+from ..graph.attention.factors import attn_temperature
 from ..graph.builder import GraphBuilder
 from ..hparams import Got, Key, Values
 from ..mapping.rules import Config, Convert, Keys, text_of_vision

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..graph import mla
+from ..graph.attention import mla
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import Values
 from ..mapping.rules import Convert, hidden_act

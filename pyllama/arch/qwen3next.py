@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..graph import hybrid
-from ..graph.attention_factors import attention_of_gated_queries
+from ..graph.attention.factors import attention_of_gated_queries
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in
 from ..hparams import Got, Key, Values

@@ -17,6 +17,7 @@ import pyggml as ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
+from pyggml.ops.attention.rope import RopeMode
 from pyggml.tensor import Dims, Tensor
 
 from ..activation import POSITIVE
@@ -94,6 +95,9 @@ class GraphBuilder:
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
             of those to compute embeddings for.
+        chosen_rows: I32 [4, T], the entries of ``chosen`` that each token attends to; None where
+            tokens attend to all keys.
+        chosen: I32 [2, n, T], for each token the cells that the last indexer chose; None before it.
         query_rows: I64 [T], rows of ``Reduction.queries`` (-1: none); None without a reduction.
         logits: [n_vocab, n_outputs]; None without outputs.
         argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
@@ -151,6 +155,10 @@ class GraphBuilder:
         if kv.states is not None:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
+        self.chosen_rows: Tensor | None = None
+        self.chosen: Tensor | None = None
+        if any(cache.indexer_keys for cache in kv.caches):
+            self.chosen_rows = self._input(GGMLType.I32, "attn_inp_rows_chosen", 4, n_tokens)
         self.query_rows: Tensor | None = None
         if kv.reduction is not None:
             self.query_rows = self._input(GGMLType.I64, "inp_query_rows", n_tokens)
@@ -274,9 +282,13 @@ class GraphBuilder:
         weight = self.weights[prefix] if prefix in self.weights else self.weight(f"{prefix}.weight")
         return ops.mul(self.ctx, norm.set_name(f"norm{_layer(name)}"), weight).set_name(name)
 
-    def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
-        """Layer norm of each row, times the weight, plus the bias if the model has one."""
-        norm = ops.norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
+    def layer_norm(self, x: Tensor, prefix: str, name: str, eps: float = 0.0) -> Tensor:
+        """Layer norm of each row, times the weight, plus the bias if the model has one.
+
+        Args:
+            eps: 0: the model's.
+        """
+        norm = ops.norm(self.ctx, x, eps or self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
         y = ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight"))
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
@@ -440,6 +452,12 @@ class GraphBuilder:
         if self.hparams.rope_freq_base_swa and self.hparams.window(layer):
             freqs = None  # a base of its own is without scaling
         first = x.ne[0] - params["n_dims"] if self.hparams.rope_last else 0
+        return self._rotate_from(first, x, freqs, params)
+
+    def _rotate_from(
+        self, first: int, x: Tensor, freqs: Tensor | None, params: Mapping[str, Any]
+    ) -> Tensor:
+        """Rotate the columns from ``first`` on."""
         if first == 0:
             return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
         head, last = (
@@ -451,7 +469,7 @@ class GraphBuilder:
 
     def attention(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,
-        distances: Tensor | None = None,
+        distances: Tensor | None = None, chosen: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Store keys and values in the layer's cache, then attend to the cache.
 
@@ -464,6 +482,7 @@ class GraphBuilder:
             k, v: None in a layer that uses the cache of an earlier one; v also where values are
                 columns of the keys.
             distances: from `distance_bias`.
+            chosen: the cells that each token attends to, from ``indexer.choose_keys``; None: all.
 
         Shape:
             q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
@@ -476,7 +495,8 @@ class GraphBuilder:
         self.graph.build_forward_expand(q)
         self._store_queries(q, layer)
         self.store(k, v, layer)
-        return self._attend(q, layer, self.rows[self.kv.caches.index(kv)], distances)
+        rows = self.rows[self.kv.caches.index(kv)]
+        return self._attend(q, layer, rows, distances, chosen)
 
     def store(self, k: Tensor | None, v: Tensor | None, layer: int) -> None:
         """Store keys and values of the tokens in the layer's cache.
@@ -490,6 +510,31 @@ class GraphBuilder:
             if new is not None:  # [head_dim, n_head_kv, T]
                 new = ops.permute(self.ctx, self._hadamard(new, n), 0, 2, 1, 3)
                 self.graph.build_forward_expand(ops.set_rows(self.ctx, cache, new, index))
+
+    def store_index(self, k: Tensor, layer: int) -> None:
+        """Store keys of the layer's indexer.
+
+        Shape:
+            k [n_indexer_key, 1, T]
+        """
+        kv = self.kv.of_layer(layer)
+        k = ops.reshape_2d(self.ctx, k, k.ne[0], k.ne[2])
+        index = self.kv_index[self.kv.caches.index(kv)]
+        self.graph.build_forward_expand(ops.set_rows(self.ctx, kv.indexer_keys[layer], k, index))
+
+    def rope_of_indexer(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+        """Rotate queries or keys of an indexer, whose pairs of columns may be others.
+
+        Args:
+            params: the layer's, of ``HParams.rope``.
+
+        Shape:
+            x [n_indexer_key, n, T] -> the same
+        """
+        own = self.hparams.own
+        mode = RopeMode.NEOX if own["indexer_neox"] else RopeMode.NORMAL
+        first = x.ne[0] - params["n_dims"] if own["indexer_rope_last"] else 0
+        return self._rotate_from(first, x, None, {**params, "mode": mode})
 
     def _store_queries(self, q: Tensor, layer: int) -> None:
         """Store queries of the last tokens of each sequence, if sequences are reduced."""
@@ -536,12 +581,20 @@ class GraphBuilder:
         q = self._hadamard(q, self.kv.of_layer(layer).rotate_k)
         return self._attend(q, layer, self.cross_rows, None)
 
-    def _attend(self, q: Tensor, layer: int, rows: Tensor, distances: Tensor | None) -> Tensor:
-        """Attend to the cells of ``rows``."""
+    def _attend(
+        self, q: Tensor, layer: int, rows: Tensor, distances: Tensor | None,
+        chosen: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attend to the cells of ``rows``, or to those ``chosen``."""
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         owner = self.hparams.cache_layer(layer)
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        cells: Tensor
+        branches: Tensor | None
         cells, branches = kv.tables(owner)
+        if chosen is not None:
+            assert self.chosen_rows is not None
+            cells, rows, branches = chosen, self.chosen_rows, None
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         out = ops.flash_attn_cells(
             ctx,
@@ -633,6 +686,11 @@ class GraphBuilder:
             rows = self._hadamard(self._apply_rope(rows, i, params), cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
+            if i in cache.indexer_keys:
+                of_head = ops.view_1d(ctx, cells, cells.ne[0])
+                rows = ops.get_rows(ctx, cache.indexer_keys[i], of_head)
+                rows = ops.reshape_3d(ctx, rows, rows.ne[0], 1, rows.ne[1])  # [n, 1, T]
+                self.store_index(self.rope_of_indexer(rows, params), i)
 
     def self_attention(self, x: Tensor, i: int) -> Tensor:
         """Attention of layer ``i`` with rope on its queries and keys.
@@ -766,7 +824,7 @@ class GraphBuilder:
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
         inputs = [self.positions, self.out_ids, *self.kv_index, *self.rows, *self.ranges.values()]
-        inputs += filter(None, [self.cross_rows, self.query_rows])
+        inputs += filter(None, [self.cross_rows, self.chosen_rows, self.query_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())

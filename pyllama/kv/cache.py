@@ -52,7 +52,10 @@ class KVCache(CellLists):
     Attributes:
         k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous. Values
             that are the first columns of keys (``values_in_keys``) are views of these.
-        stored: the tensors of keys and values that have memory of their own, and ``hidden``.
+        indexer_keys: by layer [n, n_cells], keys of the indexer that chooses a token's keys, in
+            host memory, F16 where keys are quantized; empty where tokens attend to all keys.
+        stored: the tensors of keys and values that have memory of their own, ``indexer_keys``, and
+            ``hidden``.
         hidden: F32 [n, n_cells], hidden states of the tokens for a head that drafts; None if they
             are not kept.
         rotate_k, rotate_v: size of the Hadamard transform of a head's elements before they are
@@ -101,8 +104,15 @@ class KVCache(CellLists):
             self.rotate_k = self.rotate_v = min(self.rotate_k, self.rotate_v)
         self._bufts = {i: layer_buft(i) for i in self.layers}
         sizes_bytes = {i: cell_bytes(hparams, i, type_k, type_v) * n_cells for i in self.layers}
-        self.size_bytes = sum(sizes_bytes.values())
         host_bytes = sum(n for i, n in sizes_bytes.items() if self._bufts[i].is_host)
+        indexed = []
+        if not window and hparams.chooses_keys(n_cells):
+            indexed = [i for i in self.layers if hparams.indexer_layers[i]]
+        index_ne = hparams.own.get("n_indexer_key", 0), n_cells
+        index_type = GGMLType.F16 if type_k.is_quantized else type_k
+        index_bytes = len(indexed) * n_cells * row_size(index_type, index_ne[0])
+        host_bytes += index_bytes
+        self.size_bytes = sum(sizes_bytes.values()) + index_bytes
         _check_memory(host_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
         sizes = {
@@ -124,7 +134,13 @@ class KVCache(CellLists):
         self.hidden: Tensor | None = None
         self.k = {i: new("k", i) for i in self.layers}
         self.v = {} if hparams.values_in_keys else {i: new("v", i) for i in self.layers}
-        self.stored: tuple[Tensor, ...] = (*self.k.values(), *self.v.values())
+        self.indexer_keys = {
+            i: self._contexts[HOST].new_tensor(index_type, index_ne).set_name(f"cache_index_l{i}")
+            for i in indexed
+        }
+        self.stored: tuple[Tensor, ...] = (
+            *self.k.values(), *self.v.values(), *self.indexer_keys.values()
+        )  # fmt: skip
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if buffer.mem is not None and buffer.size <= _HUGE_PAGES:

@@ -92,7 +92,8 @@ class Memory:
     Attributes:
         states: of recurrent layers; None if the model has none.
         reduction: of sequences to their important tokens; None if they keep all.
-        types: of keys and values, such as ``F16/F16``; also says which hidden states are kept.
+        types: of keys and values, such as ``F16/F16``; also says which hidden states are kept, and
+            whether keys of an indexer are.
         reads: the hidden states that are kept for a head; None: none are.
         caches: by ascending window; the first one decides whether the context is full. None without
             causality.
@@ -155,6 +156,8 @@ class Memory:
         if kv_keep:
             layers = self.caches[0].layers
             self.reduction = Reduction(hparams, kv_keep, kv_window, n_seq_max, layers, layer_buft)
+        if any(cache.indexer_keys for cache in self.caches):
+            self.types += " with keys of an indexer"
         self._windows = [cache for cache in self.caches if cache.window and cache.n_cells < n_ctx]
         self._every = checkpoint_every
         self.has_checkpoints = bool(self.states or self._windows)

@@ -242,6 +242,8 @@ def _header_builders(
 ) -> list[GraphBuilder]:
     """The builder of `header_graph`; of a model with encoder and decoder also the encoder's."""
     sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
+    if hparams.n_sparse_keys:
+        hparams = replace(hparams, n_sparse_keys=1)  # fewer than cells: with the indexer
     memory = Memory(hparams, _CELLS)
     made = [GraphBuilder(hparams, weights, memory, n_tokens, *sizes)]
     if hparams.has_encoder:

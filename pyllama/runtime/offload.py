@@ -205,6 +205,8 @@ class Planner:
             for i in cache.layers:
                 owned = (x for x in (cache.k[i], cache.v[i]) if x.view_src is None)
                 layers[1 + i].kv[self._owner(real(i))] += sum(map(_size, owned))
+                if i in cache.indexer_keys:
+                    layers[1 + i].kv[self._owner(HOST)] += _size(cache.indexer_keys[i])
         for by_layer in {} if memory.states is None else memory.states.tensors.values():
             for i, tensor in by_layer.items():
                 layers[1 + i].kv[self._owner(_buft(tensor))] += _size(tensor)

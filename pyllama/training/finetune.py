@@ -149,10 +149,11 @@ class Finetuner:
         self._backend = init_backend("cpu", n_threads=p.n_threads)
         self._pairs: Mapping[str, LoraPair] = {}
         hparams, weights = Overrides().apply(model.hparams, n_ctx), model.weights
-        if 0 < hparams.n_positions < n_ctx:
+        most = hparams.n_positions or hparams.n_sparse_keys  # an indexer has no gradient
+        if 0 < most < n_ctx:
             raise ModelError(
-                f"windows of {n_ctx} tokens are longer than the {hparams.n_positions} positions of "
-                f"this {hparams.arch} model: use a smaller `n_ctx`"
+                f"windows of {n_ctx} tokens are longer than the {most} positions of this "
+                f"{hparams.arch} model, or keys that it chooses: use a smaller `n_ctx`"
             )
         if p.lora is None:
             weights = _trainable_copies(model, self._backend)

@@ -87,7 +87,7 @@ class TrainingBuilder(GraphBuilder):
 
     def attention(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int,
-        distances: Tensor | None = None,
+        distances: Tensor | None = None, chosen: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Attend to the keys and values of the window; arguments as of ``GraphBuilder``."""
         ctx, hp = self.ctx, self.hparams.of_layer(layer)

@@ -68,6 +68,7 @@ from ..op import (
     require_type,
 )
 from ..rows.softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
+from .lists import branched_lists, check_lists, check_tables, entries_of, listed, token_rows
 
 __all__ = ["flash_attn_cells", "flash_attn_ext", "flash_attn_ranges"]
 
@@ -112,7 +113,7 @@ def _infer(
     if sinks is not None:
         check_sinks(_OP, sinks, q.ne[2])
     if not (cells is rows is branches is None):
-        _check_rows(q, k, mask, cells, rows, branches)
+        _check_tables(q, k, mask, cells, rows, branches)
     if distances is not None:
         require_type(_OP, "distances", distances, (F32,))
         shape = distances.ne[0] % 2 == 1 and distances.ne[1:] == (q.ne[2], 1, 1)
@@ -129,7 +130,7 @@ def _infer(
     return Out(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
 
 
-def _check_rows(
+def _check_tables(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None,
@@ -144,21 +145,7 @@ def _check_rows(
         "cells and rows come together, or rows alone; branches need both, and none has a mask",
     )
     assert rows is not None
-    require_type(_OP, "rows", rows, (I32,))
-    for name, lists in (("cells", cells), ("branches", branches)):
-        if lists is not None:
-            require_type(_OP, name, lists, (I32,))
-            require(
-                lists.ne[0] == 2 and lists.ne[3] == 1 and lists.is_contiguous(),
-                _OP,
-                f"{name} {lists.ne} must be [2, entries, lists] without gaps",
-            )
-    n = 4 if branches is None else 6
-    require(
-        rows.ne == (n, q.ne[1], 1, 1) and rows.is_contiguous(),
-        _OP,
-        f"rows {rows.ne} must be [{n}, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
-    )
+    check_tables(_OP, q.ne[1], cells, rows, branches)
     require(q.ne[3] == k.ne[3] == 1, _OP, f"rows need ne[3] == 1, got q {q.ne}, k {k.ne}")
 
 
@@ -193,20 +180,17 @@ def _flash_attn(
     if cells is None:
         _check_ranges(k.shape[2], rows[0, 0])
     else:
-        _check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
+        check_lists(k.shape[2], cells[0], rows[0, 0], None if branches is None else branches[0])
     out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
-    for t, (seq, begin, end, pos, *cut_branch) in enumerate(rows[0, 0]):
+    for t, row in enumerate(rows[0, 0]):
+        first, begin, end, pos = row[:4]
         if begin >= end:
             continue
         if cells is None:
             key_pos = np.arange(begin, end)
-            cell = seq + key_pos
+            cell = first + key_pos
         else:
-            entries = cells[0, seq]
-            if branches is not None and cut_branch[1]:
-                cut, branch = cut_branch
-                entries = np.concatenate([entries[:cut], branches[0, branch - 1]])
-            cell, key_pos = entries[begin:end].T
+            cell, key_pos = entries_of(row, cells[0], None if branches is None else branches[0]).T
         scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
         if max_bias:
             scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
@@ -227,63 +211,11 @@ def _check_ranges(n_keys: int, rows: Array) -> None:
             )
 
 
-def _check_lists(n_cells: int, cells: Array, rows: Array, branches: Array | None) -> None:
-    """Raise IndexError for lists that break a promise of the module."""
-    n_seq, n_list, _ = cells.shape
-    n_branches, n_entries = (0, 0) if branches is None else branches.shape[:2]
-    for t, (seq, begin, end, _, *rest) in enumerate(rows):
-        if begin >= end:
-            continue
-        cut, branch = rest if rest and rest[1] else (n_list, 0)
-        known = 0 <= seq < n_seq and 0 <= branch <= n_branches
-        if not known or begin < 0 or end > n_list:
-            raise IndexError(
-                f"token {t}: keys {begin}..{end - 1} of list {seq}, branch {branch}; there are "
-                f"{n_seq} lists of {n_list} entries and {n_branches} branches"
-            )
-        if branch and not (0 <= cut <= n_list and cut % 256 == 0 and end - cut <= n_entries):
-            raise IndexError(
-                f"token {t}: cut {cut} and end {end} of a branch of {n_entries} entries; a cut is "
-                f"a multiple of 256 up to {n_list}"
-            )
-        found = cells[seq, begin : min(end, cut), 0]
-        if branches is not None and branch:
-            after = slice(max(begin - cut, 0), max(end - cut, 0))
-            found = np.concatenate([found, branches[branch - 1, after, 0]])
-        if found.min() < 0 or found.max() >= n_cells:
-            raise IndexError(f"token {t}: cell {found.min()}..{found.max()} of {n_cells}")
-
-
 def _cost(node: Tensor) -> Cost:
     q, k, v, *_ = node.src
     assert q is not None and k is not None and v is not None
     macs = q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1] * (q.ne[0] + v.ne[0])  # indexed: at most
     return Cost(node.nbytes + q.nbytes + k.nbytes + v.nbytes, macs)
-
-
-def _cells(n_list: int, n_cells: int, n_seq: int) -> Arg:
-    """Random cells for each sequence at positions 0, 1, 2..."""
-
-    def values(rng: np.random.Generator) -> Array:
-        cells = [rng.permutation(n_cells)[:n_list] for _ in range(n_seq)]
-        return np.stack([np.stack([c, np.arange(n_list)], -1) for c in cells])
-
-    return Arg((2, n_list, n_seq), I32, values=values)
-
-
-def _rows(n_tokens: int, n_list: int, n_seq: int, window: int = 1 << 30) -> Arg:
-    """Tokens at the ends of the lists, one sequence after the other; the last one is padding."""
-
-    def values(rng: np.random.Generator) -> Array:
-        end = np.maximum(n_list - np.arange(n_tokens) // n_seq, 1)
-        rows = np.stack(
-            [np.arange(n_tokens) % n_seq, np.maximum(end - window, 0), end, end - 1], -1
-        )
-        if n_tokens > 2:
-            rows[-1] = (0, 0, 0, 0)
-        return rows
-
-    return Arg((4, n_tokens), I32, values=values)
 
 
 def _dense(hd: int, T: int, nh: int, nkv: int, n_kv: int, **kw: Any) -> Case:
@@ -302,7 +234,7 @@ def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: 
     k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
     v = replace(k, ne=(kw.pop("hdv", hd), *k.ne[1:]), type=kw.pop("type_v", type))
     q = arg(hd, nh, T, permute=(0, 2, 1, 3))
-    lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
+    lists = (listed(*n), token_rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
     far = kw.pop("farthest", None)
     distances = None if far is None else arg(2 * far + 1, nh, low=-3, high=3)
     sources = (q, k, v, None, sinks, *lists, None, distances)
@@ -310,39 +242,9 @@ def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: 
 
 
 def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> Case:
-    """T tokens: a chain of T / 3, branches of it, one of another sequence, and padding.
-
-    ``n`` = entries of the prefix, cells of the cache. Odd branches begin after the chain's end,
-    the others after its first token.
-    """
-    prefix, n_cells = n
-    cut, chain, window = prefix // 256 * 256, T // 3, kw.pop("window", 1 << 30)
-    depths = [*range(1, chain + 1), *(chain + 1 if i % 2 else 2 for i in range(chain, T - 2))]
-
-    def listed(cells: Array) -> Array:
-        return np.stack([cells, np.arange(len(cells))], -1)
-
-    def lists(rng: np.random.Generator) -> Array:
-        cells = rng.permutation(n_cells)[: prefix + chain + 1]
-        return np.stack([listed(cells), listed(cells[::-1])])
-
-    def branches(rng: np.random.Generator) -> Array:
-        size, after_cut = prefix - cut + chain + 1, np.array([0, cut])
-        return np.stack([listed(rng.permutation(n_cells)[:size]) + after_cut for _ in range(T)])
-
-    rows = np.zeros((T, 6))
-    for i, depth in enumerate(depths):
-        end = prefix + depth
-        branch = (cut, i + 1) if i >= chain else (0, 0)
-        rows[i] = (0, max(0, end - window), end, end - 1, *branch)
-    rows[T - 2] = (1, 0, prefix, prefix - 1, 0, 0)
-    type = kw.pop("type", F16)
-    k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
-    tables = (
-        Arg((2, prefix + chain + 1, 2), I32, values=lists),
-        Arg((6, T), I32, values=lambda rng: rows),
-        Arg((2, prefix - cut + chain + 1, T), I32, values=branches),
-    )
+    """``n`` = entries of the prefix, cells of the cache; see ``branched_lists``."""
+    type, tables = kw.pop("type", F16), branched_lists(T, *n, kw.pop("window", 1 << 30))
+    k = arg(hd, nkv, n[1], type=type, permute=(0, 2, 1, 3))
     q = arg(hd, nh, T, permute=(0, 2, 1, 3))
     return case(q, k, k, None, None, *tables, scale=hd**-0.5, **kw)
 

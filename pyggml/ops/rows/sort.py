@@ -29,7 +29,7 @@ def _infer_argsort(x: Tensor, order: str) -> Out:
     return Out(I32, x.ne)
 
 
-def _argsort(x: Array, order: str) -> Array:
+def stable_order(x: Array, order: str) -> Array:
     bits = (x.astype(np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
     keys = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the floats are
     keys = np.where(np.isnan(x), np.int32(0x7FFFFFFF), keys)
@@ -51,7 +51,7 @@ ARGSORT = define_op(
     src={"x": source(F32)},
     params={"order": "asc"},
     infer=_infer_argsort,
-    reference=_argsort,
+    reference=stable_order,
     cases=lambda: [
         *(
             case(a, order=order)
@@ -122,7 +122,7 @@ TOP_K = define_op(
     src={"x": source(F32)},
     params={"k": 1},
     infer=_infer_top_k,
-    reference=lambda x, k: _argsort(x, "desc")[..., :k],
+    reference=lambda x, k: stable_order(x, "desc")[..., :k],
     cases=lambda: [
         case(arg(1), k=1),
         case(arg(8, 17), k=2),

@@ -26,8 +26,9 @@ VARIANTS = {
         "tie_word_embeddings": False,
     },
 }
+VARIANTS["hy_v4_chosen"] = {**VARIANTS["hy_v4"], "index_topk": 12}
 
-LLAMA_CPP = ("hy_v4",)
+LLAMA_CPP = ("hy_v4", "hy_v4_chosen")
 
 
 def _of_layer(i: int) -> dict[str, list[int]]:
@@ -74,16 +75,15 @@ def _of_layer(i: int) -> dict[str, list[int]]:
     return {f"model.layers.{i}.{name}": shape for name, shape in parts.items()}
 
 
-SHAPES = {
-    "hy_v4": {
-        "model.embed_tokens.weight": [512, 64],
-        **_of_layer(0),
-        **_of_layer(1),
-        **_of_layer(2),
-        "model.hc_head.hc_head_fn": [3, 192],
-        "model.hc_head.hc_head_base": [3],
-        "model.hc_head.hc_head_scale": [1],
-        "model.norm.weight": [64],
-        "lm_head.weight": [512, 64],
-    },
+_SHAPES = {
+    "model.embed_tokens.weight": [512, 64],
+    **_of_layer(0),
+    **_of_layer(1),
+    **_of_layer(2),
+    "model.hc_head.hc_head_fn": [3, 192],
+    "model.hc_head.hc_head_base": [3],
+    "model.hc_head.hc_head_scale": [1],
+    "model.norm.weight": [64],
+    "lm_head.weight": [512, 64],
 }
+SHAPES = dict.fromkeys(VARIANTS, _SHAPES)

@@ -555,6 +555,13 @@ def cache_traits(
     return TypeTraits(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
 
 
+@cache
+def key_traits(kind: int, tail: int, tuned: Tuning) -> TypeTraits:
+    """Those of `cache_traits` that ``qk_direct`` needs, of keys without values."""
+    function = partial(_qk_direct, kind, tail, tuned.kv_hint)
+    return TypeTraits({KEYS_AHEAD: tuned.kv_keys}, {QK: function})
+
+
 @inline
 def lines_of(traits, place, d):
     """The number of cache lines of a row of ``d`` elements of keys (``KEY_BYTES``) or values."""

@@ -15,7 +15,7 @@ import pyggml as ops
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
-from .builder import GraphBuilder
+from ..builder import GraphBuilder
 
 
 def attention_gate(b: GraphBuilder, out: Tensor, x: Tensor, i: int, act: str) -> Tensor:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..hparams import Got, Key, Values
-from .builder import GraphBuilder
+from ...hparams import Got, Key, Values
+from ..builder import GraphBuilder
 
 
 def _in_layers(size: Callable[[Got, int], int], own: bool) -> Callable[[Got], tuple[int, ...]]:

@@ -19,9 +19,10 @@ import math
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..errors import ModelError
-from ..hparams import Got, Key, Values
-from .builder import GraphBuilder
+from ...errors import ModelError
+from ...hparams import Got, Key, Values
+from ..builder import GraphBuilder
+from .indexer import choose_keys
 
 _LATENT_EPS = 1e-6  # of the norms of compressed rows, whatever the model's other norms have
 
@@ -118,7 +119,9 @@ def latent_attention(b: GraphBuilder, x: Tensor, i: int, q_scale: Tensor | None 
     n_head, n_lora, n_rot = hp.n_head, hp.size("n_lora_kv"), hp.n_rot
     n_key, n_nope, n_value = (hp.size(name) for name in ("n_key", "n_nope", "n_value"))
     part = "attn_q_b" if f"blk.{i}.attn_q_b.weight" in b.weights else "attn_q"
-    q = b.linear(_latent_query(b, x, i), f"blk.{i}.{part}", f"q-{i}")
+    q = _latent_query(b, x, i)
+    chosen = choose_keys(b, x, q, i)
+    q = b.linear(q, f"blk.{i}.{part}", f"q-{i}")
     q = ops.reshape_3d(ctx, q, n_key, n_head, n_tokens)
     if q_scale is not None:
         q = ops.mul(ctx, q, q_scale)
@@ -139,7 +142,7 @@ def latent_attention(b: GraphBuilder, x: Tensor, i: int, q_scale: Tensor | None 
     q = ops.mul_mat(ctx, b.weight(f"blk.{i}.attn_k_b.weight"), q).set_name(f"q_absorbed-{i}")
     q = ops.concat(ctx, ops.permute(ctx, q, 0, 2, 1, 3), q_rot, 0).set_name(f"Qcur-{i}")
     k = ops.concat(ctx, ops.reshape_3d(ctx, latent, n_lora, 1, n_tokens), k_rot, 0)
-    out = b.attention(q, k.set_name(f"Kcur-{i}"), None, i)  # [n_lora * n_head, T]
+    out = b.attention(q, k.set_name(f"Kcur-{i}"), None, i, chosen=chosen)  # [n_lora * n_head, T]
     out = ops.permute(ctx, ops.reshape_3d(ctx, out, n_lora, n_head, n_tokens), 0, 2, 1, 3)
     out = ops.mul_mat(ctx, b.weight(f"blk.{i}.attn_v_b.weight"), out)  # [n_value, T, n_head]
     out = ops.cont(ctx, ops.permute(ctx, out, 0, 2, 1, 3)).set_name(f"kqv_expanded-{i}")

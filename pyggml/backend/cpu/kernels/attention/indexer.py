@@ -1,0 +1,221 @@
+"""INDEXER_TOP_K: the scores of a token's keys, then the keys with the highest ones.
+
+Scores are sums over the heads in their order, so a key's score depends on its row and the token
+alone. Up to 16 tokens share a launch whose chunks are parts of the keys, and another one chooses;
+of more tokens each is computed by one thread, with the scores in its scratch. The lowest chosen
+score is found by its bytes, from the highest one on, in four passes.
+
+The records have the sources in the order of FLASH_ATTN_EXT: q, k, weights, two empty ones, cells,
+rows, branches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .....compiler.jit import inline, inline_strict, kernel
+from .....dtype import GGMLType
+from .....rounding import ceil_div, round_up
+from .....tensor import Tensor
+from ...abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC5,
+    data,
+    f32_ptr,
+    first_row,
+    i32_ptr,
+    i64_ptr,
+    nb,
+    ne,
+    params_of,
+)
+from ...compile.lowering import CpuLowering, lowers
+from ...simd.attention.attend import TILE_ROWS
+from ...simd.element import F32, load_elem
+from ...tuning import tuning
+from ..rows.reduce import order_key
+from .attention import checked_rows, list_begin, list_end, list_entries
+from .attention_chunk import (
+    CELLS_BYTES,
+    CHUNK,
+    QK,
+    S_STRIDE,
+    find_cells,
+    key_traits,
+    qk_direct,
+)
+
+_SPLIT_TOKENS = 16  # with at most so many tokens, threads share the keys of each
+_BYTES = 256  # values of a byte
+
+
+class Indexer(NamedTuple):
+    """The values of the kernels."""
+
+    n_keys: int
+    splits: int  # of the keys of a token
+    scores: int  # address of the scores of all tokens, where threads share the keys
+    traits: int
+
+
+@inline
+def score_keys(node, t, begin, end, out, scratch):
+    """Write the scores of token ``t``'s keys in chunks [begin, end) of its list to ``out``.
+
+    Scratch: cells, scores of a pass of heads, and the queries with zeros up to a multiple of 8.
+    """
+    hd, n_head = ne(node, SRC0, 0), ne(node, SRC0, 1)
+    hd8, traits = (hd + 7) // 8 * 8, params_of(node, Indexer).traits
+    k, nb_k = data(node, SRC1), nb(node, SRC1, 1)
+    lo, hi = list_begin(node, t), list_end(node, t)
+    cells, scores = scratch, scratch + CELLS_BYTES
+    queries = scores + TILE_ROWS * S_STRIDE
+    for head in range(n_head):
+        x = f32_ptr(data(node, SRC0) + head * nb(node, SRC0, 1) + t * nb(node, SRC0, 2))
+        y = f32_ptr(queries + head * 4 * hd8)
+        for d in range(hd8):
+            y[d] = x[d] if d < hd else np.float32(0)
+    weights = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
+    for c in range(begin, end):
+        first = c * CHUNK
+        n = min(CHUNK, hi - first)
+        find_cells(list_entries(node, t, first), first, lo, hi, cells)
+        total = f32_ptr(out + 4 * first)
+        for j in range(n):
+            total[j] = np.float32(0)
+        for head in range(0, n_head, TILE_ROWS):
+            rows = min(TILE_ROWS, n_head - head)
+            query = queries + head * 4 * hd8
+            qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, k, nb_k, 0)
+            for i in range(rows):
+                weight, x = weights[head + i], f32_ptr(scores + i * S_STRIDE)
+                for j in range(n):
+                    total[j] += weight * max(x[j], np.float32(0))
+
+
+@inline_strict
+def rank(scores, i):
+    """An integer of 32 bits that orders like score ``i``."""
+    return np.int64(order_key(load_elem(F32, scores, i))) + (1 << 31)
+
+
+@inline_strict
+def lowest_rank(scores, lo, hi, n_keys, counts):
+    """The rank of the last of the ``n_keys`` best scores, and how many of this rank are taken."""
+    found, left, count = 0, n_keys, i64_ptr(counts)
+    for step in range(4):
+        shift = 24 - 8 * step
+        for byte in range(_BYTES):
+            count[byte] = 0
+        for i in range(lo, hi):
+            key = rank(scores, i)
+            if key >> (shift + 8) == found:
+                count[key >> shift & (_BYTES - 1)] += 1
+        byte = _BYTES - 1
+        while count[byte] < left:
+            left -= count[byte]
+            byte -= 1
+        found = found << 8 | byte
+    return found, left
+
+
+@inline_strict
+def choose_keys(node, t, scores, counts):
+    """Write the list of the keys of token ``t`` with the highest scores."""
+    lo, hi, n_keys = list_begin(node, t), list_end(node, t), params_of(node, Indexer).n_keys
+    lowest, equal = np.int64(0), hi - lo
+    if hi - lo > n_keys:
+        lowest, equal = lowest_rank(scores, lo, hi, n_keys, counts)
+    y, n = i32_ptr(data(node, DST) + t * nb(node, DST, 2)), 0
+    for i in range(lo, hi):
+        key = rank(scores, i)
+        if key < lowest or (key == lowest and equal == 0):
+            continue
+        equal -= 1 if key == lowest else 0
+        entry = i32_ptr(list_entries(node, t, i))
+        y[2 * n], y[2 * n + 1] = entry[0], entry[1]
+        n += 1
+    for i in range(2 * n, 2 * n_keys):
+        y[i] = 0
+
+
+@inline
+def chunks_of(node, t):
+    """The first chunk of token ``t``'s keys, and the number of chunks."""
+    lo, hi = list_begin(node, t), list_end(node, t)
+    return lo // CHUNK, (hi + CHUNK - 1) // CHUNK - lo // CHUNK if hi > lo else 0
+
+
+@kernel
+def indexer_scores(node, chunk, n_chunks, scratch):
+    """Parts of the keys of a token, in order."""
+    p = params_of(node, Indexer)
+    t, part = chunk // p.splits, chunk % p.splits
+    first, n = chunks_of(node, t)
+    begin, end = first + n * part // p.splits, first + n * (part + 1) // p.splits
+    score_keys(node, t, begin, end, p.scores + 4 * t * ne(node, SRC5, 1), scratch)
+
+
+@kernel
+def indexer_choose(node, chunk, n_chunks, scratch):
+    """Tokens. Reads a token's scores five times."""
+    p = params_of(node, Indexer)
+    for t in range(first_row(ne(node, DST, 2), chunk, n_chunks),
+                   first_row(ne(node, DST, 2), chunk + 1, n_chunks)):  # fmt: skip
+        choose_keys(node, t, p.scores + 4 * t * ne(node, SRC5, 1), scratch)
+
+
+@kernel
+def indexer_top_k(node, chunk, n_chunks, scratch):
+    """Tokens. Scratch: the counts of bytes, scores of all keys, then that of ``score_keys``."""
+    scores = scratch + 8 * _BYTES
+    rest = scores + (4 * ne(node, SRC5, 1) + 63) // 64 * 64
+    for t in range(first_row(ne(node, DST, 2), chunk, n_chunks),
+                   first_row(ne(node, DST, 2), chunk + 1, n_chunks)):  # fmt: skip
+        first, n = chunks_of(node, t)
+        score_keys(node, t, first, first + n, scores, rest)
+        choose_keys(node, t, scores, scratch)
+
+
+def _supports(node: Tensor) -> bool:
+    return node.src[0].ne[0] >= 8
+
+
+@lowers("INDEXER_TOP_K", _supports)
+def _lower_indexer_top_k(lowering: CpuLowering, node: Tensor) -> None:
+    q, k, weights, cells, rows, branches = (*node.src, None)[:6]
+    hd, n_head, n_tokens = q.ne[:3]
+    n_list = cells.ne[1]
+    n_splits = min(lowering.n_threads, ceil_div(n_list, CHUNK))
+    shared = n_tokens <= _SPLIT_TOKENS
+    checked = checked_rows(lowering, node, cells, rows, branches)
+    scores = lowering.take(4 * n_list * n_tokens) if shared else None
+    params = Indexer(
+        n_keys=node.op_params["n_keys"],
+        splits=n_splits,
+        scores=scores.address if scores else 0,
+        traits=lowering.traits(key_traits(int(k.type), hd % 8, tuning()), QK),
+    )
+    src = (q, k, weights, None, None, cells, rows, branches)
+    scratch = CELLS_BYTES + TILE_ROWS * S_STRIDE + 4 * n_head * round_up(hd, 8) + 64
+    variant = GGMLType(k.type).name.lower()
+    if scores is None:
+        scratch += 8 * _BYTES + round_up(4 * n_list, 64)
+        lowering.launch(
+            indexer_top_k, node, params, n_tokens,
+            src=src, work=[checked], scratch=scratch, variant=variant,
+        )  # fmt: skip
+        return
+    lowering.launch(
+        indexer_scores, node, params, n_tokens * n_splits,
+        src=src, work=[checked], writes=scores, scratch=scratch, variant=variant,
+    )  # fmt: skip
+    lowering.launch(
+        indexer_choose, node, params, n_tokens,
+        src=src, work=[scores], scratch=8 * _BYTES,
+    )  # fmt: skip

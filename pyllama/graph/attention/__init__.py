@@ -1,0 +1,1 @@
+"""Forms of attention: compressed keys (MLA), chosen keys (DSA), shared ones, factors, gates."""

@@ -1,0 +1,81 @@
+"""Sparse attention (DSA): an indexer chooses the keys that a token attends to.
+
+    chosen = choose_keys(b, x, q, i)               # None: all
+    out = b.attention(q, k, v, i, chosen=chosen)
+
+The indexer has a few heads of queries and one of keys, which ``KVCache.indexer_keys`` keeps. The
+score of a key is the sum over the heads of ``weight * relu(q k)``, with weights that are a
+projection of the token; the ``n_sparse_keys`` best keys are chosen. A context with no more cells
+attends to all keys, and computes no scores. A layer without an indexer of its own takes what the
+last one chose.
+Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1; llama.cpp, ``llama_model_deepseek32``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pyggml as ops
+from pyggml.tensor import Tensor
+
+from ...hparams import Got, Key, Values
+from ..builder import GraphBuilder
+
+
+def _by_layer(name: str, got: Got) -> tuple[int, ...]:
+    """A size of the indexer in each layer, 0 where it has none: there are no tensors either."""
+    return tuple(got[name] if own else 0 for own in got["indexer_layers"])
+
+
+HPARAMS: Values = {
+    "n_sparse_keys": Key("attention.indexer.top_k"),
+    "n_indexer_head": Key("attention.indexer.head_count"),
+    "n_indexer_key": Key("attention.indexer.key_length"),
+    "indexer_layers": Key("attention.indexer.types", 1, tuple),
+    "n_index_head": partial(_by_layer, "n_indexer_head"),
+    "n_index_key": partial(_by_layer, "n_indexer_key"),
+    "indexer_eps": 1e-6,  # of the norm of its keys
+    "indexer_neox": True,  # pairs of rotated columns are n_rot / 2 apart
+    "indexer_rope_last": False,  # the last columns are rotated, not the first
+}
+
+TENSORS = {
+    "blk.{i}.indexer.attn_q_b.weight": ("n_lora_q", "n_index_head*n_index_key"),
+    "blk.{i}.indexer.attn_k.weight": ("n_embd", "n_index_key"),
+    "blk.{i}.indexer.k_norm.weight": ("n_index_key",),
+    "blk.{i}.indexer.k_norm.bias": ("n_index_key",),
+    "blk.{i}.indexer.proj.weight": ("n_embd", "n_index_head"),
+}
+
+
+def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
+    """The cells of the keys that each token attends to in layer ``i``; None for all.
+
+    Args:
+        x: what the layer's attention reads.
+        q: the compressed queries.
+
+    Shape:
+        x [n_embd, T], q [n_lora_q, T] -> I32 [2, n_sparse_keys, T]
+    """
+    if b.chosen_rows is None:
+        return None
+    ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
+    if i not in kv.indexer_keys:
+        return b.chosen
+    n_head, n = hp.size("n_indexer_head"), hp.size("n_indexer_key")
+    q = b.linear(q, f"blk.{i}.indexer.attn_q_b", f"indexer_q-{i}")
+    q = ops.reshape_3d(ctx, q, n, n_head, n_tokens)
+    q = b.rope_of_indexer(q, hp.rope(i)).set_name(f"indexer_q-{i} (roped)")
+    k = b.linear(x, f"blk.{i}.indexer.attn_k", f"indexer_k-{i}")
+    k = b.layer_norm(k, f"blk.{i}.indexer.k_norm", f"indexer_k_normed-{i}", hp.own["indexer_eps"])
+    k = b.rope_of_indexer(ops.reshape_3d(ctx, k, n, 1, n_tokens), hp.rope(i))
+    b.store_index(k.set_name(f"indexer_k-{i} (roped)"), i)
+    weights = b.linear(x, f"blk.{i}.indexer.proj", f"indexer_weights-{i}")
+    weights = ops.scale(ctx, weights, 1 / math.sqrt(n * n_head))
+    rows = b.rows[b.kv.caches.index(kv)]
+    b.chosen = ops.indexer_top_k(
+        ctx, q, kv.indexer_keys[i], weights, kv.cells, rows, hp.n_sparse_keys, branches=kv.branches
+    ).set_name(f"indexer_top_k-{i}")
+    return b.chosen
