@@ -16,7 +16,7 @@ import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
-from ..graph.attention_factors import attention_gate
+from ..graph.attention.factors import attention_gate
 from ..graph.builder import GraphBuilder
 from ..graph.ffn import ffn
 from ..hparams import Got, Key, Values
