@@ -31,6 +31,7 @@ from ..inputs.budget import shown
 from ..mapping.rules import Array, Config, Tensors
 from ..runtime.loader import qkv_patterns, tensor_sizes
 from .files.decoded import Blocks, CheckpointTensor, DecodedTensor, PackedBlocks
+from .files.stored import StoredTensor
 from .nextn import NEXTN_NAMES
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,12 @@ def plan_tensors(
     results = [one for source in sources.items() for one in change.plan(*source)]
     with config_errors(folder, arch):
         extra = arch.CONVERT.extra(config)
+        of_rope = {name for name in extra if name.startswith("rope_")}
+        if others := of_rope - {pattern.rstrip("?") for pattern in arch.TENSORS}:
+            raise ModelError(
+                f"config.json: the RoPE scaling needs {min(others)!r}, which this architecture "
+                "lacks; this variant is not supported"
+            )
     results += [
         ConvertedTensor(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()
     ]
@@ -285,12 +292,18 @@ def _pattern(name: str) -> str:
 
 
 def _is_tied(sources: Mapping[str, _Members], config: Config) -> bool:
-    """Return whether the checkpoint's output matrix is a copy of the embedding."""
+    """Return whether the checkpoint's output matrix is a copy of the embedding.
+
+    ``tie_word_embeddings`` alone does not say so: transformers and llama.cpp use a matrix of other
+    values all the same.
+    """
     if "output.weight" not in sources or "token_embd.weight" not in sources:
         return False
     output, embd = (sources[name][_NO_EXPERT][1] for name in ("output.weight", "token_embd.weight"))
+    if not (isinstance(output, StoredTensor) and isinstance(embd, StoredTensor)):
+        return False
     same = (output.path, output.offset) == (embd.path, embd.offset)
-    return config.get("tie_word_embeddings") is True or same
+    return (same or config.get("tie_word_embeddings") is True) and output.equals(embd)
 
 
 def _scales(members: list[PackedBlocks]) -> dict[str, Array]:

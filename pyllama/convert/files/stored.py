@@ -11,6 +11,7 @@ of the file do not count as memory of the process.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,24 @@ class StoredTensor:
         """Return the values in the type of the file. Raises: ModelError: it cannot be read."""
         return self._shaped(DTYPES[self.dtype])
 
+    def equals(self, other: StoredTensor) -> bool:
+        """Return whether the other has the same type, shape and bytes. Raises: ModelError."""
+        if (self.path, self.offset) == (other.path, other.offset):
+            return self == other
+        alike = (self.dtype, self.shape, self.strides) == (other.dtype, other.shape, other.strides)
+        parts = zip(self._parts(self._span), other._parts(self._span), strict=True)
+        return alike and all(np.array_equal(a.view("u1"), b.view("u1")) for a, b in parts)
+
+    @property
+    def _span(self) -> int:
+        """The number of elements in the file from the first to the last."""
+        if self.strides is None or not self.size:
+            return self.size
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
     def _shaped(self, type: npt.DTypeLike) -> npt.NDArray[Any]:
-        span = self.size
-        if self.strides is not None and span:
-            span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        values = self._read_flat(span, type)
-        if self.strides is None or not span:
+        values = self._read_flat(self._span, type)
+        if self.strides is None or not self.size:
             return values.reshape(self.shape)
         # the stride of a dimension of size 1 is arbitrary
         size = values.itemsize
@@ -115,19 +128,26 @@ class StoredTensor:
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(values, self.shape, strides))
 
     def _read_flat(self, n: int, type: npt.DTypeLike) -> npt.NDArray[Any]:
-        out, dtype = np.empty(n, type), DTYPES[self.dtype]
+        out, start = np.empty(n, type), 0
+        for raw in self._parts(n):
+            part = out[start : start + raw.size]
+            with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite
+                part[...] = raw if out.dtype == raw.dtype else _floats(raw, self.dtype)
+            start += raw.size
+        return out
+
+    def _parts(self, n: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the first ``n`` elements, in the type of the file."""
         try:
             with open_regular(self.path) as file:
                 file.seek(self.offset)
                 for i in range(0, n, _CHUNK):
-                    part = out[i : i + _CHUNK]
-                    raw = np.fromfile(file, dtype, part.size)
-                    if raw.size != part.size:
+                    wanted = min(_CHUNK, n - i)
+                    raw = np.fromfile(file, DTYPES[self.dtype], wanted)
+                    if raw.size != wanted:
                         raise ModelError(f"{self.path}: the file was truncated while reading")
-                    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite
-                        part[...] = raw if out.dtype == dtype else _floats(raw, self.dtype)
+                    yield raw
         except OSError as error:
             raise ModelError(
                 f"{self.path}: cannot be read: {error.strerror or error}; check the disk"
             ) from error
-        return out

@@ -46,7 +46,8 @@ def change(name: str, x: Array, config: Config) -> Tensors:
 
 
 def extra(config: Config) -> Tensors:
-    return {"factors.weight": np.ones(4, np.float32)} if "factors" in config else {}
+    names = [name for name in ("factors", "rope_freqs") if name in config]
+    return {f"{name}.weight": np.ones(4, np.float32) for name in names}
 
 
 CONVERT = Convert(
@@ -118,12 +119,20 @@ def test_vision_tensors_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_tied_output(tmp_path: Path) -> None:
     tensors = checkpoint()
     names = [one.name for one in plan(tmp_path, tensors, tie_word_embeddings=True)]
+    assert "output.weight" in names  # a matrix of its own is used in any case
+    tensors["head.weight"] = tensors["m.embed.weight"]
+    names = [one.name for one in plan(tmp_path, tensors, tie_word_embeddings=True)]
     assert "output.weight" not in names and "token_embd.weight" in names
     stored = read_safetensors(tmp_path / "model.safetensors")
     stored["head.weight"] = stored["m.embed.weight"]  # PyTorch stores a shared tensor once
     assert len(plan_tensors(tmp_path, stored, {}, ARCH)) == len(names)
     del tensors["m.embed.weight"]  # without an embedding, the output is not a duplicate
     assert "output.weight" in [one.name for one in plan(tmp_path, tensors)]
+
+
+def test_rope_factors_that_the_graph_does_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"RoPE scaling needs 'rope_freqs.weight'"):
+        plan(tmp_path, checkpoint(), rope_freqs=True)
 
 
 def without(tensors: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
