@@ -242,6 +242,8 @@ def _check_sizes(file: GGUFFile, hp: HParams) -> None:
     if hp.n_expert:
         used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
         _check(file, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
+        groups = f"{hp.n_expert} experts in {hp.n_expert_groups} groups"
+        _check(file, hp.n_expert % max(hp.n_expert_groups, 1) == 0, groups, "equal groups")
     kinds = {bool(hp.window(i)) for i in range(hp.n_layer_kv or hp.n_layer)}
     for i in range(hp.n_layer):
         shared = f"no keys and values before layer {hp.n_layer_kv} that layer {i} could use"

@@ -68,5 +68,8 @@ CONVERT = Convert(
     models=("GlmForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
     tensors=_HF | {f"transformer.{name}": x for name, x in _THUDM.items()},
     keys=_keys,
+    of_class={
+        "GlmForCausalLM": {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7}
+    },
     ignored=("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq"),
 )

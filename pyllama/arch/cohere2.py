@@ -20,6 +20,7 @@ HPARAMS: Values = {
 }
 
 TENSORS = without(command_r.TENSORS, "_norm.weight?")
+_NAMED = {name.rstrip("?") for name in TENSORS}
 
 build_graph = command_r.build_graph
 
@@ -34,7 +35,7 @@ def _keys(config: Config) -> Keys:
 CONVERT = replace(
     command_r.CONVERT,
     models=("Cohere2ForCausalLM",),
-    tensors={name: x for name, x in command_r.CONVERT.tensors.items() if x in TENSORS or ".*" in x},
-    defaults={**command_r.CONVERT.defaults, "sliding_window": 4096},
+    tensors={name: x for name, x in command_r.CONVERT.tensors.items() if x in _NAMED or ".*" in x},
+    defaults={**command_r.CONVERT.defaults, "rope_theta": 10000.0, "sliding_window": 4096},
     keys=_keys,
 )

@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
-from ..graph.tensors import GATED_FFN, QKV, tensors, without
+from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors, without
 from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys
 from . import qwen2
@@ -32,8 +32,7 @@ TENSORS = tensors(
         "blk.{i}.attn_k_norm.weight?": ("head_dim", "n_head_kv"),
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         **GATED_FFN,
-        "output_norm.weight": ("n_embd",),
-        "token_embd.weight": ("n_embd", "n_vocab"),
+        **OUTPUT,
     }
 )
 
@@ -68,12 +67,16 @@ def keys(config: Config) -> Keys:
 CONVERT = Convert(
     models=("CohereForCausalLM",),
     tensors={
-        **without(qwen2.CONVERT.tensors, "post_attention", "lm_head"),
+        **without(qwen2.CONVERT.tensors, "post_attention"),
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
         "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
     },
-    defaults={"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 10000.0},
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq"),
+    defaults={
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
     keys=keys,
 )

@@ -194,4 +194,12 @@ CONVERT = Convert(
     keys=_keys,
     change=change_latent,
     defaults={"rms_norm_eps": 1e-6},
+    of_class={
+        "DeepseekV3ForCausalLM": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        "Glm4MoeLiteForCausalLM": {
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-5,
+            "routed_scaling_factor": 1.8,
+        },
+    },
 )

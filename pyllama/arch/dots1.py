@@ -46,5 +46,5 @@ CONVERT = Convert(
     models=("Dots1ForCausalLM",),
     tensors={**qwen3.CONVERT.tensors, **qwen2moe.DEEPSEEK},
     keys=_keys,
-    defaults={"norm_topk_prob": False},
+    defaults={"norm_topk_prob": False, "rms_norm_eps": 1e-6},
 )

@@ -32,4 +32,9 @@ def _keys(config: Config) -> Keys:
     return keys | base_keys(config, "silu") | window_keys(config, 4)
 
 
-CONVERT = replace(olmo2.CONVERT, models=("Exaone4ForCausalLM",), keys=_keys)
+CONVERT = replace(
+    olmo2.CONVERT,
+    models=("Exaone4ForCausalLM",),
+    keys=_keys,
+    defaults={"sliding_window": 4096},
+)

@@ -40,7 +40,8 @@ def _keys(config: Config) -> Keys:
     n_exp = int(config["moe_intermediate_size"])
     shared = int(config["num_shared_experts"])
     return (
-        base_keys(config, "silu")
+        {"rope.scaling.type": "none"}
+        | base_keys(config, "silu")
         | window_keys(config, 4)
         | {
             "leading_dense_block_count": dense_lead(config),
@@ -52,7 +53,6 @@ def _keys(config: Config) -> Keys:
             "expert_weights_scale": float32(config["routed_scaling_factor"]),
             "expert_weights_norm": bool(config["norm_topk_prob"]),
             "nextn_predict_layers": 0,  # layers that predict more tokens are left out
-            "rope.scaling.type": "none",
         }
     )
 

@@ -16,7 +16,7 @@ from . import gemma3, llama, qwen2
 
 HPARAMS: Values = {"rope_neox": True, "embedding_scale": gemma3.HPARAMS["embedding_scale"]}
 
-TENSORS = without(qwen2.TENSORS, ".bias", "output.weight?")
+TENSORS = without(qwen2.TENSORS, ".bias")
 
 build_graph = partial(llama.decoder, act="gelu")
 
@@ -30,9 +30,14 @@ def _keys(config: Config) -> Keys:
 
 CONVERT = Convert(
     models=("GemmaForCausalLM",),
-    tensors=without(qwen2.CONVERT.tensors, "lm_head.weight"),
-    defaults={"head_dim": 256, "num_key_value_heads": 16, "rope_theta": 10000.0},
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq"),
+    tensors=qwen2.CONVERT.tensors,
+    defaults={
+        "head_dim": 256,
+        "num_key_value_heads": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
     keys=_keys,
     change=gemma3.add_one,
 )

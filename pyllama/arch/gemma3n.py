@@ -172,5 +172,6 @@ CONVERT = Convert(
     },
     other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
     keys=_keys,
+    defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
     change=pad_vocabulary,
 )

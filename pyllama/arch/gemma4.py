@@ -175,6 +175,7 @@ CONVERT = Convert(
     tensors=text_of_vision(_NAMES),
     other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
     keys=_keys,
+    defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
     change=gemma3n.pad_vocabulary,
     extra=_rope_factors,
 )

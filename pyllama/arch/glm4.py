@@ -37,6 +37,12 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
         "model.layers.{i}.post_mlp_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
     },
-    defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rope_theta": 10000.0},
+    defaults={
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-7,
+        "rope_theta": 10000.0,
+    },
     keys=_keys,
 )

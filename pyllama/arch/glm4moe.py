@@ -43,4 +43,5 @@ CONVERT = Convert(
     },
     keys=_keys,
     defaults={"norm_topk_prob": True},
+    of_class={"SolarOpenForCausalLM": {"head_dim": 128, "rope_theta": 1000000.0}},
 )

@@ -87,6 +87,11 @@ CONVERT = Convert(
     },
     keys=_keys,
     change=_change,
-    defaults={"rope_theta": 150000.0},
+    defaults={
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+    },
     prefix="model.",
 )

@@ -62,6 +62,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 CONVERT = replace(
     llama.CONVERT,
+    defaults={"rms_norm_eps": 1e-6},
     models=("GraniteForCausalLM", _GRANITE_4),
     tensors={
         **llama.CONVERT.tensors,

@@ -63,5 +63,6 @@ CONVERT = replace(
         "model.layers.{i}.shared_mlp.input_linear.weight": "blk.{i}.ffn_up_shexp.weight",
     },
     keys=_keys,
+    defaults={"rms_norm_eps": 1e-5},
     change=llama.CONVERT.change,
 )

@@ -30,7 +30,7 @@ def _n_chunk(got: Got) -> int:
 
 
 HPARAMS: Values = {
-    "rope_neox": True,
+    **qwen3moe.HPARAMS,
     "n_group_experts": Key("experts_per_group"),
     "group_scale": Key("expert_group_scale", type=float),
     "n_ff_chunk_key": Key("expert_chunk_feed_forward_length", 0),

@@ -50,5 +50,10 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.expert_bias": "blk.{i}.exp_probs_b",
     },
     keys=_keys,
-    defaults={"num_shared_experts": 1, "router_scaling_factor": 1.0},
+    defaults={
+        "head_dim": 128,
+        "num_shared_experts": 1,
+        "rope_theta": 11158840.0,
+        "router_scaling_factor": 1.0,
+    },
 )

@@ -20,4 +20,5 @@ CONVERT = replace(
     models=("Jais2ForCausalLM",),
     tensors=nemotron.CONVERT.tensors,
     keys=partial(llama.keys, act="relu_sqr"),
+    defaults={"layer_norm_eps": 1e-5},
 )

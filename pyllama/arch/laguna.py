@@ -80,4 +80,5 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.experts.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
+    defaults={"rms_norm_eps": 1e-6},
 )

@@ -125,7 +125,10 @@ def change_fused(name: str, x: Array, config: Config) -> Tensors:
 CONVERT = Convert(
     models=(
         "LlamaForCausalLM",
+        "LLaMAForCausalLM",  # of the first conversions
         "LlamaModel",
+        "InternLM3ForCausalLM",
+        "IQuestCoderForCausalLM",
         "MistralForCausalLM",
         "MistralModel",
         "MixtralForCausalLM",
@@ -148,6 +151,19 @@ CONVERT = Convert(
     },
     keys=keys,
     change=change,
+    of_class={
+        "LlamaForCausalLM": {"rms_norm_eps": 1e-6},
+        "MistralForCausalLM": {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+        "MixtralForCausalLM": {
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+        },
+    },
     prefix="model.",
     accepts=lambda config: not config.get("draft_vocab_size"),  # eagle3
 )

@@ -70,8 +70,9 @@ def build_graph(b: GraphBuilder) -> Tensor:
 def _ffn(b: GraphBuilder, x: Tensor, i: int, residual: Tensor) -> Tensor:
     if not b.hparams.has_experts(i):
         return ffn(b, x, i, "silu", residual=residual)
-    routed = experts(b, x, i, "silu", weigh_inputs=True)
-    return ops.add(b.ctx, ops.add(b.ctx, routed, shared_experts(b, x, i, "silu")), residual)
+    act = b.hparams.hidden_act or "silu"
+    routed = experts(b, x, i, act, weigh_inputs=True)
+    return ops.add(b.ctx, ops.add(b.ctx, routed, shared_experts(b, x, i, act)), residual)
 
 
 def _keys(config: Config) -> Keys:
@@ -89,6 +90,8 @@ def _keys(config: Config) -> Keys:
         attn_temperature_tuning=True,
         layer_types=[("full", "chunked")[windowed and x] + "_attention" for x in rope],
     )
+    if not config.get("no_rope_layers"):
+        check_config(config, no_rope_layer_interval=_PERIOD)
     keys = base_keys(config, "silu")
     keys["rope.dimension_count"] = keys["attention.key_length"]
     keys["feed_forward_length"] = int(config["intermediate_size_mlp"])
@@ -115,4 +118,5 @@ CONVERT = Convert(
     other_media=("vision_model.*", "multi_modal_projector.*"),
     keys=_keys,
     change=split_experts,
+    defaults={"head_dim": 128, "num_experts_per_tok": 1, "rope_theta": 500000.0},
 )

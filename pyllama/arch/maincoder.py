@@ -31,5 +31,6 @@ CONVERT = replace(
     qwen3.CONVERT,
     models=("MaincoderForCausalLM",),
     keys=llama.keys,
+    defaults={},
     change=qwen2.CONVERT.change,  # rope is on adjacent pairs in checkpoints, too
 )

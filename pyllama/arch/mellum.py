@@ -26,7 +26,7 @@ def _keys(config: Config) -> Keys:
         config, norm_topk_prob=True, attention_bias=False,
         mlp_layer_types=["sparse"] * int(config["num_hidden_layers"]),
     )  # fmt: skip
-    keys = qwen2.CONVERT.keys({**config, "use_sliding_window": False})
+    keys = qwen2.keys({**config, "use_sliding_window": False})
     windows = "sliding_attention" in (config.get("layer_types") or ())
     return keys | window_keys(config, 4) if windows else keys
 
@@ -35,5 +35,6 @@ CONVERT = replace(
     qwen3moe.CONVERT,
     models=("MellumForCausalLM",),
     keys=_keys,
+    defaults={"head_dim": 128, "num_experts_per_tok": 8, "rms_norm_eps": 1e-6},
     ignored=(*qwen3moe.CONVERT.ignored, "mtp.*"),
 )

@@ -28,7 +28,7 @@ def _keys(config: Config) -> Keys:
         "expert_feed_forward_length": int(config["intermediate_size"]),
         "expert_gating_func": GATINGS.index("sigmoid"),
     }
-    if config.get("rotary_dim"):
+    if config.get("rotary_dim") and "rope.dimension_count" not in keys:
         keys["rope.dimension_count"] = int(config["rotary_dim"])
     return keys
 
@@ -42,5 +42,11 @@ CONVERT = Convert(
         "model.layers.{i}.block_sparse_moe.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
+    defaults={
+        "head_dim": 128,
+        "num_experts_per_tok": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000000.0,
+    },
     prefix="model.",
 )

@@ -82,5 +82,6 @@ CONVERT = Convert(
     ),
     other_media=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*"),
     keys=_keys,
+    defaults={"rms_norm_eps": 1e-6, "rope_theta": 5000000.0},
     change=gemma3.add_one,
 )  # fmt: skip

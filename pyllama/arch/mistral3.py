@@ -26,6 +26,7 @@ def _attn_factor(got: Got) -> float:
 
 
 HPARAMS: Values = {
+    **llama.HPARAMS,
     "attn_factor": Key("rope.scaling.attn_factor", 1.0),
     "yarn_log_mul": Key("rope.scaling.yarn_log_multiplier", 0.0),
     "rope_attn_factor": _attn_factor,
@@ -45,7 +46,6 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _keys(config: Config) -> Keys:
     keys = llama.CONVERT.keys(config)
-    keys.pop("attention.sliding_window", None)
     if config["model_type"] != "ministral3":
         return keys
     rope = config["rope_parameters"]
@@ -63,4 +63,5 @@ CONVERT = Convert(
     other_media=("*vision_tower.*", "*multi_modal_projector.*"),
     keys=_keys,
     change=llama.CONVERT.change,
+    of_class={"Mistral3ForConditionalGeneration": {"rms_norm_eps": 1e-6}},
 )

@@ -65,4 +65,5 @@ CONVERT = Convert(
         "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
     },
     keys=lambda config: base_keys(config, "silu") | window_keys(config, 4),
+    of_class={"Olmo3ForCausalLM": {"rope_theta": 500000.0, "sliding_window": 4096}},
 )

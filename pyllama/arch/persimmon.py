@@ -15,7 +15,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors, without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, rotated_fraction
 from . import gpt2
 
 HPARAMS: Values = {
@@ -53,7 +53,8 @@ build_graph = partial(layer_norm_decoder, act="relu_sqr", qkv=_qkv)
 
 
 def _keys(config: Config) -> Keys:
-    check_config(config, partial_rotary_factor=0.5, qk_layernorm=True)
+    check_config(config, qk_layernorm=True)
+    check_config({"partial_rotary_factor": rotated_fraction(config)}, partial_rotary_factor=0.5)
     return base_keys(config, "relu_sqr")
 
 

@@ -50,5 +50,6 @@ CONVERT = Convert(
         "model.final_layernorm.*": "output_norm.*",
         "lm_head.*": "output.*",
     },
+    defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     keys=_keys,
 )

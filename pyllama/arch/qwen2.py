@@ -5,13 +5,15 @@ Source: Yang et al. 2024, "Qwen2 Technical Report"; llama.cpp, ``llm_build_qwen2
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..graph.builder import ROPE_FACTORS
 from ..graph.tensors import GATED_FFN, OUTPUT, QKV, tensors
-from ..hparams import Values
-from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, Keys, base_keys, check_config
+from ..hparams import Values, window_values
+from ..mapping.rules import HF_MLP, HF_QKV, Config, Convert, Keys, base_keys, window_keys
 from . import llama
 
-HPARAMS: Values = {"rope_neox": True}
+HPARAMS: Values = {"rope_neox": True, **window_values(0, 0)}
 
 TENSORS = tensors(
     {
@@ -29,9 +31,21 @@ TENSORS = tensors(
 build_graph = llama.build_graph
 
 
-def _keys(config: Config) -> Keys:
-    check_config(config, use_sliding_window=False)
-    return base_keys(config, "silu")
+def keys(config: Config, slides: Callable[[int], bool] | None = None) -> Keys:
+    """The keys of Qwen2, and of architectures with the same config.json.
+
+    Args:
+        slides: whether a layer has the window that ``use_sliding_window`` turns on, without
+            ``layer_types``; None: those from ``max_window_layers`` on have it.
+    """
+    found = base_keys(config, "silu")
+    if not config.get("use_sliding_window"):
+        return found
+    slides = slides or (lambda i: i >= int(config.get("max_window_layers", 28)))
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if slides(i) else "full_attention" for i in range(found["block_count"])
+    ]
+    return found | window_keys({"sliding_window": 4096, **config, "layer_types": kinds}, 0)
 
 
 CONVERT = Convert(
@@ -46,6 +60,7 @@ CONVERT = Convert(
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
     },
-    keys=_keys,
+    defaults={"rms_norm_eps": 1e-6},
+    keys=keys,
     prefix="model.",
 )

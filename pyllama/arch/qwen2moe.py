@@ -12,7 +12,7 @@ from ..mapping.rules import Config, Convert, Keys, check_config
 from . import qwen2
 
 HPARAMS: Values = {
-    "rope_neox": True,
+    **qwen2.HPARAMS,
     "expert_weights_norm": Key("expert_weights_norm", False),
     "n_ff_shexp": Key("expert_shared_feed_forward_length"),
 }
@@ -57,7 +57,8 @@ def norm_keys(config: Config) -> Keys:
 def _keys(config: Config) -> Keys:
     check_config(config, mlp_only_layers=[], decoder_sparse_step=1)
     n_ff = int(config["shared_expert_intermediate_size"])
-    keys = qwen2.CONVERT.keys(config) | norm_keys(config)
+    n = int(config.get("max_window_layers", 28))
+    keys = qwen2.keys(config, slides=lambda i: i % 2 == 0 and i < n) | norm_keys(config)
     return keys | {"expert_shared_feed_forward_length": n_ff}
 
 
@@ -69,5 +70,6 @@ CONVERT = Convert(
         **shared("shared_expert"),
         "model.layers.{i}.mlp.shared_expert_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
     },
+    defaults={"num_experts_per_tok": 4, "rms_norm_eps": 1e-6},
     keys=_keys,
 )

@@ -20,5 +20,6 @@ CONVERT = Convert(
     models=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     tensors=text_of_vision(qwen2.CONVERT.tensors),
     other_media=("visual.*", "model.visual.*"),
-    keys=qwen2.CONVERT.keys,
+    keys=qwen2.keys,
+    defaults={"rope_theta": 1000000.0},
 )

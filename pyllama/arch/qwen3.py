@@ -13,7 +13,7 @@ from ..hparams import POOLINGS, Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import qwen2
 
-HPARAMS: Values = {"rope_neox": True, "softmax_scores": True}
+HPARAMS: Values = {**qwen2.HPARAMS, "softmax_scores": True}
 
 TENSORS = {
     **qwen2.TENSORS,
@@ -29,7 +29,7 @@ _RANKING = "Qwen3ForSequenceClassification"
 
 
 def _keys(config: Config) -> Keys:
-    keys = qwen2.CONVERT.keys(config)
+    keys = qwen2.keys(config)
     if _RANKING not in config["architectures"]:
         return keys
     names = config.get("id2label") or {str(i): "" for i in range(config.get("num_labels", 2))}
@@ -54,6 +54,7 @@ CONVERT = Convert(
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
         "score.weight": HEAD,
     },
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-6},
     keys=_keys,
     change=_change,
     prefix="model.",

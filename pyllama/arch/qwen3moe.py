@@ -6,11 +6,14 @@ Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3
 from __future__ import annotations
 
 from ..graph.tensors import EXPERTS
-from ..hparams import Values
+from ..hparams import Key, Values
 from ..mapping.rules import Config, Convert, Keys, check_config
-from . import qwen2moe, qwen3
+from . import qwen2, qwen2moe, qwen3
 
-HPARAMS: Values = {"rope_neox": True}
+HPARAMS: Values = {
+    **qwen2.HPARAMS,
+    "expert_weights_norm": Key("expert_weights_norm", True),
+}
 
 TENSORS = {**qwen3.TENSORS, **EXPERTS}
 
@@ -18,8 +21,9 @@ build_graph = qwen3.build_graph
 
 
 def _keys(config: Config) -> Keys:
-    check_config(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
-    return qwen3.CONVERT.keys(config)
+    check_config(config, mlp_only_layers=[], decoder_sparse_step=1)
+    norm = {} if config.get("norm_topk_prob", True) else {"expert_weights_norm": False}
+    return qwen2.keys(config, slides=lambda i: True) | norm
 
 
 CONVERT = Convert(
@@ -28,5 +32,6 @@ CONVERT = Convert(
         **qwen3.CONVERT.tensors,
         **qwen2moe.ROUTED,
     },
+    defaults={"num_experts_per_tok": 8, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
     keys=_keys,
 )

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from ..hparams import Values
 from ..mapping.rules import Config, Convert, Keys, text_of_vision
-from . import qwen3
+from . import qwen2, qwen3
 
-HPARAMS: Values = {"rope_neox": True}
+HPARAMS: Values = qwen2.HPARAMS
 
 TENSORS = qwen3.TENSORS
 
@@ -37,4 +37,5 @@ CONVERT = Convert(
     tensors=text_of_vision(qwen3.CONVERT.tensors),
     other_media=("visual.*", "model.visual.*"),
     keys=keys_of_text(qwen3.CONVERT.keys),
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 500000.0},
 )

@@ -48,4 +48,5 @@ CONVERT = Convert(
     other_media=("visual.*", "model.visual.*"),
     keys=qwen3vl.keys_of_text(qwen3moe.CONVERT.keys),
     change=split_experts,
+    defaults={"num_experts_per_tok": 4, "rms_norm_eps": 1e-6, "rope_theta": 500000.0},
 )

@@ -29,7 +29,7 @@ CONVERT = replace(
     llama.CONVERT,
     models=("SeedOssForCausalLM",),
     tensors={name: _renamed(x) for name, x in llama.CONVERT.tensors.items() if "_exps" not in x},
-    defaults={"head_dim": 128, "num_key_value_heads": 8},
+    defaults={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6},
     keys=lambda config: base_keys(config, "silu"),
     change=lambda name, x, config: {name: x},
 )

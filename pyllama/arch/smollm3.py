@@ -27,6 +27,8 @@ build_graph = llama.build_graph
 def _keys(config: Config) -> Keys:
     rotated = [int((i + 1) % _PERIOD != 0) for i in range(int(config["num_hidden_layers"]))]
     check_config(config, use_sliding_window=False, no_rope_layers=rotated)
+    if config.get("sliding_window"):
+        check_config(config, layer_types=["full_attention"] * len(rotated))
     if not config.get("no_rope_layers"):
         check_config(config, no_rope_layer_interval=_PERIOD)
     return llama.keys(config)
@@ -35,6 +37,6 @@ def _keys(config: Config) -> Keys:
 CONVERT = replace(
     llama.CONVERT,
     models=("SmolLM3ForCausalLM", "SmolLM3Model"),
-    defaults={"rope_theta": 2000000.0},
+    defaults={"num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 2000000.0},
     keys=_keys,
 )

@@ -10,9 +10,14 @@ from functools import partial
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import HF_QKV, Convert, base_keys
+from ..mapping.rules import HF_QKV, Config, Convert, Keys, base_keys
 
-HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "rope_neox": True,
+    "n_swa": Key("attention.sliding_window", 0),
+    "swa_period": 0,
+}
 
 TENSORS = tensors(
     {  # in the order of their use
@@ -31,6 +36,11 @@ TENSORS = tensors(
 build_graph = partial(layer_norm_decoder, act="gelu")
 
 
+def _keys(config: Config) -> Keys:
+    window = {"attention.sliding_window": int(config.get("sliding_window") or 0)}
+    return base_keys(config, "gelu") | window
+
+
 CONVERT = Convert(
     models=("Starcoder2ForCausalLM",),
     tensors={
@@ -44,5 +54,6 @@ CONVERT = Convert(
         "model.norm.*": "output_norm.*",
         "lm_head.weight": "output.weight",
     },
-    keys=lambda config: base_keys(config, "gelu"),
+    keys=_keys,
+    defaults={"norm_epsilon": 1e-5, "num_key_value_heads": 2},
 )

@@ -131,7 +131,7 @@ def convert(
     folder = source.path
     config = read_params(source) if is_mistral(source) else read_config(source)
     name, arch = find_arch(folder, config)
-    config = {**arch.CONVERT.defaults, **config}
+    config = arch.CONVERT.complete(config)
     vocabulary: tuple[Folder, Config, bool | None] = source, config, arch.CONVERT.add_bos
     if arch.CONVERT.drafts:
         vocabulary = _target(source, options.target_model)
@@ -220,7 +220,7 @@ def _target(head: Folder, path: Path | None) -> tuple[Folder, Config, bool | Non
     target = Folder(path, head.budget)
     config = read_params(target) if is_mistral(target) else read_config(target)
     _, arch = find_arch(path, config)
-    return target, {**arch.CONVERT.defaults, **config}, arch.CONVERT.add_bos
+    return target, arch.CONVERT.complete(config), arch.CONVERT.add_bos
 
 
 def _read_tensors(source: Folder, config: Mapping[str, Any]) -> Mapping[str, CheckpointTensor]:

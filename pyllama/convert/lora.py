@@ -93,7 +93,7 @@ def convert_lora(
     base_folder = Folder(_base(source, settings, base))
     config = read_config(base_folder)
     name, arch = find_arch(base_folder.path, config)
-    config = {**arch.CONVERT.defaults, **config}
+    config = arch.CONVERT.complete(config)
     modules, vectors, dtypes = _modules(source)
     alpha = float(settings["lora_alpha"])
     tensors = _tensors(source, modules, settings, config, arch)

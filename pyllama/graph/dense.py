@@ -38,7 +38,12 @@ def ffn_hidden(
     up = b.linear(x, f"blk.{i}.ffn_up{suffix}", f"ffn_up{suffix}-{i}")
     down = b.weights.get(f"blk.{i}.ffn_down{suffix}.weight")
     if gate is None and down is not None and up.ne[0] == 2 * down.ne[0]:
-        return ops.glu(ctx, up, GLU_OF[act]).set_name(f"ffn_{hidden_name(act)}{suffix}-{i}")
+        if act in GLU_OF:
+            return ops.glu(ctx, up, GLU_OF[act]).set_name(f"ffn_{hidden_name(act)}{suffix}-{i}")
+        gate, up = (
+            ops.cont(ctx, ops.view_2d(ctx, up, down.ne[0], up.ne[1], up.nb[1], start * up.nb[0]))
+            for start in (0, down.ne[0])
+        )
     if gate is None:
         return activate(ctx, up, act).set_name(f"ffn_{act}-{i}")
     if up_act:

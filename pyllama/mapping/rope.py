@@ -28,12 +28,12 @@ def rope_keys(config: Config) -> dict[str, Any]:
     """Return the ``rope.*`` keys, {} if config.json has no RoPE parameters."""
     params, sliding = _parameters(config), _sliding(config)
     keys: dict[str, Any] = {}
-    theta = params.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
+    theta = _theta(config, params)
     if theta:
         keys["rope.freq_base"] = float(theta)
     if sliding.get("rope_theta"):
         keys["rope.freq_base_swa"] = float(sliding["rope_theta"])
-    if _fraction(config) is not None:
+    if rotated_fraction(config) is not None:
         keys["rope.dimension_count"] = _n_rot(config)
     if params.get("mrope_section"):  # of time, height and width
         keys["rope.dimension_sections"] = [*map(int, params["mrope_section"]), 0, 0, 0, 0][:4]
@@ -123,7 +123,11 @@ def _kind(params: Config) -> str:
     return str(kind)
 
 
-def _fraction(config: Config) -> float | None:
+def _theta(config: Config, params: Config) -> Any:
+    return params.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
+
+
+def rotated_fraction(config: Config) -> float | None:
     """Return the rotated fraction of a head, None if config.json has none."""
     params = _parameters(config)
     for value in (
@@ -139,7 +143,7 @@ def _fraction(config: Config) -> float | None:
 def _n_rot(config: Config) -> int:
     heads = config.get("num_attention_heads") or 1
     head_dim = config.get("head_dim") or int(config.get("hidden_size") or 0) // heads
-    fraction = _fraction(config)
+    fraction = rotated_fraction(config)
     return int(head_dim * (1.0 if fraction is None else fraction))
 
 
@@ -180,7 +184,7 @@ def _llama3(config: Config, params: Config, n: int) -> npt.NDArray[np.float32]:
     Shape:
         [n]
     """
-    base = float(params.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    base = float(_theta(config, params) or 10000.0)
     factor, original = float(params.get("factor") or 8.0), _original(config, params)
     low = float(params.get("low_freq_factor") or 1.0)
     high = float(params.get("high_freq_factor") or 4.0)

@@ -26,6 +26,7 @@ from ..hparams import Values
 from ..inputs.budget import shown
 from .rope import Config as Config
 from .rope import rope_factors, rope_keys
+from .rope import rotated_fraction as rotated_fraction
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
@@ -54,7 +55,8 @@ class Convert:
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
             must not depend on the layer. Where it returns views of whole rows, MXFP4 is kept.
         extra: computes additional tensors from config.json.
-        defaults: values of keys that config.json may omit.
+        defaults: values that transformers assumes where config.json lacks them.
+        of_class: those of a class in ``models`` that differ, by its name.
         values: checkpoint name of a single number -> its key as it is in the file; with ``{i}``,
             the key of the array of all layers' numbers.
         ignored: patterns of tensors that are not needed (``fnmatch``).
@@ -74,6 +76,7 @@ class Convert:
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    of_class: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     shared: tuple[str, ...] = ()
@@ -84,6 +87,12 @@ class Convert:
     accepts: Callable[[Config], bool] = lambda config: True
     first_stack: Callable[[Config], int] = lambda config: 0
     drafts: bool = False
+
+    def complete(self, config: Config) -> dict[str, Any]:
+        """Return config.json with the defaults of its class."""
+        classes = map(str, config.get("architectures") or ())
+        own = next((self.of_class[name] for name in classes if name in self.of_class), {})
+        return {**self.defaults, **own, **config}
 
 
 class Nextn(NamedTuple):
@@ -118,7 +127,9 @@ def layer_kind(config: Config, i: int) -> str:
 
 # GGUF key -> names of the same value in config.json
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
+    "context_length": (
+        "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",
+    ),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
@@ -131,7 +142,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     "vocab_size": ("vocab_size",),
-}
+}  # fmt: skip
 
 
 def text_of_vision(names: Mapping[str, str]) -> dict[str, str]:

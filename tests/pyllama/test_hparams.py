@@ -97,6 +97,7 @@ BAD = {
     "unknown-activation": {"hidden_act": "tanh"},
     "experts-none-used": {"expert_count": 8},
     "experts-too-many-used": {"expert_count": 8, "expert_used_count": 9},
+    "experts-in-unequal-groups": {**EXPERTS, "expert_group_count": 3},
     "experts-of-no-columns": {**EXPERTS, "expert_feed_forward_length": 0},
     "experts-of-too-many-columns": {**EXPERTS, "expert_feed_forward_length": 1 << 40},
     "experts-chosen-by-no-known-function": {**EXPERTS, "expert_gating_func": 9},

@@ -82,3 +82,50 @@ def test_gemma_3n_has_rows_for_tokens_of_images() -> None:
     assert padded.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0]]
     (same,) = change("blk.0.attn_q.weight", x, {"vocab_size": 5}).values()
     assert same is x
+
+
+@pytest.mark.parametrize(
+    ("arch", "odd", "named"),
+    [
+        ("llama4", {"no_rope_layer_interval": 2}, "no_rope_layer_interval is 2, must be 4"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4}, "layer_types is"),
+        ("persimmon", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "is 0.75, must be 0.5"),
+    ],
+)
+def test_layers_that_no_key_describes_are_refused(
+    arch: str, odd: dict[str, Any], named: str
+) -> None:
+    convert = get_arch(arch).CONVERT
+    usual = {
+        "architectures": [convert.models[0]], "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "head_dim": 16, "vocab_size": 8, "intermediate_size": 96,
+        "intermediate_size_mlp": 96, "num_local_experts": 4, "sliding_window": 8,
+    }  # fmt: skip
+    assert convert.keys(convert.complete({**usual, "sliding_window": None}))
+    with pytest.raises(ModelError, match=named):
+        convert.keys(convert.complete(usual | odd))
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "values"),
+    [
+        ("llama", "Llama", {"attention.layer_norm_rms_epsilon": 1e-6}),
+        ("llama", "Mistral", {"attention.sliding_window": 4096}),
+        ("llama", "Mixtral", {"rope.freq_base": 1e6}),
+        ("qwen3", "Qwen3", {"attention.key_length": 128}),
+        ("olmo2", "Olmo3", {"rope.freq_base": 5e5, "attention.sliding_window": 4096}),
+    ],
+)
+def test_values_of_the_class_where_config_json_has_none(
+    arch: str, name: str, values: dict[str, Any]
+) -> None:
+    convert = get_arch(arch).CONVERT
+    config = {
+        "architectures": [f"{name}ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "vocab_size": 8, "intermediate_size": 96,
+    }  # fmt: skip
+    keys = convert.keys(convert.complete(config))
+    assert {key: pytest.approx(value) for key, value in values.items()}.items() <= keys.items()
+    given = {"rms_norm_eps": 1e-3, "sliding_window": 8, "rope_theta": 7.0, "head_dim": 32}
+    keys = convert.keys(convert.complete(config | given))
+    assert not {key: pytest.approx(value) for key, value in values.items()}.items() & keys.items()

@@ -21,6 +21,7 @@ _BASE = {
 }
 VARIANTS = {
     "cohere2": _BASE,
+    "cohere2_untied": {**_BASE, "tie_word_embeddings": False},
 }
 
 LLAMA_CPP = ("cohere2",)

@@ -20,6 +20,9 @@ _BASE = {
 }
 VARIANTS = {
     "gemma": {**_BASE, "num_key_value_heads": 1},
+    "gemma_untied": {**_BASE, "tie_word_embeddings": False},
 }
 
 LLAMA_CPP = ("gemma",)
+
+DIFFERENT = {"gemma_untied": ("output.weight",)}  # llama.cpp leaves it out

@@ -25,6 +25,7 @@ _BASE = {
 }
 VARIANTS = {
     "glm4": _BASE,
+    "glm4_relu2": {**_BASE, "hidden_act": "relu2"},
     "glm4_no_biases": {**_BASE, "attention_bias": False, "head_dim": 16},
 }
 

@@ -20,6 +20,18 @@ _BASE = {
 VARIANTS = {
     "gptneox": _BASE,
     "gptneox_sequential": {**_BASE, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "gptneox_llama3": {
+        **_BASE,
+        "rotary_emb_base": 500000,
+        "rotary_pct": 0.5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "gptneox_no_biases": {**_BASE, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 

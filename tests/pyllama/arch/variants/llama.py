@@ -88,12 +88,19 @@ VARIANTS = {
         "original_max_position_embeddings": 16,
     },
     "mistral": {**_MISTRAL, "sliding_window": 16},
+    "mistral_defaults": {k: x for k, x in _MISTRAL.items() if k != "rms_norm_eps"},
     "mixtral": {
         **_MISTRAL,
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
+    },
+    "mixtral_defaults": {
+        **{k: x for k, x in _MISTRAL.items() if k != "rope_parameters"},
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 4,
     },
 }
 

@@ -41,6 +41,12 @@ VARIANTS = {
         "attn_scale": 0.3,
         "num_experts_per_tok": 2,
     },
+    "llama4_gelu": {
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        **{k: x for k, x in _TEXT.items() if k != "rope_theta"},
+        "hidden_act": "gelu_pytorch_tanh",
+    },
     "llama4_128e": {
         "architectures": ["Llama4ForConditionalGeneration"],
         "model_type": "llama4",

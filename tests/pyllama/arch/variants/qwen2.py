@@ -19,6 +19,12 @@ _BASE = {
 VARIANTS = {
     "qwen2": {**_BASE, "tie_word_embeddings": False},
     "qwen2_tied": {**_BASE, "tie_word_embeddings": True},
+    "qwen2_window": {
+        **_BASE,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
 }
 
 LLAMA_CPP = (

@@ -19,6 +19,14 @@ _BASE = {
     "shared_expert_intermediate_size": 128,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
 }
-VARIANTS = {"qwen2moe": _BASE}
+VARIANTS = {
+    "qwen2moe": _BASE,
+    "qwen2moe_window": {
+        **_BASE,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 2,
+    },
+}
 
 LLAMA_CPP = ("qwen2moe",)

@@ -18,6 +18,7 @@ _BASE = {
 }
 VARIANTS = {
     "starcoder2": _BASE,
+    "starcoder2_window": {**_BASE, "sliding_window": 16},
     "starcoder2_no_biases": {**_BASE, "use_bias": False, "tie_word_embeddings": False},
 }
 
