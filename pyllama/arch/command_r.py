@@ -37,17 +37,20 @@ TENSORS = tensors(
 )
 
 
-def qkv(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+def qkv(b: GraphBuilder, x: Tensor, i: int, eps: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """``b.qkv`` with optional layer norms of queries and keys, whose weights differ between heads.
+
+    Args:
+        eps: of these norms; 0: the model's.
 
     Shape:
         as of ``GraphBuilder.project_qkv``
     """
     q, k, v = b.project_qkv(x, i)
     if f"blk.{i}.attn_q_norm.weight" in b.weights:
-        q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+        q = b.layer_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}", eps)
     if f"blk.{i}.attn_k_norm.weight" in b.weights:
-        k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
+        k = b.layer_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}", eps)
     return q, k, v
 
 

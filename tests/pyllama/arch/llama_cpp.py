@@ -56,11 +56,12 @@ def plain_words(path: Path) -> Path:
             name: (file.tensor_bytes(name), info.type, info.ne[: info.n_dims])
             for name, info in file.tensors.items()
         }
+        n_vocab = file.tensors["token_embd.weight"].ne[1]
         vocabulary = {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "default",
-            "tokenizer.ggml.tokens": [f"w{i:03}" for i in range(N_VOCAB)],
-            "tokenizer.ggml.token_type": np.ones(N_VOCAB, np.int32),
+            "tokenizer.ggml.tokens": [f"w{i:03}" for i in range(n_vocab)],
+            "tokenizer.ggml.token_type": np.ones(n_vocab, np.int32),
             "tokenizer.ggml.merges": ["w 0"],
         }
         write_gguf(path.with_suffix(".plain.gguf"), keys | vocabulary, tensors)
@@ -71,6 +72,7 @@ def serve(
     path: Path,
     lora: tuple[str, float] | None = None,
     draft: tuple[Path | None, str, int] | None = None,
+    n_ubatch: int = 1,
 ) -> Any:
     """A server of llama.cpp that computes attention in F32, too: its flash attention rounds.
 
@@ -78,13 +80,14 @@ def serve(
         lora: an adapter and its factor.
         draft: the file of a head (None: it is the model's own), the type of speculation, and the
             number of drafted tokens.
+        n_ubatch: of larger ones, CogVLM's graph returns the first tokens' logits.
     """
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
-    params.n_ubatch = 1  # of larger ones, CogVLM's graph returns the first tokens' logits
+    params.n_ubatch = n_ubatch
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # tiny models only wait
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -103,15 +106,17 @@ def serve(
     return xllamacpp.Server(params)
 
 
-def generate(server: Any, tokens: list[int], n: int) -> tuple[list[int], np.ndarray]:
-    """llama.cpp's greedy tokens, and the logarithms of all probabilities: float32[n, N_VOCAB]."""
+def generate(
+    server: Any, tokens: list[int], n: int, n_vocab: int = N_VOCAB
+) -> tuple[list[int], np.ndarray]:
+    """llama.cpp's greedy tokens, and the logarithms of all probabilities: float32[n, n_vocab]."""
     request = {
-        "prompt": tokens, "n_predict": n, "temperature": 0, "top_k": 1, "logprobs": N_VOCAB,
+        "prompt": tokens, "n_predict": n, "temperature": 0, "top_k": 1, "logprobs": n_vocab,
         "ignore_eos": True, "cache_prompt": False,
     }  # fmt: skip
     reply = server.handle_completions(request)
     content = reply["choices"][0]["logprobs"]["content"]
-    logprobs = np.full((len(content), N_VOCAB), -np.inf, np.float32)
+    logprobs = np.full((len(content), n_vocab), -np.inf, np.float32)
     for row, token in zip(logprobs, content, strict=True):
         for one in token["top_logprobs"]:
             row[one["id"]] = one["logprob"]

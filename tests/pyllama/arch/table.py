@@ -40,8 +40,7 @@ Of llama.cpp's architectures these do not run here yet:
 - encoders: `gemma-embedding2`;
 - draft heads of other models: `dflash` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
-- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`; of language models of image
-  models, `chameleon`, whose tokens of images are among those of text;
+- sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`; with
   compressed rows of two sizes: `dots3note`;
 - `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
