@@ -152,6 +152,7 @@ class HParams:
     attn_logit_softcap: float = 0.0
     final_logit_softcap: float = 0.0  # logits are limited to +- this; 0: unlimited
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    attn_scales: tuple[float, ...] = ()  # by layer, in place of attn_scale
     embedding_scale: float = 1.0  # factor on the embeddings of tokens
     residual_scale: float = 1.0  # factor on what attention and feed-forward add to the residual
     logit_scale: float = 1.0  # factor on the logits, before the soft cap
@@ -196,7 +197,8 @@ class HParams:
         arrays = {name: getattr(self, name) for name in names}
         own = {k: v for k, v in self.own.items() if isinstance(v, tuple)}
         experts = [self.has_experts(i) for i in range(self.n_layer)]
-        alike = [*arrays.values(), (bool(self.n_expert), *experts)]
+        scales = self.attn_scales or (self.attn_scale,) * self.n_layer
+        alike = [*arrays.values(), (bool(self.n_expert), *experts), scales]
         if not own and all(len(set(values)) == 1 for values in alike):
             return ()
         layers = []
@@ -204,6 +206,7 @@ class HParams:
             sizes: dict[str, Any] = {name: (x[i],) * len(x) for name, x in arrays.items()}
             if self.n_expert and not experts[i]:
                 sizes |= {"n_expert": 0, "n_ff_exp": 0, "n_ff_shexp": 0}
+            sizes["attn_scale"] = scales[i]
             sizes["own"] = {**self.own, **{name: x[i] for name, x in own.items()}}
             layers.append(replace(self, **sizes))
         return tuple(layers)

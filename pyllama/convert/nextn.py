@@ -25,6 +25,7 @@ from .files.decoded import CheckpointTensor
 log = logging.getLogger(__name__)
 _ANY_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")  # in the name of a checkpoint's tensor
 _MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d{1,4})\.)?(.+)")
+_EMBEDDING = "model.mtp.embed_tokens.weight"  # of dots3-note, whose config.json does not say
 _OF_FIRST = {  # Qwen's names of tensors that are not in a numbered layer
     "fc.": "eh_proj.",
     "pre_fc_norm_embedding.": "enorm.",
@@ -56,11 +57,12 @@ def nextn_layers(
     settings = mtp_of(arch)
     decoder: dict[str, CheckpointTensor] = {}
     more: dict[str, CheckpointTensor] = {}
+    has_more = config.get("num_nextn_predict_layers") or _EMBEDDING in checkpoint
     for name, tensor in checkpoint.items():
         mtp, layer = _MTP.fullmatch(name), _ANY_LAYER.search(name)
         if mtp:
             more[_layer_name(mtp[1], mtp[2], n_layer, settings)] = tensor
-        elif layer and int(layer[1]) >= n_layer and config.get("num_nextn_predict_layers"):
+        elif layer and int(layer[1]) >= n_layer and has_more:
             at = str(int(layer[1]) - n_layer)
             more[_layer_name(at, name[layer.end() :], n_layer, settings)] = tensor
         else:

@@ -7,7 +7,7 @@ The indexer has a few heads of queries and one of keys, which ``KVCache.indexer_
 score of a key is the sum over the heads of ``weight * relu(q k)``, with weights that are a
 projection of the token; the ``n_sparse_keys`` best keys are chosen. A context with no more cells
 attends to all keys, and computes no scores. A layer without an indexer of its own takes what the
-last one chose.
+last one chose; one with a window attends to all keys in it.
 Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1; llama.cpp, ``llama_model_deepseek32``.
 """
 
@@ -59,7 +59,7 @@ def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
     Shape:
         x [n_embd, T], q [n_lora_q, T] -> I32 [2, n_sparse_keys, T]
     """
-    if b.chosen_rows is None:
+    if b.chosen_rows is None or b.hparams.window(i):
         return None
     ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
     if i not in kv.indexer_keys:

@@ -24,21 +24,33 @@ from ...hparams import Got, Key, Values
 from ..builder import GraphBuilder
 from .indexer import choose_keys
 
-_LATENT_EPS = 1e-6  # of the norms of compressed rows, whatever the model's other norms have
-
 
 def _n_nope(got: Got) -> int:
     """The columns of a head that are not rotated. Raises: ModelError: sizes do not fit."""
-    n_lora: int = got["n_lora_kv"]
-    n_rot: int = got["n_rot_arr"][0]
-    n_key: int = got["n_key_mla"] or got["head_dim_arr"][0]
-    columns = got["head_dim_arr"][0], got["head_dim_v_arr"][0]
-    if got["n_key_mla"] and columns != (n_lora + n_rot, n_lora):
+    if got["n_key_mla"]:
+        check_absorbed(got, got["n_lora_kv"])
+    return n_nope(got, got["n_key_mla"] or got["head_dim_arr"][0])
+
+
+def check_absorbed(got: Got, n_lora: int, i: int = 0) -> None:
+    """Raise ModelError unless the cache of layer ``i`` has rows of ``n_lora`` columns."""
+    n_rot: int = got["n_rot_arr"][i]
+    columns = got["head_dim_arr"][i], got["head_dim_v_arr"][i]
+    if columns != (n_lora + n_rot, n_lora):
         raise ModelError(
             f"{got['arch']} model with {columns[0]} columns of keys and {columns[1]} of values, "
             f"want {n_lora + n_rot} and {n_lora}: the compressed row with and without the "
             f"{n_rot} rotated columns; the metadata is damaged"
         )
+
+
+def n_nope(got: Got, n_key: int, i: int = 0) -> int:
+    """Of the ``n_key`` columns of a head of layer ``i`` those that are not rotated.
+
+    Raises:
+        ModelError: there are none, or no others.
+    """
+    n_rot: int = got["n_rot_arr"][i]
     if not 0 < n_rot < n_key:
         raise ModelError(
             f"{got['arch']} model with {n_rot} of {n_key} columns of a head rotated, want a part "
@@ -78,6 +90,7 @@ HPARAMS: Values = {
     "rope_attn_factor": _rope_factor,
     "rope_last": True,
     "attn_scale": _attn_scale,
+    "latent_eps": 1e-6,  # of the norms of compressed rows, whatever the model's other norms have
     "values_in_keys": lambda got: got["n_key_mla"] > 0,
     "n_nope": _n_nope,
     "n_value": _n_value,
@@ -127,9 +140,11 @@ def latent_attention(b: GraphBuilder, x: Tensor, i: int, q_scale: Tensor | None 
         q = ops.mul(ctx, q, q_scale)
     kv = b.linear(x, f"blk.{i}.attn_kv_a_mqa", f"kv_cmpr_pe-{i}")  # [n_lora + n_rot, T]
     k_rot = ops.view_3d(ctx, kv, (n_rot, 1, n_tokens), (kv.nb[1],) * 2, n_lora * kv.nb[0])
+    if f"blk.{i}.attn_k_norm.weight" in b.weights:
+        k_rot = b.rms_norm(k_rot, f"blk.{i}.attn_k_norm", f"k_pe_normed-{i}")
     k_rot = b.rope(k_rot, f"k_pe-{i}", i)
     latent = ops.view_2d(ctx, kv, n_lora, n_tokens, kv.nb[1], 0)
-    latent = b.rms_norm(latent, f"blk.{i}.attn_kv_a_norm", f"kv_cmpr-{i}", _LATENT_EPS)
+    latent = b.rms_norm(latent, f"blk.{i}.attn_kv_a_norm", f"kv_cmpr-{i}", hp.own["latent_eps"])
     if not hp.values_in_keys:
         kv = b.linear(latent, f"blk.{i}.attn_kv_b", f"kv-{i}")
         kv = ops.reshape_3d(ctx, kv, n_nope + n_value, n_head, n_tokens)
@@ -158,7 +173,7 @@ def _latent_query(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     if f"blk.{i}.attn_q_a.weight" not in b.weights:
         return x
     q = b.linear(x, f"blk.{i}.attn_q_a", f"q_a-{i}")
-    return b.rms_norm(q, f"blk.{i}.attn_q_a_norm", f"q_a_norm-{i}", _LATENT_EPS)
+    return b.rms_norm(q, f"blk.{i}.attn_q_a_norm", f"q_a_norm-{i}", b.hparams.own["latent_eps"])
 
 
 def _columns(b: GraphBuilder, x: Tensor, first: int, n: int) -> Tensor:

@@ -41,8 +41,7 @@ Of llama.cpp's architectures these do not run here yet:
 - draft heads of other models: `dflash` `gemma4-assistant`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
-- other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`; with
-  compressed rows of two sizes: `dots3note`;
+- other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`;
 - `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
 - `k2-horizon` (experts for values): neither transformers nor llama.cpp as the tests have them.
 """

@@ -19,7 +19,7 @@ from pyllama.runtime.state import load_state, save_state
 from .checkpoints import conversions, recorded, write_checkpoint
 
 F16, F32, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.Q8_0
-CHOSEN = ("deepseek32_chosen", "glm-dsa_chosen", "hy_v4_chosen")
+CHOSEN = ("deepseek32_chosen", "glm-dsa_chosen", "hy_v4_chosen", "dots3note_chosen")
 FEW = 20
 
 

@@ -133,13 +133,26 @@ def test_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
     assert np.array_equal(got, want)
 
 
+def test_layers_that_config_json_does_not_count_are_left_out(tmp_path: Path) -> None:
+    record, (_, config) = recorded("dots3note"), variants()["dots3note"]
+    more: dict[str, tuple[int, ...]] = {
+        "model.mtp.embed_tokens.weight": (512, 64),
+        "model.layers.4.eh_proj.weight": (64, 128),
+        "model.layers.4.input_layernorm.weight": (64,),
+    }
+    made = weights("dots3_note", {**shapes_of(record), **more}, float(record["scale"]))
+    longer = write_files(tmp_path / "y", dict(config), made)
+    with GGUFFile(convert(longer, tmp_path / "y.gguf", "f32")) as file:
+        assert not any(".4." in name for name in file.tensors)
+
+
 def test_contexts_of_sparse_attention(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = write_checkpoint(tmp_path / "x", "deepseek32")  # a token attends to 64 keys
+    folder = write_checkpoint(tmp_path / "x", "minimax-m3")  # a token attends to 128 keys
     context = Context(Model.load(convert(folder, folder / "x.gguf", "f32")), n_ctx=4096)
-    assert context.n_ctx == 64
-    assert "chosen keys only, which is supported up to 64 positions" in caplog.text
-    with pytest.raises(BatchError, match="position 64: the largest is 63"):
-        context.decode(Batch([5], pos=[64]))
+    assert context.n_ctx == 128
+    assert "chosen keys only, which is supported up to 128 positions" in caplog.text
+    with pytest.raises(BatchError, match="position 128: the largest is 127"):
+        context.decode(Batch([5], pos=[128]))
 
 
 def test_files_with_one_matrix_of_keys_and_values(tmp_path: Path) -> None:

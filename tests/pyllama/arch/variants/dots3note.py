@@ -1,0 +1,66 @@
+"""Tiny checkpoints of ``dots3note``."""
+
+from __future__ import annotations
+
+from . import deepseek32
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_BASE = {
+    "architectures": ["Dots3NoteForCausalLM"],
+    "model_type": "dots3_note",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "moe_intermediate_size": 96,
+    "moe_shared_expert_intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 48,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 40,
+    "swa_q_lora_rank": 48,
+    "swa_kv_lora_rank": 80,
+    "swa_qk_nope_head_dim": 24,
+    "swa_qk_rope_head_dim": 16,
+    "swa_v_head_dim": 40,
+    "swa_rope_theta": 10000.0,
+    "rope_theta": 80000000.0,
+    "apply_mla_qkv_lora_rescale": True,
+    "k_rope_only_layernorm": True,
+    "use_dsa": True,
+    "layer_types": [_FULL, _FULL, _SLIDING, _SLIDING],
+    "sliding_window_size": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 64,
+    "index_topk": 64,
+    "attention_gate_type": "headwise",
+    "swa_attention_gate_type": "headwise",
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 256,
+    "vocab_size": 512,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+    "vision_config": {"adapter_out_dim": 64},
+    "audio_config": {"adapter_out_dim": 64},
+}
+VARIANTS = {"dots3note": _BASE, "dots3note_chosen": {**_BASE, **deepseek32.CHOSEN}}
+
+LLAMA_CPP = ("dots3note", "dots3note_chosen")
