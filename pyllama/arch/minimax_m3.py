@@ -1,6 +1,5 @@
 """MiniMax-M3 (text): norms of heads, SwiGLU with limits, shared experts, attention to some blocks.
 
-Sparse attention is computed as that to all keys, for as many tokens as it attends to.
 Source: MiniMax 2026, "MiniMax-M3"; llama.cpp, ``llama_model_minimax_m3``.
 """
 
@@ -8,11 +7,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from pyggml.tensor import Tensor
+
 from ..activation import SWIGLU_OAI
+from ..graph.attention.indexer import BLOCK_HPARAMS, BLOCK_TENSORS, choose_blocks
+from ..graph.builder import GraphBuilder
+from ..graph.decoder import pre_norm_decoder
+from ..graph.ffn import ffn
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, SHARED_SIZES, SIGMOID_ROUTER, Key, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, text_of_vision
-from . import gemma3, llama, minimax_m2, qwen3
+from . import gemma3, minimax_m2, qwen3
 
 NAME = "minimax-m3"
 
@@ -21,23 +26,22 @@ HPARAMS: Values = {
     **SHARED_SIZES,
     "n_shared": Key("expert_shared_count"),
     **SIGMOID_ROUTER,
-    "n_blocks": Key("attention.indexer.top_k"),
-    "n_block": Key("attention.indexer.block_size"),
-    "n_sparse_keys": lambda got: got["n_blocks"] * got["n_block"],
-    "n_indexer_head": Key("attention.indexer.head_count"),
-    "n_indexer_key": Key("attention.indexer.key_length"),
+    **BLOCK_HPARAMS,
 }
 
-TENSORS = {
-    **without(qwen3.TENSORS, "rope_f"),
-    **DEEPSEEK_EXPERTS,
-    "blk.{i}.indexer.q_proj.weight?": ("n_embd", "n_indexer_head*n_indexer_key"),
-    "blk.{i}.indexer.k_proj.weight?": ("n_embd", "n_indexer_key"),
-    "blk.{i}.indexer.q_norm.weight?": ("n_indexer_key",),
-    "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
-}
+TENSORS = {**without(qwen3.TENSORS, "rope_f"), **DEEPSEEK_EXPERTS, **BLOCK_TENSORS}
 
-build_graph = partial(llama.decoder, act=SWIGLU_OAI)
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return pre_norm_decoder(b, _attention, partial(ffn, act=SWIGLU_OAI))
+
+
+def _attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    chosen = choose_blocks(b, x, i)
+    q, k, v = b.qkv(x, i)
+    q, k = b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i)
+    return b.attention(q, k, v, i, chosen=chosen)
 
 
 def _keys(config: Config) -> Keys:

@@ -95,9 +95,8 @@ class GraphBuilder:
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
             of those to compute embeddings for.
-        chosen_rows: I32 [4, T], the entries of ``chosen`` that each token attends to; None where
-            tokens attend to all keys.
-        chosen: I32 [2, n, T], for each token the cells that the last indexer chose; None before it.
+        chosen: I32 [2, n, T, 1 or n_head_kv], for each token the cells that the last indexer chose;
+            None before it, and where tokens attend to all keys.
         query_rows: I64 [T], rows of ``Reduction.queries`` (-1: none); None without a reduction.
         logits: [n_vocab, n_outputs]; None without outputs.
         argmax: I32 [n_outputs], argmax of the logits; None for none or many outputs.
@@ -155,10 +154,7 @@ class GraphBuilder:
         if kv.states is not None:
             self.runs = self._input(GGMLType.I32, "inp_state_runs", 3, min(n_tokens, kv.n_seq_max))
             self.slots = self._input(GGMLType.I32, "inp_state_slots", n_tokens)
-        self.chosen_rows: Tensor | None = None
         self.chosen: Tensor | None = None
-        if any(cache.indexer_keys for cache in kv.caches):
-            self.chosen_rows = self._input(GGMLType.I32, "attn_inp_rows_chosen", 4, n_tokens)
         self.query_rows: Tensor | None = None
         if kv.reduction is not None:
             self.query_rows = self._input(GGMLType.I64, "inp_query_rows", n_tokens)
@@ -589,28 +585,30 @@ class GraphBuilder:
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
         owner = self.hparams.cache_layer(layer)
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
-        cells: Tensor
-        branches: Tensor | None
-        cells, branches = kv.tables(owner)
-        if chosen is not None:
-            assert self.chosen_rows is not None
-            cells, rows, branches = chosen, self.chosen_rows, None
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
-        out = ops.flash_attn_cells(
-            ctx,
-            q,
-            kv.k[owner],
-            kv.v[owner],
-            cells,
-            rows,
-            scale,
-            hp.max_alibi_bias,
-            hp.attn_logit_softcap,
-            sinks=self.weights.get(f"blk.{layer}.attn_sinks.weight"),
-            branches=branches,
-            distances=distances,
-            bias_scale=scale if hp.alibi_scaled else 1.0,
-        )  # [head_dim_v, n_head, T]
+        params: dict[str, Any] = {
+            "scale": scale,
+            "max_bias": hp.max_alibi_bias,
+            "logit_softcap": hp.attn_logit_softcap,
+            "distances": distances,
+            "bias_scale": scale if hp.alibi_scaled else 1.0,
+        }
+        sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
+        if chosen is None:
+            cells, branches = kv.tables(owner)
+            params |= {"sinks": sinks, "branches": branches}
+            out = ops.flash_attn_cells(ctx, q, kv.k[owner], kv.v[owner], cells, rows, **params)
+        else:  # by heads of keys that have lists of their own
+            lengths, n = ops.list_rows(ctx, chosen, rows), chosen.ne[3]
+            sources = (q, 2), (kv.k[owner], 2), (kv.v[owner], 2), (chosen, 3), (lengths, 2)
+            parts = []
+            for i in range(n):
+                own_q, k, v, cells, own_rows = (_part(ctx, x, dim, i, n) for x, dim in sources)
+                params["sinks"] = None if sinks is None else _part(ctx, sinks, 0, i, n)
+                parts.append(ops.flash_attn_cells(ctx, own_q, k, v, cells, own_rows, **params))
+            out = parts[0]
+            for one in parts[1:]:
+                out = ops.concat(ctx, out, one, 1)  # [head_dim_v, n_head, T]
         out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")
         return ops.reshape_2d(ctx, out, hp.n_embd_out, self.n_tokens).set_name(f"kqv_out-{layer}")
 
@@ -824,7 +822,7 @@ class GraphBuilder:
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
         inputs = [self.positions, self.out_ids, *self.kv_index, *self.rows, *self.ranges.values()]
-        inputs += filter(None, [self.cross_rows, self.chosen_rows, self.query_rows])
+        inputs += filter(None, [self.cross_rows, self.query_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors
         self.graph.build_forward_expand(result.set_output())
@@ -882,3 +880,10 @@ def _cells_as_i16(tensor: Tensor, first: int, n: int) -> Tensor:
 def _layer(name: str) -> str:
     """The layer suffix of a node name: ``-3`` of ``ffn_norm-3``, or an empty string."""
     return name[name.rfind("-") :] if "-" in name else ""
+
+
+def _part(ctx: Context, x: Tensor, dim: int, i: int, n: int) -> Tensor:
+    """Part ``i`` of ``n`` of a dimension."""
+    size = x.ne[dim] // n
+    n0, n1, n2, n3 = (size if d == dim else x.ne[d] for d in range(4))
+    return x if n == 1 else ops.view_4d(ctx, x, (n0, n1, n2, n3), x.nb[1:], i * size * x.nb[dim])

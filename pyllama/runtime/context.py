@@ -98,7 +98,7 @@ class Context:
         self._last_position = last_position(model.hparams)
         if self.n_ctx < asked.n_ctx:
             known, n = "has learned", model.hparams.n_positions
-            if model.hparams.n_sparse_keys:
+            if not model.hparams.learned_positions:
                 known = "attends to chosen keys only, which is supported up to"
             log.warning("n_ctx %d: this model %s %d positions", asked.n_ctx, known, n)
         self.hparams = params.overrides.apply(model.hparams, self.n_ctx_seq)

@@ -102,9 +102,6 @@ class DecodeGraph:
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
-        self._chosen: Ints | None = None  # [T, 4]
-        if builder.chosen_rows is not None:
-            self._chosen = builder.chosen_rows.numpy(squeeze=False)[0, 0]
         ranges = builder.ranges.values()
         self._types = None if builder.token_types is None else as_array(builder.token_types)
         self._buckets: tuple[Ints, Ints] | None = None  # of distances: the input, and its values
@@ -206,8 +203,6 @@ class DecodeGraph:
         if self._cross is not None:  # the entries before those of self-attention
             self._cross[:] = 0
             self._cross[:, [0, 2, 3]] = self.rows[0][:, [0, 1, 3]]
-        if self._chosen is not None:
-            self._choose(self.rows[0])
         for whole, part in zip(self.ranges, placed.ranges, strict=True):
             whole[:n], whole[n:] = part, 0
         if self._types is not None:
@@ -244,22 +239,12 @@ class DecodeGraph:
         if state is not None and self._states is not None:
             runs, slots = self._states
             runs[0], slots[0] = (0, 1, state[0]), state[1]
-        if self._chosen is not None:
-            self._choose(self.rows[0])
         if self._queries is not None:
             self._queries[0] = query_row
         if self._scales is not None and scales is not None:
             self._scales[0] = scales
         self.schedule.run()
         return self._read() if self._outputs is None else self._outputs
-
-    def _choose(self, rows: Ints) -> None:
-        """Write how many of its keys each token attends to, of ``rows`` [T, 6]."""
-        assert self._chosen is not None
-        n = self.builder.hparams.n_sparse_keys
-        self._chosen[:, 0], self._chosen[:, 1] = range(len(rows)), 0
-        self._chosen[:, 2] = np.clip(rows[:, 2] - rows[:, 1], 0, n)
-        self._chosen[:, 3] = rows[:, 3]
 
     def _evaluate(self, n_outputs: int, n_embeddings: int = 0) -> Outputs:
         self.schedule.run()

@@ -1,6 +1,6 @@
 """Sparse attention (DSA): an indexer chooses the keys that a token attends to.
 
-    chosen = choose_keys(b, x, q, i)               # None: all
+    chosen = choose_keys(b, x, q, i)               # None: all; or choose_blocks(b, x, i)
     out = b.attention(q, k, v, i, chosen=chosen)
 
 The indexer has a few heads of queries and one of keys, which ``KVCache.indexer_keys`` keeps. The
@@ -49,6 +49,35 @@ TENSORS = {
 }
 
 
+BLOCK_HPARAMS: Values = {
+    "n_blocks": Key("attention.indexer.top_k"),
+    "n_block": Key("attention.indexer.block_size"),
+    "n_local_blocks": Key("attention.indexer.local_blocks", 1),
+    "n_sparse_keys": lambda got: got["n_blocks"] * got["n_block"],
+    "n_indexer_head": Key("attention.indexer.head_count"),
+    "n_indexer_key": Key("attention.indexer.key_length"),
+    "indexer_layers": lambda got: tuple(
+        int(i >= got["n_dense_lead"]) for i in range(got["n_layer"])
+    ),
+    "n_index_head": partial(_by_layer, "n_indexer_head"),
+    "n_index_key": partial(_by_layer, "n_indexer_key"),
+    "indexer_neox": True,
+    "indexer_rope_last": False,
+}
+
+BLOCK_TENSORS = {
+    "blk.{i}.indexer.q_proj.weight": ("n_embd", "n_index_head*n_index_key"),
+    "blk.{i}.indexer.k_proj.weight": ("n_embd", "n_index_key"),
+    "blk.{i}.indexer.q_norm.weight": ("n_index_key",),
+    "blk.{i}.indexer.k_norm.weight": ("n_index_key",),
+}
+
+
+def _has_indexer(b: GraphBuilder, i: int) -> bool:
+    """Whether layer ``i`` chooses keys itself, in this context."""
+    return bool(b.kv.caches) and i in b.kv.of_layer(i).indexer_keys
+
+
 def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
     """The cells of the keys that each token attends to in layer ``i``; None for all.
 
@@ -59,11 +88,11 @@ def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
     Shape:
         x [n_embd, T], q [n_lora_q, T] -> I32 [2, n_sparse_keys, T]
     """
-    if b.chosen_rows is None or b.hparams.window(i):
+    if b.hparams.window(i):
         return None
-    ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
-    if i not in kv.indexer_keys:
+    if not _has_indexer(b, i):
         return b.chosen
+    ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
     n_head, n = hp.size("n_indexer_head"), hp.size("n_indexer_key")
     q = b.linear(q, f"blk.{i}.indexer.attn_q_b", f"indexer_q-{i}")
     q = ops.reshape_3d(ctx, q, n, n_head, n_tokens)
@@ -79,3 +108,31 @@ def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
         ctx, q, kv.indexer_keys[i], weights, kv.cells, rows, hp.n_sparse_keys, branches=kv.branches
     ).set_name(f"indexer_top_k-{i}")
     return b.chosen
+
+
+def choose_blocks(b: GraphBuilder, x: Tensor, i: int) -> Tensor | None:
+    """The cells of the blocks of keys that the tokens attend to in layer ``i``; None for all.
+
+    Each head of keys has a head of the indexer, which chooses for its queries.
+
+    Shape:
+        x [n_embd, T], what the layer's attention reads -> I32 [2, n_sparse_keys, T, n_head_kv]
+
+    Source: MiniMax 2026, "MiniMax-M3"; llama.cpp, ``llama_model_minimax_m3``.
+    """
+    if not _has_indexer(b, i):
+        return None
+    ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
+    parts = []
+    for part, heads in (("q", hp.size("n_indexer_head")), ("k", 1)):
+        y = b.linear(x, f"blk.{i}.indexer.{part}_proj", f"indexer_{part}-{i}")
+        y = ops.reshape_3d(ctx, y, hp.size("n_indexer_key"), heads, n_tokens)
+        y = b.rms_norm(y, f"blk.{i}.indexer.{part}_norm", f"indexer_{part}_normed-{i}")
+        parts.append(b.rope_of_indexer(y, hp.rope(i)).set_name(f"indexer_{part}-{i} (roped)"))
+    q, k = parts
+    b.store_index(k, i)
+    rows = b.rows[b.kv.caches.index(kv)]
+    sizes = hp.size("n_blocks"), hp.size("n_block"), hp.size("n_local_blocks")
+    return ops.block_top_k(
+        ctx, q, kv.indexer_keys[i], kv.cells, rows, *sizes, branches=kv.branches
+    ).set_name(f"indexer_top_k-{i}")

@@ -19,7 +19,9 @@ from pyllama.runtime.state import load_state, save_state
 from .checkpoints import conversions, recorded, write_checkpoint
 
 F16, F32, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.Q8_0
-CHOSEN = ("deepseek32_chosen", "glm-dsa_chosen", "hy_v4_chosen", "dots3note_chosen")
+CHOSEN = (
+    "deepseek32_chosen", "glm-dsa_chosen", "hy_v4_chosen", "minimax-m3_chosen", "dots3note_chosen",
+)  # fmt: skip
 FEW = 20
 
 
@@ -56,8 +58,8 @@ def test_shifts_rotate_the_indexers_keys_too(model_of: Callable[[str], Model], n
     tokens = recorded(name)["tokens"].tolist()
     make = partial(Context, model_of(name), n_ctx=64, type_k=F32, type_v=F32)
     shifted = make()
-    rows(shifted, tokens[:FEW], pos=list(range(5, 5 + FEW)))
-    shifted.kv.seq_add(0, 0, -1, -5)
+    rows(shifted, tokens[:FEW], pos=list(range(8, 8 + FEW)))
+    shifted.kv.seq_add(0, 0, -1, -8)  # whole blocks of MiniMax-M3
     assert np.abs(rows(shifted, tokens[FEW:]) - rows(make(), tokens)[FEW:]).max() < 1e-4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import deepseek2
 
-CHOSEN = {"index_topk": 12, "index_n_heads": 8}  # of more tokens
+CHOSEN = {"index_topk": 12, "index_n_heads": 8}  # of more tokens; few scores are exactly 0
 _V32 = {
     **deepseek2.V3,
     "architectures": ["DeepseekV32ForCausalLM"],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import deepseek32
 
 _DENSE, _INDEXED = (0,), (0, 2)  # layers without experts; layers with an indexer
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "hy_v4": {
         **deepseek32.VARIANTS["deepseek32"],
         "architectures": ["HYV4ForCausalLM"],
@@ -26,12 +28,16 @@ VARIANTS = {
         "tie_word_embeddings": False,
     },
 }
-VARIANTS["hy_v4_chosen"] = {**VARIANTS["hy_v4"], "index_topk": 12}
+VARIANTS["hy_v4_chosen"] = {
+    **VARIANTS["hy_v4"],
+    "index_topk": 12,
+    "index_n_heads": 16,
+}  # of more tokens
 
 LLAMA_CPP = ("hy_v4", "hy_v4_chosen")
 
 
-def _of_layer(i: int) -> dict[str, list[int]]:
+def _of_layer(i: int, n_heads: int) -> dict[str, list[int]]:
     """The parameters of a layer, of which transformers 5.24 rotates halves, llama.cpp pairs."""
     parts = {
         "input_layernorm.weight": [64],
@@ -55,11 +61,11 @@ def _of_layer(i: int) -> dict[str, list[int]]:
     }
     if i in _INDEXED:
         attention |= {
-            "indexer.wq_b.weight": [256, 48],
+            "indexer.wq_b.weight": [64 * n_heads, 48],
             "indexer.wk.weight": [64, 64],
             "indexer.k_norm.weight": [64],
             "indexer.k_norm.bias": [64],
-            "indexer.weights_proj.weight": [4, 64],
+            "indexer.weights_proj.weight": [n_heads, 64],
         }
     prefix, n_ff = ("mlp.", 160) if i in _DENSE else ("mlp.shared_experts.", 96)
     gated = {"gate_proj": [n_ff, 64], "up_proj": [n_ff, 64], "down_proj": [64, n_ff]}
@@ -75,15 +81,18 @@ def _of_layer(i: int) -> dict[str, list[int]]:
     return {f"model.layers.{i}.{name}": shape for name, shape in parts.items()}
 
 
-_SHAPES = {
-    "model.embed_tokens.weight": [512, 64],
-    **_of_layer(0),
-    **_of_layer(1),
-    **_of_layer(2),
-    "model.hc_head.hc_head_fn": [3, 192],
-    "model.hc_head.hc_head_base": [3],
-    "model.hc_head.hc_head_scale": [1],
-    "model.norm.weight": [64],
-    "lm_head.weight": [512, 64],
-}
-SHAPES = dict.fromkeys(VARIANTS, _SHAPES)
+def _shapes(n_heads: int) -> dict[str, list[int]]:
+    return {
+        "model.embed_tokens.weight": [512, 64],
+        **_of_layer(0, n_heads),
+        **_of_layer(1, n_heads),
+        **_of_layer(2, n_heads),
+        "model.hc_head.hc_head_fn": [3, 192],
+        "model.hc_head.hc_head_base": [3],
+        "model.hc_head.hc_head_scale": [1],
+        "model.norm.weight": [64],
+        "lm_head.weight": [512, 64],
+    }
+
+
+SHAPES = {name: _shapes(config["index_n_heads"]) for name, config in VARIANTS.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 NAME = "minimax-m3"
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "minimax-m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
         "model_type": "minimax_m3_vl",
@@ -53,4 +55,14 @@ VARIANTS = {
     },
 }  # fmt: skip
 
-LLAMA_CPP = ("minimax-m3",)
+_M3 = VARIANTS["minimax-m3"]
+_CHOSEN = {
+    **_M3["text_config"]["sparse_attention_config"],
+    "sparse_topk_blocks": 3,
+    "sparse_block_size": 4,
+}
+VARIANTS["minimax-m3_chosen"] = {
+    **_M3, "text_config": {**_M3["text_config"], "sparse_attention_config": _CHOSEN},
+}  # fmt: skip
+
+LLAMA_CPP = ("minimax-m3",)  # whose server does not choose blocks where texts share the cache

@@ -1,9 +1,9 @@
-"""INDEXER_TOP_K: the scores of a token's keys, then the keys with the highest ones.
+"""INDEXER_TOP_K, BLOCK_TOP_K: scores of a token's keys, then the best keys or blocks; LIST_ROWS.
 
 Scores are sums over the heads in their order, so a key's score depends on its row and the token
-alone. Up to 16 tokens share a launch whose chunks are parts of the keys, and another one chooses;
-of more tokens each is computed by one thread, with the scores in its scratch. The lowest chosen
-score is found by its bytes, from the highest one on, in four passes.
+alone. Of INDEXER_TOP_K, up to 16 tokens share a launch whose chunks are parts of the keys, and
+another one chooses; of more tokens each is computed by one thread, with the scores in its scratch.
+The lowest chosen score is found by its bytes, from the highest one on, in four passes.
 
 The records have the sources in the order of FLASH_ATTN_EXT: q, k, weights, two empty ones, cells,
 rows, branches.
@@ -25,6 +25,7 @@ from ...abi import (
     SRC1,
     SRC2,
     SRC5,
+    SRC6,
     data,
     f32_ptr,
     first_row,
@@ -63,6 +64,24 @@ class Indexer(NamedTuple):
     traits: int
 
 
+class Blocks(NamedTuple):
+    """The values of ``block_top_k``."""
+
+    n_blocks: int
+    block: int
+    n_local: int
+    traits: int
+
+
+@inline
+def load_query(node, t, head, out):
+    """Copy a query, with zeros up to a multiple of 8 columns."""
+    x = f32_ptr(data(node, SRC0) + head * nb(node, SRC0, 1) + t * nb(node, SRC0, 2))
+    hd, y = ne(node, SRC0, 0), f32_ptr(out)
+    for d in range((hd + 7) // 8 * 8):
+        y[d] = x[d] if d < hd else np.float32(0)
+
+
 @inline
 def score_keys(node, t, begin, end, out, scratch):
     """Write the scores of token ``t``'s keys in chunks [begin, end) of its list to ``out``.
@@ -76,10 +95,7 @@ def score_keys(node, t, begin, end, out, scratch):
     cells, scores = scratch, scratch + CELLS_BYTES
     queries = scores + TILE_ROWS * S_STRIDE
     for head in range(n_head):
-        x = f32_ptr(data(node, SRC0) + head * nb(node, SRC0, 1) + t * nb(node, SRC0, 2))
-        y = f32_ptr(queries + head * 4 * hd8)
-        for d in range(hd8):
-            y[d] = x[d] if d < hd else np.float32(0)
+        load_query(node, t, head, queries + head * 4 * hd8)
     weights = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
     for c in range(begin, end):
         first = c * CHUNK
@@ -141,7 +157,7 @@ def choose_keys(node, t, scores, counts):
         y[2 * n], y[2 * n + 1] = entry[0], entry[1]
         n += 1
     for i in range(2 * n, 2 * n_keys):
-        y[i] = 0
+        y[i] = -1
 
 
 @inline
@@ -149,6 +165,53 @@ def chunks_of(node, t):
     """The first chunk of token ``t``'s keys, and the number of chunks."""
     lo, hi = list_begin(node, t), list_end(node, t)
     return lo // CHUNK, (hi + CHUNK - 1) // CHUNK - lo // CHUNK if hi > lo else 0
+
+
+@inline_strict
+def find_blocks(node, t, scores, tops, ends):
+    """The highest score and the end (in entries) of each block of token ``t``'s keys; how many.
+
+    Those of the last blocks up to the token's are infinite.
+    """
+    p, lo, hi = params_of(node, Blocks), list_begin(node, t), list_end(node, t)
+    position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+    x, top, end, n, last = f32_ptr(scores), f32_ptr(tops), i64_ptr(ends), 0, -1
+    for i in range(lo, hi):
+        block = i32_ptr(list_entries(node, t, i))[1] // p.block
+        if n == 0 or block != last:
+            top[n] = np.float32(np.inf) if block > position // p.block - p.n_local else x[i]
+            last, n = block, n + 1
+        elif rank(scores, i) > rank(tops, n - 1):
+            top[n - 1] = x[i]
+        end[n - 1] = i + 1
+    return n
+
+
+@inline_strict
+def choose_blocks(node, t, head, scores, scratch):
+    """Write the list of the keys of token ``t`` in the blocks with the highest scores.
+
+    Scratch: the counts of bytes, then the highest scores and the ends of blocks.
+    """
+    p, n_list, at = params_of(node, Blocks), ne(node, SRC5, 1), list_begin(node, t)
+    tops = scratch + 8 * _BYTES
+    ends = tops + (4 * n_list + 63) // 64 * 64
+    n_blocks = find_blocks(node, t, scores, tops, ends)
+    lowest, equal = np.int64(0), n_blocks
+    if n_blocks > p.n_blocks:
+        lowest, equal = lowest_rank(tops, 0, n_blocks, p.n_blocks, scratch)
+    y, n = i32_ptr(data(node, DST) + t * nb(node, DST, 2) + head * nb(node, DST, 3)), 0
+    for b in range(n_blocks):
+        key, end = rank(tops, b), i64_ptr(ends)[b]
+        if key > lowest or (key == lowest and equal > 0):
+            equal -= 1 if key == lowest else 0
+            for i in range(at, end):
+                entry = i32_ptr(list_entries(node, t, i))
+                y[2 * n], y[2 * n + 1] = entry[0], entry[1]
+                n += 1
+        at = end
+    for i in range(2 * n, 2 * p.n_blocks * p.block):
+        y[i] = -1
 
 
 @kernel
@@ -180,6 +243,45 @@ def indexer_top_k(node, chunk, n_chunks, scratch):
         first, n = chunks_of(node, t)
         score_keys(node, t, first, first + n, scores, rest)
         choose_keys(node, t, scores, scratch)
+
+
+@kernel
+def block_top_k(node, chunk, n_chunks, scratch):
+    """Tokens, of each the heads. Scratch: scores of all keys, then that of both steps."""
+    n_head = ne(node, SRC0, 1)
+    t, head, n_list = chunk // n_head, chunk % n_head, ne(node, SRC5, 1)
+    rest = scratch + (n_list + CHUNK - 1) // CHUNK * 4 * CHUNK
+    first, n = chunks_of(node, t)
+    hd, lo, hi = ne(node, SRC0, 0), list_begin(node, t), list_end(node, t)
+    load_query(node, t, head, rest + CELLS_BYTES)
+    for c in range(first, first + n):
+        begin = c * CHUNK
+        find_cells(list_entries(node, t, begin), begin, lo, hi, rest)
+        qk_direct(
+            params_of(node, Blocks).traits, 1, rest + CELLS_BYTES, hd, data(node, SRC1),
+            nb(node, SRC1, 1), rest, min(CHUNK, hi - begin), scratch + 4 * begin,
+            data(node, SRC1), nb(node, SRC1, 1), 0,
+        )  # fmt: skip
+    choose_blocks(node, t, head, scratch, rest)
+
+
+@kernel
+def list_rows(node, chunk, n_chunks, scratch):
+    """Lists of tokens and heads; a list's end is searched by halves. Sources: lists, rows."""
+    n, n_tokens = ne(node, SRC0, 1), ne(node, SRC0, 2)
+    for head in range(ne(node, SRC0, 3)):
+        for t in range(n_tokens):
+            cells = i32_ptr(data(node, SRC0) + t * nb(node, SRC0, 2) + head * nb(node, SRC0, 3))
+            begin, end = 0, n
+            while begin < end:
+                middle = (begin + end) // 2
+                if cells[2 * middle] < 0:
+                    end = middle
+                else:
+                    begin = middle + 1
+            y = i32_ptr(data(node, DST) + t * nb(node, DST, 1) + head * nb(node, DST, 2))
+            position = i32_ptr(data(node, SRC1) + t * nb(node, SRC1, 1))[3]
+            y[0], y[1], y[2], y[3] = t, 0, begin, position
 
 
 def _supports(node: Tensor) -> bool:
@@ -219,3 +321,25 @@ def _lower_indexer_top_k(lowering: CpuLowering, node: Tensor) -> None:
         indexer_choose, node, params, n_tokens,
         src=src, work=[scores], scratch=8 * _BYTES,
     )  # fmt: skip
+
+
+@lowers("BLOCK_TOP_K", _supports)
+def _lower_block_top_k(lowering: CpuLowering, node: Tensor) -> None:
+    q, k, cells, rows, branches = (*node.src, None)[:5]
+    hd, n_head, n_tokens = q.ne[:3]
+    n_list = cells.ne[1]
+    checked = checked_rows(lowering, node, cells, rows, branches)
+    traits = lowering.traits(key_traits(int(k.type), hd % 8, tuning()), QK)
+    step = CELLS_BYTES + 4 * round_up(hd, 8)  # of scores, or of choosing
+    step = max(step, 8 * _BYTES + round_up(4 * n_list, 64) + 8 * n_list)
+    lowering.launch(
+        block_top_k, node, Blocks(**node.op_params, traits=traits), n_tokens * n_head,
+        src=(q, k, None, None, None, cells, rows, branches), work=[checked],
+        scratch=4 * round_up(n_list, CHUNK) + step,
+        variant=GGMLType(k.type).name.lower(),
+    )  # fmt: skip
+
+
+@lowers("LIST_ROWS")
+def _lower_list_rows(lowering: CpuLowering, node: Tensor) -> None:
+    lowering.launch(list_rows, node)
