@@ -17,10 +17,13 @@ _NOT_IN_FILE = 2
 
 
 def _indexer_layers(got: Got) -> tuple[int, ...]:
-    """The layers with an indexer; files of GLM-5.2 without the key have llama.cpp's default."""
+    """The layers with an indexer; files of GLM-5.2 without the key have llama.cpp's default.
+
+    The first layer has one, that of multi-token prediction too.
+    """
     types: tuple[int, ...] = got["indexer_types"]
     if _NOT_IN_FILE not in types:
-        return types
+        return (1, *types[1:])
     is_5_2 = got["n_ctx_train"] >= 1 << 20
     return tuple(int(i < 2 or (i - 2) % 4 == 0 or not is_5_2) for i in range(len(types)))
 

@@ -159,6 +159,8 @@ def alone(config: dict[str, Any], made: Made, inputs: Any) -> tuple[dict[str, An
         text |= {"swiglu_limits": [None], "swiglu_limits_shared": [None]}
     if config["model_type"] == "cohere2_moe":
         text["layer_types"] = ["sliding_attention"]
+    if "indexer_types" in text:
+        text["indexer_types"] = ["full"]
     if "mlp_layer_types" in text:
         text["mlp_layer_types"] = text["mlp_layer_types"][-1:]
     if config["model_type"].startswith("mimo"):

@@ -130,7 +130,8 @@ RATES = {0.0: (1.0, 1.0), 0.03: (0.1, 0.9), 10.0: (0.0, 0.05)}  # of accepted dr
 @pytest.mark.parametrize(
     ("name", "n"),
     [("qwen35", 1), ("mimo2", 3), pytest.param("glm4moe", 1, marks=pytest.mark.long),
-     pytest.param("step35", 3, marks=pytest.mark.long)],
+     pytest.param("step35", 3, marks=pytest.mark.long),
+     *(pytest.param(f"{x}_chosen", 1, marks=pytest.mark.long) for x in ("deepseek32", "glm-dsa"))],
 )  # fmt: skip
 def test_texts_do_not_change(tmp_path: Path, name: str, n: int, noise: float) -> None:
     model = _load(tmp_path / "x", *predicting(name, noise, n))
