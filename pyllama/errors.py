@@ -6,6 +6,7 @@
     ├── ContextFull          (ValueError)   more tokens than the context has cells
     ├── BatchError           (ValueError)   a batch with illegal ids, positions or sequences
     ├── StateError           (ValueError)   a saved state that is damaged or does not match
+    │   └── StateFull        (ValueError)   a saved state with more tokens than there are free cells
     ├── TemplateError        (ValueError)   a chat template failed or exceeded its limits
     ├── HubError             (ValueError)   a model could not be fetched from the model hub
     ├── SamplingError        (ValueError)   illegal sampling parameters, logits or tokens
@@ -51,6 +52,10 @@ class BatchError(PyllamaError, ValueError):
 
 class StateError(PyllamaError, ValueError):
     """A saved state that is damaged, too large, or of another model."""
+
+
+class StateFull(StateError):
+    """A saved state that has more tokens than there are free cells."""
 
 
 class TemplateError(PyllamaError, ValueError):

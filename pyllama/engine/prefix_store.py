@@ -137,6 +137,17 @@ class PrefixStore:
         self.n_bytes -= saved.n_bytes
 
 
+def drop_oldest(idle: Sequence[CacheSequence], prefixes: PrefixStore | None) -> bool:
+    """Free the cells of the sequence that was used least recently; False if all are empty."""
+    held = [sequence for sequence in idle if sequence.n_tokens]
+    if held:
+        oldest = min(held, key=lambda sequence: sequence.last_used)
+        if prefixes is not None:
+            prefixes.save(oldest)
+        oldest.clear()
+    return bool(held)
+
+
 def _key(tokens: Ids) -> bytes:
     """The first tokens: a state that shares fewer is not worth its copy."""
     return tokens[:_MIN_TOKENS].tobytes()

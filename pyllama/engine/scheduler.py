@@ -23,7 +23,7 @@ from ..runtime.checkpoints import prompt_checkpoints
 from ..runtime.state import dump_state, restore_state
 from ..speculative import Draft, Speculation
 from .jobs import End, TextRun
-from .prefix_store import PrefixStore
+from .prefix_store import PrefixStore, drop_oldest
 from .request import Policy
 from .rows import Row
 from .sequence import CacheSequence, n_common
@@ -393,12 +393,7 @@ class Scheduler:
 
     def make_room(self, protected: TextRun | None = None) -> bool:
         """Free cells of the least recently used idle prefix, else preempt the lowest priority."""
-        idle = [sequence for sequence in self.free() if sequence.n_tokens]
-        if idle:
-            oldest = min(idle, key=lambda s: s.last_used)
-            if self.prefixes is not None:
-                self.prefixes.save(oldest)
-            oldest.clear()
+        if drop_oldest(self.free(), self.prefixes):
             return True
         others = [run for run in self.running if run is not protected and run.lease is None]
         if others:

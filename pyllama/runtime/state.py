@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pyggml.files import open_regular, replacing
 
-from ..errors import StateError
+from ..errors import StateError, StateFull
 from ..inputs.bounded_json import parse_json
 from ..kv.cache import KVCache
 from ..kv.states import StateCache
@@ -216,11 +216,11 @@ class _CacheState:
                 raise StateError(f"{path}: cells or positions out of order; the file is damaged")
 
     def check_room(self, seq: int | None) -> None:
-        """Raise StateError unless the cells fit; drops cells outside of the window if needed."""
+        """Raise StateFull unless the cells fit; drops cells outside of the window if needed."""
         if not self._cache.room_for(self._lists, self._n, seq):
             self._drop_outside_window()
         if not self._cache.room_for(self._lists, self._n, seq):
-            raise StateError(
+            raise StateFull(
                 f"{self._path}: the saved {self._n} tokens do not fit into the free cells of this "
                 f"context of {self._cache.n_cells}; use a larger `n_ctx`"
             )

@@ -51,6 +51,24 @@ def test_a_slot_is_saved_restored_and_erased(serve: Serve, tmp_path: Path) -> No
     assert again["content"] == first["content"]
 
 
+def test_a_restored_slot_takes_the_cells_of_idle_ones(serve: Serve, tmp_path: Path) -> None:
+    client = serve(slot_save_path=tmp_path, n_ctx=128)
+    ask = {"prompt": [5] * 80, "n_predict": 2, "cache_prompt": False}
+    client.post("/completion", json={**ask, "id_slot": 0})
+    client.post("/slots/0?action=save", json={"filename": "a"})
+    client.post("/slots/0?action=erase", json={})
+    client.post("/completion", json={**ask, "id_slot": 1})
+    response = client.post("/slots/0?action=restore", json={"filename": "a"})
+    assert response.status_code == 200 and response.json()["n_restored"] == 81
+    assert client.post("/slots/1?action=erase", json={}).json()["n_erased"] == 0
+    # with cells of its own, the other slot's are no use
+    client = serve(slot_save_path=tmp_path, n_ctx=128, unified=False)
+    client.post("/completion", json={**ask, "prompt": [5] * 40, "id_slot": 1})
+    response = client.post("/slots/0?action=restore", json={"filename": "a"})
+    assert response.status_code == 400 and "do not fit" in response.text
+    assert client.post("/slots/1?action=erase", json={}).json()["n_erased"] == 41
+
+
 def test_a_busy_slot_is_changed_after_its_text(serve: Serve, tmp_path: Path) -> None:
     """As llama-server defers the task. Other slots do not wait."""
     client = serve(slot_save_path=tmp_path)

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....engine import Engine
+from ....engine.prefix_store import drop_oldest
 from ....engine.sequence import UNKNOWN, CacheSequence
-from ....errors import StateError
+from ....errors import StateError, StateFull
 from ....runtime.adapters import key_of, uses_of
 from ....runtime.state import load_state, save_state
 from ...http.sse import JsonResponse, read_json
@@ -144,12 +145,24 @@ def _save(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     return len(tokens)
 
 
+def _load(engine: Engine, path: Path, id: int) -> list[int]:
+    """``load_state``, for whose cells idle slots lose their tokens if cells are shared."""
+    scheduler, shared = engine.scheduler, engine.context.kv.unified
+    while True:
+        try:
+            return load_state(engine.context, path, seq=id)
+        except StateFull:
+            idle = [other for other in scheduler.free() if other.seq_id != id]
+            if not (shared and drop_oldest(idle, scheduler.prefixes)):
+                raise
+
+
 def _restore(engine: Engine, sequence: CacheSequence, path: Path) -> int:
     id = sequence.seq_id
     try:
         if not os.path.exists(path):
             raise ApiError.invalid(f"Unable to restore slot: there is no file {path.name}")
-        tokens = load_state(engine.context, path, seq=id)
+        tokens = _load(engine, path, id)
     except StateError as error:
         message = without_folders(str(error), path.parent)
         raise ApiError.invalid(f"Unable to restore slot: {message}") from None
