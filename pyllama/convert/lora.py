@@ -2,8 +2,8 @@
 
     path = convert_lora("my-adapter", base="Llama-3.2-1B", outfile="lora.gguf")
 
-Of the base only config.json is read. An architecture's ``CONVERT`` changes rows of a matrix W; for
-W = B A these are rows of B, which is checked with the values of each kind of tensor.
+Of the base only config.json is read. An architecture's ``CONVERT`` changes rows or columns of a
+matrix W; for W = B A these are rows of B or columns of A, which is checked with random matrices.
 Source: llama.cpp, ``convert_lora_to_gguf.py``; PEFT, ``LoraLayer`` (factors, ranks, aLoRA).
 """
 
@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ..arch import Arch
 from ..errors import ModelError
 from ..graph.adapters import EMBEDDING
 from ..inputs.budget import shown
-from ..mapping.rules import Array, Config
+from ..mapping.rules import Array, Config, Tensors
 from .files.decoded import CheckpointTensor
 from .files.folder import Folder, read_config
 from .files.safetensors import read_safetensors
@@ -53,7 +53,12 @@ _REFUSED = {  # settings of adapter_config.json that change the product
     "trainable_token_indices": "changed rows of embeddings (trainable_token_indices) are not "
     "supported",
     "target_parameters": "target_parameters is not supported",
+    "use_bdlora": "block-diagonal LoRA (use_bdlora) is not supported",
+    "arrow_config": "routing between adapters (arrow_config) is not supported",
+    "kasa_config": "KaSA (kasa_config) is not supported",
+    "layer_replication": "replicated layers (layer_replication) are not supported",
 }
+_OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")  # start from parts of the base's weights
 Pair = tuple[Array, Array]  # A and B
 
 
@@ -142,6 +147,12 @@ def _settings(source: Folder) -> dict[str, Any]:
         raise ModelError(
             f"{path}: trained biases (bias={shown(settings['bias'])}) are not supported"
         )
+    start = settings.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_OF_BASE):
+        raise ModelError(
+            f"{path}: init_lora_weights is {shown(start)}, which changes the base's weights, too: "
+            "let PEFT save it as a LoRA of the base (path_initial_model_for_weight_conversion)"
+        )
     for key in ("lora_alpha", "r"):
         value = settings.get(key)
         if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
@@ -222,7 +233,7 @@ def _tensors(
 ) -> dict[str, Array]:  # fmt: skip
     """The matrices by their names in the file."""
     stacks: dict[str, dict[int, Pair]] = {}  # by expert; -1: the tensor has one pair
-    checked: set[object] = set()
+    ways: dict[object, str] = {}
     for theirs, module in modules.items():
         ours, number = _gguf_name(source, theirs, config, arch)
         assert module.a is not None and module.b is not None
@@ -234,10 +245,10 @@ def _tensors(
             )
         b = b * np.float32(_factor(theirs, a.shape[0], settings))
         try:
-            if ours == EMBEDDING or module.is_embedding:
-                results = {ours: (a.T, b)}
+            if ours == EMBEDDING or module.is_embedding:  # W = (B A).T
+                results = {ours: (arch.CONVERT.change(ours, a.T, config)[ours], b)}
             else:
-                results = _changed(ours, (a, b), settings, config, arch, checked)
+                results = _changed(ours, (a, b), config, arch, ways)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise ModelError(
                 f"{source.path}: {shown(theirs)} cannot be converted to {ours!r}: {error!s:.200}"
@@ -258,24 +269,59 @@ def _tensors(
 
 
 def _changed(
-    ours: str, pair: Pair, settings: Mapping[str, Any], config: Config, arch: Arch,
-    checked: set[object],
-) -> dict[str, Pair]:  # fmt: skip
-    """The pairs that the architecture makes of one; ValueError if they are not of low rank."""
-    (a, b), change = pair, arch.CONVERT.change
-    if settings.get("fan_in_fan_out"):  # the checkpoint has W transposed
-        (name, whole), *more = change(ours, (b @ a).T, config).items()
-        if more or not np.allclose(whole, b @ a, 1e-4, 1e-6):
-            raise ValueError("its transposed matrix is changed")
-        return {name: pair}
-    rows = {name: np.ascontiguousarray(x) for name, x in change(ours, b, config).items()}
-    kind = _LAYER.sub(".", ours), a.shape, b.shape
-    if kind not in checked:
-        checked.add(kind)
-        for name, whole in change(ours, b @ a, config).items():
-            if name not in rows or not np.allclose(rows[name] @ a, whole, 1e-4, 1e-6):
-                raise ValueError("the conversion changes more than rows, so it has no low rank")
-    return {name: (a, x) for name, x in rows.items()}
+    ours: str, pair: Pair, config: Config, arch: Arch, ways: dict[object, str]
+) -> dict[str, Pair]:
+    """The pairs that the architecture makes of one; ValueError if they are not of low rank.
+
+    Args:
+        ways: what is changed of each kind of tensor (``_way``); kinds not seen yet are added.
+    """
+
+    def change(x: Array) -> Tensors:
+        return arch.CONVERT.change(ours, np.ascontiguousarray(x), config)
+
+    kind = _LAYER.sub(".", ours), pair[0].shape, pair[1].shape
+    if kind not in ways:
+        ways[kind] = _way(pair, change)
+    return {
+        name: (np.ascontiguousarray(a), np.ascontiguousarray(b))
+        for name, (a, b) in _apply(ways[kind], pair, change).items()
+    }
+
+
+def _apply(way: str, pair: Pair, change: Callable[[Array], Tensors]) -> dict[str, Pair]:
+    """The changed pairs, if ``way`` is what is changed."""
+    a, b = pair
+    if way == "rows":
+        return {name: (a, x) for name, x in change(b).items()}
+    if way == "columns":
+        return {name: (x, b) for name, x in change(a).items()}
+    return dict.fromkeys(change((b @ a).T), pair)
+
+
+def _way(pair: Pair, change: Callable[[Array], Tensors]) -> str:
+    """What is changed of a matrix: its ``rows``, its ``columns``, or that it is ``transposed``.
+
+    PEFT ignores ``fan_in_fan_out`` if it is wrong, and may save a wrong one. Found with random
+    matrices of the shapes: those of an adapter may be 0.
+
+    Raises:
+        ValueError: something else.
+    """
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(x.shape, np.float32) for x in pair)
+    for way, whole in (("rows", b @ a), ("columns", b @ a), ("transposed", (b @ a).T)):
+        try:
+            wanted, got = change(whole), _apply(way, (a, b), change)
+            products = {name: y @ x for name, (x, y) in got.items()}
+        except (IndexError, ModelError, ValueError):  # the shapes do not fit
+            continue
+        if products.keys() == wanted.keys() and all(
+            x.shape == wanted[name].shape and np.allclose(x, wanted[name], 1e-4, 1e-5)
+            for name, x in products.items()
+        ):
+            return way
+    raise ValueError("the conversion changes more than rows or columns, so it has no low rank")
 
 
 def _gguf_name(source: Folder, theirs: str, config: Config, arch: Arch) -> tuple[str, int]:

@@ -25,6 +25,15 @@ from ..arch.llama_cpp import generate, plain_words, serve
 F32 = GGMLType.F32
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NAMES = ("llama", "qwen2", "gemma3")
+TARGETS: dict[str, tuple[list[str], str]] = {  # by variant, and the name of the embedding
+    **dict.fromkeys((*NAMES, "hrm_text"), (LINEAR, "embed_tokens")),  # the last has two stacks
+    "gpt2": (["c_attn", "c_proj", "c_fc", "lm_head"], "wte"),  # transposed, but not the last one
+    "qwen35_text": (
+        ["in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "down_proj"],
+        "embed_tokens",
+    ),
+    "falcon_h1": (["in_proj", "q_proj", "k_proj", "gate_proj", "lm_head"], "embed_tokens"),
+}
 
 
 def settings(**more: Any) -> dict[str, Any]:
@@ -64,7 +73,7 @@ def test_files_that_are_read_are_not_replaced(tmp_path: Path, base: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers
-@pytest.mark.parametrize("name", [*NAMES, "hrm_text"])  # which is made of two stacks
+@pytest.mark.parametrize("name", TARGETS)
 def test_logits_of_peft(tmp_path: Path, name: str) -> None:
     peft = pytest.importorskip("peft")
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
@@ -74,9 +83,10 @@ def test_logits_of_peft(tmp_path: Path, name: str) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
-    options: dict[str, Any] = {"r": 8, "lora_alpha": 24, "target_modules": LINEAR}
-    more = {"use_rslora": True, "r": 4, "target_modules": [*LINEAR, "embed_tokens"],
-            "rank_pattern": {"q_proj": 6}, "alpha_pattern": {"down_proj": 3}}  # fmt: skip
+    linear, embedding = TARGETS[name]
+    options: dict[str, Any] = {"r": 8, "lora_alpha": 24, "target_modules": linear}
+    more = {"use_rslora": True, "r": 4, "target_modules": [*linear, embedding],
+            "rank_pattern": {linear[0]: 6}, "alpha_pattern": {linear[-1]: 3}}  # fmt: skip
     model = peft.get_peft_model(reference, peft.LoraConfig(**options), "one")
     model.add_adapter("two", peft.LoraConfig(**options | more))
     with torch.no_grad():
@@ -183,6 +193,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "method": ({"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
     "biases": ({"bias": "all"}, {}, "trained biases"),
+    "layers": ({"layer_replication": [[0, 2], [1, 3]]}, {}, "layer_replication"),
+    "base's parts": ({"init_lora_weights": "pissa_niter_4"}, {}, "'pissa_niter_4', which changes"),
     "alpha": ({"lora_alpha": None}, {}, "lora_alpha is None"),
     "rank": ({"r": 0}, {}, "r is 0"),
     "pair": (
