@@ -85,6 +85,8 @@ def keys(config: Config) -> Keys:
     head_dim = int(config.get("head_dim") or config["attention_head_dim"])
     n_head = int(config["mamba_num_heads"])
     found = base_keys(config)
+    if "E" not in kinds(config):  # transformers writes the numbers of experts of any model
+        found = {key: x for key, x in found.items() if not key.startswith("expert_")}
     return found | {
         "context_length": 1 << 20,  # as in llama.cpp: there is no limit
         "block_count": len(kinds(config)),

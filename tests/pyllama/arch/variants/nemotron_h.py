@@ -39,6 +39,14 @@ VARIANTS = {
         "attention_bias": True,
         "use_conv_bias": False,
     },
+    "nemotron_h_saved": {  # by transformers, which ties nothing and writes numbers of experts
+        **BASE,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": True,
+    },
 }
 
 LLAMA_CPP = ("nemotron_h",)
