@@ -38,7 +38,7 @@ _OFFSET = ("roberta", "xlm-roberta", "camembert")  # positions begin after that 
 
 
 def _first_position(config: Config) -> int:
-    pad = config.get("pad_token_id")
+    pad = config.get("pad_token_id", 1)  # transformers' default of these models
     return int(pad) + 1 if config.get("model_type") in _OFFSET and pad is not None else 0
 
 

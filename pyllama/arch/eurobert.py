@@ -6,7 +6,8 @@ llama.cpp, ``llama_model_eurobert``.
 
 from __future__ import annotations
 
-from ..graph.tensors import GATED_FFN, QKV, tensors
+from ..graph.builder import ROPE_FACTORS
+from ..graph.tensors import QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.encoders import NOT_OF_ENCODERS, classifier_keys, is_classifier
 from ..mapping.rules import Config, Convert, Keys
@@ -25,7 +26,10 @@ TENSORS = tensors(
         **QKV,
         "blk.{i}.attn_output.*?": ("n_embd_out", "n_embd"),
         "blk.{i}.ffn_norm.weight": ("n_embd",),
-        **GATED_FFN,
+        "blk.{i}.ffn_gate.*?": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
+        "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        **ROPE_FACTORS,
         "output_norm.weight": ("n_embd",),
     }
 )
@@ -34,7 +38,7 @@ build_graph = llama.build_graph
 
 
 def _keys(config: Config) -> Keys:
-    keys = llama.keys(config) | {"attention.causal": False, "rope.scaling.type": "none"}
+    keys = {"rope.scaling.type": "none", **llama.keys(config), "attention.causal": False}
     if not is_classifier(config):
         return keys
     pooling = _POOLINGS.index(str(config.get("classifier_pooling") or "late"))

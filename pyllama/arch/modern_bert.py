@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pyggml.tensor import Tensor
 
-from ..graph.builder import GraphBuilder
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.decoder import layer_norm_decoder
 from ..graph.tensors import tensors
 from ..hparams import POOLINGS, Got, Key, Values, window_values
@@ -62,6 +62,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_norm.*?": ("n_embd",),
         "blk.{i}.ffn_up.*?": ("n_embd", "2*n_ff"),
         "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        **ROPE_FACTORS,
         "output_norm.*?": ("n_embd",),
     }
 )
@@ -95,11 +96,11 @@ def _windows(config: Config) -> Keys:
 def _keys(config: Config) -> Keys:
     act = hidden_act(config, "gelu_erf").get("hidden_act", "gelu_erf")
     eps = float32(config.get("norm_eps") or 1e-5)
-    return _bases(config) | base_keys(config) | _windows(config) | {
+    none = {"rope.scaling.type": "none"}
+    return none | _bases(config) | base_keys(config) | _windows(config) | {
         "attention.causal": False,
         "attention.layer_norm_epsilon": eps,
         "attention.layer_norm_rms_epsilon": eps,
-        "rope.scaling.type": "none",
         "hidden_activation": next(theirs for theirs, ours in _ACTS.items() if ours == act),
     } | _head(config)  # fmt: skip
 

@@ -53,8 +53,9 @@ def pooling_keys(folder: Folder) -> dict[str, Any]:
         return {}
     name = names[0]
     config = folder.json(f"{name}/config.json")
-    found = next((mode for flag, mode in _FLAGS.items() if config.get(flag) is True), None)
-    if found is None:
+    flags = [key for key, x in config.items() if key.startswith("pooling_mode_") and x is True]
+    found = _FLAGS.get(flags[0]) if len(flags) == 1 else None  # of several, it is all in a row
+    if not flags:
         given = config.get("pooling_mode")
         found = _MODES.get(given) if isinstance(given, str) else None
     if found is None:
@@ -74,7 +75,15 @@ def dense_tensors(folder: Folder) -> list[ConvertedTensor]:
         ModelError: a file is damaged, or a layer has no matrix.
     """
     names = _paths(folder, "Dense")
-    acts = [str(folder.json(f"{name}/config.json").get("activation_function")) for name in names]
+    kinds = {str(x.get("type", "")).rpartition(".")[2] for x in folder.json_objects("modules.json")}
+    if others := kinds - {"Transformer", "Pooling", "Dense", "Normalize", "Dropout"}:
+        log.warning(
+            "%s: its module %s is not converted: embeddings lack it",
+            folder.path, shown(min(others)),
+        )  # fmt: skip
+    acts = [
+        str(folder.json(f"{name}/config.json").get("activation_function", "Tanh")) for name in names
+    ]
     linear = all(act.rpartition(".")[2] in ("Identity", "None") for act in acts)
     if not linear or len(names) > _MAX_DENSE:
         log.warning(

@@ -104,11 +104,22 @@ def test_dense_layers_with_an_activation(tmp_path: Path, caplog: pytest.LogCaptu
     assert "dense layers after the pooling are not converted" in caplog.text
 
 
+def test_a_module_of_another_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = {"path": "2_LayerNorm", "type": "sentence_transformers.models.LayerNorm"}
+    assert dense_tensors(write(tmp_path, [*MODULES, other])) == []
+    assert "its module 'LayerNorm' is not converted" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "message"),
     [
         (MODULES, {"pooling_mode_max_tokens": True}, "the pooling is none of mean, cls, lasttoken"),
         (MODULES, {"pooling_mode": ["mean"]}, "the pooling is none of"),
+        (
+            MODULES,
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            "the pooling is none of",
+        ),
         (MODULES, None, "the pooling is none of"),
         ([{**POOLING, "path": "../secret"}], None, "path '../secret' of the pooling is no folder"),
         ([{**POOLING, "path": ".."}], None, "is no folder's name"),

@@ -35,5 +35,13 @@ VARIANTS = {
         }
         for pooling in ("late", "mean", "bos")
     },
+    "eurobert_scaled": {  # llama.cpp's converter takes no scaling of rope, and no biases
+        **_EURO, "architectures": ["EuroBertForSequenceClassification"], "mlp_bias": True,
+        "attention_bias": True, "id2label": {"0": "score"}, "label2id": {"score": 0},
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+        },
+    },
 }  # fmt: skip
 LLAMA_CPP = ("eurobert", "eurobert_masked_lm")

@@ -45,6 +45,14 @@ VARIANTS = {
         "id2label": {"0": "no", "1": "maybe", "2": "yes"},
         "label2id": {"no": 0, "maybe": 1, "yes": 2},
     },
+    "modern-bert_scaled": {  # llama.cpp's converter takes no scaling of rope
+        **_MODERN, "architectures": ["ModernBertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 160000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }  # fmt: skip
 FILES = {
     "modern-bert": {
