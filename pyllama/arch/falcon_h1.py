@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..graph import hybrid
-from ..graph.builder import GraphBuilder
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, QKV, tensors
 from ..hparams import Values
@@ -42,6 +42,7 @@ TENSORS = tensors(
         "blk.{i}.ffn_gate.*?": ("n_embd", "n_ff"),
         "blk.{i}.ffn_up.*?": ("n_embd", "n_ff"),
         "blk.{i}.ffn_down.*?": ("n_ff", "n_embd"),
+        **ROPE_FACTORS,
         **OUTPUT,
     }
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.tensors import EXPERTS, without
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Keys, Tensors, check_config, float32
+from ..mapping.rules import Array, Config, Keys, Tensors, float32
 from . import llama
 
 HPARAMS: Values = {
@@ -36,20 +36,19 @@ _GRANITE_4 = "GraniteMoeHybridForCausalLM"  # models without recurrent layers ha
 
 
 def is_hybrid(config: Config) -> bool:
-    """Whether a checkpoint is of Granite 4 with recurrent layers."""
+    """Whether a checkpoint is of Granite 4 with recurrent layers, or without rope."""
     kinds = config.get("layer_types") or ("",)
     attention = all(kind in ("attention", "full_attention") for kind in kinds)
-    return _GRANITE_4 in config["architectures"] and not attention
+    rotates = config.get("position_embedding_type") == "rope"
+    return _GRANITE_4 in config["architectures"] and not (attention and rotates)
 
 
 def _keys(config: Config) -> Keys:
     scales = {key: float32(config.get(name, 1.0)) for key, name in SCALES.items()}
     keys = llama.CONVERT.keys(config) | scales
-    if _GRANITE_4 in config["architectures"]:
-        if not is_hybrid(config):
-            check_config(config, position_embedding_type="rope")
-        if not config.get("num_local_experts"):  # Granite 4 calls it a shared expert
-            keys["feed_forward_length"] = int(config["shared_intermediate_size"])
+    if _GRANITE_4 in config["architectures"] and not config.get("num_local_experts"):
+        # Granite 4 calls it a shared expert
+        keys["feed_forward_length"] = int(config["shared_intermediate_size"])
     return keys
 
 

@@ -60,10 +60,10 @@ def attention_layers(config: Config) -> list[bool]:
     kinds, n_layer = config.get("layer_types"), int(config["num_hidden_layers"])
     if kinds:
         return [kind in ("attention", "full_attention") for kind in kinds]
-    if config.get("attn_layer_indices"):
-        return [i in config["attn_layer_indices"] for i in range(n_layer)]
-    period, offset = int(config["attn_layer_period"]), int(config["attn_layer_offset"])
-    return [i % period == offset for i in range(n_layer)]
+    if config.get("attn_layer_period"):
+        period, offset = int(config["attn_layer_period"]), int(config["attn_layer_offset"])
+        return [i % period == offset for i in range(n_layer)]
+    return [i in (config.get("attn_layer_indices") or ()) for i in range(n_layer)]
 
 
 def _rotated(config: Config) -> int:
@@ -81,6 +81,7 @@ def ssm_keys(config: Config) -> Keys:
         "ssm.state_size": int(config["mamba_d_state"]),
         "ssm.time_step_rank": int(config["mamba_n_heads"]),
         "ssm.group_count": int(config["mamba_n_groups"]),
+        **mamba2_arch.time_step_keys(config),
     }
 
 

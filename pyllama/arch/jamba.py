@@ -12,7 +12,7 @@ import numpy as np
 from ..graph import hybrid
 from ..graph.mamba import SSM, SSM_TENSORS, states_of
 from ..graph.mamba import mamba as mamba_part
-from ..graph.tensors import EXPERTS, GATED_FFN, OUTPUT, only_in
+from ..graph.tensors import EXPERTS, GATED_FFN, OUTPUT, only_in, tensors
 from ..hparams import BY_ROUTER, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, kv_heads
 from . import granitehybrid, mamba
@@ -30,12 +30,14 @@ TENSORS = {
     "blk.{i}.attn_norm.weight": ("n_embd",),
     **only_in(
         "recurs",
-        {
-            **SSM_TENSORS,
-            "blk.{i}.ssm_dt_norm.weight": ("dt_rank",),
-            "blk.{i}.ssm_b_norm.weight": ("d_state",),
-            "blk.{i}.ssm_c_norm.weight": ("d_state",),
-        },
+        tensors(
+            {
+                **SSM_TENSORS,
+                "blk.{i}.ssm_dt_norm.weight": ("dt_rank",),
+                "blk.{i}.ssm_b_norm.weight": ("d_state",),
+                "blk.{i}.ssm_c_norm.weight": ("d_state",),
+            }
+        ),
     ),
     **hybrid.ATTENTION,
     "blk.{i}.ffn_norm.weight": ("n_embd",),
@@ -48,7 +50,7 @@ build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(mamba_part))
 
 
 def _keys(config: Config) -> Keys:
-    check_config(config, mamba_proj_bias=False, hidden_act="silu")
+    check_config(config, hidden_act="silu")
     n_embd, n_head_kv = int(config["hidden_size"]), kv_heads(config)
     rank = config.get("mamba_dt_rank") or "auto"
     heads = [n_head_kv if attends else 0 for attends in granitehybrid.attention_layers(config)]
@@ -79,5 +81,5 @@ CONVERT = Convert(
     },
     keys=_keys,
     change=mamba.change,
-    defaults={"rms_norm_eps": 1e-6},
+    defaults={"rms_norm_eps": 1e-6, "attn_layer_period": 8, "attn_layer_offset": 4},
 )

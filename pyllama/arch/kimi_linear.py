@@ -122,6 +122,9 @@ CONVERT = Convert(
         f"{_MOE}.experts.{{e}}.w1.weight": "blk.{i}.ffn_gate_exps.weight",
         f"{_MOE}.experts.{{e}}.w2.weight": "blk.{i}.ffn_down_exps.weight",
         f"{_MOE}.experts.{{e}}.w3.weight": "blk.{i}.ffn_up_exps.weight",
+        **{  # of dense layers, in files that transformers writes; else in ``mlp``
+            f"{_MOE}.{p}_proj.weight": f"blk.{{i}}.ffn_{p}.weight" for p in ("gate", "up", "down")
+        },
         **{
             f"{_MOE}.shared_experts.{p}_proj.weight": f"blk.{{i}}.ffn_{p}_shexp.weight"
             for p in ("gate", "up", "down")

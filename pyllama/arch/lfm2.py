@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..graph import hybrid
+from ..graph.builder import ROPE_FACTORS
 from ..graph.short_conv import SHORT_CONV, short_conv, states_of
 from ..graph.tensors import GATED_FFN, OUTPUT, only_in, without
 from ..hparams import Key, Values
@@ -37,6 +38,7 @@ TENSORS = {
     **only_in("recurs", SHORT_CONV),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     **GATED_FFN,
+    **ROPE_FACTORS,
     "token_embd_norm.weight": ("n_embd",),  # after the last layer, in spite of its name
     **without(OUTPUT, "output_norm"),
 }

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from ..graph.tensors import EXPERTS
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, Keys, check_config
+from ..mapping.rules import Config, Convert, Keys
 from . import lfm2
 
 HPARAMS: Values = {
     **lfm2.HPARAMS,
     "n_ff_exp": Key("expert_feed_forward_length"),
     "expert_gating": Key("expert_gating_func"),
+    "expert_weights_norm": Key("expert_weights_norm", True),
 }
 
 TENSORS = {**lfm2.TENSORS, **EXPERTS, "blk.{i}.exp_probs_b.bias?": ("n_expert",)}
@@ -22,10 +23,11 @@ build_graph = lfm2.build_graph
 
 
 def _keys(config: Config) -> Keys:
-    check_config(config, norm_topk_prob=True, routed_scaling_factor=1.0)
     return lfm2.keys(config) | {
         "leading_dense_block_count": int(config.get("num_dense_layers", 2)),
         "expert_gating_func": GATINGS.index("sigmoid"),
+        "expert_weights_norm": bool(config.get("norm_topk_prob", True)),
+        "expert_weights_scale": float(config.get("routed_scaling_factor") or 1.0),
     }
 
 

@@ -15,18 +15,19 @@ from pyggml.tensor import Tensor
 
 from ..graph import mamba as layers
 from ..graph.builder import GraphBuilder
-from ..graph.tensors import OUTPUT
+from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Key, Values
-from ..mapping.rules import Array, Config, Convert, Keys, float32
+from ..mapping.rules import Array, Config, Convert, Keys, check_config, float32
 
 HPARAMS: Values = {
     **layers.SSM,
     "normed_dt_b_c": Key("ssm.dt_b_c_rms", False),
+    "dt_b_c_eps": Key("ssm.dt_b_c_rms_epsilon", 0.0),
     "empty_layers": True,  # no layer has heads of attention or a feed-forward part
     "states": lambda got: (layers.states_of(got),) * got["n_layer"],
 }
 
-TENSORS = {"blk.{i}.attn_norm.weight": ("n_embd",), **layers.SSM_TENSORS, **OUTPUT}
+TENSORS = tensors({"blk.{i}.attn_norm.weight": ("n_embd",), **layers.SSM_TENSORS, **OUTPUT})
 
 
 def decoder(b: GraphBuilder, mixer: Callable[[GraphBuilder, Tensor, int], Tensor]) -> Tensor:
@@ -60,15 +61,21 @@ def base(config: Config) -> Keys:
 
 
 def _keys(config: Config) -> Keys:
+    check_config(config, hidden_act="silu")
     found = base(config)
     n_embd = found["embedding_length"]
     rank = config.get("time_step_rank") or config.get("dt_rank") or -(n_embd // -16)
-    return found | {
-        "ssm.inner_size": int(config.get("intermediate_size") or 2 * n_embd),
+    inner = config.get("intermediate_size") or config.get("d_inner")
+    falcon = config.get("model_type") == "falcon_mamba"
+    keys = found | {
+        "ssm.inner_size": int(inner or (config.get("expand") or 2) * n_embd),
         "ssm.state_size": int(config.get("state_size") or config.get("d_state") or 16),
         "ssm.time_step_rank": int(-(n_embd // -16) if rank == "auto" else rank),
-        "ssm.dt_b_c_rms": config.get("model_type") == "falcon_mamba",
+        "ssm.dt_b_c_rms": falcon,
     }
+    if falcon:  # a key of ours; llama.cpp takes the epsilon of the other norms
+        keys["ssm.dt_b_c_rms_epsilon"] = float32(config.get("mixer_rms_eps") or 1e-6)
+    return keys
 
 
 def change(name: str, x: Array, config: Config) -> dict[str, Array]:

@@ -5,12 +5,14 @@ Source: Dao and Gu 2024, "Transformers are SSMs"; llama.cpp, ``llm_build_mamba``
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import partial
 
 from ..graph.mamba import SSM2, SSM2_TENSORS, mamba2, states2_of
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Keys
+from ..mapping.rules import Array, Config, Convert, Keys, check_config
 from . import mamba
 
 HPARAMS: Values = {
@@ -25,15 +27,26 @@ build_graph = partial(mamba.decoder, mixer=mamba2)
 
 
 def _keys(config: Config) -> Keys:
+    check_config(config, hidden_act="silu")
     n_embd = int(config.get("hidden_size") or config["d_model"])
-    inner = int(config.get("expand") or 2) * n_embd
+    inner = int((config.get("expand") or 2) * n_embd)
     head_dim = int(config.get("head_dim") or 64)
     return mamba.base(config) | {
         "ssm.inner_size": inner,
         "ssm.state_size": int(config.get("state_size") or config.get("d_state") or 128),
         "ssm.time_step_rank": inner // head_dim,
         "ssm.group_count": int(config.get("n_groups") or 1),
+        **time_step_keys(config),
     }
+
+
+def time_step_keys(config: Config) -> Keys:
+    """The limits of time steps, keys of ours; llama.cpp has none. {} if they are 0 and infinity."""
+    given = config.get("time_step_limit") or (0.0, math.inf)
+    # transformers 5 writes infinity as {"__float__": "Infinity"}
+    low, high = (float(x["__float__"] if isinstance(x, Mapping) else x) for x in given)
+    keys = {"ssm.time_step_min": low, "ssm.time_step_max": high}
+    return {name: x for name, x in keys.items() if 0 < x < math.inf}
 
 
 def change(name: str, x: Array, config: Config) -> dict[str, Array]:

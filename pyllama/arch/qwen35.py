@@ -74,5 +74,6 @@ CONVERT = Convert(
     tensors=text_of_vision(NAMES),
     keys=with_sections(qwen3next.keys),
     change=change,
+    defaults=qwen3next.DEFAULTS,
     other_media=("visual.*", "model.visual.*"),
 )

@@ -45,5 +45,6 @@ CONVERT = Convert(
     ),
     keys=qwen35.with_sections(qwen3next.keys_of_experts),
     change=_change,
+    defaults=qwen3next.DEFAULTS,
     other_media=qwen35.CONVERT.other_media,
 )

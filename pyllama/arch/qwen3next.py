@@ -11,6 +11,7 @@ import numpy as np
 
 from ..graph import hybrid
 from ..graph.attention.factors import attention_of_gated_queries
+from ..graph.builder import ROPE_FACTORS
 from ..graph.delta_net import DELTA_NET, DELTA_NET_TENSORS, delta_net, states_of
 from ..graph.tensors import EXPERTS, OUTPUT, SHARED_EXPERTS, only_in
 from ..hparams import Got, Key, Values
@@ -60,6 +61,7 @@ MIXER_TENSORS = {
     ),
     **only_in("recurs", DELTA_NET_TENSORS),
     "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    **ROPE_FACTORS,
 }
 EXPERT_TENSORS = {
     **EXPERTS,
@@ -82,11 +84,15 @@ build_graph = partial(
 )
 
 
+DEFAULTS = {"partial_rotary_factor": 0.25}  # of config.json, of Qwen3.5 too
+
+
 def keys(config: Config) -> Keys:
     """The keys of Qwen3-Next and Qwen3.5 without those of experts."""
     check_config(config, attention_bias=False)
+    check_config(config, linear_value_head_dim=config["linear_key_head_dim"])
     n, n_head = int(config["linear_key_head_dim"]), int(config["linear_num_value_heads"])
-    found = base_keys({"partial_rotary_factor": 0.25, **config}, "silu")
+    found = base_keys(config, "silu")
     every, n_layer = int(config.get("full_attention_interval") or 4), found["block_count"]
     kinds = config.get("layer_types") or [
         "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(n_layer)
@@ -164,4 +170,5 @@ CONVERT = Convert(
     },
     keys=keys_of_experts,
     change=_change,
+    defaults=DEFAULTS,
 )

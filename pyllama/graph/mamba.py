@@ -11,6 +11,7 @@ Source: Gu and Dao 2023, "Mamba"; Dao and Gu 2024, "Transformers are SSMs"; llam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pyggml as ops
@@ -33,12 +34,14 @@ SSM2: Values = {
     "d_state": Key("ssm.state_size"),
     "dt_rank": Key("ssm.time_step_rank"),  # number of heads
     "n_group": Key("ssm.group_count"),
+    "dt_min": Key("ssm.time_step_min", 0.0),
+    "dt_max": Key("ssm.time_step_max", 0.0),  # 0: unlimited
     "n_ssm_conv": lambda got: got["d_inner"] + 2 * got["n_group"] * got["d_state"],
     "n_ssm_in": lambda got: got["d_inner"] + got["n_ssm_conv"] + got["dt_rank"],
     "d_group": lambda got: got["d_inner"] // max(got["n_group"], 1),
 }
 SSM_TENSORS = {
-    "blk.{i}.ssm_in.weight": ("n_embd", "n_ssm_in"),
+    "blk.{i}.ssm_in.*?": ("n_embd", "n_ssm_in"),
     "blk.{i}.ssm_conv1d.weight": ("d_conv", "d_inner"),
     "blk.{i}.ssm_conv1d.bias?": ("d_inner",),
     "blk.{i}.ssm_x.weight": ("d_inner", "n_ssm_x"),
@@ -46,7 +49,7 @@ SSM_TENSORS = {
     "blk.{i}.ssm_dt.bias": ("d_inner",),
     "blk.{i}.ssm_a": ("d_state", "d_inner"),
     "blk.{i}.ssm_d": ("d_inner",),
-    "blk.{i}.ssm_out.weight": ("d_inner", "n_embd"),
+    "blk.{i}.ssm_out.*?": ("d_inner", "n_embd"),
 }
 SSM2_TENSORS = {
     "blk.{i}.ssm_in.*?": ("n_embd", "n_ssm_in"),
@@ -110,7 +113,8 @@ def _normed(b: GraphBuilder, x: Tensor, name: str, i: int) -> Tensor:
     if f"{prefix}.weight" in b.weights:
         return b.rms_norm(x, prefix, f"ssm_{name}_norm-{i}")
     if b.hparams.own.get("normed_dt_b_c"):  # FalconMamba: without weights
-        return ops.rms_norm(b.ctx, x, b.hparams.norm_eps).set_name(f"ssm_{name}_norm-{i}")
+        eps = b.hparams.own["dt_b_c_eps"] or b.hparams.norm_eps
+        return ops.rms_norm(b.ctx, x, eps).set_name(f"ssm_{name}_norm-{i}")
     return x
 
 
@@ -135,7 +139,7 @@ def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         ops.view_3d(ctx, xBC, (d_state, n_group, T), (4 * d_state, row), 4 * first)
         for first in (n, n + n_group * d_state)
     )
-    dt = ops.add(ctx, dt, b.weight(f"blk.{i}.ssm_dt.bias"))
+    dt = _limited(b, ops.add(ctx, dt, b.weight(f"blk.{i}.ssm_dt.bias")))
     y = ssm_scan(b, heads, dt, B, C, i)  # [head_dim, n_head, T]
     y = ops.add(ctx, y, ops.mul(ctx, heads, b.weight(f"blk.{i}.ssm_d")))
     z = ops.view_3d(ctx, z, (head_dim, n_head, T), (4 * head_dim, z.nb[1]))
@@ -145,6 +149,16 @@ def mamba2(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         y = ops.reshape_3d(ctx, y, n // n_group, n_group, T)
         y = ops.reshape_2d(ctx, b.rms_norm(y, f"blk.{i}.ssm_norm", f"ssm_norm-{i}"), n, T)
     return b.linear(y, f"blk.{i}.ssm_out", f"mamba_out-{i}")
+
+
+def _limited(b: GraphBuilder, dt: Tensor) -> Tensor:
+    """``dt`` whose softplus, the time step, is within the model's limits."""
+    low, high = b.hparams.own["dt_min"], b.hparams.own["dt_max"]
+    if not low and not high:
+        return dt
+    low, high = (y + math.log(-math.expm1(-y)) if y else end  # inverse of softplus
+                 for y, end in ((low, -math.inf), (high, math.inf)))  # fmt: skip
+    return ops.clamp(b.ctx, dt, low, high)
 
 
 def causal_conv(b: GraphBuilder, x: Tensor, i: int, part: str = "") -> Tensor:

@@ -23,6 +23,28 @@ def test_falcon_40b_with_its_original_config() -> None:
     assert changed["blk.0.attn_qkv.weight"][:, 0].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
 
 
+def test_limits_of_time_steps() -> None:
+    """Transformers 5 writes infinity as an object."""
+    usual = {"hidden_size": 64, "num_hidden_layers": 1}
+    for given, limits in (
+        ([0.0, float("inf")], [None, None]),
+        ([0.0, {"__float__": "Infinity"}], [None, None]),
+        ([0.01, 0.5], [0.01, 0.5]),
+    ):
+        keys = get_arch("mamba2").CONVERT.keys(usual | {"time_step_limit": given})
+        assert [keys.get(f"ssm.time_step_{end}") for end in ("min", "max")] == limits
+
+
+def test_positions_of_roberta_begin_after_the_usual_padding() -> None:
+    usual = {
+        "hidden_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 514,
+        "architectures": ["RobertaModel"],
+    }  # fmt: skip
+    keys = get_arch("bert").CONVERT.keys
+    assert keys(usual | {"model_type": "roberta"})["context_length"] == 512
+    assert keys(usual | {"model_type": "bert"})["context_length"] == 514
+
+
 @pytest.mark.parametrize(
     "odd",
     [

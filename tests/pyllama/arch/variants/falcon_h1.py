@@ -6,6 +6,13 @@ from typing import Any
 
 NAME = "falcon-h1"
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 _BASE: dict[str, Any] = {
     "architectures": ["FalconH1ForCausalLM"],
     "model_type": "falcon_h1",
@@ -57,9 +64,14 @@ VARIANTS = {
         "attention_bias": True,
         "mlp_bias": True,
     },
+    "falcon_h1_llama3": {  # llama.cpp's converter takes no scaling of rope
+        **_BASE,
+        "rope_scaling": {**LLAMA3},
+        "time_step_limit": [0.04, 0.1],
+    },
 }
 
 LLAMA_CPP = ("falcon_h1",)
 
 # tied embeddings have a multiplier as embeddings and another one as the output matrix
-DIFFERENT = {"falcon_h1_norm": ("output.weight",)}
+DIFFERENT = {"falcon_h1_norm": ("output.weight",), "falcon_h1_llama3": ("rope_freqs.weight",)}

@@ -62,6 +62,24 @@ VARIANTS = {
         "mlp_bias": True,
         "tie_word_embeddings": False,
     },
+    "granitehybrid_attention": {  # in all layers, without positions
+        **_GRANITE,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96,
+        "layer_types": ["attention"] * 4,
+    },
+    "bamba_recurrent": {  # all layers
+        **_BASE,
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "mamba_n_groups": 2,
+        "tie_word_embeddings": False,
+    },
 }
 
 LLAMA_CPP = ("granitehybrid", "bamba")  # llama.cpp needs a bias of the convolution
+# llama.cpp's converter takes such a model for one with rope
+DIFFERENT = {
+    "granitehybrid_attention": ("architecture", "context_length", "rope.scaling.finetuned")
+}

@@ -40,6 +40,12 @@ VARIANTS = {
         "mamba_dt_rank": 4,
         "tie_word_embeddings": True,
     },
+    "jamba_biases": {  # llama.cpp's converter does not take them
+        **_BASE,
+        "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+        "mamba_expand": 3,
+    },
 }
 
 LLAMA_CPP = ("jamba", "jamba_dense")

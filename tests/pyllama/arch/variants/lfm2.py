@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .falcon_h1 import LLAMA3
+
 _TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 160,
@@ -32,6 +34,7 @@ VARIANTS = {
         "block_auto_adjust_ff_dim": True,
         "tie_word_embeddings": False,
     },
+    "lfm2_llama3": {**_BASE, "rope_scaling": {**LLAMA3}, "block_multiple_of": 64},
     "lfm2_vl": {
         "architectures": ["Lfm2VlForConditionalGeneration"],
         "model_type": "lfm2_vl",
@@ -50,3 +53,4 @@ VARIANTS = {
 }
 
 LLAMA_CPP = ("lfm2", "lfm2_adjusted", "lfm2_vl")
+DIFFERENT = {"lfm2_llama3": ("rope_freqs.weight",)}  # llama.cpp's converter does not take it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .falcon_h1 import LLAMA3
+
 MIXERS: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -47,10 +49,11 @@ VARIANTS = {
         "linear_conv_kernel_dim": 3,
         "tie_word_embeddings": True,
     },
+    "qwen3next_llama3": {**_BASE, "rope_scaling": {**LLAMA3}},
 }
 
 LLAMA_CPP = ("qwen3next", "qwen3next_listed")
 # transformers' configurations do not have it unless kinds of layers are listed, so llama.cpp's
 # converter writes 4
 INTERVAL = ("full_attention_interval",)
-DIFFERENT = {"qwen3next": INTERVAL}
+DIFFERENT = {"qwen3next": INTERVAL, "qwen3next_llama3": (*INTERVAL, "rope_freqs.weight")}
