@@ -34,11 +34,8 @@ def _keys(config: Config) -> Keys:
         key: float(config[key] or 0)
         for key in ("attn_logit_softcapping", "final_logit_softcapping")
     }
-    keys = {
-        "attention.sliding_window": int(config["sliding_window"]),
-        "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
-    }
-    return base_keys(config, "gelu") | keys | caps
+    keys = base_keys(config, "gelu") | gemma3.windows(config, 2) | caps
+    return {**keys, "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5}
 
 
 CONVERT = Convert(

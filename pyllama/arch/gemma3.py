@@ -13,7 +13,6 @@ from functools import partial
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..errors import ModelError
 from ..graph.attention.factors import attention_gate
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
 from ..graph.ffn import ffn
@@ -28,6 +27,7 @@ from ..mapping.rules import (
     base_keys,
     check_config,
     text_of_vision,
+    window_keys,
 )
 from . import qwen2
 
@@ -107,20 +107,25 @@ def keys(config: Config) -> Keys:
     """The keys of Gemma 3, and of models with the same config.json."""
     check_config(config, attention_bias=False)
     period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
-    kinds = config.get("layer_types")
-    if kinds:
-        full = [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"]
-        period = full[0] if full else 0
-        want = [n for n in range(1, len(kinds) + 1) if period and n % period == 0]
-        if full != want:
-            raise ModelError(f"layer_types has full attention in layers {full}, want every n-th")
-    found = base_keys(config, "gelu") | {
-        "attention.sliding_window": int(config["sliding_window"]),
-        "attention.sliding_window_pattern": period,
-        "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
-    }
+    found = base_keys(config, "gelu") | windows(config, period)
+    found["attention.scale"] = float(config["query_pre_attn_scalar"]) ** -0.5
     if config.get("final_logit_softcapping"):
         found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
+    return found
+
+
+def windows(config: Config, period: int) -> Keys:
+    """The keys of a sliding window: a period where every n-th layer has full attention.
+
+    Args:
+        period: without ``layer_types``.
+    """
+    found = window_keys(config, period)
+    if found:
+        slides = found["attention.sliding_window_pattern"]
+        n = slides.index(False) + 1 if False in slides else 0
+        if slides == [n == 0 or (i + 1) % n != 0 for i in range(len(slides))]:
+            found["attention.sliding_window_pattern"] = n
     return found
 
 

@@ -19,7 +19,6 @@ from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values, window_values
 from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, text_of_vision
 from . import qwen2, qwen2moe
-from .qwen3vlmoe import split_experts
 
 _PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
 
@@ -117,6 +116,6 @@ CONVERT = Convert(
     tensors=text_of_vision(_NAMES),
     other_media=("vision_model.*", "multi_modal_projector.*"),
     keys=_keys,
-    change=split_experts,
+    change=qwen2moe.split_experts,
     defaults={"head_dim": 128, "num_experts_per_tok": 1, "rope_theta": 500000.0},
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..graph.tensors import EXPERTS, SHARED_EXPERTS
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, Keys, check_config
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config
 from . import qwen2
 
 HPARAMS: Values = {
@@ -32,6 +32,32 @@ ROUTED = {  # names of checkpoints with experts in ``mlp``
     "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
     "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
 }
+
+
+STACKED = {  # names of transformers' own matrices of all experts, for ``split_experts``
+    "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+    "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+}
+
+
+def split_experts(name: str, x: Array, config: Config) -> Tensors:
+    """Split gate and up of all experts; transpose the matrices that are stored [in, out].
+
+    transformers writes them in either order.
+
+    Shape:
+        NumPy order, gate_up [n_expert, n_embd, 2 * n_ff_exp], down [n_expert, n_ff_exp, n_embd]
+    """
+    if x.ndim < 3:
+        return {name: x}
+    gates = "gate_up" in name
+    if x.shape[1 if gates else 2] == config["hidden_size"]:
+        x = x.swapaxes(1, 2)
+    if not gates:
+        return {name: x}
+    n_ff = x.shape[1] // 2
+    parts = {"gate": x[:, :n_ff], "up": x[:, n_ff:]}
+    return {name.replace("gate_up", part): y for part, y in parts.items()}
 
 
 def shared(module: str) -> dict[str, str]:
@@ -67,9 +93,11 @@ CONVERT = Convert(
     tensors={
         **qwen2.CONVERT.tensors,
         **ROUTED,
+        **STACKED,
         **shared("shared_expert"),
         "model.layers.{i}.mlp.shared_expert_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
     },
     defaults={"num_experts_per_tok": 4, "rms_norm_eps": 1e-6},
     keys=_keys,
+    change=split_experts,
 )

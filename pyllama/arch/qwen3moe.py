@@ -31,7 +31,9 @@ CONVERT = Convert(
     tensors={
         **qwen3.CONVERT.tensors,
         **qwen2moe.ROUTED,
+        **qwen2moe.STACKED,
     },
     defaults={"num_experts_per_tok": 8, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
     keys=_keys,
+    change=qwen2moe.split_experts,
 )

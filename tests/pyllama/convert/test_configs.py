@@ -151,3 +151,16 @@ def test_values_of_the_class_where_config_json_has_none(
     given = {"rms_norm_eps": 1e-3, "sliding_window": 8, "rope_theta": 7.0, "head_dim": 32}
     keys = convert.keys(convert.complete(config | given))
     assert not {key: pytest.approx(value) for key, value in values.items()}.items() & keys.items()
+
+
+def test_experts_in_one_matrix() -> None:
+    """transformers 5 has them so in memory, and some trainers save them as they are."""
+    convert, config = get_arch("qwen3moe").CONVERT, {"hidden_size": 4}
+    name = convert.tensors["model.layers.{i}.mlp.experts.gate_up_proj"].replace("{i}", "0")
+    x = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 4)  # expert, gates and ups, column
+    for stored in (x, x.swapaxes(1, 2)):
+        both = convert.change(name, stored, config)
+        assert both["blk.0.ffn_gate_exps.weight"].tolist() == x[:, :3].tolist()
+        assert both["blk.0.ffn_up_exps.weight"].tolist() == x[:, 3:].tolist()
+    (down,) = convert.change("blk.0.ffn_down_exps.weight", x[:, :3].swapaxes(1, 2), config).values()
+    assert down.shape == (2, 4, 3)

@@ -23,6 +23,15 @@ _BASE = {
 }
 VARIANTS = {
     "gemma2": _BASE,
+    "gemma2_layers": {
+        **_BASE,
+        "layer_types": [
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+    },
     "gemma2_scalar": {**_BASE, "query_pre_attn_scalar": 20},
 }
 
