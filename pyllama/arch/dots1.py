@@ -5,14 +5,13 @@ Source: rednote-hilab 2025, "dots.llm1 Technical Report"; llama.cpp, ``llama_mod
 
 from __future__ import annotations
 
-from ..errors import ModelError
 from ..graph.tensors import DEEPSEEK_EXPERTS
 from ..hparams import GATINGS, SHARED_SIZES, SIGMOID_ROUTER, Values
 from ..mapping.rules import Config, Convert, Keys, base_keys, float32, hidden_act
-from . import qwen2moe, qwen3
+from . import qwen2, qwen2moe, qwen3
 
 HPARAMS: Values = {
-    "rope_neox": True,
+    **qwen2.HPARAMS,
     **SHARED_SIZES,
     **SIGMOID_ROUTER,
 }
@@ -37,9 +36,9 @@ def expert_keys(config: Config) -> Keys:
 
 
 def _keys(config: Config) -> Keys:
-    if "sliding_attention" in (config.get("layer_types") or ()):
-        raise ModelError("config.json: layers with a sliding window are not supported")
-    return expert_keys(config) | hidden_act(config, "silu")
+    first = int(config.get("max_window_layers", 62))
+    windows = qwen2.windows(config, slides=lambda i: i >= first)
+    return expert_keys(config) | hidden_act(config, "silu") | windows
 
 
 CONVERT = Convert(

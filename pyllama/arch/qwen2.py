@@ -39,13 +39,25 @@ def keys(config: Config, slides: Callable[[int], bool] | None = None) -> Keys:
             ``layer_types``; None: those from ``max_window_layers`` on have it.
     """
     found = base_keys(config, "silu")
-    if not config.get("use_sliding_window"):
-        return found
-    slides = slides or (lambda i: i >= int(config.get("max_window_layers", 28)))
+    if config.get("use_sliding_window"):
+        first = int(config.get("max_window_layers", 28))
+        found |= windows(config, slides or (lambda i: i >= first))
+    return found
+
+
+def windows(config: Config, slides: Callable[[int], bool]) -> Keys:
+    """The keys of a sliding window; {} where no layer has one.
+
+    Args:
+        slides: whether a layer has the window, without ``layer_types``.
+    """
     kinds = config.get("layer_types") or [
-        "sliding_attention" if slides(i) else "full_attention" for i in range(found["block_count"])
+        "sliding_attention" if slides(i) else "full_attention"
+        for i in range(int(config["num_hidden_layers"]))
     ]
-    return found | window_keys({"sliding_window": 4096, **config, "layer_types": kinds}, 0)
+    if "sliding_attention" not in kinds:
+        return {}
+    return window_keys({"sliding_window": 4096, **config, "layer_types": kinds}, 0)
 
 
 CONVERT = Convert(

@@ -26,7 +26,9 @@ from .builder import EXCLUDED, GraphBuilder
 from .dense import ffn_hidden, glu
 from .sparse.ffn import check_relu
 
-_MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
+# Only excludes 0, as in transformers. llama.cpp's bound, the smallest normal float16, makes weights
+# of experts smaller that a bias chose although the router gives them almost nothing.
+_MIN_SUM = 1e-20
 
 
 def experts(

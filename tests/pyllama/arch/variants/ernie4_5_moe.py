@@ -29,6 +29,7 @@ _BASE: dict[str, Any] = {
 }
 VARIANTS = {
     "ernie4_5-moe": _BASE,
+    "ernie4_5-moe_one": {**_BASE, "hidden_size": 256, "moe_k": 1},  # some of probability 1e-6
     "ernie4_5-moe_interval": {
         **_BASE,
         "num_hidden_layers": 4,
