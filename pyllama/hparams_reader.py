@@ -176,11 +176,13 @@ def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> 
 def _n_layer(file: GGUFFile, arch: str) -> int:
     """The number of layers, not counting layers of multi-token prediction.
 
-    Where an encoder and a decoder have different numbers, the larger one.
+    Where an encoder and a decoder have different numbers, the larger one. A head for another model
+    may have no other layers.
     """
     nextn = file.get_int(f"{arch}.nextn_predict_layers", 0)
     n_decoder = file.get_int(f"{arch}.decoder_block_count", 0)
-    return max(file.get_int(f"{arch}.block_count"), n_decoder) - nextn
+    n = max(file.get_int(f"{arch}.block_count"), n_decoder)
+    return n if n == nextn else n - nextn
 
 
 def _by_layer(

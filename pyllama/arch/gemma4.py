@@ -72,20 +72,35 @@ def build_graph(b: GraphBuilder) -> Tensor:
         q, k, v = normalized_qkv(b, cur, i)
         k = None if k is None else b.rope(k, f"Kcur-{i}", i)
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), k, v, i)
-        of_layer = None if inputs is None else stream(b, inputs, i)
-        cur, inp = b.select_outputs(i, cur, inp)
-        if of_layer is not None:
-            (of_layer,) = b.select_outputs(i, of_layer)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
-        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
-        inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
-        cur = b.rms_norm(_ffn(b, inp, i), f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
-        inp = ops.add(ctx, cur, inp)
-        if of_layer is not None:
-            inp = ops.add(ctx, per_layer_output(b, inp, of_layer, i), inp)
-        scale = b.weights.get(f"blk.{i}.layer_output_scale.weight")
-        inp = b.layer_output((inp if scale is None else ops.mul(ctx, inp, scale)), i)
+        inp = after_attention(b, cur, inp, i, None if inputs is None else stream(b, inputs, i))
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def after_attention(
+    b: GraphBuilder, cur: Tensor, inp: Tensor, i: int, of_layer: Tensor | None = None
+) -> Tensor:
+    """The output of layer ``i``.
+
+    Args:
+        of_layer: the tokens' embeddings for this layer; None without.
+
+    Shape:
+        cur [n_embd_out, T] from attention, inp [n_embd, T], of_layer [n_embd_per_layer, T] ->
+        inp's; in the last layer the columns of `select_outputs`
+    """
+    ctx = b.ctx
+    cur, inp = b.select_outputs(i, cur, inp)
+    if of_layer is not None:
+        (of_layer,) = b.select_outputs(i, of_layer)
+    cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
+    cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+    inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
+    cur = b.rms_norm(_ffn(b, inp, i), f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
+    inp = ops.add(ctx, cur, inp)
+    if of_layer is not None:
+        inp = ops.add(ctx, per_layer_output(b, inp, of_layer, i), inp)
+    scale = b.weights.get(f"blk.{i}.layer_output_scale.weight")
+    return b.layer_output((inp if scale is None else ops.mul(ctx, inp, scale)), i)
 
 
 def _ffn(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
@@ -114,19 +129,20 @@ def _of_full_layers(config: Config, name: str, old_name: str) -> int | None:
     return next((int(x) for x in found if x is not None), None)
 
 
-def _keys(config: Config) -> Keys:
+def keys(config: Config) -> Keys:
+    """The keys of Gemma 4, and of models with the same config.json."""
     check_config(config, attention_bias=False)
     if config.get("use_bidirectional_attention") == "all":
         raise ModelError("config.json: use_bidirectional_attention is 'all'; not supported")
     slides = [kind == "sliding_attention" for kind in config["layer_types"]]
     rope = {k: {"rope_theta": x["rope_theta"]} for k, x in config["rope_parameters"].items()}
-    keys = base_keys({**config, "rope_parameters": rope}, "gelu")
+    found = base_keys({**config, "rope_parameters": rope}, "gelu")
     shared = int(config.get("num_kv_shared_layers") or 0)
     full = _of_full_layers(config, "head_dim", "global_head_dim")
     assert full is not None
     for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
-        keys |= {name: full, f"{name}_swa": int(config["head_dim"])}
-    keys |= {
+        found |= {name: full, f"{name}_swa": int(config["head_dim"])}
+    found |= {
         "attention.sliding_window": int(config["sliding_window"]),
         "attention.sliding_window_pattern": slides,
         "attention.shared_kv_layers": shared,
@@ -135,15 +151,15 @@ def _keys(config: Config) -> Keys:
     heads = _of_full_layers(config, "num_key_value_heads", "num_global_key_value_heads")
     if heads is not None:
         usual = int(config["num_key_value_heads"])
-        keys["attention.head_count_kv"] = [usual if sliding else heads for sliding in slides]
+        found["attention.head_count_kv"] = [usual if sliding else heads for sliding in slides]
     if config.get("use_double_wide_mlp"):
         n, n_ff = len(slides), int(config["intermediate_size"])
-        keys["feed_forward_length"] = [n_ff * (1 + (i >= n - shared)) for i in range(n)]
+        found["feed_forward_length"] = [n_ff * (1 + (i >= n - shared)) for i in range(n)]
     if config.get("top_k_experts"):
-        keys["expert_used_count"] = int(config["top_k_experts"])
+        found["expert_used_count"] = int(config["top_k_experts"])
     if config.get("final_logit_softcapping"):
-        keys["final_logit_softcapping"] = float(config["final_logit_softcapping"])
-    return keys
+        found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
+    return found
 
 
 def _rope_factors(config: Config) -> Tensors:
@@ -174,8 +190,8 @@ CONVERT = Convert(
     models=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
     tensors=text_of_vision(_NAMES),
     other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
-    keys=_keys,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
+    keys=keys,
     change=gemma3n.pad_vocabulary,
     extra=_rope_factors,
 )

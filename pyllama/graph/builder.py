@@ -25,7 +25,7 @@ from ..errors import ModelError
 from ..hparams import POOLINGS, HParams
 from ..kv.cache import KVCache
 from ..kv.distances import FARTHEST
-from ..kv.memory import HiddenReads, Memory
+from ..kv.memory import HiddenReads, Memory, TargetCells
 from .adapters import EMBEDDING, AdapterBank, layer_output
 
 MAX_ARGMAX_OUTPUTS = 16  # batches with more outputs, as of perplexity, need all logits anyway
@@ -44,6 +44,7 @@ SCALED = (  # matrices that may have a ``scale``, one for each expert, in any ar
 HEAD = "cls.output.weight"
 HEAD_PREDICTOR = "lm_head_profiler"  # of the output matrix: PowerInfer's name
 EXCLUDED = -1e30  # added to logits before a softmax
+TARGET_EMBEDDING = "target.token_embd.weight"  # of a head: the target's
 FUSED = "fc.weight"  # of an EAGLE-3 head: projects hidden states of the target, see `HiddenReads`
 NEXTN = "blk.0.nextn"
 NEXTN_TENSORS = {  # of a layer of multi-token prediction as a model of its own, see `runtime.heads`
@@ -115,7 +116,7 @@ class GraphBuilder:
         self,
         hparams: HParams,
         weights: Mapping[str, Tensor],
-        kv: Memory,
+        kv: Memory | TargetCells,
         n_tokens: int,
         n_outputs: int,
         n_embeddings: int = 0,
@@ -500,7 +501,7 @@ class GraphBuilder:
         Shape:
             as of `attention`
         """
-        kv, owner = self.kv.of_layer(layer), self.hparams.cache_layer(layer)
+        kv, owner = self.kv.of_layer(layer), self.kv.owner(layer)
         index = self.kv_index[self.kv.caches.index(kv)]
         for cache, new, n in ((kv.k[owner], k, kv.rotate_k), (kv.v[owner], v, kv.rotate_v)):
             if new is not None:  # [head_dim, n_head_kv, T]
@@ -583,7 +584,7 @@ class GraphBuilder:
     ) -> Tensor:  # fmt: skip
         """Attend to the cells of ``rows``, or to those ``chosen``."""
         ctx, hp, kv = self.ctx, self.hparams.of_layer(layer), self.kv.of_layer(layer)
-        owner = self.hparams.cache_layer(layer)
+        owner = self.kv.owner(layer)
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         params: dict[str, Any] = {

@@ -162,8 +162,9 @@ class Memory:
         self._every = checkpoint_every
         self.has_checkpoints = bool(self.states or self._windows)
         by_layer = {i: cache for cache in self.caches for i in cache.layers}
-        owners = {i: hparams.cache_layer(i) for i in range(hparams.n_layer)}
-        self._of_layer = {i: by_layer[owner] for i, owner in owners.items() if owner in by_layer}
+        self._owners = {i: hparams.cache_layer(i) for i in range(hparams.n_layer)}
+        owners = self._owners.items()
+        self._of_layer = {i: by_layer[owner] for i, owner in owners if owner in by_layer}
 
     @property
     def size_bytes(self) -> int:
@@ -202,6 +203,10 @@ class Memory:
     def of_layer(self, layer: int) -> KVCache:
         """The cache that a layer attends to."""
         return self._of_layer[layer]
+
+    def owner(self, layer: int) -> int:
+        """The layer whose keys and values in `of_layer` a layer attends to."""
+        return self._owners[layer]
 
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
@@ -474,6 +479,53 @@ class Memory:
                 for done, state in zip(self.caches[:i], before, strict=False):
                     done.restore(state)
                 raise
+
+
+class TargetCells(NamedTuple):
+    """The memory of a target, as graphs of a head without keys and values read it.
+
+    Attributes:
+        target: has the caches.
+        layers: of the target, whose keys and values each layer of the head attends to.
+    """
+
+    target: Memory
+    layers: tuple[int, ...]
+    states: None = None
+    reduction: None = None
+    reads: None = None
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The target's caches."""
+        return self.target.caches
+
+    @property
+    def n_seq_max(self) -> int:
+        """The number of the target's sequences."""
+        return self.target.n_seq_max
+
+    def of_layer(self, layer: int) -> KVCache:
+        """The cache that a layer of the head attends to."""
+        return self.target.of_layer(self.layers[layer])
+
+    def owner(self, layer: int) -> int:
+        """The target's layer whose keys and values a layer attends to."""
+        return self.target.owner(self.layers[layer])
+
+    def place(self, seqs: Sequence[int]) -> tuple[Placed, list[int]]:
+        """Cells for tokens after all tokens of a sequence (-1: none); they get no cell themselves.
+
+        Returns:
+            The cells to which they attend, and their position: the first that is free.
+        """
+        ends = [self.target.seq_pos_max(seq) + 1 if seq >= 0 else 0 for seq in seqs]
+        placed = []
+        for cache in self.caches:
+            lasts = [cache.length(seq) - 1 if seq >= 0 else -1 for seq in seqs]
+            rows = cache.rows([max(seq, 0) for seq in seqs], ends, lasts)
+            placed.append(([-1] * len(seqs), rows))
+        return Placed(placed), ends
 
 
 def window_cells(window: int, n_seq_max: int, n_ubatch: int, unified: bool) -> int:

@@ -30,7 +30,7 @@ from ..engine.request import Ids
 from ..errors import DraftError
 from ..parameters.drafting import DRAFT_MTP
 from ..runtime.context import Context
-from ..runtime.heads import eagle3_head, is_eagle3, mtp_head
+from ..runtime.heads import head_of_file, mtp_head
 from ..runtime.model import Model
 from ..speculative import (
     Draft,
@@ -178,10 +178,10 @@ def speculation_for(given: object, target: Context) -> tuple[Speculation | None,
         drafter = drafter_by_name(given, models=of_model)
         return None if drafter is None else _speculation(drafter, name=given), opened
     with opened:  # closes them after an error
-        if isinstance(given, str | os.PathLike) and is_eagle3(Path(given)):
-            head = eagle3_head(target.model, Path(given))
-            return _speculation(HeadDrafter(target, head)), opened
         if isinstance(given, str | os.PathLike):
+            head = head_of_file(target.model, Path(given))
+            if head is not None:
+                return _speculation(HeadDrafter(target, head)), opened
             given = Model.load(Path(given))
             opened.callback(given.close)
         if isinstance(given, Model):

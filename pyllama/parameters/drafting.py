@@ -90,7 +90,7 @@ class DraftParams:
     model_draft: Path | None = row(None,
         "GGUF file of a draft model, of any vocabulary; with --spec-type draft-eagle3, of the "
         "head; with draft-mtp, of the layer of multi-token prediction, where the model's file "
-        "lacks it.",
+        "lacks it, or of Gemma 4's assistant.",
         Flags("-md", "--model-draft", "--spec-draft-model"))
     hf_repo_draft: str | None = row(None,
         "Hugging Face repository of the draft model; -md then names a file in it.",

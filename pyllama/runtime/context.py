@@ -36,7 +36,7 @@ from ..errors import BatchError, ContextFull, ModelError
 from ..graph.adapters import AdapterBank
 from ..graph.builder import HEAD, GraphBuilder
 from ..kv.cache import KVCache, cell_runs
-from ..kv.memory import HiddenReads, Placed
+from ..kv.memory import HiddenReads, Memory, Placed, TargetCells
 from ..kv.ranges import Ids, text_positions, text_rows, text_segments
 from ..kv.reduction import Reduction
 from ..kv.table import Ints, Seqs, seq_tuple
@@ -67,6 +67,8 @@ class Context:
 
     Args:
         params: sizes, threads and types of the cache; None for the defaults.
+        target: of a head without keys and values: the context whose keys and values it reads.
+        target_layers: of such a head: for each layer the target's that has them.
         fields: fields of `ContextParams` that replace those of ``params``.
 
     Attributes:
@@ -77,6 +79,7 @@ class Context:
         applied: factors of those that change all tokens of batches that do not say otherwise.
         n_reused: decodes that reused a graph.
         build_s: seconds spent on building graphs.
+        target_seqs: of a head without keys and values: by sequence, the target's that it follows.
         pinned_nodes: a function from a new graph to the nodes with a fixed backend (see
             ``Sched.compile``); for experiments.
 
@@ -86,7 +89,15 @@ class Context:
         ModelError: the model has no weights.
     """
 
-    def __init__(self, model: Model, params: ContextParams | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: ContextParams | None = None,
+        *,
+        target: Context | None = None,
+        target_layers: tuple[int, ...] = (),
+        **fields: Any,
+    ) -> None:
         if not model.weights:
             raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
         asked = replace(params or ContextParams(), **fields)
@@ -114,7 +125,13 @@ class Context:
         states = state_places(
             self.sched.backends, self._weights, self.hparams, params, model.arch.build_graph
         )
-        self.kv = params.memory(self.hparams, layer_buft, states)
+        stored = self.hparams
+        self._target, self.target_seqs = target, dict[int, int]()
+        self._target_cells: TargetCells | None = None
+        if target is not None:
+            self._target_cells = TargetCells(target.kv, target_layers)
+            stored = replace(stored, n_head_kv_arr=(0,) * stored.n_layer)  # only positions
+        self.kv: Memory = params.memory(stored, layer_buft, states)
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._graphs: OrderedDict[GraphSize, DecodeGraph] = OrderedDict()
@@ -356,7 +373,10 @@ class Context:
                     if reduction is not None:
                         rows = reduction.place_queries(seqs[part], positions[part])
                         placed = placed._replace(queries=rows)
-                    ubatch = tokens[part], positions[part], placed
+                    at = positions[part]
+                    if self._target_cells is not None:
+                        placed, at = self._placed_in_target(seqs[part])
+                    ubatch = tokens[part], at, placed
                     if pipelined and not (outputs or embedded) and stop < n:
                         graph.enqueue(*ubatch, scales)
                         continue
@@ -762,6 +782,17 @@ class Context:
         cells, places = cache.place(seqs, positions)
         return cells, cache.rows(seqs, positions, places)
 
+    def _placed_in_target(self, seqs: Seqs) -> tuple[Placed, list[int]]:
+        """See ``TargetCells.place``."""
+        assert self._target is not None and self._target_cells is not None
+        for cache in self._target_cells.caches:
+            if cache.pending.any:
+                self._target.apply_pending()
+            if cache.mirrored:
+                cache.update_tables()
+        followed = self.target_seqs
+        return self._target_cells.place([followed.get(seq_tuple(s)[0], -1) for s in seqs])
+
     @property
     def expert_stats(self) -> ExpertStats | None:
         """Of the model's cache of experts, which all of its contexts share; None without one."""
@@ -771,9 +802,8 @@ class Context:
         counts, bank = size[:3], self._bank if size.adapted else None
         hp, encodes = self.hparams, size.encodes
         fetchers = {} if self._experts is None else self._experts.fetchers
-        b = GraphBuilder(
-            hp, self._weights, self.kv, *counts, bank, encodes=encodes, fetchers=fetchers
-        )
+        kv = self._target_cells or self.kv
+        b = GraphBuilder(hp, self._weights, kv, *counts, bank, encodes=encodes, fetchers=fetchers)
         b.finish(self.model.arch.build_graph(b))
         return b
 

@@ -1,4 +1,4 @@
-"""Heads that draft, as models: layers of multi-token prediction, EAGLE-3 heads.
+"""Heads that draft, as models: multi-token prediction, EAGLE-3, Gemma 4's assistants.
 
     head = mtp_head(target.model)                  # shares embedding and output with the model
     head = eagle3_head(target.model, path)
@@ -7,8 +7,8 @@
 
 A layer of multi-token prediction follows those of the model in its file. As a model it has one
 layer of the same architecture, whose input is a projection of a token's embedding and of the hidden
-states of the token before it; so the architecture's own graph computes it. An EAGLE-3 head is a
-file and an architecture of its own.
+states of the token before it; so the architecture's own graph computes it. An EAGLE-3 head and
+an assistant of Gemma 4 are files and architectures of their own.
 Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; Li et al. 2025, "EAGLE-3"; llama.cpp,
 ``LLM_GRAPH_TYPE_DECODER_MTP``, ``common_speculative_impl_draft_eagle3``.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,10 +30,10 @@ from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.gguf.mapped import Mapped
 from pyggml.tensor import Tensor
 
-from ..arch import Arch, arch_of, mtp_of
+from ..arch import Arch, arch_of, gemma4_assistant, mtp_of
 from ..errors import ModelError
 from ..graph.adapters import layer_output
-from ..graph.builder import FUSED, NEXTN_TENSORS
+from ..graph.builder import FUSED, NEXTN_TENSORS, TARGET_EMBEDDING
 from ..graph.sparse.weights import ANY
 from ..hparams import HParams, layer_keys
 from ..hparams_reader import read_hparams
@@ -58,19 +59,22 @@ class Head(NamedTuple):
         reads: the target's hidden states that are its input.
         later: models that draft one token each after the first, if the head has several layers of
             multi-token prediction.
+        target_layers: of a head without keys and values: for each of its layers, the target's layer
+            whose keys and values it attends to.
     """
 
     model: Model
     reads: HiddenReads
     later: tuple[Model, ...] = ()
+    target_layers: tuple[int, ...] = ()
 
 
 def mtp_head(target: Model, path: Path | None = None) -> Head:
-    """The layers of multi-token prediction, each as a model.
+    """The layers of multi-token prediction, each as a model; an assistant of Gemma 4.
 
     Args:
         target: the model whose tokens they draft, which has the tensors that a layer lacks.
-        path: the file of the layers; None for the target's.
+        path: the file of the layers or of the assistant; None for the target's.
 
     Raises:
         ModelError: the file has no such layer, or one of another model.
@@ -80,6 +84,8 @@ def mtp_head(target: Model, path: Path | None = None) -> Head:
     if path is None:
         file.metadata = target.metadata  # with what overrides the file's
     arch, name = arch_of(file), file.get_str("general.architecture")
+    if name == gemma4_assistant.NAME:
+        return _assistant(file, target)
     if name != target.hparams.arch:
         raise ModelError(
             f"{file.path}: layers of multi-token prediction of a {name} model cannot draft for "
@@ -98,6 +104,32 @@ def mtp_head(target: Model, path: Path | None = None) -> Head:
         models.append(_loaded(layer, hparams, target, shared)[0])
     node = hparams.hidden.replace("-0", f"-{target.hparams.n_layer - 1}")
     return Head(models[0], HiddenReads((node,)), tuple(models[1:]))
+
+
+def _assistant(file: GGUFFile, target: Model) -> Head:
+    """A Gemma 4 assistant as a model. Raises: ModelError: it is another model's."""
+    sizes = target.hparams
+    hparams = read_hparams(file, target.tokenizer.n_vocab, gemma4_assistant.HPARAMS)
+    n_embd = hparams.own["n_embd_backbone"]
+    check = partial(_check_pair, file, target)
+    check(sizes.arch == "gemma4", "drafts for gemma4", f"is {sizes.arch}")
+    check(n_embd == sizes.n_embd, f"reads {n_embd} columns", f"has {sizes.n_embd}")
+    _check_tokens(file, target)
+    layers = []
+    for i in range(hparams.n_layer):
+        kind = f"a window of {hparams.window(i)}" if hparams.window(i) else "full attention"
+        same = [k for k in range(sizes.n_layer) if sizes.window(k) == hparams.window(i)]
+        check(bool(same), f"has a layer with {kind}", "has none")
+        owner, own = sizes.cache_layer(same[-1]), hparams.of_layer(i)
+        columns = own.head_dim, own.head_dim_v
+        found = sizes.head_dim_arr[owner], sizes.head_dim_v_arr[owner]
+        check(columns == found, f"has heads of {columns} columns", f"of {found}")
+        n, of = own.n_head, sizes.n_head_kv_arr[owner]
+        check(n % of == 0, f"has {n} heads of queries", f"{of} of keys")
+        layers.append(owner)
+    shared = {TARGET_EMBEDDING: target.weights["token_embd.weight"]}
+    head, _ = _loaded(file, replace(hparams, n_embd_target=n_embd), target, shared)
+    return Head(head, HiddenReads(("result_norm",)), target_layers=tuple(layers))
 
 
 def eagle3_head(target: Model, path: Path) -> Head:
@@ -133,29 +165,29 @@ def eagle3_head(target: Model, path: Path) -> Head:
     return Head(head, reads)
 
 
-def is_eagle3(path: Path) -> bool:
-    """Whether a file has an EAGLE-3 head. Raises: GGUFError, OSError: it cannot be read."""
+def head_of_file(target: Model, path: Path) -> Head | None:
+    """The head that is a file of its own; None: the file has another model.
+
+    Raises:
+        ModelError, GGUFError, AllocError: as of the function for such a head.
+        OSError: the file cannot be read.
+    """
     with GGUFFile(path) as file:
-        return file.metadata.get("general.architecture") == EAGLE3
+        name = file.get_str("general.architecture")
+    found = {EAGLE3: eagle3_head, gemma4_assistant.NAME: mtp_head}.get(name)
+    return None if found is None else found(target, path)
 
 
 def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[int]) -> None:
     """Raise ModelError unless a file is a head of the target."""
 
-    def check(ok: bool, of_head: str, of_target: str) -> None:
-        if not ok:
-            raise ModelError(
-                f"{file.path}: the head {of_head}, the model {target.path} {of_target}: it is the "
-                "head of another model"
-            )
-
+    check = partial(_check_pair, file, target)
     sizes, n_vocab, n_layer = target.hparams, target.tokenizer.n_vocab, target.hparams.n_layer
-    n_read, tokens = hparams.own["n_embd_read"], file.get_strings("tokenizer.ggml.tokens", ())
+    n_read = hparams.own["n_embd_read"]
     check(n_read == sizes.n_embd, f"reads {n_read} columns of a layer", f"has {sizes.n_embd}")
     legal = len(layers) == 3 and all(1 <= layer <= n_layer for layer in layers)
     check(legal, f"reads the inputs of layers {layers}", f"has layers 1 to {n_layer}")
-    if tokens:
-        check(len(tokens) == n_vocab, f"is for {len(tokens)} tokens", f"has {n_vocab}")
+    _check_tokens(file, target)
     check(hparams.n_layer == 1, f"has {hparams.n_layer} layers", "needs one of one layer")
     infos = file.tensors
     lacks = [name for name in ("token_embd.weight", "output.weight") if name not in infos]
@@ -173,6 +205,21 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
         )
     n_out = infos["output.weight"].ne[1] if "output.weight" in infos else n_vocab
     check(n_out == n_drafted, f"has {n_out} outputs for {n_drafted} tokens", f"has {n_vocab}")
+
+
+def _check_tokens(file: GGUFFile, target: Model) -> None:
+    """Raise ModelError if a head's file has another number of tokens than the target."""
+    n, n_vocab = len(file.get_strings("tokenizer.ggml.tokens", ())), target.tokenizer.n_vocab
+    _check_pair(file, target, n in (0, n_vocab), f"is for {n} tokens", f"has {n_vocab}")
+
+
+def _check_pair(file: GGUFFile, target: Model, ok: bool, of_head: str, of_target: str) -> None:
+    """Raise ModelError with what a head and its target have, unless ``ok``."""
+    if not ok:
+        raise ModelError(
+            f"{file.path}: the head {of_head}, the model {target.path} {of_target}: it is the "
+            "head of another model"
+        )
 
 
 def _loaded(

@@ -3,6 +3,9 @@
     drafter = HeadDrafter(target, mtp_head(target.model))      # its own multi-token prediction
     drafter = HeadDrafter(target, eagle3_head(target.model, Path("eagle3.gguf")))
 
+A head without keys and values of its own (Gemma 4's assistant) reads the target's: of the text it
+reads the last token only, and all drafted tokens have the position of that one.
+
 At token i of the text a head reads the embedding of token i and the target's hidden states of token
 i - 1, so it reads the text without its first token. At a drafted token it reads its own hidden
 states of the token before it. These are not the target's: accepted tokens are read again.
@@ -31,7 +34,7 @@ from ..runtime.params import ContextParams
 from ..sampling import Distribution, SamplingParams
 from ..sampling.top import Floats
 from .draft import Costs, Draft, DraftView
-from .model import LIKELIEST, Growing, ModelDrafter
+from .model import LIKELIEST, DraftText, Growing, ModelDrafter
 
 if TYPE_CHECKING:
     from ..grammar import Matcher
@@ -120,9 +123,18 @@ class HeadDrafter(ModelDrafter):
         target.keep_hidden(head.reads)
         self._target = target
         overrides = replace(target.params.overrides, n_layer=None, sparse_threshold=None)
-        context = Context(head.model, params or target.params, overrides=overrides)
+        self._reads_cells = bool(head.target_layers)
+        context = Context(
+            head.model,
+            params or target.params,
+            target=target if self._reads_cells else None,
+            target_layers=head.target_layers,
+            overrides=overrides,
+        )
         width = 1 if head.later else width
         super().__init__(context, sampling, width=width, p_min=p_min, p_split=p_split)
+        if self._reads_cells:
+            self.costs = self.costs._replace(read_s=0.0)  # of the text it reads the last token
         self._later: list[HeadDrafter] = []
         self.max_draft: int | None = None
         if head.later:
@@ -169,7 +181,20 @@ class HeadDrafter(ModelDrafter):
                 if text is not None:  # drafted tokens were read with other hidden states
                     text.tree = None
                     del text.held[self._n_read(view) :]
-                    self.context.kv.seq_rm(text.seq, len(text.held))
+                    n_kept = 0 if self._reads_cells else len(text.held)
+                    self.context.kv.seq_rm(text.seq, n_kept)
+
+    def _admit(self, view: DraftView, max_nodes: int) -> Growing | None:
+        growing = super()._admit(view, max_nodes)
+        if growing is not None and view.sequence_id is not None:
+            self.context.target_seqs[growing.text.seq] = view.sequence_id
+        return growing
+
+    def _keep(self, text: DraftText, tokens: list[int], n: int) -> int:
+        if not self._reads_cells:
+            return super()._keep(text, tokens, n)
+        text.held = tokens[:-1]  # the target has their keys and values
+        return len(text.held)
 
     def _n_read(self, view: DraftView) -> int:
         """The number of the text's tokens whose hidden states before them the target has.

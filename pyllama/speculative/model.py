@@ -78,7 +78,7 @@ class _Tree:
 
 
 @dataclass(slots=True)
-class _DraftText:
+class DraftText:
     """A text in one sequence of the context.
 
     Attributes:
@@ -116,7 +116,7 @@ class Growing:
         heard: the path that the chain has accepted since ``mark``.
     """
 
-    text: _DraftText
+    text: DraftText
     max_nodes: int
     rest: list[int]
     rest_states: Sequence[Floats] | Floats = ()
@@ -247,7 +247,7 @@ class ModelDrafter:
         self._least_cut = _READ_SIZES[-2] if self._is_head else 0
         self._n_ctx = min(context.n_ctx_seq, last_position(context.hparams) + 1)
         self._restricted: Floats | None = None  # logits of tokens that a grammar allows
-        self._texts: dict[int, _DraftText] = {}
+        self._texts: dict[int, DraftText] = {}
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
@@ -398,23 +398,23 @@ class ModelDrafter:
         max_nodes = min(max_nodes, self._n_ctx - len(tokens) + 1)
         return Growing(text, max_nodes, rest, self._states(view, n_kept), view.matcher)
 
-    def _clear(self, text: _DraftText) -> None:
+    def _clear(self, text: DraftText) -> None:
         """Remove all tokens of a text from the cache."""
         self.context.kv.seq_rm(text.seq)
         text.held.clear()
         text.tree = None
 
-    def _new_text(self, id: int, tokens: list[int]) -> _DraftText:
+    def _new_text(self, id: int, tokens: list[int]) -> DraftText:
         """A text in the idle sequence that has most of its tokens."""
         seq, held = max(self._idle, key=lambda idle: common_length(idle[1], tokens))
         self._idle.remove((seq, held))
         chain = self._new_chain()
         # a stream of its own: draws must not depend on the target's random numbers
         random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF, self._depth))
-        text = self._texts[id] = _DraftText(seq, chain, chain.mark(), random, held=held)
+        text = self._texts[id] = DraftText(seq, chain, chain.mark(), random, held=held)
         return text
 
-    def _keep(self, text: _DraftText, tokens: list[int], n: int) -> int:
+    def _keep(self, text: DraftText, tokens: list[int], n: int) -> int:
         """Remove all but the common prefix from the cache; ``n`` of ``held`` are common.
 
         Returns:
