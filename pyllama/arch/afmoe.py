@@ -65,4 +65,5 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.expert_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
+    defaults={"head_dim": 128, "mup_enabled": False, "sliding_window": 1024},
 )

@@ -45,7 +45,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 def _keys(config: Config) -> Keys:
     attn, ffn = config["attn_config"], config["ffn_config"]
     check_config(ffn, ffn_act_fn={"name": "silu"}, moe_normalize_expert_weights=1)
-    return base_keys({**config, "rope_theta": attn.get("rope_theta", 10000.0)}) | {
+    return base_keys({"rope_theta": attn.get("rope_theta", 10000.0), **config}) | {
         "feed_forward_length": int(ffn["ffn_hidden_size"]),
         "attention.head_count_kv": int(attn["kv_n_heads"]),
         "attention.clamp_kqv": float32(attn["clip_qkv"]),

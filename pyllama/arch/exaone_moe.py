@@ -65,5 +65,6 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
+    defaults={"sliding_window": 4096},
     ignored=(*Convert.ignored, "mtp.*"),
 )

@@ -67,5 +67,6 @@ CONVERT = Convert(
     },
     keys=_keys,
     change=_change,
+    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.25},
     ignored=("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias"),
 )

@@ -35,6 +35,11 @@ CONVERT = replace(
     qwen3moe.CONVERT,
     models=("MellumForCausalLM",),
     keys=_keys,
-    defaults={"head_dim": 128, "num_experts_per_tok": 8, "rms_norm_eps": 1e-6},
+    defaults={
+        "head_dim": 128,
+        "num_experts_per_tok": 8,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 1024,
+    },
     ignored=(*qwen3moe.CONVERT.ignored, "mtp.*"),
 )

@@ -74,5 +74,5 @@ CONVERT = Convert(
         "lm_head.weight": "output.weight",
     },
     keys=_keys,
-    defaults={"hidden_act": "relu2"},
+    defaults={"hidden_act": "relu2", "layer_norm_eps": 1e-5},
 )

@@ -136,6 +136,7 @@ def test_layers_that_no_key_describes_are_refused(
         ("llama", "Mixtral", {"rope.freq_base": 1e6}),
         ("qwen3", "Qwen3", {"attention.key_length": 128}),
         ("olmo2", "Olmo3", {"rope.freq_base": 5e5, "attention.sliding_window": 4096}),
+        ("gptneox", "GPTNeoX", {"rope.dimension_count": 4, "hidden_act": "gelu_erf"}),
     ],
 )
 def test_values_of_the_class_where_config_json_has_none(
@@ -148,9 +149,22 @@ def test_values_of_the_class_where_config_json_has_none(
     }  # fmt: skip
     keys = convert.keys(convert.complete(config))
     assert {key: pytest.approx(value) for key, value in values.items()}.items() <= keys.items()
-    given = {"rms_norm_eps": 1e-3, "sliding_window": 8, "rope_theta": 7.0, "head_dim": 32}
+    given = {
+        "rms_norm_eps": 1e-3, "sliding_window": 8, "rope_theta": 7.0, "head_dim": 32,
+        "rotary_pct": 0.5, "hidden_act": "silu",
+    }  # fmt: skip
     keys = convert.keys(convert.complete(config | given))
     assert not {key: pytest.approx(value) for key, value in values.items()}.items() & keys.items()
+
+
+def test_dbrx_s_rope_base_is_that_of_the_model_first() -> None:
+    config: dict[str, Any] = {
+        "attn_config": {"rope_theta": 5e5, "kv_n_heads": 2, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    }
+    keys = get_arch("dbrx").CONVERT.keys
+    assert keys(config)["rope.freq_base"] == 5e5
+    assert keys({**config, "rope_theta": 1e3})["rope.freq_base"] == 1e3
 
 
 def test_experts_in_one_matrix() -> None:
