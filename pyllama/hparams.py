@@ -28,7 +28,8 @@ class Key(NamedTuple):
     """The metadata key ``{arch}.{name}`` of a hyperparameter; required if it has no default.
 
     ``type`` is that of an architecture's own hyperparameter without a default; ``tuple`` for one
-    number a layer, which is real if the default is. A few keys have no prefix (llama.cpp's xIELU).
+    number a layer, which is real if the default is; ``list`` for an array of any length, empty
+    where the file lacks the key. A few keys have no prefix (llama.cpp's xIELU).
     """
 
     name: str

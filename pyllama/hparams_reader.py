@@ -71,6 +71,7 @@ _FLOATS = (  # positive; positive or 0
     ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
      "max_alibi_bias", "clamp_kqv"),
 )  # fmt: skip
+_MAX_LIST = 4096  # numbers in an array of any length
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 can hold the value and its inverse; excludes NaN
 
 
@@ -137,6 +138,8 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
     getters: Mapping[str, Any] = {
         "int": file.get_int, "float": file.get_float, "str": file.get_str, "bool": file.get_bool,
     }  # fmt: skip
+    if key.type is list:
+        return _read_list(file, f"{arch}.{key.name}")
     default = () if key.default is None else (key.default,)
     own = key.type if key.default is None else type(key.default)
     kind = _TYPES.get(name, own.__name__)
@@ -154,6 +157,18 @@ def _read(file: GGUFFile, arch: str, name: str, key: Key) -> Any:
         low, high = (0, 1 << 30) if kind == "int" else (-_MAX_FLOAT, _MAX_FLOAT)
         _check(file, low <= value <= high, f"{key.name} = {value}", f"{low} to {high}")
     return value
+
+
+def _read_list(file: GGUFFile, key: str) -> list[int]:
+    """Whole numbers from 0 on, not by layer; none where the file lacks the key."""
+    values = file.metadata.get(key, np.empty(0, np.int64))
+    numbers: list[int] = []
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.size <= _MAX_LIST:
+        numbers = values.tolist()
+    else:
+        _check(file, False, f"{key} {values!s:.40}", f"an array of up to {_MAX_LIST} numbers")
+    _check(file, min(numbers, default=0) >= 0, f"{key} with {min(numbers, default=0)}", "0 or more")
+    return numbers
 
 
 def _read_windows(file: GGUFFile, arch: str, declared: Values, n_layer: int) -> dict[str, Any]:

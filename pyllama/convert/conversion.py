@@ -144,7 +144,7 @@ def convert(
     keys |= pooling_keys(root)
     planned: list[ConvertedTensor] = []
     n_nextn = 0
-    values: dict[str, float | list[float]] = {}
+    values: Mapping[str, Any] = {}
     adapters: list[TaskAdapter] = []
     if not options.vocab_only:
         checkpoint = _read_tensors(source, config)

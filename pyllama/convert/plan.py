@@ -242,8 +242,12 @@ def name_finder(arch: Arch, config: Config) -> Callable[[str], tuple[str, int] |
 
 def value_keys(
     folder: Path, checkpoint: Mapping[str, CheckpointTensor], arch: Arch
-) -> dict[str, float | list[float]]:
-    """Return the keys of ``arch.CONVERT.values``. Raises: ModelError: more than a number."""
+) -> dict[str, float | list[float] | Array]:
+    """Return the keys of ``arch.CONVERT.values`` and ``arrays``.
+
+    Raises:
+        ModelError: a tensor is not one number, or not the only array of whole numbers.
+    """
     found: dict[str, dict[int, float]] = {}
     for theirs, key in arch.CONVERT.values.items():
         pattern = _compile(theirs)
@@ -256,7 +260,16 @@ def value_keys(
                     f"{folder}: {shown(name)} has the shape {list(stored.shape)}, must be 1 number"
                 )
             found.setdefault(key, {})[int(match.groupdict().get("i", -1))] = stored.read().item()
-    return {
+    arrays: dict[str, Array] = {}
+    for theirs, key in arch.CONVERT.arrays.items():
+        pattern = _compile(theirs)
+        for name, stored in checkpoint.items():
+            if pattern.fullmatch(name) is None:
+                continue
+            if not isinstance(stored, StoredTensor) or stored.dtype != "I64" or key in arrays:
+                raise ModelError(f"{folder}: {shown(name)} must be the only array, of I64")
+            arrays[key] = stored.raw().astype(np.uint64)
+    return arrays | {
         key: values[-1] if -1 in values else [values[i] for i in sorted(values)]
         for key, values in found.items()
     }
@@ -283,6 +296,8 @@ def _find(
             ours, _, part = ours.partition("[")
             ours = ours.replace("{i}", groups.get("i", "")).replace("*", groups.get("end", ""))
             ours = ours.replace("{j}", str(n_first + int(groups.get("j", 0))))
+            if part == "+]":
+                return f"{ours}+", int(groups["e"])
             return ours, int(part.rstrip("]") or groups.get("e", _NO_EXPERT))
     return None
 
@@ -337,8 +352,9 @@ class _Change:
                 f"expert {lost} is missing (found {shown(members[0][0])})"
             )
         first_name, first = members[0]
+        concatenates, source = source.endswith("+"), source.removesuffix("+")
         for name, stored in members:
-            if stored.shape != first.shape:
+            if stored.shape[concatenates:] != first.shape[concatenates:]:
                 raise ModelError(
                     f"{self.folder}: {shown(name)} has the shape {list(stored.shape)}, but "
                     f"{shown(first_name)} {list(first.shape)}"
@@ -349,6 +365,20 @@ class _Change:
         of_blocks = [stored.blocks for stored in tensors if isinstance(stored, DecodedTensor)]
         packed = [blocks for blocks in of_blocks if blocks is not None and whole]
         scales = _scales(packed)
+        if concatenates:
+            n_rows = [stored.shape[0] for stored in tensors]
+            return [
+                ConvertedTensor(
+                    name,
+                    (sum(n_rows), *shape[1:]),
+                    tuple(
+                        partial(self._values, source, stored, name, (n, *shape[1:]))
+                        for stored, n in zip(tensors, n_rows, strict=True)
+                    ),
+                    frozenset[str]().union(*(stored.dtypes for stored in tensors)),
+                )
+                for name, shape in shapes.items()
+            ]
         return [
             ConvertedTensor(
                 name,

@@ -109,7 +109,8 @@ def delta_net(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     decay, beta = (ops.reshape_3d(ctx, part, 1, n_head, T) for part in (decay, beta))
     y = ops.gated_delta_net_slots(ctx, q, k, v, decay, beta, *b.state("delta", i))
     y = b.rms_norm(y.set_name(f"linear_attn-{i}"), f"blk.{i}.ssm_norm", f"ssm_norm-{i}")
-    y = ops.mul(ctx, y, ops.silu(ctx, ops.reshape_3d(ctx, z, n, n_head, T)))
+    gate = ops.unary(ctx, ops.reshape_3d(ctx, z, n, n_head, T), own.get("delta_gate", "silu"))
+    y = ops.mul(ctx, y, gate)
     y = ops.reshape_2d(ctx, y, n * n_head, T).set_name(f"linear_attn_gated-{i}")
     return b.linear(y, f"blk.{i}.ssm_out", f"linear_attn_out-{i}")
 

@@ -4,9 +4,9 @@
     streams = write_streams(b, part(x), streams, gate)         # [n_embd, n_hc, T]
 
 All factors follow from the streams: a part's input is a weighted sum of them, and its output is
-added to each with a factor.
+added to each with a factor. In gated ones (``read_gated``) each element has a gate before the sum.
 Source: Zhu et al. 2024, "Hyper-Connections"; transformers, ``HYV4HyperConnection``; llama.cpp,
-``llama_model_hy_v4``.
+``llama_model_hy_v4`` and ``llama_model_qwen4exp``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,19 @@ TENSORS = {
 }  # fmt: skip
 
 
+GATED_HPARAMS: Values = {
+    "n_hc": HPARAMS["n_hc"],
+    "n_hc_rank": Key("hyper_connection.low_rank"),
+}
+GATED_TENSORS = {
+    f"{prefix}_{name}.weight": sizes
+    for prefix in ("blk.{i}.hc_attn", "blk.{i}.hc_ffn", "output_hc")
+    for name, sizes in (("norm", ("n_hc*n_embd",)), ("down", ("n_hc*n_embd", "n_hc_rank")),
+                        ("up", ("n_hc_rank", "n_hc*n_embd")), ("inject", ("n_hc*n_embd", "n_hc")))
+    if (prefix, name) != ("output_hc", "inject")
+}  # fmt: skip
+
+
 def start_streams(b: GraphBuilder, x: Tensor) -> Tensor:
     """The streams before the first layer, all alike: [n_embd, T] -> [n_embd, n_hc, T]."""
     n_embd, n_tokens = x.ne[:2]
@@ -56,6 +69,24 @@ def read_streams(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> tuple
     return _weighted_sum(b, streams, _factors(b, mixed, prefix, 0)), gate
 
 
+def read_gated(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> tuple[Tensor, Tensor]:
+    """As ``read_streams``; each element of a stream has a gate, by two matrices of low rank.
+
+    Shape:
+        streams [n_embd, n_hc, T] -> [n_embd, T], [1, n_hc, T]
+    """
+    ctx, (n_hc, n_tokens) = b.ctx, streams.ne[1:3]
+    normed, x = _gated_mean(b, streams, prefix, i)
+    gate = b.linear(normed, f"{prefix}_inject", f"hc_inject-{i}")  # [n_hc, T]
+    gate = ops.scale(ctx, ops.sigmoid(ctx, ops.scale(ctx, gate, 1 / n_hc)), 2.0)
+    return x, ops.reshape_3d(ctx, gate, 1, n_hc, n_tokens)
+
+
+def merge_gated(b: GraphBuilder, streams: Tensor) -> Tensor:
+    """The input of the output matrix: [n_embd, n_hc, T] -> [n_embd, T]."""
+    return _gated_mean(b, streams, "output_hc", b.hparams.n_layer)[1]
+
+
 def write_streams(b: GraphBuilder, x: Tensor, streams: Tensor, gate: Tensor) -> Tensor:
     """The streams plus ``x`` times each stream's factor.
 
@@ -69,6 +100,27 @@ def merge_streams(b: GraphBuilder, streams: Tensor) -> Tensor:
     """The input of the output's norm: [n_embd, n_hc, T] -> [n_embd, T]."""
     mixed = _project(b, streams, "output_hc", b.hparams.n_layer)
     return _weighted_sum(b, streams, _factors(b, mixed, "output_hc", 0))
+
+
+def _gated_mean(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> tuple[Tensor, Tensor]:
+    """The normed streams, and the mean of these times their gates.
+
+    Shape:
+        streams [n_embd, n_hc, T] -> [n_hc * n_embd, T], [n_embd, T]
+    """
+    ctx, (n_embd, n_hc, n_tokens) = b.ctx, streams.ne[:3]
+    weight = ops.reshape_2d(ctx, b.weight(f"{prefix}_norm.weight"), n_embd, n_hc)
+    x = ops.mul(ctx, ops.rms_norm(ctx, streams, b.hparams.norm_eps), weight)
+    x = ops.reshape_2d(ctx, x, n_embd * n_hc, n_tokens).set_name(f"hc_norm-{i}")
+    gates = ops.scale(ctx, b.linear(x, f"{prefix}_down", f"hc_down-{i}"), 1 / n_hc)
+    gates = b.linear(ops.silu(ctx, gates), f"{prefix}_up", f"hc_gate-{i}")
+    gated = ops.mul(ctx, x, ops.sigmoid(ctx, gates))
+    return x, mean_stream(b, ops.reshape_3d(ctx, gated, n_embd, n_hc, n_tokens))
+
+
+def mean_stream(b: GraphBuilder, streams: Tensor) -> Tensor:
+    """The mean of the streams: [n_embd, n_hc, T] -> [n_embd, T]."""
+    return ops.scale(b.ctx, _sum(b, streams), 1 / streams.ne[1])
 
 
 def _project(b: GraphBuilder, streams: Tensor, prefix: str, i: int) -> Tensor:
@@ -88,8 +140,12 @@ def _factors(b: GraphBuilder, mixed: Tensor, prefix: str, part: int) -> Tensor:
 
 def _weighted_sum(b: GraphBuilder, streams: Tensor, factors: Tensor) -> Tensor:
     """The sum of the streams times ``factors + hc_eps``: [n_embd, T]."""
-    ctx, (n_embd, n, n_tokens) = b.ctx, streams.ne[:3]
-    factors = ops.scale_bias(ctx, factors, 1.0, b.hparams.own["hc_eps"])
-    x = ops.mul(ctx, streams, factors)
+    factors = ops.scale_bias(b.ctx, factors, 1.0, b.hparams.own["hc_eps"])
+    return _sum(b, ops.mul(b.ctx, streams, factors))
+
+
+def _sum(b: GraphBuilder, x: Tensor) -> Tensor:
+    """The sum of streams: [n_embd, n_hc, T] -> [n_embd, T]."""
+    ctx, (n_embd, n, n_tokens) = b.ctx, x.ne[:3]
     parts = [ops.view_2d(ctx, x, n_embd, n_tokens, x.nb[2], k * x.nb[1]) for k in range(n)]
     return reduce(partial(ops.add, ctx), parts)

@@ -46,7 +46,8 @@ class Convert:
         tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{j}`` one of a second stack,
             whose layers follow those of the first in the file; ``{e}`` an expert, whose matrices
             are stacked into one tensor, as are tensors whose GGUF name ends with their number
-            (``[0]``); ``*`` stands for ``weight`` and ``bias``.
+            (``[0]``); those whose name ends with ``[+]`` are concatenated. ``*`` stands for
+            ``weight`` and ``bias``.
         first_stack: the number of layers before the second stack, from config.json.
         accepts: whether the architecture takes a checkpoint of these classes, for classes that
             several architectures share.
@@ -59,6 +60,7 @@ class Convert:
         of_class: those of a class in ``models`` that differ, by its name.
         values: checkpoint name of a single number -> its key as it is in the file; with ``{i}``,
             the key of the array of all layers' numbers.
+        arrays: checkpoint name of an array of whole numbers -> its key.
         ignored: patterns of tensors that are not needed (``fnmatch``).
         shared: GGUF names of tensors that a checkpoint may have under several names; the first one
             is taken.
@@ -78,6 +80,7 @@ class Convert:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     of_class: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     shared: tuple[str, ...] = ()
     other_media: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from their names, so no weights are stored.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -91,10 +92,13 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
         scale: of the embedding and the output matrix, which decides how far logits spread.
     """
     made = {}
-    adding = ("gemma", "step3p", "minimax_m3", "qwen3_next", "qwen3_5")
+    adding = ("gemma", "step3p", "minimax_m3", "qwen3_next", "qwen3_5", "qwen4")
     add_one = kind.startswith(adding) and not kind.startswith(("gemma3n", "gemma4"))
     for name, shape in shapes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
+        if hashes := _of_hashes(name, shapes, rng):
+            made[name] = hashes[0]
+            continue
         x = rng.uniform(-1, 1, shape)
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
@@ -105,6 +109,17 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
             x = x / 2 + (0 if name.endswith("bias") or adds_one else 1)
         made[name] = x.astype(np.float32)
     return made
+
+
+def _of_hashes(name: str, shapes: Shapes, rng: np.random.Generator) -> list[np.ndarray]:
+    """The constants of hashes of n-grams, whose heads share a table's rows; empty for others."""
+    n = math.prod(shapes[name])
+    if name.endswith("layer_multipliers"):
+        return [rng.integers(0, 1 << 44, n) * 2 + 1]
+    rows = sum(shape[0] for k, shape in shapes.items() if ".ngram_embedding." in k) // n
+    if name.endswith("ngram_heads_vocab_sizes"):
+        return [rows - np.arange(n)]
+    return [rows * np.arange(n)] if name.endswith("ngram_heads_offsets") else []
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

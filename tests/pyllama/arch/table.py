@@ -37,7 +37,7 @@ _LEFT_OUT = """\
 
 Of llama.cpp's architectures these do not run here yet:
 
-- with recurrent state, whole or in part: `kimi-k3` `qwen4exp`: not added yet;
+- with recurrent state, whole or in part: `kimi-k3`: not added yet;
 - encoders: `gemma-embedding2`;
 - draft heads of other models: `dflash`;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;

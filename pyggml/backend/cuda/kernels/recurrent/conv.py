@@ -22,7 +22,7 @@ from ..elementwise.elementwise import FUNCTIONS
 from .runs import THREADS, ZERO, has_runs, run_of, run_values
 
 CHUNK = 16  # tokens of a thread
-MAX_WIDTH = 8  # of a convolution, at most ``CHUNK``
+MAX_WIDTH = 16  # of a convolution, at most ``CHUNK``
 
 
 @cache
