@@ -149,5 +149,12 @@ CONVERT = Convert(
     other_media=("vision_encoder.*", "audio_encoder.*"),
     keys=_keys,
     change=_change,
-    defaults={"rms_norm_eps": 1e-5},
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 80_000_000.0,
+        "swa_rope_theta": 50_000.0,
+        "sliding_window_size": 512,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    },
 )

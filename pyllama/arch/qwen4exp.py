@@ -177,5 +177,12 @@ CONVERT = Convert(
     ),
     keys=_keys,
     change=_change,
+    defaults={
+        "hc_count": 4,
+        "hc_lowrank": 320,
+        "ngram_size": 3,
+        "heads_per_ngram": 8,
+        "ple_conv_kernel_size": 4,
+    },
     other_media=qwen35.CONVERT.other_media,
 )
