@@ -127,4 +127,5 @@ CONVERT = Convert(
     accepts=lambda config: _is_bamba(config) or granite.is_hybrid(config),
     keys=_keys,
     change=_change,
+    of_class={"GraniteMoeHybridForCausalLM": {"rms_norm_eps": 1e-6}},
 )

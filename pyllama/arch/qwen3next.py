@@ -84,7 +84,8 @@ build_graph = partial(
 )
 
 
-DEFAULTS = {"partial_rotary_factor": 0.25}  # of config.json, of Qwen3.5 too
+# of config.json, of Qwen3.5 too
+DEFAULTS = {"partial_rotary_factor": 0.25, "head_dim": 256, "linear_conv_kernel_dim": 4}
 
 
 def keys(config: Config) -> Keys:

@@ -137,6 +137,7 @@ def test_layers_that_no_key_describes_are_refused(
         ("qwen3", "Qwen3", {"attention.key_length": 128}),
         ("olmo2", "Olmo3", {"rope.freq_base": 5e5, "attention.sliding_window": 4096}),
         ("gptneox", "GPTNeoX", {"rope.dimension_count": 4, "hidden_act": "gelu_erf"}),
+        ("granitehybrid", "GraniteMoeHybrid", {"attention.layer_norm_rms_epsilon": 1e-6}),
     ],
 )
 def test_values_of_the_class_where_config_json_has_none(
@@ -146,6 +147,8 @@ def test_values_of_the_class_where_config_json_has_none(
     config = {
         "architectures": [f"{name}ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 4, "vocab_size": 8, "intermediate_size": 96,
+        "shared_intermediate_size": 96, "mamba_expand": 2, "mamba_d_state": 8, "mamba_n_heads": 8,
+        "mamba_n_groups": 1,
     }  # fmt: skip
     keys = convert.keys(convert.complete(config))
     assert {key: pytest.approx(value) for key, value in values.items()}.items() <= keys.items()
