@@ -46,6 +46,7 @@ CONVERT = Convert(
         **qwen3.CONVERT.tensors,
         **qwen2moe.ROUTED,
         **qwen2moe.shared("shared_mlp"),
+        **qwen2moe.shared("shared_experts"),  # of transformers' modules, so of adapters
         "model.layers.{i}.mlp.router.gate.weight": "blk.{i}.ffn_gate_inp.weight",
         "model.layers.{i}.mlp.expert_bias": "blk.{i}.exp_probs_b",
     },

@@ -19,7 +19,7 @@ from ..graph.delta_net import KIMI_DELTA, KIMI_DELTA_TENSORS, kimi_delta, kimi_s
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, only_in
 from ..hparams import GATINGS, SHARED_SIZES, Got, Values
 from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
-from . import deepseek2
+from . import deepseek2, qwen2moe
 
 NAME = "kimi-linear"
 
@@ -122,6 +122,12 @@ CONVERT = Convert(
         f"{_MOE}.experts.{{e}}.w1.weight": "blk.{i}.ffn_gate_exps.weight",
         f"{_MOE}.experts.{{e}}.w2.weight": "blk.{i}.ffn_down_exps.weight",
         f"{_MOE}.experts.{{e}}.w3.weight": "blk.{i}.ffn_up_exps.weight",
+        # of transformers' modules, so of adapters
+        **qwen2moe.shared("shared_experts"),
+        **{
+            f"{_ATTENTION}.forget_gate.f_{p}_proj.weight": f"blk.{{i}}.ssm_f_{p}.weight"
+            for p in "ab"
+        },
         **{  # of dense layers, in files that transformers writes; else in ``mlp``
             f"{_MOE}.{p}_proj.weight": f"blk.{{i}}.ffn_{p}.weight" for p in ("gate", "up", "down")
         },

@@ -15,7 +15,9 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
+from pyllama.arch import get_arch
 from pyllama.convert import convert, convert_lora
+from pyllama.convert.plan import name_finder
 from pyllama.errors import ModelError
 from pyllama.runtime.adapters import load_lora
 
@@ -119,6 +121,19 @@ def test_logits_of_peft(tmp_path: Path, name: str) -> None:
         results.append(context.logits.copy())
         assert np.abs(results[-1] - theirs(**scales)).max() < 1e-4
     assert all(np.abs(x - results[0]).max() > 0.05 for x in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "ours"),
+    [
+        ("kimi-linear", "self_attn.forget_gate.f_a_proj", "ssm_f_a"),
+        ("kimi-linear", "mlp.shared_experts.up_proj", "ffn_up_shexp"),
+        ("hy_v3", "mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ],
+)
+def test_modules_that_have_other_names_in_checkpoints(name: str, module: str, ours: str) -> None:
+    find = name_finder(get_arch(name), variants()[name][1])
+    assert find(f"model.layers.1.{module}.weight") == (f"blk.1.{ours}.weight", -1)
 
 
 @pytest.mark.parametrize("name", NAMES)
