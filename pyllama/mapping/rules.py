@@ -170,6 +170,8 @@ def base_keys(config: Config, act: str = "") -> Keys:
             keys[key] = float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
+    if config.get("is_causal") is False:  # of decoders that became encoders (gte-Qwen2)
+        keys["attention.causal"] = False
     return keys | rope_keys(config) | (hidden_act(config, act) if act else {})
 
 

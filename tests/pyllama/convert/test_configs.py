@@ -35,6 +35,19 @@ def test_limits_of_time_steps() -> None:
         assert [keys.get(f"ssm.time_step_{end}") for end in ("min", "max")] == limits
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_decoders_that_became_encoders(arch: str) -> None:
+    """As gte-Qwen2, whose tokens attend to all of their text."""
+    convert = get_arch(arch).CONVERT
+    usual = {
+        "architectures": [convert.models[0]], "hidden_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "vocab_size": 8,
+    }  # fmt: skip
+    for is_causal, key in ((None, None), (True, None), (False, False)):
+        keys = convert.keys(convert.complete(usual | {"is_causal": is_causal}))
+        assert keys.get("attention.causal") is key
+
+
 def test_positions_of_roberta_begin_after_the_usual_padding() -> None:
     usual = {
         "hidden_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 514,
