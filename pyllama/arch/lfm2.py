@@ -100,7 +100,7 @@ NAMES = {
 }
 
 CONVERT = Convert(
-    models=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2VlForConditionalGeneration"),
+    models=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
     tensors=text_of_vision(NAMES),
     other_media=(
         "model.vision_tower.*",
@@ -110,4 +110,5 @@ CONVERT = Convert(
     ),
     keys=_keys,
     change=change,
+    prefix="model.",
 )

@@ -21,7 +21,7 @@ import transformers
 from .arch.checkpoints import DATA, recorded, shapes_of, variants, write_checkpoint
 from .arch.record import load_model
 
-NAMES = ("gemma3", "gpt2", "llama", "opt", "qwen3")
+NAMES = ("gemma3", "gpt2", "lfm2", "llama", "opt", "qwen3")
 
 
 def _save(name: str, **arrays: torch.Tensor) -> None:

@@ -133,7 +133,9 @@ def test_other_poolings_are_refused(
         pooling_keys(write(tmp_path, modules, pooling))
 
 
-@pytest.mark.parametrize(("name", "base"), [("qwen3", "Qwen3Model"), ("llama", "LlamaModel")])
+@pytest.mark.parametrize(
+    ("name", "base"), [("qwen3", "Qwen3Model"), ("llama", "LlamaModel"), ("lfm2", "Lfm2Model")]
+)
 def test_a_base_model_with_pooling(tmp_path: Path, name: str, base: str) -> None:
     folder = write_checkpoint(tmp_path / name, name)
     _, config = variants()[name]
