@@ -16,7 +16,7 @@ from ..graph.builder import GraphBuilder
 from ..graph.decoder import pre_norm_decoder
 from ..graph.tensors import without
 from ..hparams import Key, Values
-from ..mapping.rules import Config, Convert, Keys, base_keys, head_columns
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, head_columns
 from . import qwen3
 
 XIELU = ("alpha_n", "alpha_p", "beta", "eps")
@@ -43,6 +43,7 @@ build_graph = partial(pre_norm_decoder, feed_forward=_ffn)
 
 
 def _keys(config: Config) -> Keys:
+    check_config(config, hidden_act="xielu")
     head_dim = head_columns(config)
     return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim} | base_keys(
         config

@@ -29,7 +29,6 @@ from ..mapping.rules import (
     Tensors,
     base_keys,
     check_config,
-    hidden_act,
 )
 from . import gemma3
 
@@ -112,7 +111,7 @@ def _ffn(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 
 def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False, laurel_rank=64, altup_correct_scale=True)
-    hidden_act(config, "gelu")
+    check_config(config, hidden_activation="gelu_pytorch_tanh")
     kinds, n_ff = config["layer_types"], config["intermediate_size"]
     share = config["activation_sparsity_pattern"]
     scales = [NormalDist().inv_cdf(x) if x > 0 else -math.inf for x in share]

@@ -104,6 +104,7 @@ def _keys(config: Config) -> Keys:
     check_config(
         {**config, "partial_rotary_factors": factors and factors[:n_layer]},
         partial_rotary_factors=[1.0 if x else 0.5 for x in windowed], attention_bias=False,
+        hidden_act="silu",
     )  # fmt: skip
     heads = [_heads(config, x) for x in windowed]
     experts = sorted(map(int, str(config["moe_layers_enum"]).split(",")))

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama.arch import get_arch
 from pyllama.convert.files.folder import Folder, read_config
+from pyllama.convert.plan import find_arch
 from pyllama.errors import ModelError
 
 
@@ -125,6 +126,7 @@ def test_gemma_3n_has_rows_for_tokens_of_images() -> None:
         ("llama4", {"no_rope_layer_interval": 2}, "no_rope_layer_interval is 2, must be 4"),
         ("smollm3", {"layer_types": ["sliding_attention"] * 4}, "layer_types is"),
         ("persimmon", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "is 0.75, must be 0.5"),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act is 'silu', must be 'xielu'"),
     ],
 )
 def test_layers_that_no_key_describes_are_refused(
@@ -194,3 +196,13 @@ def test_experts_in_one_matrix() -> None:
         assert both["blk.0.ffn_up_exps.weight"].tolist() == x[:, 3:].tolist()
     (down,) = convert.change("blk.0.ffn_down_exps.weight", x[:, :3].swapaxes(1, 2), config).values()
     assert down.shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("name", ["LLaMAForCausalLM", "InternLM3ForCausalLM"])
+def test_other_names_of_llama(name: str) -> None:
+    config = {
+        "architectures": [name], "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 8,
+        "max_sequence_length": 2048,  # of the first conversions of LLaMA
+    }  # fmt: skip
+    found, arch = find_arch(Path(), config)
+    assert (found, arch.CONVERT.keys(config)["context_length"]) == ("llama", 2048)
