@@ -14,14 +14,15 @@ A draft model is loaded before the target, so that a wrong file is found at once
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyllama.parameters.drafting import DRAFT_EAGLE3, DRAFT_MODEL, DRAFT_MTP, DRAFTERS
+from pyllama.parameters.drafting import DRAFT_DFLASH, DRAFT_MODEL, DRAFT_MTP, DRAFTERS, HEADS
 
 from .flags import in_flags
 from .loading import load_draft, make_context, model_path
@@ -133,10 +134,9 @@ class Drafting:
             caches, self.cache_s = load_lookup_caches(self._options, n_vocab)
             self._dynamic = caches["dynamic"]
             of_types["ngram-cache"] |= caches
-        models = {
+        models: dict[str, Callable[[], Drafter]] = {
             DRAFT_MODEL: lambda: self._model_drafter(context),
-            DRAFT_EAGLE3: lambda: self._head(context, DRAFT_EAGLE3),
-            DRAFT_MTP: lambda: self._head(context, DRAFT_MTP),
+            **{name: partial(self._head, context, name) for name in HEADS},
         }
         drafter = drafter_by_name(names, of_types, models)
         assert drafter is not None
@@ -163,8 +163,8 @@ class Drafting:
         return self._model(self._draft, context)
 
     def _head(self, context: Context, name: str) -> Drafter:
-        from pyllama.runtime.heads import eagle3_head, mtp_head
-        from pyllama.speculative.heads import HeadDrafter
+        from pyllama.runtime.heads import dflash_head, eagle3_head, mtp_head
+        from pyllama.speculative.block import head_drafter
 
         options, kv = self._options, context.kv
         sizes = self._draft_sizes(context.n_ctx)
@@ -173,8 +173,9 @@ class Drafting:
             head = mtp_head(context.model, path)
         else:
             assert path is not None  # SpeculativeOptions
-            head = eagle3_head(context.model, path)
-        return HeadDrafter(
+            load = dflash_head if name == DRAFT_DFLASH else eagle3_head
+            head = load(context.model, path)
+        return head_drafter(
             context,
             head,
             self._sampling(self._params.logit_bias),

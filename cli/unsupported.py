@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
-DRAFT_HEADS = "such heads are not loaded; use draft-eagle3 or draft-mtp, or -md with a draft model"
+DRAFT_HEADS = (
+    "such heads are not loaded; use draft-eagle3, draft-mtp or draft-dflash, or -md with a draft "
+    "model"
+)
 _LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
@@ -40,7 +43,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # generation
     "files of heads are not downloaded beside a model; -md or -hfd takes one of --spec-type "
-    "draft-eagle3 or draft-mtp": ("--dflash", "--eagle3"),
+    "draft-eagle3, draft-mtp or draft-dflash": ("--dflash", "--eagle3"),
     _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
         "--spec-synth-len", "--spec-synth-rates",

@@ -126,6 +126,8 @@ class HParams:
     nope_layers: tuple[bool, ...] = ()  # the layers whose queries and keys are not rotated
     n_layer_nextn: int = 0  # layers of multi-token prediction, which follow the others in the file
     n_embd_target: int = 0  # of a head: columns of its input of hidden states; 0: it is no head
+    block_size: int = 0  # of a head that drafts a block of tokens at once; 0: of other models
+    block_causal: bool = False  # the tokens of such a block attend to no later ones of it
     hidden: str = "result_norm"  # of a head: the node with its own hidden states
     states: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # by layer: sizes of recurrent states
     n_layer_kv: int = 0  # the layers after these use the cache of an earlier one; 0: none does

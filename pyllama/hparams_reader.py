@@ -58,6 +58,7 @@ _RANGES = {
     "moe_period": (0, 4096),
     "n_layer_kv": (0, 4096),
     "n_embd_token": (0, 1 << 20),
+    "block_size": (0, 1024),
     "n_cls_out": (1, 1 << 20),
     "dense_2_feat_out": (0, 1 << 20),
     "dense_3_feat_out": (0, 1 << 20),

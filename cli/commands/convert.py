@@ -54,7 +54,7 @@ class ConvertFlags:
         "Write only the layers of multi-token prediction, for -md; the default name of the file "
         "then begins with mtp-.", Flags("--mtp"))
     target_model: Path | None = row(None,
-        "Folder of the model that the head in DIR drafts for (EAGLE-3).",
+        "Folder of the model that the head in DIR drafts for (EAGLE-3, DFlash).",
         Flags("--target-model-dir", metavar="TARGET_DIR"))
     verbose: bool = row(False, "Print how each tensor is converted.", Flags("--verbose"))
     # fmt: on

@@ -19,10 +19,10 @@ from click.core import ParameterSource
 
 from pyllama.parameters import rows
 from pyllama.parameters.drafting import (
-    DRAFT_EAGLE3,
     DRAFT_MAX,
     DRAFT_MODEL,
     DRAFTERS,
+    HEAD_FILES,
     HEADS,
     MAX_DRAFT,
     OTHER_HEADS,
@@ -75,10 +75,10 @@ class SpeculativeOptions(DraftParams):
         if len(heads) > 1 or (heads and DRAFT_MODEL in self.spec_type and self.has_model):
             raise click.UsageError(
                 "-md is a draft model or has a head, and one head can draft: give one of "
-                "--spec-type draft-simple, draft-eagle3 and draft-mtp"
+                f"--spec-type draft-simple, {', '.join(HEADS[:-1])} and {HEADS[-1]}"
             )
-        if DRAFT_EAGLE3 in heads and not self.has_model:
-            raise click.UsageError("--spec-type draft-eagle3 needs the head's file: -md or -hfd")
+        if heads and heads[0] in HEAD_FILES and not self.has_model:
+            raise click.UsageError(f"--spec-type {heads[0]} needs the head's file: -md or -hfd")
         if DRAFT_MODEL in self.spec_type and not (self.has_model or self.is_self_draft):
             raise click.UsageError("--spec-type draft-simple needs a draft model: -md or -hfd")
         if self.sampling and self.draft_sampling == "greedy":

@@ -68,11 +68,11 @@ def build_graph(b: GraphBuilder) -> Tensor:
     inp = b.layer_output(ffn(b, cur, 0, "silu", residual=inp), 0)
     logits = b.output(b.rms_norm(inp, "output_norm", "result_norm"))  # [tokens of the head, n]
     if "d2t" in b.weights and b.n_outputs:
-        logits = b.logits = _of_target(b, logits)
+        logits = b.logits = of_target(b, logits)
     return logits
 
 
-def _of_target(b: GraphBuilder, logits: Tensor) -> Tensor:
+def of_target(b: GraphBuilder, logits: Tensor) -> Tensor:
     """The logits by the target's ids; tokens that the head cannot draft get -inf.
 
     Shape:

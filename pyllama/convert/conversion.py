@@ -169,11 +169,12 @@ def convert(
     general = read_general(root, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
-        **{f"{name}.{key}": value for key, value in keys.items()},
+        **{f"{name}.{key}": value for key, value in keys.items() if not _is_of_tokenizer(key)},
         **values,
         **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
         **read_vocabulary(*vocabulary),
+        **{key: value for key, value in keys.items() if _is_of_tokenizer(key)},
     }
     if "n_token_types" in arch.HPARAMS:
         metadata["tokenizer.ggml.token_type_count"] = int(config.get("type_vocab_size", 1))
@@ -208,6 +209,10 @@ def convert(
     for adapter in [] if options.dry_run else adapters:
         adapter.write(path)
     return path
+
+
+def _is_of_tokenizer(key: str) -> bool:
+    return key.startswith("tokenizer.")
 
 
 def _target(head: Folder, path: Path | None) -> tuple[Folder, Config, bool | None]:

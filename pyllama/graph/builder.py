@@ -95,7 +95,7 @@ class GraphBuilder:
         runs, slots: I32 [3, n_runs] and [T], which tokens and recurrent states belong together
             (see ``ops.recurrent.runs``); None without recurrent layers.
         out_ids: I32 [n_outputs + n_embeddings], indices of the tokens to compute logits for, then
-            of those to compute embeddings for.
+            of those to compute embeddings for; one that is not used without any.
         chosen: I32 [2, n, T, 1 or n_head_kv], for each token the cells that the last indexer chose;
             None before it, and where tokens attend to all keys.
         query_rows: I64 [T], rows of ``Reduction.queries`` (-1: none); None without a reduction.
@@ -159,7 +159,7 @@ class GraphBuilder:
         self.query_rows: Tensor | None = None
         if kv.reduction is not None:
             self.query_rows = self._input(GGMLType.I64, "inp_query_rows", n_tokens)
-        self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings)
+        self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs + n_embeddings or 1)
         # scores of the neurons of layers that are not built yet, [n_ff, T]; see `predict_next`
         self.predicted: dict[int, Tensor] = {}
         self.target_hidden: Tensor | None = None

@@ -43,6 +43,7 @@ from ..speculative import (
     Stats,
     draft_model,
     drafter_by_name,
+    head_drafter,
 )
 from ..speculative.names import DRAFTERS, NONE
 
@@ -181,7 +182,7 @@ def speculation_for(given: object, target: Context) -> tuple[Speculation | None,
         if isinstance(given, str | os.PathLike):
             head = head_of_file(target.model, Path(given))
             if head is not None:
-                return _speculation(HeadDrafter(target, head)), opened
+                return _speculation(head_drafter(target, head)), opened
             given = Model.load(Path(given))
             opened.callback(given.close)
         if isinstance(given, Model):

@@ -51,7 +51,8 @@ class Convert:
         first_stack: the number of layers before the second stack, from config.json.
         accepts: whether the architecture takes a checkpoint of these classes, for classes that
             several architectures share.
-        keys: computes metadata from config.json, without ``{arch}.``.
+        keys: computes metadata from config.json, without ``{arch}.``; keys that begin with
+            ``tokenizer.`` replace those of the vocabulary.
         change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
             must not depend on the layer. Where it returns views of whole rows, MXFP4 is kept.

@@ -349,7 +349,7 @@ class Context:
                 self.kv.drop_tree(seq)
             if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
                 self.kv.check_room(seqs, positions)
-            pipelined = self._can_pipeline()
+            pipelined = self._can_pipeline() and batch.hidden is None
             self._stop, self._running = False, True
             kept = set(batch.checkpoints), set(batch.drafted)
             self.kv.mark(seqs, positions, kept[0])
@@ -762,8 +762,8 @@ class Context:
     ) -> DecodeGraph:  # fmt: skip
         """The graph for a ubatch, which may be larger."""
         if self._watched:
-            if not n_embeddings:
-                n_outputs = max(1, n_outputs)  # a graph needs a result
+            if self._needs_outputs(n_embeddings):
+                n_outputs = max(1, n_outputs)
             return self._graph(GraphSize(n_tokens, n_outputs, n_embeddings, adapted, encodes))
         return self._graph(self._size(n_tokens, n_outputs, n_embeddings, adapted, encodes))
 
@@ -780,6 +780,9 @@ class Context:
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)
+        if self.hparams.block_size and not self.hparams.block_causal:
+            ends = dict(zip(seqs, places, strict=True))
+            places = [ends[seq] for seq in seqs]  # the tokens of a block attend to all of it
         return cells, cache.rows(seqs, positions, places)
 
     def _placed_in_target(self, seqs: Seqs) -> tuple[Placed, list[int]]:
@@ -827,11 +830,11 @@ class Context:
 
         Args:
             sizes: numbers of tokens.
-            logits: ``"all"`` or ``"last"``.
+            logits: ``"all"``, ``"last"`` or, of a head that drafts blocks, ``"none"``.
             build: build the graphs, which takes milliseconds for each; False: at their first use.
         """
         for n in sizes:
-            size = GraphSize(n, n if logits == "all" else 1)
+            size = GraphSize(n, {"all": n, "last": 1, "none": 0}[logits])
             self._preferred.add(size)
             if build:
                 self._graph(size)
@@ -845,8 +848,8 @@ class Context:
         Building a graph takes as long as many small batches: their size is built after some uses of
         a graph that is somewhat larger.
         """
-        if not n_embeddings:
-            n_outputs = max(1, n_outputs)  # a graph needs a result
+        if self._needs_outputs(n_embeddings):
+            n_outputs = max(1, n_outputs)
         counts = bucket(n_tokens), bucket(n_outputs), bucket(n_embeddings)
         size = GraphSize(*counts, adapted, encodes)
         if size in self._graphs or not 1 < n_tokens <= _FEW:
@@ -865,6 +868,10 @@ class Context:
             if all(n <= m <= n + n // 2 for n, m in zip(size, other, strict=True))
         ]  # fmt: skip
         return min(larger, default=size)
+
+    def _needs_outputs(self, n_embeddings: int) -> bool:
+        """Whether a graph without outputs would have no result."""
+        return not n_embeddings and not self.hparams.block_size
 
     def _graph(self, size: GraphSize) -> DecodeGraph:
         start = time.perf_counter()

@@ -306,6 +306,8 @@ def largest_graphs(hparams: HParams, n_ubatch: int) -> list[GraphSize]:
     if not hparams.causal:
         return [GraphSize(n, int(not hparams.encoder), n)]
     sizes = [GraphSize(n, n)]
+    if hparams.block_size:
+        sizes.append(GraphSize(n, 0))
     if hparams.has_encoder:
         sizes.append(GraphSize(n, 0, n, encodes=True))
     return sizes

@@ -42,7 +42,7 @@ from .devices import start_devices
 from .loader import check_tensors, load_weights, parts_in_use
 from .model import Model
 
-EAGLE3 = "eagle3"
+EAGLE3, DFLASH = "eagle3", "dflash"
 _OWN = {  # tensors of a layer that it may share with the model -> their names in a model
     "nextn.embed_tokens.weight": "token_embd.weight",
     "layer_output_norm.weight": "output_norm.weight",
@@ -151,18 +151,60 @@ def eagle3_head(target: Model, path: Path) -> Head:
     hparams = replace(hparams, n_embd_target=hparams.n_embd)
     layers = [int(layer) for layer in file.get_numbers(f"{EAGLE3}.target_layers")]
     _check_eagle3(file, hparams, target, layers)
-    whole = target.weights
-    shared = {
-        "token_embd.weight": whole["token_embd.weight"],
-        "output.weight": whole.get("output.weight", whole["token_embd.weight"]),
-    }
-    if "output.weight" in whole and "output.scale" in whole:
-        shared["output.scale"] = whole["output.scale"]
+    shared = {"token_embd.weight": target.weights["token_embd.weight"], **_output_of(target)}
     head, files = _loaded(file, hparams, target, shared)
     norm = head.weights["enc.output_norm.weight"] if hparams.own["norm_before_fc"] else None
     nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers
     reads = HiddenReads(nodes, head.weights[FUSED], norm, hparams.norm_eps, files)
     return Head(head, reads)
+
+
+def dflash_head(target: Model, path: Path) -> Head:
+    """A DFlash head as a model.
+
+    Args:
+        target: the model whose tokens it drafts, which has the embedding and the output matrix that
+            the file lacks.
+
+    Raises:
+        ModelError: the file is no such head, or one of another model.
+        GGUFError, AllocError: as ``Model.load``.
+    """
+    file = GGUFFile(path)
+    name = file.get_str("general.architecture")
+    if name != DFLASH:
+        raise ModelError(f"{path}: a {name} model is no DFlash head; use another drafter")
+    kinds = {
+        "markov_w1.weight": "a DSpark head",
+        "selector_hidden.weight": "DFlash 2",
+        "hc_head_fn.weight": "a DSpark head of DeepSeek-V4",
+    }
+    for tensor, kind in kinds.items():
+        if tensor in file.tensors:
+            raise ModelError(f"{path}: {kind} is not supported, only DFlash; use another drafter")
+    sizes, n_vocab = target.hparams, target.tokenizer.n_vocab
+    hparams = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
+    layers = [int(layer) for layer in file.get_numbers(f"{DFLASH}.target_layers")]
+    check, n_layer, mask = (
+        partial(_check_pair, file, target),
+        sizes.n_layer,
+        hparams.own["mask_token"],
+    )
+    check(hparams.n_embd == sizes.n_embd, f"has {hparams.n_embd} columns", f"has {sizes.n_embd}")
+    legal = bool(layers) and all(1 <= layer <= n_layer for layer in layers)
+    check(legal, f"reads the inputs of layers {layers}", f"has layers 1 to {n_layer}")
+    _check_tokens(file, target)
+    _check_drafted(file, target)
+    check(mask < n_vocab, f"has the mask token {mask}", f"has {n_vocab} tokens")
+    check(hparams.block_size > 1, f"drafts blocks of {hparams.block_size}", "needs 2 or more")
+    shared = {"token_embd.weight": target.weights["token_embd.weight"]}
+    if "token_embd.weight" not in file.tensors:
+        shared |= _output_of(target)
+    head, files = _loaded(file, replace(hparams, n_embd_target=hparams.n_embd), target, shared)
+    n_read = head.weights[FUSED].ne[0]
+    check(n_read == len(layers) * sizes.n_embd, f"reads {n_read} columns", f"has {sizes.n_embd}")
+    nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers
+    return Head(head, HiddenReads(nodes, head.weights[FUSED], files=files))
 
 
 def head_of_file(target: Model, path: Path) -> Head | None:
@@ -174,7 +216,8 @@ def head_of_file(target: Model, path: Path) -> Head | None:
     """
     with GGUFFile(path) as file:
         name = file.get_str("general.architecture")
-    found = {EAGLE3: eagle3_head, gemma4_assistant.NAME: mtp_head}.get(name)
+    loaders = {EAGLE3: eagle3_head, DFLASH: dflash_head, gemma4_assistant.NAME: mtp_head}
+    found = loaders.get(name)
     return None if found is None else found(target, path)
 
 
@@ -182,7 +225,7 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
     """Raise ModelError unless a file is a head of the target."""
 
     check = partial(_check_pair, file, target)
-    sizes, n_vocab, n_layer = target.hparams, target.tokenizer.n_vocab, target.hparams.n_layer
+    sizes, n_layer = target.hparams, target.hparams.n_layer
     n_read = hparams.own["n_embd_read"]
     check(n_read == sizes.n_embd, f"reads {n_read} columns of a layer", f"has {sizes.n_embd}")
     legal = len(layers) == 3 and all(1 <= layer <= n_layer for layer in layers)
@@ -194,6 +237,13 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
     if lacks:
         columns = f"lacks {lacks[0]!r} and has {hparams.n_embd} columns"
         check(hparams.n_embd == sizes.n_embd, columns, f"has {sizes.n_embd}")
+    _check_drafted(file, target)
+
+
+def _check_drafted(file: GGUFFile, target: Model) -> None:
+    """Raise ModelError unless the tokens that a head drafts are the target's."""
+    infos, n_vocab = file.tensors, target.tokenizer.n_vocab
+    check = partial(_check_pair, file, target)
     n_drafted = infos["d2t"].ne[0] if "d2t" in infos else n_vocab
     if "d2t" in infos and infos["d2t"].type is GGMLType.I64:
         ids = file.tensor_bytes("d2t").view(np.int64)
@@ -205,6 +255,14 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
         )
     n_out = infos["output.weight"].ne[1] if "output.weight" in infos else n_vocab
     check(n_out == n_drafted, f"has {n_out} outputs for {n_drafted} tokens", f"has {n_vocab}")
+
+
+def _output_of(target: Model) -> dict[str, Tensor]:
+    """The output matrix of a target, for a head without one."""
+    whole = target.weights
+    if "output.weight" not in whole:
+        return {"output.weight": whole["token_embd.weight"]}
+    return {name: whole[name] for name in ("output.weight", "output.scale") if name in whole}
 
 
 def _check_tokens(file: GGUFFile, target: Model) -> None:

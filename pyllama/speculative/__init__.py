@@ -9,6 +9,7 @@
 Independent of the engine; `docs/speculation.md` has the rules.
 """
 
+from .block import BlockDrafter, head_drafter
 from .draft import Draft, Drafter, DraftView, Index, IndexDrafter
 from .first_of import FirstOf
 from .heads import HeadDrafter
@@ -28,6 +29,7 @@ from .verify import Verdict, Verifier
 __all__ = [
     "DRAFTERS",
     "AcceptRates",
+    "BlockDrafter",
     "Draft",
     "DraftLength",
     "DraftView",
@@ -54,6 +56,7 @@ __all__ = [
     "Verifier",
     "draft_model",
     "drafter_by_name",
+    "head_drafter",
     "mismatch",
     "self_draft",
 ]

@@ -52,7 +52,7 @@ LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature")
 
 _READ_SIZES = (2, 3, 4, 6, 9, 13, 32)  # batches of tokens to read whose graphs are built at once
 _LONG = 256  # tokens: as many are read in large batches, whose graphs are built then
-_ACCEPT_RATE = 0.7  # of small models of one family, see Leviathan 2023, table 3
+ACCEPT_RATE = 0.7  # of small models of one family, see Leviathan 2023, table 3
 _NOTHING = Distribution(np.empty(0, np.int32), np.empty(0))
 _SMALLEST = 5e-324  # a random number of 0 would draw a leading token of probability 0
 
@@ -165,7 +165,7 @@ class Growing:
         self.heard = path
 
 
-class _ReadPart(NamedTuple):
+class ReadPart(NamedTuple):
     """Tokens of a text to evaluate together.
 
     Attributes:
@@ -251,7 +251,8 @@ class ModelDrafter:
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
-        context.reserve((n for n in _READ_SIZES if n <= context.n_ubatch), "last")
+        sizes = [n for n in _READ_SIZES if n <= context.n_ubatch]
+        context.reserve(sizes, "none" if context.hparams.block_size else "last")
         self.costs = self._measure()
 
     def propose(self, views: Sequence[DraftView], max_nodes: Sequence[int]) -> list[Draft | None]:
@@ -316,7 +317,7 @@ class ModelDrafter:
                 read_s = min(read_s, (read - start) / n)
         finally:
             context.kv.clear()
-        return Costs(read_s, draft_s, _ACCEPT_RATE)
+        return Costs(read_s, draft_s, ACCEPT_RATE)
 
     # -- texts -----------------------------------------------------------------------------------
 
@@ -436,7 +437,7 @@ class ModelDrafter:
 
     def _catch_up(self, growing: list[Growing]) -> None:
         """Evaluate the rest of each text, and give its last token children."""
-        part: list[_ReadPart] = []
+        part: list[ReadPart] = []
         room = self.context.n_batch
         for g in growing:
             start = 0
@@ -447,17 +448,17 @@ class ModelDrafter:
                     room = min(n, self.context.n_batch)
                 tokens, states = g.rest[start : start + room], g.rest_states[start : start + room]
                 start, room = start + len(tokens), room - len(tokens)
-                part.append(_ReadPart(g, tokens, states, start == len(g.rest)))
+                part.append(ReadPart(g, tokens, states, start == len(g.rest)))
                 if not room:
                     self._append(part)
                     part, room = [], self.context.n_batch
         if part:
             self._append(part)
 
-    def _append(self, part: list[_ReadPart]) -> None:
+    def _append(self, part: list[ReadPart]) -> None:
         """Evaluate tokens of texts; gives those that are ``last`` the children of the last one."""
         context = self.context
-        hidden = _stacked([state for piece in part for state in piece.states])
+        hidden = stacked([state for piece in part for state in piece.states])
         if len(part) == 1:
             g, tokens, _, last = part[0]
             if len(tokens) == 1 and hidden is None:
@@ -522,7 +523,7 @@ class ModelDrafter:
                 g.n_stem += 1
             self._append(
                 [
-                    _ReadPart(g, [g.draft.tokens[node]], g.states[node : node + 1], True)
+                    ReadPart(g, [g.draft.tokens[node]], g.states[node : node + 1], True)
                     for g, (node,) in part
                 ]
             )
@@ -544,7 +545,7 @@ class ModelDrafter:
             seqs += [g.text.seq] * len(nodes)
             flags += [node in g.frontier for node in nodes]
             states += [g.states[node] for node in nodes if g.states]
-        hidden = _stacked(states)
+        hidden = stacked(states)
         self.context.decode(Batch(tokens, seq_id=seqs, parent=parents, logits=flags, hidden=hidden))
         row = 0
         for (g, nodes), tree in zip(part, trees, strict=True):
@@ -645,7 +646,8 @@ class ModelDrafter:
         return logits, None if self._is_cut else self.context.argmax_ith(row)
 
 
-def _stacked(states: list[Floats]) -> Floats | None:
+def stacked(states: list[Floats]) -> Floats | None:
+    """Hidden states as one array; None without any."""
     return np.stack(states) if states else None
 
 

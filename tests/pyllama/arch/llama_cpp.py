@@ -51,12 +51,17 @@ def described(path: Path) -> dict[str, Any]:
 def plain_words(path: Path) -> Path:
     """A GGUF file with the vocabulary that the files of llama.cpp's converter have here."""
     with GGUFFile(path) as file:
-        keys = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer.")}
+        keys = {
+            k: v
+            for k, v in file.metadata.items()
+            if not k.startswith("tokenizer.") or k == "tokenizer.ggml.mask_token_id"
+        }
         tensors: dict[str, Any] = {
             name: (file.tensor_bytes(name), info.type, info.ne[: info.n_dims])
             for name, info in file.tensors.items()
         }
-        n_vocab = file.tensors["token_embd.weight"].ne[1]
+        embedding = file.tensors.get("token_embd.weight")  # a head has the target's
+        n_vocab = N_VOCAB if embedding is None else embedding.ne[1]
         vocabulary = {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "default",

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import transformers
 
+from . import dflash as block
 from . import gemma4_assistant, llama_cpp
 from .checkpoints import (
     DATA,
@@ -81,6 +82,36 @@ def gemma4(n: int) -> dict[str, np.ndarray]:
     return {f"tokens_{n}": tokens, f"logits_{n}": logits, f"hidden_{n}": last}
 
 
+def dflash(kind: str, n: int) -> dict[str, np.ndarray]:
+    """Of a DFlash head, for a text of ``n`` tokens: the logits of a block but its first token."""
+    record, (_, config) = recorded("llama"), variants()["llama"]
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
+    target = _loaded(config, made)
+    own, of_head = block.head_of(config, "muse")  # the kinds only differ in names and windows
+    names = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}
+    if kind == "dflash":
+        as_named = block.head_of(config, kind)[1]
+        of_head |= {f"{a}.weight": as_named[f"{b}.weight"] for a, b in names.items()}
+    head = _loaded(own, of_head)
+    tokens = TOKENS[:n]
+    out = target(torch.tensor([tokens[:-1].tolist()]), output_hidden_states=True)
+    hidden = torch.cat([out.hidden_states[i + 1] for i in block.LAYERS], -1)
+    inputs = torch.tensor([[int(tokens[-1]), *[block.MASK] * (block.BLOCK - 1)]])
+    positions = torch.arange(n - 1 + block.BLOCK)
+    window = block.WINDOW if kind == "muse" else n + block.BLOCK
+    # the window of the token itself, as in llama.cpp; transformers' has a token more
+    hidden_by_window = positions[None] <= positions[n - 1 :, None] - window
+    slides = torch.zeros(hidden_by_window.shape).masked_fill(hidden_by_window, -torch.inf)
+    last = head(
+        noise_embeds=target.get_input_embeddings()(inputs),
+        context_hidden_states=hidden,
+        position_ids=positions[None],
+        attention_mask={"full_attention": None, "sliding_attention": slides[None, None]},
+        use_cache=False,
+    ).last_hidden_state
+    return {f"tokens_{n}": tokens, f"logits_{n}": target.lm_head(last)[0, 1:].numpy()}
+
+
 def gguf(*checkpoints: tuple[dict[str, Any], dict[str, np.ndarray]]) -> str:
     """What llama.cpp's converter makes of a head, with the target's folder if it needs that."""
     with TemporaryDirectory() as folder:
@@ -98,3 +129,8 @@ if __name__ == "__main__":
         np.savez_compressed(
             FOLDER / "gemma4_assistant.npz", **gemma4(11), **gemma4(45), gguf=described
         )
+        _, llama = variants()["llama"]
+        for kind in block.KINDS:
+            described = gguf(block.head_of(llama, kind), (llama, {}))
+            found = dflash(kind, 11) | dflash(kind, 45)
+            np.savez_compressed(FOLDER / f"dflash_{kind}.npz", **found, gguf=described)

@@ -28,8 +28,8 @@ the same tokens. `†`: transformers lacks the model, so llama.cpp is the refere
 that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
 0.002. Encoders are compared with transformers from text on: hidden states and scores within 0.0001,
 pooled vectors with a cosine over 0.999999; `*`: llama.cpp gives the same vectors. The head
-`eagle3`, which has no variants, is compared with its formulas in float64, `gemma4-assistant` with
-what transformers recorded, logits within 0.0001.
+`eagle3`, which has no variants, is compared with its formulas in float64, `gemma4-assistant` and
+`dflash` with what transformers recorded, logits within 0.0001.
 [Adding one](add-a-model.md) is one file.
 """
 _LEFT_OUT = """\
@@ -39,7 +39,7 @@ Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `kimi-k3`: not added yet;
 - encoders: `gemma-embedding2`;
-- draft heads of other models: `dflash`;
+- of the draft heads `dflash`: DSpark's, those with a selector (DFlash 2), those of DeepSeek-V4;
 - diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`;
