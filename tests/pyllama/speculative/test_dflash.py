@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.backend.interface import Backend
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Batch, Context, Llama, Model
 from pyllama.arch import dflash
@@ -21,6 +23,7 @@ from pyllama.grammar import Grammar
 from pyllama.runtime.heads import dflash_head
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import BlockDrafter, Speculation, head_drafter
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
 from ..arch import llama_cpp
 from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_files
@@ -118,6 +121,20 @@ def test_grammars_earlier_texts_and_distributions(tmp_path: Path) -> None:
     request = Request(PROMPTS[1], sampling, max_tokens=20)
     made = [t for e in Engine(target, speculation=speculation).run(request) for t in e.tokens]
     assert len(made) == 20 and speculation.stats.n_drafted > 10
+
+
+@pytest.mark.parametrize("device", [FakeDevice, DeferredDevice])
+def test_drafts_on_a_device(tmp_path: Path, device: Callable[[], Backend]) -> None:
+    path = write_pair(tmp_path, *predicting(0.0, True))
+    texts = []
+    for n_gpu_layers in (0, 2, -1):
+        model = Model.load(tmp_path / "target.gguf", devices=[device()], n_gpu_layers=n_gpu_layers)
+        target = Context(model, n_ctx=256, n_seq_max=2, n_ubatch=16)
+        speculation = Speculation(BlockDrafter(target, dflash_head(model, path)), 4, adaptive=False)
+        made = generate_many(target, PROMPTS, GREEDY, n_predict=16, speculation=speculation)
+        texts.append(sorted(made))
+        assert speculation.stats.n_accept == speculation.stats.n_drafted > 40
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_llama_takes_a_file_and_adapts(tmp_path: Path) -> None:

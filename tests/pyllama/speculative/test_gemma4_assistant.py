@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.backend.interface import Backend
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Batch, Context, Llama, Model
 from pyllama.convert import convert
@@ -20,6 +22,7 @@ from pyllama.grammar import Grammar
 from pyllama.runtime.heads import mtp_head
 from pyllama.sampling import SamplingParams
 from pyllama.speculative import HeadDrafter, Speculation
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
 from ..arch import llama_cpp
 from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_files
@@ -155,6 +158,20 @@ def test_types_of_caches_and_context_shift(tmp_path: Path) -> None:
         assert speculation.stats.n_accept == speculation.stats.n_drafted > 40
 
 
+@pytest.mark.parametrize("device", [FakeDevice, DeferredDevice])
+def test_drafts_on_a_device(tmp_path: Path, device: Callable[[], Backend]) -> None:
+    path = write_pair(tmp_path, *predicting("gemma4", 0.0))
+    texts = []
+    for n_gpu_layers in (0, 2, -1):
+        model = Model.load(tmp_path / "target.gguf", devices=[device()], n_gpu_layers=n_gpu_layers)
+        target = Context(model, n_ctx=256, n_seq_max=2, n_ubatch=16)
+        speculation = Speculation(HeadDrafter(target, mtp_head(model, path)), 4, adaptive=False)
+        made = generate_many(target, PROMPTS, GREEDY, n_predict=16, speculation=speculation)
+        texts.append(sorted(made))
+        assert speculation.stats.n_accept == speculation.stats.n_drafted > 40
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_llama_takes_a_file(tmp_path: Path) -> None:
     path = write_pair(tmp_path, *predicting("gemma4", 0.0))
     texts = []
@@ -192,7 +209,13 @@ def test_llama_cpp_drafts_and_accepts_as_much(tmp_path: Path, noise: float) -> N
 
 
 def test_is_converted_as_by_llama_cpp(tmp_path: Path) -> None:
-    ours = llama_cpp.described(write_pair(tmp_path, *checkpoint("gemma4")))
+    config, made, (head, of_head) = checkpoint("gemma4")
+    head["use_ordered_embeddings"] = True  # as of E2B and E4B
+    of_head |= {
+        "masked_embedding.token_ordering": np.arange(512),
+        "masked_embedding.centroids.weight": np.zeros((8, 48), np.float32),
+    }
+    ours = llama_cpp.described(write_pair(tmp_path, config, made, (head, of_head)))
     del ours["keys"]["vocab_size"]  # llama.cpp's converter leaves it out of this one
     with np.load(DATA / "heads" / "gemma4_assistant.npz") as file:
         assert ours == json.loads(str(file["gguf"]))
