@@ -39,7 +39,6 @@ class Tuning:
     float_hint: int = _tuned(2, 0, 3, "prefetch hint of float weights, one token")
     float_bytes: int = _tuned(8192, 0, 1 << 16, "how far ahead, in bytes")
     kv_hint: int = _tuned(2, 0, 3, "prefetch hint of keys and values, one token")
-    kv_keys: int = _tuned(32, 0, 64, "how far ahead, in keys")
     axpy_hint: int = _tuned(2, 0, 3, "prefetch hint of the rows that AXPY adds")
     chunk_bytes: int = _tuned(1 << 17, 1, 1 << 30, "weights of a thread's chunk, one token")
     amx_tokens: int = _tuned(16, 1, 1 << 20, "tokens from which AMX multiplies, blocks of 32")

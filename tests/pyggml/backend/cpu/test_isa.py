@@ -496,7 +496,7 @@ def test_products_of_codes(host: Target, emit_for: Callable[[type[Generic]], Non
     for intrinsic, n_args, literals, products in (
         (attend_codes.qk_codes, 12, (4, 2), 4 * 16),
         (attend_codes.qk_codes_packed, 7, (6,), 6 * 16),
-        (attend_codes.pv_codes, 12, (4, 64, 2), 4 * vectors),
+        (attend_codes.pv_codes, 14, (4, 64, 2), 4 * vectors),
         (attend_codes.pv_codes_packed, 6, (6, 64), 6 * vectors),
         (attend_codes.pack_key_codes, 6, (), 0),
         (attend_codes.pack_value_codes, 6, (), 0),
@@ -515,9 +515,9 @@ def test_rows_of_the_cache(
 ) -> None:
     emit_for(host.vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.attn_qk, 13, (3, 0, 2), 12),
-        (attend.attn_qk, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
-        (attend.attn_pv, 12, (4, attend.pv_columns(64), 2), 16),
+        (attend.attn_qk, 12, (3, 0, 2), 12),
+        (attend.attn_qk, 12, (3, 0 if kind.is_quantized else 4, 2), 12),
+        (attend.attn_pv, 14, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
         (attend_tile.widen_keys, 11, (2,), 0),

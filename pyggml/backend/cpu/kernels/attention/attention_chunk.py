@@ -24,7 +24,7 @@ from ...abi import f32_ptr, i32_ptr, i64_ptr
 from ...atomics import call_address
 from ...compile.type_traits import TypeTraits, trait
 from ...simd.attention import attend
-from ...simd.attention.attend import MAX_AHEAD, TILE_ROWS, attn_pv, attn_qk
+from ...simd.attention.attend import TILE_ROWS, attn_pv, attn_qk
 from ...simd.attention.attend_codes import BLOCK_BYTES as CODE_BYTES
 from ...simd.attention.attend_codes import (
     CODES,
@@ -71,14 +71,14 @@ from ...tuning import Tuning
 
 CHUNK = 256  # keys
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
-CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
+CELLS_BYTES = 8 * CHUNK  # of a list of cells
 TILES_BYTES = PANEL_BYTES + 8 * CHUNK  # of scratch: a panel, or a ring and a list of offsets
 _QUERY = 4 * GROUP * STEP  # bytes of a step of 16 query rows
 
 
 @inline
 def find_cells(entries, first, begin, end, out):
-    """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
+    """Write the cell (row of the cache, int64) of each key of a chunk.
 
     The chunk begins at key ``first``. Before key ``begin`` its cell stands in place of theirs, and
     after key ``end`` - 1 that of the last one: nobody attends to these.
@@ -87,7 +87,7 @@ def find_cells(entries, first, begin, end, out):
         entries: see ``list_entries``; 0 if key i is in cell i.
     """
     rows = i64_ptr(out)
-    n = min(CHUNK + MAX_AHEAD, end - first)
+    n = min(CHUNK, end - first)
     if entries == 0:
         for j in range(n):
             rows[j] = first + j
@@ -98,7 +98,7 @@ def find_cells(entries, first, begin, end, out):
             rows[j] = pairs[2 * j]
         for j in range(low):
             rows[j] = rows[low]
-    for j in range(n, CHUNK + MAX_AHEAD):
+    for j in range(n, CHUNK):
         rows[j] = rows[n - 1]
 
 
@@ -167,29 +167,27 @@ def _pv_packed(p, values, n, sums, padded):
 
 @cache
 def _qk_direct(kind: int, tail: int, hint: int) -> CpuKernel:
-    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
+    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
         q_row = 4 * ((d + 7) // 8 * 8)
         if rows == 6:
-            _qk(kind, 6, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 6, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
         elif rows == 5:
-            _qk(kind, 5, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 5, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
         elif rows == 4:
-            _qk(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
         elif rows == 3:
-            _qk(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
         elif rows == 2:
-            _qk(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
         else:
-            _qk(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines)
 
     return named_kernel(qk, GGMLType(kind).name, tail)
 
 
 @inline_strict
-def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
-    attn_qk(
-        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
-    )
+def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines):
+    attn_qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
 
 
 @kernel
@@ -199,7 +197,7 @@ def _round_query(q, d):
 
 @cache
 def _qk_codes(hint: int) -> CpuKernel:
-    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
+    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
         if rows == 6:
             qk_codes(6, hint, q, 4 * d, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
         elif rows == 5:
@@ -221,33 +219,53 @@ def _pv_codes(columns: int, hint: int) -> CpuKernel:
     block = columns // 32 * CODE_BYTES
 
     def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
-        n_parts, line = hdv // columns, 0
-        for i in range(n_parts):  # each prefetches a part of the lines
-            after, out, key = lines * (i + 1) // n_parts, sums + 4 * columns * i, k + 64 * line
-            part, x, o_row = after - line, v + block * i, 4 * padded
+        n_parts = hdv // columns
+        for i in range(n_parts):  # each prefetches a part of the keys
+            x, out = v + block * i, sums + 4 * columns * i
+            first, share = n * i // n_parts, ((1 << 16) + n_parts - 1) // n_parts
             _sum_codes(
-                columns, hint, rows, p, x, nb_v, cells, n, out, o_row, later, key, nb_k, part
-            )
-            line = after
+                columns, hint, rows, p, x, nb_v, cells, n, out, 4 * padded, later, k, nb_k, lines,
+                first, share,
+            )  # fmt: skip
 
     return named_kernel(pv, "codes", columns)
 
 
 @inline_strict
-def _sum_codes(d, hint, rows, p, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines):
+def _sum_codes(
+    d, hint, rows, p, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines, first, share
+):
     s_row = S_STRIDE
     if rows == 6:
-        pv_codes(6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 5:
-        pv_codes(5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 4:
-        pv_codes(4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 3:
-        pv_codes(3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 2:
-        pv_codes(2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     else:
-        pv_codes(1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        pv_codes(
+            1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
 
 
 @kernel
@@ -441,43 +459,63 @@ def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> CpuKernel:
 
     def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k, lines):
         n_whole = hdv // columns
-        line = 0
-        for i in range(n_whole):  # each prefetches a part of the lines
+        for i in range(n_whole):  # each prefetches a part of the keys
             x, out = v + block * (columns * i // 32), sums + 4 * columns * i
-            after = lines * (i + 1) // n_whole
-            key, part = k + 64 * line, after - line
+            first, share = n * i // n_whole, ((1 << 16) + n_whole - 1) // n_whole
             _pv(
-                kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k, part
-            )
-            line = after
+                kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, k, nb_k, lines,
+                first, share,
+            )  # fmt: skip
         if tail != 0:
-            d = hdv - tail
-            x, out, part = v + block // 32 * d, sums + 4 * d, lines if n_whole == 0 else 0
-            _pv(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, k, nb_k, part)
+            d, share = hdv - tail, (1 << 16) if n_whole == 0 else 0
+            x, out = v + block // 32 * d, sums + 4 * d
+            _pv(
+                kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, k, nb_k, lines,
+                0, share,
+            )  # fmt: skip
 
     return named_kernel(pv, GGMLType(kind).name, columns, tail)
 
 
 @inline_strict
-def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, lines):
+def _pv(
+    kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k, lines, first, share
+):
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 6:
-        attn_pv(kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 6, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 5:
-        attn_pv(kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 5, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 4:
-        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 3:
-        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     elif rows == 2:
-        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
     else:
-        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines)
+        attn_pv(
+            kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k, lines,
+            first, share,
+        )  # fmt: skip
 
 
-# Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
-# prefetch; functions.
-VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
+# Places of the traits: bytes of 32 values, and of 32 elements of keys; functions.
+VALUE_BYTES, KEY_BYTES = range(2)
 (
     PACK_KEYS,
     PACK_VALUES,
@@ -489,7 +527,7 @@ VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
     QK_TILES,
     PV_TILES,
     ROUND_QUERY,
-) = range(3, 13)
+) = range(2, 12)
 DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
 TILES = LOAD_TILES, QK_TILES, PV_TILES
 
@@ -552,14 +590,14 @@ def cache_traits(
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
         for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
     }
-    return TypeTraits(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
+    return TypeTraits(numbers, functions)
 
 
 @cache
 def key_traits(kind: int, tail: int, tuned: Tuning) -> TypeTraits:
     """Those of `cache_traits` that ``qk_direct`` needs, of keys without values."""
     function = partial(_qk_direct, kind, tail, tuned.kv_hint)
-    return TypeTraits({KEYS_AHEAD: tuned.kv_keys}, {QK: function})
+    return TypeTraits({KEY_BYTES: 32 // BLOCK[kind] * BLOCK_BYTES[kind]}, {QK: function})
 
 
 @inline
@@ -584,8 +622,17 @@ def qk_packed(traits, q, d, keys, n, scores):
 @inline
 def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
     """Scores of up to 6 query rows against ``n`` keys in the cache; prefetches their values."""
-    ahead = trait(traits, KEYS_AHEAD)
-    call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+    call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines))
+
+
+@inline
+def qk_keys(traits, rows, q, d, k, nb_k, cells, n, s, prefetches):
+    """``qk_direct`` of keys without values.
+
+    If ``prefetches``, those of the next chunk, whose cells mostly follow.
+    """
+    lines = lines_of(traits, KEY_BYTES, d) if prefetches else 0
+    qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, k + CHUNK * nb_k, nb_k, lines)
 
 
 @inline

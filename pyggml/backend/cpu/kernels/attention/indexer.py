@@ -48,7 +48,7 @@ from .attention_chunk import (
     S_STRIDE,
     find_cells,
     key_traits,
-    qk_direct,
+    qk_keys,
 )
 
 _SPLIT_TOKENS = 16  # with at most so many tokens, threads share the keys of each
@@ -107,7 +107,7 @@ def score_keys(node, t, begin, end, out, scratch):
         for head in range(0, n_head, TILE_ROWS):
             rows = min(TILE_ROWS, n_head - head)
             query = queries + head * 4 * hd8
-            qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, k, nb_k, 0)
+            qk_keys(traits, rows, query, hd, k, nb_k, cells, n, scores, head == 0)
             for i in range(rows):
                 weight, x = weights[head + i], f32_ptr(scores + i * S_STRIDE)
                 for j in range(n):
@@ -257,10 +257,9 @@ def block_top_k(node, chunk, n_chunks, scratch):
     for c in range(first, first + n):
         begin = c * CHUNK
         find_cells(list_entries(node, t, begin), begin, lo, hi, rest)
-        qk_direct(
+        qk_keys(
             params_of(node, Blocks).traits, 1, rest + CELLS_BYTES, hd, data(node, SRC1),
-            nb(node, SRC1, 1), rest, min(CHUNK, hi - begin), scratch + 4 * begin,
-            data(node, SRC1), nb(node, SRC1, 1), 0,
+            nb(node, SRC1, 1), rest, min(CHUNK, hi - begin), scratch + 4 * begin, True,
         )  # fmt: skip
     choose_blocks(node, t, head, scratch, rest)
 

@@ -35,7 +35,6 @@ from ..vector import (
     item_at,
     lanes_of,
     load,
-    prefetch,
     prefetch_lines,
     splat,
     store,
@@ -43,10 +42,9 @@ from ..vector import (
     vec,
     zeroed_stack,
 )
+from .rows_later import RowsLater
 
 Value = Any
-MAX_AHEAD = 64  # the most keys between a prefetch and its use
-_AHEAD_LINES = 2  # lines of a key that are prefetched: the hardware prefetches the others
 _VECTORS = 4  # vectors of keys at a time
 # The keys in the two halves of each register of 16 lanes; then the scores are in order.
 _PAIRS = ((0, 2), (4, 6), (1, 3), (5, 7))
@@ -91,19 +89,21 @@ def _totals(b: Value, x: list[Value]) -> Value:
 def attn_qk(
     b: Value, kind: int, n_rows: int, n_tail: int, locality: int, q: Value, q_stride: Value,
     keys: Value, nb: Value, cells: Value, n: Value, d: Value, scores: Value, s_stride: Value,
-    values: Value, nb_v: Value, lines: Value, ahead: Value,
+    values: Value, nb_v: Value, lines: Value,
 ) -> None:  # fmt: skip
     """Store the scores of ``n_rows`` queries and ``n`` keys in cells of the cache.
 
     Rows have ``d`` >= 8 elements, ``n_tail`` is d % 8, and zeros follow a query up to a multiple of
-    8. Scores are written up to a multiple of 8, and cells read up to ``ahead`` after that. The keys
-    ``ahead`` cells later are prefetched, and the first ``lines`` cache lines of each key's values,
-    which are read next.
+    8. Scores are written, and cells read, up to a multiple of 8. The first ``lines`` cache lines of
+    each key's values are prefetched, which are read next.
     """
     columns = max(LANES, BLOCK[kind])  # of a step
     step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
     n_keys = _VECTORS * (2 if _pairs() else 1)  # that are scored at a time
     steps = b.udiv(d, const(columns))
+    at_once = kind in BLOCKS  # these are bound by instructions, and code in the loop costs more
+    share = const(n_keys << 16) if at_once else b.udiv(const(n_keys << 16), steps)
+    share = b.select(b.icmp_signed(">", lines, const(0)), share, const(0))
     queries = [item_at(b, q, r, q_stride) for r in range(n_rows)]
     per_pass = _rows_of_a_pass(n_rows)
 
@@ -116,21 +116,22 @@ def attn_qk(
 
     rounded = b.add(n, const(n_keys - 1))
     with for_range(b, b.udiv(rounded, const(n_keys))) as j:
-        key, value = [], []
         place = item_at(b, cells, j, 8 * n_keys)
-        for i in range(n_keys):
-            cell = load(b, at(b, place, 8 * i), i64, 8)
-            key.append(item_at(b, keys, cell, nb))
-            value.append(item_at(b, values, cell, nb_v))
-            later = load(b, at(b, item_at(b, place, ahead, 8), 8 * i), i64, 8)
-            prefetch_lines(b, item_at(b, keys, later, nb), _AHEAD_LINES, locality)
-        with for_range(b, lines) as line:
-            for row in value:
-                prefetch(b, item_at(b, row, line, LINE), locality)
+        listed = [load(b, at(b, place, 8 * i), i64, 8) for i in range(n_keys)]
+        key = [item_at(b, keys, cell, nb) for cell in listed]
+        first_later = const(0) if at_once else times(b, j, n_keys)
+        later = RowsLater(cells, n, first_later, share, values, nb_v, lines, locality)
+        if at_once:
+            later.prefetch(b, j)
         for first in range(0, n_rows, per_pass):
             some = queries[first : first + per_pass]
 
-            def body(i: Value, accs: list[Value], some: list[Value] = some) -> list[Value]:
+            def body(
+                i: Value, accs: list[Value], first: int = first, some: list[Value] = some,
+                key: list[Value] = key, later: RowsLater = later,
+            ) -> list[Value]:  # fmt: skip
+                if not first and not at_once:
+                    later.prefetch(b, i)
                 offset = times(b, i, 4 * columns)
                 blocks = [item_at(b, k, i, step) for k in key]
                 of_blocks = [scales(b, kind, x) for x in blocks]
@@ -326,14 +327,16 @@ def attn_pv_packed(
 def attn_pv(
     b: Value, kind: int, n_rows: int, n_columns: int, locality: int, p: Value, p_stride: Value,
     values: Value, nb: Value, cells: Value, n: Value, out: Value, out_stride: Value, later: Value,
-    keys: Value, nb_k: Value, lines: Value,
+    keys: Value, nb_k: Value, lines: Value, first_later: Value, share: Value,
 ) -> None:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
     d is ``n_columns``, ``pv_columns`` or a multiple of 8 up to 32. Prefetches ``lines`` cache lines
-    of ``keys[later[j]]``, which is read next.
+    of keys in the cells ``later``, which are read next: with each value ``share`` / 2^16 keys, from
+    key ``first_later`` on.
     """
     weights = [item_at(b, p, r, p_stride) for r in range(n_rows)]
+    keys_later = RowsLater(later, n, first_later, share, keys, nb_k, lines, locality)
     size = 2 * LANES if _pairs() else LANES
     parts = [(e, min(size, n_columns - e)) for e in range(0, n_columns, size)]
     per_pass = max(1, len(parts) if _rows_of_a_pass(n_rows) == n_rows else ceil_div(len(parts), 2))
@@ -347,8 +350,7 @@ def attn_pv(
             cell = load(b, item_at(b, cells, j, 8), i64, 8)
             row = item_at(b, values, cell, nb)
             if not first:
-                key = item_at(b, keys, load(b, item_at(b, later, j, 8), i64, 8), nb_k)
-                prefetch_lines(b, key, lines, locality)
+                keys_later.prefetch(b, j)
             w = [load(b, item_at(b, x, j, 4), f32) for x in weights]
             blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(ceil_div(n_columns, 32))]
             of_blocks = [scales(b, kind, x) for x in blocks]

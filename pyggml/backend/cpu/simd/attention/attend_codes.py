@@ -44,13 +44,13 @@ from ..vector import (
     item_at,
     lanes_of,
     load,
-    prefetch,
-    prefetch_lines,
     splat,
     stack_memory,
     store,
+    times,
     vec,
 )
+from .rows_later import RowsLater
 
 Value = Any
 Body = Callable[[Value, list[Value]], list[Value]]
@@ -185,16 +185,6 @@ def _store_scores(
         store(b, b.fmul(total, scale), place)
 
 
-def _prefetch_row(b: Value, row: Value, lines: Value, locality: int) -> None:
-    """``prefetch_lines`` of a few lines, at least one: three without a loop, or the last again."""
-    last = b.sub(lines, const(1))
-    prefetch(b, row, locality)
-    for k in (1, 2):
-        line = b.select(b.icmp_signed("<", last, const(k)), last, const(k))
-        prefetch(b, item_at(b, row, line, LINE), locality)
-    prefetch_lines(b, at(b, row, 3 * LINE), b.sub(lines, const(3)), locality)
-
-
 @intrinsic_from_ir(literals=2)
 def qk_codes(
     b: Value, n_rows: int, locality: int, q: Value, q_stride: Value, keys: Value, nb: Value,
@@ -209,22 +199,17 @@ def qk_codes(
     lanes = vectors().lanes
     queries = [item_at(b, q, r, q_stride) for r in range(n_rows)]
     steps = b.lshr(d, const(5))
-    share = b.udiv(b.add(steps, const(lanes - 1)), steps)  # rows to prefetch in a step
+    share = b.udiv(const(lanes << 16), steps)
     share = b.select(b.icmp_signed(">", lines, const(0)), share, const(0))
 
     with for_range(b, _groups(b, n)) as j:
         key = _rows(b, keys, nb, cells, j)
+        later = RowsLater(cells, n, times(b, j, lanes), share, values, nb_v, lines, locality)
 
         def body(
-            i: Value, totals: list[Value], key: list[Value] = key, j: Value = j
+            i: Value, totals: list[Value], key: list[Value] = key, later: RowsLater = later
         ) -> list[Value]:
-            first = b.mul(i, share)
-            left = b.sub(const(lanes), first)
-            left = b.select(b.icmp_signed("<", left, share), left, share)
-            with for_range(b, left) as r:
-                place = item_at(b, item_at(b, cells, j, 8 * lanes), b.add(first, r), 8)
-                row = item_at(b, values, load(b, place, i64, 8), nb_v)
-                _prefetch_row(b, row, lines, locality)
+            later.prefetch(b, i)
             blocks = [item_at(b, k, i, BLOCK_BYTES) for k in key]
             return _add_block(b, queries, i, _scales(b, blocks), _key_codes(b, blocks), totals)
 
@@ -381,25 +366,23 @@ def _sum_values(
 def pv_codes(
     b: Value, n_rows: int, n_columns: int, locality: int, p: Value, p_stride: Value, values: Value,
     nb: Value, cells: Value, n: Value, out: Value, out_stride: Value, later: Value, keys: Value,
-    nb_k: Value, lines: Value,
+    nb_k: Value, lines: Value, first_later: Value, share: Value,
 ) -> None:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``; d is ``n_columns``.
 
-    Each ``p[r]`` is 0 from ``n`` to a multiple of 16. Prefetches ``lines`` cache lines of
-    ``keys[later[j]]``, which is read next.
+    Each ``p[r]`` is 0 from ``n`` to a multiple of 16. Prefetches keys like ``attn_pv``.
     """
     memory = stack_memory(b, 4 * _CELLS * (n_columns // 32))
     scales = [at(b, memory, 4 * _CELLS * k) for k in range(n_columns // 32)]
     _value_scales(b, values, nb, cells, n, scales)
+    share = times(b, share, 2)  # of a pair of cells
+    keys_later = RowsLater(later, n, first_later, share, keys, nb_k, lines, locality)
 
     def codes(j: Value, is_first: bool, some: list[tuple[int, int]]) -> list[Value]:
-        row = []
-        for i in range(2):
-            cell = load(b, item_at(b, at(b, cells, 8 * i), j, 16), i64, 8)
-            row.append(item_at(b, values, cell, nb))
-            if is_first:
-                cell = load(b, item_at(b, at(b, later, 8 * i), j, 16), i64, 8)
-                prefetch_lines(b, item_at(b, keys, cell, nb_k), lines, locality)
+        if is_first:
+            keys_later.prefetch(b, j)
+        listed = [load(b, item_at(b, at(b, cells, 8 * i), j, 16), i64, 8) for i in range(2)]
+        row = [item_at(b, values, cell, nb) for cell in listed]
         return [x for k, e in some for x in _value_codes(b, row, k, e)]
 
     _sum_values(b, n_rows, scales, p, p_stride, n, out, out_stride, codes)
