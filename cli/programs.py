@@ -4,6 +4,7 @@ COMMANDS = {
     "Generate text": {
         "completion": ".commands.completion:command",
         "parallel": ".commands.parallel:command",
+        "diffusion": ".commands.diffusion:command",
         "run": ".commands.run:command",
         "serve": ".commands.serve:command",
         "cluster": ".commands.cluster:command",
@@ -25,10 +26,10 @@ COMMANDS = {
         "perplexity": ".commands.perplexity:command",
     },
     "Inspect": {
-        "info": ".commands.info:command",
+        "info": ".commands.inspect.info:command",
         "tokenize": ".commands.tokenize:command",
-        "eval-callback": ".commands.eval_callback:command",
-        "graph": ".commands.graph:command",
+        "eval-callback": ".commands.inspect.eval_callback:command",
+        "graph": ".commands.inspect.graph:command",
     },
     "Make and change model files": {
         "convert": ".commands.convert:command",

@@ -124,9 +124,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     "pyllama has no counterpart of the tool that this flag belongs to": (
         "--context-file", "--chunk-size", "--chunk-separator", "--junk", "--pos",
-        "--diffusion-steps", "--diffusion-visual", "--diffusion-eps", "--diffusion-algorithm",
-        "--diffusion-alg-temp", "--diffusion-block-length", "--diffusion-cfg-scale",
-        "--diffusion-add-gumbel-noise",
     ),
 }  # fmt: skip
 

@@ -139,6 +139,8 @@ class HParams:
     causal: bool = True  # a token attends to no later tokens
     has_encoder: bool = False  # an encoder reads the prompt, to which a decoder attends
     encoder: bool = False  # computes embeddings and scores only: there is no output matrix
+    diffusion: bool = False  # makes text by unmasking, see ``pyllama.diffusion``
+    shift_logits: bool = False  # of these models: a token's logits are those of the one before it
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
     dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none
     dense_3_feat_out: int = 0
@@ -376,6 +378,11 @@ class HParams:
         return self.n_head * self.head_dim_v
 
 
+DIFFUSION: Values = {  # of models that make text by unmasking
+    "causal": False,
+    "diffusion": True,
+    "shift_logits": Key("diffusion.shift_logits", True, prefixed=False),
+}
 SIGMOID_ROUTER: Values = {  # of files without the keys
     "expert_gating": Key("expert_gating_func", GATINGS.index("sigmoid")),
     "expert_weights_norm": Key("expert_weights_norm", False),

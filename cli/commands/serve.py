@@ -122,8 +122,18 @@ class ServeOptions(ChatParams):
 
         A model without a classification head does not rank: as in llama.cpp, the scores are then
         numbers without a meaning.
+
+        Raises:
+            ModelError: it is a diffusion model, and not served for its embeddings.
         """
         if not (self.embedding or settings.reranking or model.hparams.encoder):
+            if model.hparams.diffusion:
+                from pyllama.errors import ModelError
+
+                raise ModelError(
+                    f"{model.path}: {model.hparams.arch} is a diffusion model: use "
+                    "pyllama-diffusion, or --embeddings for embeddings alone"
+                )
             return None
         pooling = "rank" if settings.reranking else settings.pooling or model.pooling
 

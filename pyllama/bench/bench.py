@@ -98,13 +98,17 @@ def run_bench(
 
     Raises:
         AllocError: the context does not fit into memory.
-        BatchError: there are no repetitions.
+        BatchError: there are no repetitions, or the model generates no tokens one by one.
 
     Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
     """
     if repetitions < 1:
         raise BatchError(f"bench with {repetitions} repetitions: must be at least 1")
     context = Context(model, case.params)
+    if case.n_gen and not context.hparams.causal:
+        raise BatchError(
+            "tokens of this context attend to later ones: it generates none; use `n_gen=0`"
+        )
     try:
         test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))

@@ -169,12 +169,12 @@ def convert(
     general = read_general(root, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
-        **{f"{name}.{key}": value for key, value in keys.items() if not _is_of_tokenizer(key)},
+        **{f"{name}.{key}": value for key, value in keys.items() if not _is_of_file(key)},
         **values,
         **({"general.file_type": type_number} if planned else {}),
         "general.quantization_version": 2,
         **read_vocabulary(*vocabulary),
-        **{key: value for key, value in keys.items() if _is_of_tokenizer(key)},
+        **{key: value for key, value in keys.items() if _is_of_file(key)},
     }
     if "n_token_types" in arch.HPARAMS:
         metadata["tokenizer.ggml.token_type_count"] = int(config.get("type_vocab_size", 1))
@@ -211,8 +211,9 @@ def convert(
     return path
 
 
-def _is_of_tokenizer(key: str) -> bool:
-    return key.startswith("tokenizer.")
+def _is_of_file(key: str) -> bool:
+    """Whether a key does not get the architecture's name."""
+    return key.startswith(("tokenizer.", "diffusion."))
 
 
 def _target(head: Folder, path: Path | None) -> tuple[Folder, Config, bool | None]:

@@ -326,7 +326,7 @@ def _check_text(context: Context, request: Request, n: int) -> None:
     if not context.hparams.causal:
         raise BatchError(
             "tokens of this context attend to later ones (non-causal attention): it computes "
-            "embeddings, no texts"
+            "embeddings, no texts" + "; use pyllama-diffusion" * context.hparams.diffusion
         )
     stop: object = request.stop
     if isinstance(stop, str):

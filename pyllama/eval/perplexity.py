@@ -94,8 +94,8 @@ def perplexity(
         The running estimate after each chunk; the last one is the final estimate.
 
     Raises:
-        PerplexityError: there are fewer than two chunks; or logits are not finite (raised by the
-            iterator).
+        PerplexityError: there are fewer than two chunks; tokens attend to later ones; or logits are
+            not finite (raised by the iterator).
         ContextFull: ``n_ctx`` is larger than the context.
         BatchError: ``n_ctx`` is below 4.
         OSError: the file cannot be written.
@@ -145,6 +145,11 @@ def strided_perplexity(
 
 def _check_sizes(context: Context, tokens: Sequence[int], n_ctx: int) -> None:
     """Check that a text has two chunks of ``n_ctx`` tokens, which fit. Raises: as `perplexity`."""
+    if not context.hparams.causal:
+        raise PerplexityError(
+            "tokens of this context attend to later ones, so they are not predicted: a perplexity "
+            "would have no meaning"
+        )
     if n_ctx > context.n_ctx_seq:
         raise ContextFull(
             f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; use `n_ctx={n_ctx}`"

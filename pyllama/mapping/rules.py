@@ -52,7 +52,7 @@ class Convert:
         accepts: whether the architecture takes a checkpoint of these classes, for classes that
             several architectures share.
         keys: computes metadata from config.json, without ``{arch}.``; keys that begin with
-            ``tokenizer.`` replace those of the vocabulary.
+            ``tokenizer.`` replace those of the vocabulary, those with ``diffusion.`` are whole.
         change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
             stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
             must not depend on the layer. Where it returns views of whole rows, MXFP4 is kept.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from . import Parameter, rows
 from .clustering import ClusterParams
+from .diffusion import DiffusionParams
 from .drafting import DraftParams
 from .generation import ChatParams, RequestParams
 from .loading import AdapterParams, ContextSizes, DeviceParams, FileParams, OverrideParams
@@ -47,6 +48,10 @@ TABLES: dict[str, tuple[type, str]] = {
     "Hyperparameters of a context": (
         OverrideParams,
         "Fields of `Overrides`; `Llama` has llama-cpp-python's values for the model's own.",
+    ),
+    "Diffusion language models": (
+        DiffusionParams,
+        "Of `pyllama-diffusion`, see [Diffusion language models](diffusion.md).",
     ),
     "Speculative decoding": (
         DraftParams,

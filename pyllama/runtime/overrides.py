@@ -65,6 +65,8 @@ class Overrides(OverrideParams):
             changed = dataclasses.replace(changed, rope_long=n_ctx > changed.n_ctx_orig)
         if changed.encoder and changed.causal:
             raise BatchError(f"{changed.arch} is an encoder: its attention cannot be causal")
+        if changed.diffusion and changed.causal:
+            raise BatchError(f"{changed.arch} is a diffusion model: its attention cannot be causal")
         if changed.has_encoder and not changed.causal:
             raise BatchError(f"{changed.arch}: the decoder's attention must be causal")
         if changed.states and not changed.causal:

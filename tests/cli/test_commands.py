@@ -23,7 +23,8 @@ from pyllama.errors import ContextFull
 from pyllama.runtime.model import LoadOptions
 from pyllama.runtime.params import ContextParams
 from pyllama.tokenizer.detokenize import Pieces
-from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
+from pyllama_cli.commands import bench, completion, perplexity, tokenize
+from pyllama_cli.commands.inspect import graph
 
 EOG = 0
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pyllama import Context, Model
 from pyllama.inspect.observe import observe
-from pyllama_cli.commands.eval_callback import command
+from pyllama_cli.commands.inspect.eval_callback import command
 from tests.pyllama.models import Spec, random_weights, write_model
 
 

@@ -15,7 +15,8 @@ from pyggml import env, host
 from pyggml.backend.cpu import tuning
 from pyggml.compiler.code_cache import CodeCache
 from pyllama.hub.demo import downloaded_path
-from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
+from pyllama_cli.commands import batched_bench, bench, completion, parallel
+from pyllama_cli.commands.inspect import info
 from pyllama_cli.environment import variables
 from pyllama_cli.machine import machine_options
 from pyllama_cli.tool import Program

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,10 @@ def generate(
     return [token["id"] for token in content], logprobs
 
 
-def generate_encoded(path: Path, texts: list[list[int]], n: int) -> list[list[int]]:
-    """llama.cpp's greedy tokens for texts that its encoder reads, in the way of its ``simple.cpp``.
+def _library() -> Any:
+    """llama.cpp's C functions, of xllamacpp's library.
 
-    Its server has no encoders, so these are calls of its C functions by xllamacpp's library. They
-    take structures by value; a larger one, copied from the function of the defaults, will do.
+    They take structures by value; a larger one, copied from the function of the defaults, will do.
     """
     import ctypes
 
@@ -153,6 +153,40 @@ def generate_encoded(path: Path, texts: list[list[int]], n: int) -> list[list[in
     ):  # fmt: skip
         getattr(lib, name).restype = returned
     lib.llama_backend_init()
+    return lib
+
+
+def text_logits(path: Path) -> Callable[[list[int]], np.ndarray]:
+    """A function of a text, at most 256 tokens that attend to all of it: float32[n, N_VOCAB]."""
+    import ctypes
+
+    lib, pointer = _library(), ctypes.c_void_p
+    load, params = lib.llama_model_load_from_file, lib.llama_context_default_params()
+    model = pointer(load(str(path).encode(), lib.llama_model_default_params()))
+    sizes = {0: 256, 1: 256, 2: 256, 7: 1, 8: 1}  # n_ctx, n_batch, n_ubatch, threads
+    for i, value in {**sizes, 13: 0}.items():  # and no flash attention, which rounds
+        params.data[i] = value
+    context = pointer(lib.llama_init_from_model(model, params))
+
+    def logits(tokens: list[int]) -> np.ndarray:
+        n = len(tokens)
+        array, flags = (ctypes.c_int32 * n)(*tokens), (ctypes.c_int8 * n)(*[1] * n)
+        batch = lib.llama_batch_get_one(array, n)
+        batch.data[6] = ctypes.addressof(flags)  # the tokens with logits
+        assert lib.llama_decode(context, batch) == 0
+        return np.array([lib.llama_get_logits_ith(context, i).contents for i in range(n)])
+
+    return logits
+
+
+def generate_encoded(path: Path, texts: list[list[int]], n: int) -> list[list[int]]:
+    """llama.cpp's greedy tokens for texts that its encoder reads, in the way of its ``simple.cpp``.
+
+    Its server has no encoders, so these are calls of its C functions.
+    """
+    import ctypes
+
+    lib = _library()
     load, pointer = lib.llama_model_load_from_file, ctypes.c_void_p
     model = pointer(load(str(path).encode(), lib.llama_model_default_params()))
     context = pointer(lib.llama_init_from_model(model, lib.llama_context_default_params()))

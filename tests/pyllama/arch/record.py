@@ -138,7 +138,7 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
     return made, gap
 
 
-def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
+def routing_margin(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
     """The smallest margin between the last used expert of a token and the next one."""
     text = config.get("text_config", config)
     names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k")
@@ -173,7 +173,7 @@ def record(name: str, config: dict[str, Any], folder: Path) -> None:
     scale = float(np.float32(scale))
     model = load_model(config, folder, shapes, scale)
     drawn = [np.random.default_rng(i).integers(4, N_VOCAB, N_TOKENS).tolist() for i in range(500)]
-    for tokens in sorted(drawn, key=lambda tokens: -_lead(model, tokens, config))[:100]:
+    for tokens in sorted(drawn, key=lambda tokens: -routing_margin(model, tokens, config))[:100]:
         greedy, gap = _greedy(model, tokens)
         if gap > GAP:
             break

@@ -11,6 +11,7 @@ import sys
 
 from pyllama.arch import Arch, arch_names, get_arch
 
+from ..diffusion import variants as diffusion
 from ..encoders import variants as encoders
 from .variants import LLAMA_CPP, SHAPES, VARIANTS
 
@@ -27,7 +28,9 @@ weights; F16 and Q8_0 within 2 % of squared error. `*`: llama.cpp runs our file 
 the same tokens. `†`: transformers lacks the model, so llama.cpp is the reference, with the file
 that its own converter makes: the same 32 greedy tokens, the logarithms of all probabilities within
 0.002. Encoders are compared with transformers from text on: hidden states and scores within 0.0001,
-pooled vectors with a cosine over 0.999999; `*`: llama.cpp gives the same vectors. The head
+pooled vectors with a cosine over 0.999999; `*`: llama.cpp gives the same vectors. Of diffusion
+language models the logits of all tokens are compared with transformers' model without causality,
+within 0.0001; `*`: llama.cpp's logits unmask the same text. The head
 `eagle3`, which has no variants, is compared with its formulas in float64, `gemma4-assistant` and
 `dflash` with what transformers recorded, logits within 0.0001.
 [Adding one](add-a-model.md) is one file.
@@ -40,7 +43,6 @@ Of llama.cpp's architectures these do not run here yet:
 - with recurrent state, whole or in part: `kimi-k3`: not added yet;
 - encoders: `gemma-embedding2`;
 - of the draft heads `dflash`: DSpark's, those with a selector (DFlash 2), those of DeepSeek-V4;
-- diffusion language models: `dream` `llada` `llada-moe` `rnd1`;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`;
 - `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
@@ -61,7 +63,8 @@ def _positions(arch: Arch) -> str:
 
 
 def _proof(variant: str) -> str:
-    same = variant in (*LLAMA_CPP, *encoders.LLAMA_CPP, *encoders.GENERATING)
+    unmasking = {name for of_arch in diffusion.VARIANTS.values() for name in of_arch}
+    same = variant in (*LLAMA_CPP, *encoders.LLAMA_CPP, *encoders.GENERATING, *unmasking)
     return "†" if variant in SHAPES else "*" if same else ""
 
 
@@ -69,15 +72,13 @@ def _row(name: str) -> str:
     arch = get_arch(name)
     summary = (arch.__doc__ or "").split("\n", 1)[0].rstrip(".")
     head, _, what = summary.partition(": ")
+    others = {**encoders.VARIANTS, **diffusion.VARIANTS}
     cells = [
         f"`{name}`",
         f"{head}: {what}",
         " ".join(f"`{model}`" for model in arch.CONVERT.models),
         _positions(arch),
-        " ".join(
-            f"`{v}`{_proof(v)}"
-            for v in sorted(VARIANTS.get(name) or encoders.VARIANTS.get(name, ()))
-        ),
+        " ".join(f"`{v}`{_proof(v)}" for v in sorted(VARIANTS.get(name) or others.get(name, ()))),
     ]
     return "| " + " | ".join(cells) + " |"
 

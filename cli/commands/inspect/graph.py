@@ -18,12 +18,12 @@ import click
 from pyllama.parameters import Flags, row
 from pyllama.parameters.loading import MAX_THREADS
 
-from ..loading import load_model, model_path
-from ..options.options import ModelOptions, OffloadOptions, model_option
-from ..options.sparse import sparse_options
-from ..output import write
-from ..parameters import from_options, parameter_options
-from ..tool import Program, version_option
+from ...loading import load_model, model_path
+from ...options.options import ModelOptions, OffloadOptions, model_option
+from ...options.sparse import sparse_options
+from ...output import write
+from ...parameters import from_options, parameter_options
+from ...tool import Program, version_option
 
 if TYPE_CHECKING:
     from pyggml.viz import Options

@@ -18,12 +18,12 @@ import click
 
 from pyllama.parameters import Flags, row
 
-from ..loading import load_model, make_context
-from ..options.options import ContextOptions, ModelOptions, context_options, model_options
-from ..options.prompt import PromptOptions, escape_option, prompt_options
-from ..output import note, write
-from ..parameters import from_options, parameter_options
-from ..tool import Program, ignored_option, version_option
+from ...loading import load_model, make_context
+from ...options.options import ContextOptions, ModelOptions, context_options, model_options
+from ...options.prompt import PromptOptions, escape_option, prompt_options
+from ...output import note, write
+from ...parameters import from_options, parameter_options
+from ...tool import Program, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyggml.tensor import Tensor

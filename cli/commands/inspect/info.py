@@ -11,9 +11,9 @@ import platform
 
 import click
 
-from ..machine import backends, device_list
-from ..output import write
-from ..tool import Program, version_option, version_text
+from ...machine import backends, device_list
+from ...output import write
+from ...tool import Program, version_option, version_text
 
 
 @click.command("info", cls=Program)

@@ -1,0 +1,1 @@
+"""Commands that show what a model and this machine do: the machine, nodes, graphs."""
