@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyllama.parameters.drafting import DRAFT_DFLASH, DRAFT_MODEL, DRAFT_MTP, DRAFTERS, HEADS
+from pyllama.parameters.drafting import DRAFT_EAGLE3, DRAFT_MODEL, DRAFT_MTP, DRAFTERS, HEADS
 
 from .flags import in_flags
 from .loading import load_draft, make_context, model_path
@@ -173,7 +173,7 @@ class Drafting:
             head = mtp_head(context.model, path)
         else:
             assert path is not None  # SpeculativeOptions
-            load = dflash_head if name == DRAFT_DFLASH else eagle3_head
+            load = eagle3_head if name == DRAFT_EAGLE3 else dflash_head
             head = load(context.model, path)
         return head_drafter(
             context,

@@ -14,10 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 OP_OFFLOAD = "each op runs where its weights are"
-DRAFT_HEADS = (
-    "such heads are not loaded; use draft-eagle3, draft-mtp or draft-dflash, or -md with a draft "
-    "model"
-)
 _LOOKAHEAD = (
     "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
     "than it gains; use --lookup, --spec-type suffix or -md"
@@ -43,7 +39,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # generation
     "files of heads are not downloaded beside a model; -md or -hfd takes one of --spec-type "
-    "draft-eagle3, draft-mtp or draft-dflash": ("--dflash", "--eagle3"),
+    "draft-eagle3, draft-mtp, draft-dflash or draft-dspark": ("--dflash", "--eagle3"),
     _LOOKAHEAD: ("--lookahead",),
     "drafts are verified by the target; accept rates cannot be made up": (
         "--spec-synth-len", "--spec-synth-rates",
@@ -145,7 +141,7 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYW
         "dense layers after the pooling are always converted": (
             "--sentence-transformers-dense-modules",
         ),
-        "DSpark heads are not converted": ("--dspark",),
+        "DSpark heads of DeepSeek-V4 are not converted": ("--dspark",),
         "matrices are not fused": ("--fuse-gate-up-exps", "--fuse-qkv"),
         "FP8 checkpoints are not supported": ("--fp8-as-q8",),
     },

@@ -25,7 +25,6 @@ from pyllama.parameters.drafting import (
     HEAD_FILES,
     HEADS,
     MAX_DRAFT,
-    OTHER_HEADS,
     DraftParams,
 )
 
@@ -34,7 +33,6 @@ from ..output import note
 from ..parameters import Number, from_options, parameter_options
 from ..paths import writable
 from ..tool import ignored_option
-from ..unsupported import DRAFT_HEADS
 from .options import GPU_LAYERS
 from .sparse import THRESHOLD
 
@@ -175,8 +173,6 @@ def _types(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     """Check a list of types; ``none`` adds none."""
     names = tuple(name for name in value if name != "none")
     for name in names:
-        if name in OTHER_HEADS:
-            raise click.BadParameter(f"{name} is not supported: {DRAFT_HEADS}.")
         if name not in SPEC_TYPES:
             known = ", ".join(("none", *SPEC_TYPES))
             raise click.BadParameter(f"{name!r} is not one of {known}.")

@@ -5,6 +5,9 @@
 Keys and values of the text are projections of the target's hidden states: ``fc`` of the inputs of
 some of its layers (``kv.memory.HiddenReads``), and a norm. A graph without outputs stores them.
 Each mask becomes the token at its position.
+
+DSpark adds a Markov head: the logits of a token get ``markov_w2 @ markov_w1[token before it]``, so
+the tokens of a block are chosen one after the other. Its confidence head is not read.
 Source: llama.cpp, ``llama_model_dflash``; transformers, ``MuseGlimmerAssistantModel``.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyggml as ops
 from pyggml.tensor import Tensor
 
 from ..errors import ModelError
@@ -20,8 +24,19 @@ from ..graph.ffn import ffn
 from ..graph.sparse.weights import ANY
 from ..graph.tensors import ATTENTION, GATED_FFN
 from ..hparams import Key, Values, window_values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, head_columns
+from ..mapping.rules import (
+    Array,
+    Config,
+    Convert,
+    Keys,
+    Tensors,
+    base_keys,
+    check_config,
+    head_columns,
+)
 from . import eagle3, qwen3
+
+MARKOV = "markov_w1.weight"
 
 HPARAMS: Values = {
     "rope_neox": True,
@@ -31,6 +46,7 @@ HPARAMS: Values = {
     "causal": True,
     "block_causal": Key("attention.causal", False),
     "block_size": Key("block_size", 16),
+    "sample_from_anchor": Key("sample_from_anchor", True),  # of DSpark: the first token drafts too
     "mask_token": Key("tokenizer.ggml.mask_token_id", prefixed=False),
 }
 
@@ -47,6 +63,10 @@ TENSORS = {
     "token_embd.weight?": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", ANY),
     "d2t?": (ANY,),
+    "markov_w1.weight?": (ANY, "n_vocab"),
+    "markov_w2.weight?": (ANY, ANY),
+    "conf_proj.weight?": (ANY, "1"),
+    "conf_proj.bias?": ("1",),
 }
 
 
@@ -77,8 +97,32 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = b.layer_output(ffn(b, cur, i, "silu", residual=inp), i)
     logits = b.output(b.rms_norm(inp, "output_norm", "result_norm"))
     if "d2t" in b.weights:
-        logits = b.logits = eagle3.of_target(b, logits)
+        logits = eagle3.of_target(b, logits)
+    if MARKOV in b.weights and b.n_outputs < 2 * b.hparams.block_size:
+        logits = _with_markov_head(b, logits)
+    b.logits = logits
     return logits
+
+
+def _with_markov_head(b: GraphBuilder, logits: Tensor) -> Tensor:
+    """The logits of one block, whose tokens depend on the likeliest ones before them.
+
+    Shape:
+        logits [n_vocab, n_outputs] -> the same
+    """
+    ctx, whole = b.ctx, None
+    before = ops.view_1d(ctx, b.tokens, 1)  # the block's first token
+    for i in range(b.n_outputs):
+        x = ops.get_rows(ctx, b.weight(MARKOV), before)  # [rank, 1]
+        bias = b.linear(x, "markov_w2", f"markov_bias-{i}")
+        if "d2t" in b.weights:
+            bias = eagle3.of_target(b, bias)
+        row = ops.view_2d(ctx, logits, logits.ne[0], 1, logits.nb[1], i * logits.nb[1])
+        row = ops.add(ctx, row, bias)  # [n_vocab, 1]
+        before = ops.argmax(ctx, row)
+        whole = row if whole is None else ops.concat(ctx, whole, row, 1)
+    assert whole is not None
+    return whole.set_name("result_output_markov")
 
 
 def _option(config: Config, name: str) -> Any:
@@ -88,16 +132,17 @@ def _option(config: Config, name: str) -> Any:
 
 def _keys(config: Config) -> Keys:
     check_config(config, attention_bias=False, rope_is_neox_style=True)
-    for name in ("conv_kernel_size", "attention_value_scale", "markov_rank"):
+    for name in ("conv_kernel_size", "attention_value_scale"):
         if _option(config, name) is not None:
             raise ModelError(f"config.json: {name} is of a later kind of head than DFlash")
-    layers = _option(config, "target_layer_ids")
+    inputs = config.get("aux_hidden_state_layer_ids")  # of speculators; else the outputs of layers
+    layers = inputs or [int(layer) + 1 for layer in _option(config, "target_layer_ids") or ()]
     if not layers:
         raise ModelError("config.json has no target_layer_ids of a DFlash head")
-    keys = base_keys(config, "silu") | _windows(config)
+    keys = base_keys(config, "silu") | _windows(config) | _markov_keys(config)
     keys |= {
         "block_size": int(_option(config, "block_size") or 16),
-        "target_layers": [int(layer) + 1 for layer in layers],
+        "target_layers": [int(layer) for layer in layers],
         "tokenizer.ggml.mask_token_id": int(_option(config, "mask_token_id")),
     }
     causal = config.get("is_causal", _option(config, "causal"))
@@ -111,6 +156,31 @@ def _keys(config: Config) -> Keys:
     if scale is None and target["architectures"][0].startswith("Gemma"):
         scale = int(target["hidden_size"]) ** 0.5
     return keys if scale is None else keys | {"embedding_scale": float(scale)}
+
+
+def _is_dspark(config: Config) -> bool:
+    return "DSpark" in config["architectures"][0]
+
+
+def _markov_keys(config: Config) -> Keys:
+    """The keys of a DSpark head, {} for others."""
+    if not _is_dspark(config):
+        return {}
+    check_config(config, markov_head_type="vanilla")
+    speculator = "transformer_layer_config" in config or "aux_hidden_state_layer_ids" in config
+    return {
+        "sample_from_anchor": bool(config.get("sample_from_anchor", not speculator)),
+        "has_confidence_head": any("confidence_head.proj" in x for x in config["tensor_names"]),
+    }
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    """Ids in ``d2t``; a DSpark head of all tokens has the target's output matrix."""
+    if name == "d2t":
+        return eagle3.ids_of_target(x, config)
+    n_vocab = config.get("vocab_size")
+    all_tokens = (config.get("draft_vocab_size") or n_vocab) == n_vocab
+    return {} if name == "output.weight" and _is_dspark(config) and all_tokens else {name: x}
 
 
 def _windows(config: Config) -> Keys:
@@ -132,7 +202,15 @@ def _windows(config: Config) -> Keys:
 
 _MUSE = "MuseGlimmerAssistantModel"
 CONVERT = Convert(
-    models=("DFlashDraftModel", _MUSE),
+    models=(
+        "DFlashDraftModel",
+        _MUSE,
+        "Qwen3DSparkModel",
+        "DSparkDraftModel",
+        "DSparkSpeculator",
+        "Lfm2DSparkDraftModel",
+        "LingDSparkModel",
+    ),
     tensors={
         **{
             theirs: ours
@@ -141,10 +219,16 @@ CONVERT = Convert(
         },
         "model.fc.weight": FUSED,
         "model.hidden_norm.weight": "enc.output_norm.weight",
+        "model.markov_head.markov_w1.weight": MARKOV,
+        "model.markov_head.markov_w2.weight": "markov_w2.weight",
+        "model.confidence_head.proj.*": "conf_proj.*",
+        "d2t": "d2t",
         "encoder.fc.weight": FUSED,
         "encoder.output_norm_enc.weight": "enc.output_norm.weight",
     },
     keys=_keys,
+    change=_change,
+    ignored=("t2d", *Convert.ignored),
     defaults={"rms_norm_eps": 1e-6},
     prefix="model.",
     drafts=True,

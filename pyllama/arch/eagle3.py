@@ -110,8 +110,11 @@ def _keys(config: Config) -> Keys:
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
     """Queries and keys as in LLaMA; ids in place of differences in ``d2t``."""
-    if name != "d2t":
-        return llama.change(name, x, config)
+    return llama.change(name, x, config) if name != "d2t" else ids_of_target(x, config)
+
+
+def ids_of_target(x: Array, config: Config) -> Tensors:
+    """``d2t`` of a checkpoint, the differences to the target's ids, as these ids."""
     ids = x.reshape(-1).astype(np.int64) + np.arange(x.size)
     n_vocab = int(config["target"]["vocab_size"])
     if ids.size and not (ids.min() >= 0 and ids.max() < n_vocab and np.unique(ids).size == x.size):
@@ -119,7 +122,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
             f"d2t of {x.size} tokens: the ids must differ and be less than vocab_size = {n_vocab} "
             "of the target: it is the head of another model"
         )
-    return {name: ids}
+    return {"d2t": ids}
 
 
 _LAYER = {

@@ -136,7 +136,12 @@ def convert(
     if arch.CONVERT.drafts:
         vocabulary = _target(source, options.target_model)
         # a tied output matrix would be the target's
-        config |= {"target": vocabulary[1], "tie_word_embeddings": False}
+        names = frozenset(() if options.vocab_only else read_checkpoint(source))
+        config |= {
+            "target": vocabulary[1],
+            "tie_word_embeddings": False,
+            "tensor_names": names,
+        }
     elif options.target_model is not None:
         raise ModelError(f"{folder}: is a model, not a draft head: leave `target_model` out")
     with config_errors(folder, arch):

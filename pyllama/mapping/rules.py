@@ -70,7 +70,8 @@ class Convert:
         add_bos: whether to add BOS if the tokenizer's files do not say.
         relu: whether the FFN's activation is ReLU if ``keys`` do not say.
         drafts: whether the checkpoint is a head that drafts for another model and uses its
-            vocabulary; the functions get config.json of that model as ``config["target"]``.
+            vocabulary; the functions get config.json of that model as ``config["target"]`` and the
+            names of the checkpoint's tensors as ``config["tensor_names"]``.
     """
 
     models: tuple[str, ...]

@@ -25,11 +25,11 @@ DRAFT_MTP = "draft-mtp"
 """llama.cpp's name of the model's own multi-token prediction."""
 DRAFT_DFLASH = "draft-dflash"
 """llama.cpp's name of a DFlash head, a file of its own."""
-HEADS = (DRAFT_EAGLE3, DRAFT_MTP, DRAFT_DFLASH)
-HEAD_FILES = (DRAFT_EAGLE3, DRAFT_DFLASH)
+DRAFT_DSPARK = "draft-dspark"
+"""llama.cpp's name of a DSpark head, a DFlash head whose tokens depend on each other."""
+HEADS = (DRAFT_EAGLE3, DRAFT_MTP, DRAFT_DFLASH, DRAFT_DSPARK)
+HEAD_FILES = (DRAFT_EAGLE3, DRAFT_DFLASH, DRAFT_DSPARK)
 """Heads that are always files of their own."""
-OTHER_HEADS = ("draft-dspark",)
-"""Drafters of llama.cpp that are not supported: other models that read hidden states."""
 
 
 class DraftNumber(NamedTuple):
@@ -83,6 +83,7 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     DRAFT_EAGLE3: DrafterRow(""),
     DRAFT_MTP: DrafterRow(""),
     DRAFT_DFLASH: DrafterRow(""),
+    DRAFT_DSPARK: DrafterRow(""),
 }
 """The drafters, in the order in which they are asked, as in llama.cpp."""
 
@@ -93,9 +94,9 @@ class DraftParams:
 
     # fmt: off
     model_draft: Path | None = row(None,
-        "GGUF file of a draft model, of any vocabulary; with --spec-type draft-eagle3 or "
-        "draft-dflash, of the head; with draft-mtp, of the layer of multi-token prediction, where "
-        "the model's file lacks it, or of Gemma 4's assistant.",
+        "GGUF file of a draft model, of any vocabulary; with --spec-type draft-eagle3, "
+        "draft-dflash or draft-dspark, of the head; with draft-mtp, of the layer of multi-token "
+        "prediction, where the model's file lacks it, or of Gemma 4's assistant.",
         Flags("-md", "--model-draft", "--spec-draft-model"))
     hf_repo_draft: str | None = row(None,
         "Hugging Face repository of the draft model; -md then names a file in it.",

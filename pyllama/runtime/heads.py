@@ -160,7 +160,7 @@ def eagle3_head(target: Model, path: Path) -> Head:
 
 
 def dflash_head(target: Model, path: Path) -> Head:
-    """A DFlash head as a model.
+    """A DFlash or DSpark head as a model.
 
     Args:
         target: the model whose tokens it drafts, which has the embedding and the output matrix that
@@ -175,13 +175,14 @@ def dflash_head(target: Model, path: Path) -> Head:
     if name != DFLASH:
         raise ModelError(f"{path}: a {name} model is no DFlash head; use another drafter")
     kinds = {
-        "markov_w1.weight": "a DSpark head",
         "selector_hidden.weight": "DFlash 2",
         "hc_head_fn.weight": "a DSpark head of DeepSeek-V4",
     }
     for tensor, kind in kinds.items():
         if tensor in file.tensors:
-            raise ModelError(f"{path}: {kind} is not supported, only DFlash; use another drafter")
+            raise ModelError(
+                f"{path}: {kind} is not supported, only DFlash and DSpark; use another drafter"
+            )
     sizes, n_vocab = target.hparams, target.tokenizer.n_vocab
     hparams = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
     layers = [int(layer) for layer in file.get_numbers(f"{DFLASH}.target_layers")]

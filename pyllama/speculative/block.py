@@ -1,4 +1,4 @@
-"""Drafts of a head that drafts a block of tokens at once: DFlash.
+"""Drafts of a head that drafts a block of tokens at once: DFlash, DSpark.
 
     drafter = BlockDrafter(target, dflash_head(target.model, Path("dflash.gguf")))
 
@@ -8,7 +8,9 @@
 The head stores keys and values of the target's hidden states of all evaluated tokens, and evaluates
 one block: the last token and a mask for each token to draft. The block's own are removed again.
 What is drafted at one position does not depend on what is drafted at another, so drafts are chains.
-Source: llama.cpp, ``draft-dflash``.
+A DSpark head's graph chooses the likeliest tokens of a block one after the other; its block may
+have a mask less, since the first token drafts too.
+Source: llama.cpp, ``draft-dflash`` and ``draft-dspark``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from ..arch.dflash import MARKOV
 from ..runtime.batch import Batch
 from ..runtime.context import Context
 from ..runtime.heads import Head
@@ -38,7 +41,7 @@ class BlockDrafter(HeadDrafter):
         params: of the head's context; None for those of the target.
 
     Attributes:
-        max_draft: maximum length of a draft: the head's block without its first token.
+        max_draft: maximum length of a draft: the tokens of the head's block that draft.
 
     Raises:
         AllocError, BatchError, DraftError, SamplingError: see `HeadDrafter`.
@@ -55,8 +58,11 @@ class BlockDrafter(HeadDrafter):
     ) -> None:
         self._mask: int = head.model.hparams.own["mask_token"]
         super().__init__(target, head, sampling, p_min=p_min, params=params)
-        block = min(head.model.hparams.block_size, self.context.n_ubatch)
-        self.max_draft = block - 1
+        hparams = head.model.hparams
+        self._is_dspark = MARKOV in head.model.weights
+        # tokens of a block that draft none
+        self._n_first = 0 if self._is_dspark and hparams.own["sample_from_anchor"] else 1
+        self.max_draft = min(hparams.block_size, self.context.n_ubatch) - self._n_first
 
     def _measure(self) -> Costs:
         context, times = self.context, []
@@ -88,14 +94,16 @@ class BlockDrafter(HeadDrafter):
         n = 0
         for g, token in zip(growing, last, strict=True):
             room = self._n_ctx - len(g.text.held)
-            size = 1 + min(g.max_nodes, self.max_draft, room - 1)
-            if n + size > self.context.n_ubatch:
+            size = self._n_first + min(g.max_nodes, self.max_draft, room - self._n_first)
+            # a Markov head needs a graph for each block
+            if part and (self._is_dspark or n + size > self.context.n_ubatch):
                 self._draft_blocks(part)
                 part, n = [], 0
-            if size > 1:
+            if size > self._n_first:
                 part.append((g, token, size))
                 n += size
-            g.frontier = g.frontier if size > 1 else []
+            else:
+                g.frontier = []
         self._draft_blocks(part)
 
     def _append(self, part: list[ReadPart]) -> None:
@@ -115,18 +123,18 @@ class BlockDrafter(HeadDrafter):
         for g, token, size in part:
             tokens += [token, *[self._mask] * (size - 1)]
             seqs += [g.text.seq] * size
-            flags += [False, *[True] * (size - 1)]
+            flags += [i >= self._n_first for i in range(size)]
         if tokens:
             self.context.decode(Batch(tokens, seq_id=seqs, logits=flags))
         row = 0
         for g, _, size in part:
-            for i in range(size - 1):
+            for i in range(size - self._n_first):
                 n = len(g.draft)
                 self._lengthen(g, row + i)
                 g.frontier = list(range(n, len(g.draft)))
                 if not g.frontier:
                     break
-            row += size - 1
+            row += size - self._n_first
             g.frontier = []
 
 

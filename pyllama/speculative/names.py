@@ -18,7 +18,6 @@ from typing import Any
 
 from ..errors import DraftError
 from ..parameters import drafting
-from ..parameters.drafting import OTHER_HEADS
 from .draft import Drafter
 from .first_of import FirstOf
 
@@ -60,11 +59,6 @@ def drafter_by_name(
     chosen = names.split(",") if isinstance(names, str) else list(names)
     chosen = [name.strip() for name in chosen]
     for name in chosen:
-        if name in OTHER_HEADS:
-            raise DraftError(
-                f"{name} is not supported: such heads are not loaded; use one of "
-                f"{', '.join((*DRAFTERS, *MODELS))}"
-            )
         if name not in (*DRAFTERS, *MODELS, NONE):
             names_of_drafters = ", ".join((NONE, *DRAFTERS, *MODELS))
             raise DraftError(f"unknown drafter {name!r}: the names are {names_of_drafters}")

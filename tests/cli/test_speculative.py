@@ -312,7 +312,6 @@ WRONG = {
     "--self-draft-threshold 0.5": (2, "for itself: sparse_threshold is 0.5, but no layer"),
     "--self-draft-threshold nan": (2, "'nan' is not a number, inf or -inf"),
     "--spec-type draft-simple": (2, "--spec-type draft-simple needs a draft model: -md or -hfd"),
-    "--spec-type draft-dspark": (2, "draft-dspark is not supported: such heads are not loaded"),
     "--spec-type draft-dflash": (2, "--spec-type draft-dflash needs the head's file: -md or -hfd"),
     "--spec-type draft-dflash -md small.gguf": (1, "a llama model is no DFlash head"),
     "--spec-type draft-eagle3": (2, "--spec-type draft-eagle3 needs the head's file: -md or -hfd"),

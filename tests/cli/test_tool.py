@@ -83,7 +83,7 @@ def test_an_unknown_flag_suggests_the_nearest(wrong: str, near: str) -> None:
         ("bench", ["-rpc", "a:1"], "llama.cpp's -rpc is not supported: there is no RPC backend"),
         ("completion", ["-o", "x"], "llama.cpp's -o is not supported: redirect stdout"),
         ("imatrix", ["-o", "x"], None),
-        ("convert", ["--dspark"], "llama.cpp's --dspark is not supported: DSpark heads are"),
+        ("convert", ["--dspark"], "llama.cpp's --dspark is not supported: DSpark heads of"),
         ("completion", ["--mtp"], "llama.cpp's --mtp is not supported: files of heads are not"),
         ("lookup", ["--lookahead"], "llama.cpp's --lookahead is not supported: lookahead decoding"),
         ("lookup", ["-md", "x"], "no such option -md in this tool; it belongs to pyllama-cli, "),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoints import weights
+from .eagle3 import N_DRAFTED, vocabulary
 
 Made = dict[str, np.ndarray]
 BLOCK, MASK, WINDOW, LAYERS = 5, 3, 16, [0, 1]
@@ -32,13 +33,34 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
 }
-_FUSED = {"dflash": ("fc", "hidden_norm"), "muse": ("encoder.fc", "encoder.output_norm_enc")}
+DSPARK: dict[str, dict[str, Any]] = {
+    "dspark": {  # the first token drafts too
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "target_layer_ids": LAYERS,
+    },
+    "speculator": {  # tokens of its own
+        "architectures": ["DSparkSpeculator"],
+        "model_type": "dspark",
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in LAYERS],
+        "draft_vocab_size": N_DRAFTED,
+    },
+}
+RANK = 8
 
 
 def head_of(target: dict[str, Any], kind: str) -> tuple[dict[str, Any], Made]:
-    """Configuration and weights of a head with two layers, one of ``KINDS``."""
+    """Configuration and weights of a head with two layers, of ``KINDS`` or ``DSPARK``.
+
+    The layers of a DSpark head are those of "dflash".
+    """
     n, n_layer, n_head, head_dim = target["hidden_size"], 2, 4, 16
-    config = KINDS[kind] | {
+    config = (KINDS | DSPARK)[kind]
+    layer = {
         "hidden_size": n,
         "intermediate_size": 96,
         "num_hidden_layers": n_layer,
@@ -51,6 +73,7 @@ def head_of(target: dict[str, Any], kind: str) -> tuple[dict[str, Any], Made]:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "hidden_act": "silu",
     }
+    config = config | ({"transformer_layer_config": layer} if kind == "speculator" else layer)
     own = {
         "input_layernorm": (n,),
         "self_attn.q_proj": (n_head * head_dim, n),
@@ -64,12 +87,26 @@ def head_of(target: dict[str, Any], kind: str) -> tuple[dict[str, Any], Made]:
         "mlp.up_proj": (96, n),
         "mlp.down_proj": (n, 96),
     }
-    fc, norm = _FUSED[kind]
+    fc, norm = "fc", "hidden_norm"
+    if kind == "muse":
+        fc, norm = "encoder.fc", "encoder.output_norm_enc"
     shapes: dict[str, tuple[int, ...]] = {
         f"layers.{i}.{name}.weight": shape for i in range(n_layer) for name, shape in own.items()
     }
     shapes |= {f"{fc}.weight": (n, len(LAYERS) * n), f"{norm}.weight": (n,), "norm.weight": (n,)}
-    return config, weights("llama", shapes, 1.0)
+    n_drafted = config.get("draft_vocab_size", target["vocab_size"])
+    if kind in DSPARK:
+        shapes |= {
+            "markov_head.markov_w1.weight": (target["vocab_size"], RANK),
+            "markov_head.markov_w2.weight": (n_drafted, RANK),
+            "confidence_head.proj.weight": (1, n + RANK),
+            "confidence_head.proj.bias": (1,),
+            "lm_head.weight": (n_drafted, n),
+        }
+    made = weights("llama", shapes, 1.0)
+    if kind == "speculator":
+        made |= vocabulary(np.arange(4, 4 + 2 * N_DRAFTED, 2))
+    return config, made
 
 
 def copying(config: dict[str, Any], kind: str, noise: float) -> tuple[dict[str, Any], Made]:

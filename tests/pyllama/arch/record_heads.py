@@ -134,3 +134,6 @@ if __name__ == "__main__":
             described = gguf(block.head_of(llama, kind), (llama, {}))
             found = dflash(kind, 11) | dflash(kind, 45)
             np.savez_compressed(FOLDER / f"dflash_{kind}.npz", **found, gguf=described)
+        for kind in block.DSPARK:
+            described = gguf(block.head_of(llama, kind), (llama, {}))
+            np.savez_compressed(FOLDER / f"dflash_{kind}.npz", gguf=described)

@@ -42,7 +42,8 @@ Of llama.cpp's architectures these do not run here yet:
 
 - with recurrent state, whole or in part: `kimi-k3`: not added yet;
 - encoders: `gemma-embedding2`;
-- of the draft heads `dflash`: DSpark's, those with a selector (DFlash 2), those of DeepSeek-V4;
+- of the draft heads `dflash`: those with a selector (DFlash 2), DSpark's of Gemma 4 and
+  DeepSeek-V4;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
 - other kinds of caches (compressed or looped): `clef` `deepseek4` `glm5-next`;
 - `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;

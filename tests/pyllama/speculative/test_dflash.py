@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +28,7 @@ from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
 from ..arch import llama_cpp
 from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_files
-from ..arch.dflash import BLOCK, KINDS, MASK, Made, copying, head_of
+from ..arch.dflash import BLOCK, DSPARK, KINDS, MASK, Made, copying, head_of
 
 F32 = {"n_ctx": 128, "type_k": "f32", "type_v": "f32"}
 TOKENS = np.random.default_rng(43).integers(4, 500, 200).tolist()
@@ -61,6 +62,40 @@ def test_computes_as_transformers(tmp_path: Path, kind: str, n: int) -> None:
     assert all((x == found[0]).all() for x in found)
 
 
+@pytest.mark.parametrize("kind", DSPARK)
+def test_a_markov_head_adds_to_the_logits(tmp_path: Path, kind: str) -> None:
+    config, made = checkpoint()
+    path = write_pair(tmp_path, config, made, head_of(config, kind))
+    target = Context(Model.load(tmp_path / "target.gguf"), **F32)
+    head = dflash_head(target.model, path)
+    plain = {name: w for name, w in head.model.weights.items() if name != "markov_w1.weight"}
+    without = copy.copy(head.model)
+    without.weights = plain
+    target.keep_hidden(head.reads)
+    target.decode(Batch(TOKENS[:20]))
+    block = [TOKENS[20], *[MASK] * (BLOCK - 1)]
+    first = 0 if kind == "dspark" else 1
+    found = []
+    for model in (without, head.model):
+        context = Context(model, **F32)
+        context.decode(Batch(TOKENS[:20], logits="none", hidden=target.kv.hidden(0)))
+        flags = [i >= first for i in range(BLOCK)]
+        context.decode(Batch(block, logits=flags))
+        found.append(context.logits.astype(np.float64))
+    of_head = head_of(config, kind)[1]
+    w1, w2 = (of_head[f"markov_head.markov_{x}.weight"].astype(np.float64) for x in ("w1", "w2"))
+    ids = of_head["d2t"] + np.arange(len(w2)) if kind == "speculator" else np.arange(512)
+    expected, before = found[0].copy(), block[0]
+    assert (np.isfinite(expected).sum(1) == len(ids)).all()
+    for row in expected:
+        row[ids] += w2 @ w1[before]
+        before = int(row.argmax())
+    assert (expected.argmax(1) != found[0].argmax(1)).any()
+    drafted = np.isfinite(expected)
+    assert np.abs(found[1][drafted] - expected[drafted]).max() < 1e-4
+    assert np.isneginf(found[1][~drafted]).all()
+
+
 # --- texts ----------------------------------------------------------------------------------------
 
 RATES = {  # of accepted drafts, greedy, by the head and whether the target repeats its last token
@@ -89,6 +124,23 @@ def test_texts_do_not_change(tmp_path: Path, noise: float, repeats: bool) -> Non
             if key == "greedy":
                 least, most = RATES[noise, repeats]
                 assert least <= stats.n_accept / stats.n_drafted <= most
+
+
+def test_a_markov_head_drafts_what_follows(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, *predicting(0.0, False, markov=True))
+    model = Model.load(tmp_path / "target.gguf")
+    target = Context(model, n_ctx=512, n_seq_max=4, n_ubatch=16)
+    drafter = BlockDrafter(target, dflash_head(model, path))
+    assert drafter.max_draft == BLOCK
+    for params in PARAMS.values():
+        plain = sorted(generate_many(target, PROMPTS, params, n_predict=16))
+        speculation = Speculation(drafter, 8, adaptive=False)
+        texts = generate_many(target, PROMPTS, params, n_predict=16, speculation=speculation)
+        assert sorted(texts) == plain
+        stats = speculation.stats
+        if params is GREEDY:
+            assert stats.n_accept == stats.n_drafted > 40
+            assert len({token for _, token in plain}) > 10
 
 
 def test_grammars_earlier_texts_and_distributions(tmp_path: Path) -> None:
@@ -148,12 +200,18 @@ def test_llama_takes_a_file_and_adapts(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("noise", "repeats"), [(0.0, True), (0.0, False), (1.0, False)])
-def test_llama_cpp_drafts_and_accepts_as_much(tmp_path: Path, noise: float, repeats: bool) -> None:
+@pytest.mark.parametrize(
+    ("noise", "repeats", "markov"),
+    [(0.0, True, False), (0.0, False, False), (1.0, False, False), (0.0, False, True)],
+)
+def test_llama_cpp_drafts_and_accepts_as_much(
+    tmp_path: Path, noise: float, repeats: bool, markov: bool
+) -> None:
     pytest.importorskip("xllamacpp")
-    path = write_pair(tmp_path, *predicting(noise, repeats))
+    path = write_pair(tmp_path, *predicting(noise, repeats, markov))
     files = llama_cpp.plain_words(tmp_path / "target.gguf"), llama_cpp.plain_words(path)
-    server = llama_cpp.serve(files[0], draft=(files[1], "DRAFT_DFLASH", 3), n_ubatch=64)
+    kind = "DRAFT_DSPARK" if markov else "DRAFT_DFLASH"
+    server = llama_cpp.serve(files[0], draft=(files[1], kind, 3), n_ubatch=64)
     target = Context(Model.load(files[0]), **{**F32, "n_ctx": 256})
     drafter = BlockDrafter(target, dflash_head(target.model, files[1]))
     for prompt in PROMPTS:
@@ -173,7 +231,7 @@ def test_llama_cpp_drafts_and_accepts_as_much(tmp_path: Path, noise: float, repe
 # --- files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DSPARK])
 def test_is_converted_as_by_llama_cpp(tmp_path: Path, kind: str) -> None:
     config, made = checkpoint()
     path = write_pair(tmp_path, config, made, head_of(config, kind))
@@ -228,7 +286,6 @@ def test_is_refused_in_one_line(tmp_path: Path) -> None:
         ),
         "drafts blocks of 1, the model .* needs 2": ({"block_size": np.uint32(1)}, {}),
         "has 32 columns, the model .* has 64": ({"embedding_length": np.uint32(32)}, {}),
-        "a DSpark head is not supported": ({}, {"markov_w1.weight": one}),
         "DFlash 2 is not supported": ({}, {"selector_hidden.weight": one}),
     }
     for i, (message, (changed, added)) in enumerate(wrong.items()):
@@ -256,12 +313,13 @@ def checkpoint() -> tuple[dict[str, Any], Made]:
 
 
 def predicting(
-    noise: float, repeats: bool
+    noise: float, repeats: bool, markov: bool = False
 ) -> tuple[dict[str, Any], Made, tuple[dict[str, Any], Made]]:
     """A target whose next token depends on the last one, and a head that tells it.
 
     No layer of the target adds anything to the embedding. If it ``repeats``, the likeliest token
-    is the last one again, so all that the head drafts is right; else only the first token is.
+    is the last one again, so all that the head drafts is right; else only the first token is,
+    unless it has a ``markov`` head.
     """
     config, made = checkpoint()
     made |= {
@@ -278,10 +336,15 @@ def predicting(
     if repeats:
         made["lm_head.weight"] = (embedding / norms * 8).astype(np.float32)
         made["lm_head.weight"][MASK] = 0
-    head, of_head = copying(config, "dflash", noise)
+    head, of_head = copying(config, "dspark" if markov else "dflash", noise)
     of_head["norm.weight"] = made["model.norm.weight"]
     if repeats:
         made["model.norm.weight"] = of_head["norm.weight"] = np.ones_like(of_head["norm.weight"])
+    if markov:
+        of_head = {name: x for name, x in of_head.items() if "confidence" not in name}
+        rows = embedding / norms * made["model.norm.weight"]
+        of_head["markov_head.markov_w1.weight"] = rows.astype(np.float32)
+        of_head["markov_head.markov_w2.weight"] = 1e4 * made["lm_head.weight"]
     return config, made, (head, of_head)
 
 

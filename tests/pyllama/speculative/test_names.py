@@ -70,7 +70,6 @@ def test_lookup_caches_from_files(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown drafter 'ngram': the names are none, ngram-simple, .*draft-simple": ("ngram", {}),
     "unknown drafter '': the names are": ("suffix,", {}),
-    "draft-dspark is not supported: such heads are not loaded": ("draft-dspark", {}),
     "draft-eagle3 needs a draft model": ("draft-eagle3", {}),
     "draft-mtp needs a draft model": ("draft-mtp", {}),
     "draft-simple needs a draft model": ("draft-simple", {}),
