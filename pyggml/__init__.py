@@ -83,11 +83,13 @@ from .ops.movement.rows import *
 from .ops.movement.view import *
 from .ops.recurrent.conv import *
 from .ops.recurrent.delta_net import *
+from .ops.recurrent.gated_pool import *
 from .ops.recurrent.linear_attn import *
 from .ops.recurrent.rwkv import *
 from .ops.recurrent.scan import *
 from .ops.rows.norm import *
 from .ops.rows.reduce import *
+from .ops.rows.sinkhorn import *
 from .ops.rows.softmax import *
 from .ops.rows.sort import *
 from .ops.training.loss import *

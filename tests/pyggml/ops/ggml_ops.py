@@ -28,8 +28,9 @@ _WHY = {
     "`MAP_CUSTOM` is all of them: it takes up to ten sources": (
         "MAP_CUSTOM1 MAP_CUSTOM2 MAP_CUSTOM3 CUSTOM"
     ),
-    "of one model family, which is not supported": (
-        "LIGHTNING_INDEXER DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"
+    "`INDEXER_TOP_K` scores keys and chooses them": "LIGHTNING_INDEXER",
+    "of DeepSeek-V4: `SINKHORN`, `MUL`, `ADD` and `OUT_PROD` compute them": (
+        "DSV4_HC_COMB DSV4_HC_PRE DSV4_HC_POST"
     ),
     "video and audio models are not supported": "IM2COL_3D CONV_3D COL2IM_1D",
     "of one vision tower, which is not supported": "GET_REL_POS ADD_REL_POS",
