@@ -75,8 +75,22 @@ def _settings(folder: Folder, config: Config) -> Any:
 
 
 def _fp8(parts: Parts) -> None:
-    """DeepSeek's ``weight_scale_inv`` of blocks, and ``weight_scale`` of rows or tensors."""
-    _add_all_scaled(parts, _block(parts.settings.get("weight_block_size"), "weight_block_size"))
+    """DeepSeek's ``weight_scale_inv`` of blocks, and ``weight_scale`` of rows or tensors.
+
+    DeepSeek-V4's ``scale`` is of blocks too, or of an expert in MXFP4 as bytes with a sign.
+    """
+    block = _block(parts.settings.get("weight_block_size"), "weight_block_size")
+    for scale, stem in parts.names(r"\.scale"):
+        name = f"{stem}.weight"
+        weight = parts.stored.get(name)
+        if weight is None:
+            continue
+        of_rows = parts.stored[scale].shape[:-1] == weight.shape[:-1]
+        if weight.dtype == "I8" and of_rows and weight.shape[-1] > 1:
+            add_mxfp4(parts, name, name, scale)
+        elif weight.dtype in EIGHT_BITS:
+            add_scaled(parts, name, scale, block)
+    _add_all_scaled(parts, block)
 
 
 def _modelopt(parts: Parts) -> None:

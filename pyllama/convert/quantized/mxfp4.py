@@ -43,7 +43,7 @@ def add_mxfp4(
     Raises:
         ModelError: a tensor is missing, or has another type or shape.
     """
-    codes, scales = parts.take(codes_name, "U8"), parts.take(scales_name, "U8", "F8_E8M0")
+    codes, scales = parts.take(codes_name, "U8", "I8"), parts.take(scales_name, "U8", "F8_E8M0")
     rows = scales.shape
     if len(rows) < 2:
         raise ModelError(
@@ -65,7 +65,7 @@ def _blocks(codes: StoredTensor, scales: StoredTensor) -> Blocks:
     """Return GGUF's blocks in the shape of the scales."""
     out = np.empty((scales.size, _NBYTES), np.uint8)
     out[:, 0] = scales.raw().reshape(-1)
-    pairs = codes.raw().reshape(-1, _N // 2)
+    pairs = codes.raw().view(np.uint8).reshape(-1, _N // 2)
     for i in range(0, len(out), _CHUNK):
         part = pairs[i : i + _CHUNK]
         values = np.stack((part & 15, part >> 4), axis=-1).reshape(len(part), 2, _N // 2)

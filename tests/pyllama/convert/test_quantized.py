@@ -191,6 +191,22 @@ def mxfp4(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.
     return {"weight_packed": pairs, "weight_scale": scale}, FP4[codes] * factor
 
 
+def v4_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
+    codes = rng.choice(CODES, shape)
+    per_block = (*shape[:-2], -(-shape[-2] // 48), -(-shape[-1] // 40))
+    scale = rng.integers(115, 122, per_block).astype(np.uint8)
+    weight = E4M3[codes]
+    for at in np.ndindex(shape):
+        weight[at] *= 2.0 ** (int(scale[(*at[:-2], at[-2] // 48, at[-1] // 40)]) - 127)
+    return {"weight": Bytes("F8_E4M3", codes), "scale": Bytes("F8_E8M0", scale)}, weight
+
+
+def v4_expert(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
+    stored, weight = mxfp4(shape, rng)
+    codes, scale = (np.asarray(stored[f"weight_{part}"]) for part in ("packed", "scale"))
+    return {"weight": codes.view(np.int8), "scale": Bytes("F8_E8M0", scale)}, weight
+
+
 def nvfp4(modelopt: bool) -> Method:
     def method(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Stored, np.ndarray]:
         codes = rng.integers(0, 16, shape)
@@ -231,6 +247,8 @@ METHODS: dict[str, tuple[dict[str, Any], Method]] = {
     "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [48, 40]}, blocks),
     "fp8-rows": ({"quant_method": "fbgemm_fp8"}, rows),
     "fp8-whole": ({"quant_method": "fp8", "weight_block_size": None}, whole),
+    "fp8-v4": ({"quant_method": "fp8", "weight_block_size": [48, 40]}, v4_blocks),
+    "fp4-v4": ({"quant_method": "fp8", "weight_block_size": [48, 40]}, v4_expert),
     "fp8-modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, whole),
     "ct-fp8-rows": (CT_FP8, rows),
     "ct-fp8-whole": (CT_FP8, whole),
