@@ -78,6 +78,7 @@ PER_LAYER_KEYS = {  # fields with a value for each layer -> their keys: a number
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's number of the pooling type
 GATINGS = ("none", "softmax", "sigmoid", "softmax_weight", "sqrt_softplus")  # llama.cpp's numbers
 PREDICTING = ("predictor", "cross", "signs", "svd")  # sources of scores that need a threshold
+COMPRESS_RATIOS = "attention.compress_ratios"
 BY_ROUTER = "router"  # value of ``expert_layers``: the layers whose router the file has
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -107,7 +108,8 @@ class HParams:
     rope_freq_scale: float
     rope_neox: bool = False  # pairs of columns are n_rot / 2 apart, not adjacent
     rope_last: bool = False  # the last n_rot columns of a head are rotated, not the first
-    rope_freq_base_swa: float = 0.0  # of sliding-window layers, without scaling; 0: rope_freq_base
+    # of sliding-window layers without compressed rows, without scaling; 0: rope_freq_base
+    rope_freq_base_swa: float = 0.0
     rope_scaling: str = "linear"
     rope_orig_ctx: int = 0  # positions before scaling; 0: n_ctx_train
     rope_attn_factor: float = 1.0  # factor on rotated queries and keys
@@ -135,6 +137,8 @@ class HParams:
     # the layers whose indexer chooses; the others take what an earlier one chose. Empty: sparse
     # attention is computed as that to all keys, for as many tokens as it chooses
     indexer_layers: tuple[int, ...] = ()
+    # by layer: tokens that also become one compressed row of keys and values; 0: none do
+    compress_ratios: tuple[int, ...] = ()
     values_in_keys: bool = False  # values are the first columns of keys (MLA), and not stored
     causal: bool = True  # a token attends to no later tokens
     has_encoder: bool = False  # an encoder reads the prompt, to which a decoder attends
@@ -283,6 +287,14 @@ class HParams:
         ]
         return same[-1]
 
+    def compress_ratio(self, layer: int) -> int:
+        """How many tokens also become one compressed row in a layer; 0: none do."""
+        return self.compress_ratios[layer] if self.compress_ratios else 0
+
+    def has_own_rope(self, layer: int) -> bool:
+        """Whether the angles of a layer are those of ``rope_freq_base_swa``, if that is given."""
+        return bool(self.window(layer)) and not self.compress_ratio(layer)
+
     def source(self, layer: int) -> str:
         """The source of a layer's active neurons without its parameter: ``topk``, ``off``."""
         return self.sparse[layer].partition("=")[0] if self.sparse else "off"
@@ -295,7 +307,7 @@ class HParams:
 
     def rope(self, layer: int) -> dict[str, Any]:
         """The arguments of ``rope_ext`` in a layer."""
-        own = self.rope_freq_base_swa if self.window(layer) else 0.0
+        own = self.rope_freq_base_swa if self.has_own_rope(layer) else 0.0
         ext = self.yarn_ext_factor
         nope = bool(self.nope_layers) and self.nope_layers[layer]
         return {

@@ -22,6 +22,7 @@ from .activation import ACTS, HEAD_ACTS
 from .errors import ModelError
 from .hparams import (
     BY_ROUTER,
+    COMPRESS_RATIOS,
     GATINGS,
     KEYS,
     PER_LAYER_KEYS,
@@ -204,10 +205,14 @@ def _n_layer(file: GGUFFile, arch: str) -> int:
 def _by_layer(
     file: GGUFFile, arch: str, name: str, values: np.ndarray, n_layer: int
 ) -> tuple[Any, ...]:
-    """The values of an array for each layer; drafting layers may have values too."""
+    """The values of an array for each layer; drafting layers may have values too.
+
+    Those of compression also where the file does not have these layers.
+    """
     n, n_all = values.size, file.get_int(f"{arch}.block_count")
     wanted = f"one for each of {n_layer} layers"
-    _check(file, n in (n_layer, n_all), f"{n} values of {name}", wanted)
+    fits = n in (n_layer, n_all) or (n > n_layer and name == COMPRESS_RATIOS)
+    _check(file, fits, f"{n} values of {name}", wanted)
     return tuple(values.tolist()[:n_layer])
 
 

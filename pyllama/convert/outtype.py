@@ -24,7 +24,7 @@ from pyggml.quants import quantize
 from ..errors import ModelError
 from ..file_types import FILE_TYPES
 from ..graph.builder import SCALED
-from ..graph.tensors import INDICES
+from ..graph.tensors import index_type
 from .plan import ConvertedTensor
 
 # --outtype -> (type of matrices, general.file_type)
@@ -45,6 +45,7 @@ _STAY_F32 = (
     "altup_correct_coef.weight",
     "altup_predict_coef.weight",
     "indexer.proj.weight",
+    "compressor_ape.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "shortconv.conv.weight",
     *(f"time_mix_{part}.weight" for part in ("first", "w1", "w2", "lerp_fused")),
@@ -101,8 +102,9 @@ def stays_f32(name: str) -> bool:
 def tensor_type(planned: ConvertedTensor, matrices: GGMLType) -> GGMLType:
     """Return the type of a tensor, given the type of matrices."""
     name, shape = planned.name, planned.shape
-    if name in INDICES:
-        return GGMLType.I64
+    indices = index_type(name)
+    if indices is not None:
+        return indices
     if len(shape) < 2 or not name.endswith(".weight") or stays_f32(name):
         return GGMLType.F32
     if planned.blocks and matrices is not GGMLType.F32:
@@ -128,8 +130,9 @@ def tensor_chunks(planned: ConvertedTensor, type: GGMLType) -> Iterator[npt.NDAr
 
 
 def _convert(name: str, rows: npt.NDArray[np.float32], type: GGMLType) -> npt.NDArray[np.uint8]:
-    if type is GGMLType.I64:
-        return np.ascontiguousarray(rows, "<i8").view(np.uint8).reshape(-1)
+    if type in (GGMLType.I64, GGMLType.I32):
+        kind = "<i8" if type is GGMLType.I64 else "<i4"
+        return np.ascontiguousarray(rows, kind).view(np.uint8).reshape(-1)
     if type is GGMLType.F16:
         peak = np.abs(rows).max()
         if _F16_MAX < peak < np.inf:  # infinity and NaN are representable

@@ -86,6 +86,9 @@ class GraphBuilder:
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
+        lists: by the ratio of compressed rows I32 [2, n, T] and [4, T], the cells that each token
+            attends to in layers that have them; without rows that are chosen (see
+            ``CompressedRows.lists``).
         cross_rows: I32 [6, T], the cells of the encoded text; None without cross-attention.
         ranges: without causality, for each attention window I32 [4, T], the tokens of the ubatch
             that each token attends to (see ``flash_attn_ranges``).
@@ -139,6 +142,13 @@ class GraphBuilder:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
+        self.lists: dict[int, tuple[Tensor, Tensor]] = {}
+        for ratio, cache in kv.compressed.items():
+            name = f"attn_inp_lists_{ratio}"
+            self.lists[ratio] = (
+                self._input(GGMLType.I32, name, 2, cache.n_listed, n_tokens),
+                self._input(GGMLType.I32, f"{name}_rows", 4, n_tokens),
+            )
         self.cross_rows: Tensor | None = None
         if hparams.has_encoder and self.causal:
             self.cross_rows = self._input(GGMLType.I32, "attn_inp_rows_cross", 6, n_tokens)
@@ -430,38 +440,52 @@ class GraphBuilder:
         limit = self.hparams.clamp_kqv
         return ops.clamp(self.ctx, x, -limit, limit) if limit else x
 
-    def rope(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
+    def rope(
+        self, x: Tensor, name: str, layer: int = 0, positions: Tensor | None = None, *,
+        back: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Rotary position embedding with the layer's parameters; ``x`` if the model has none.
+
+        Args:
+            positions: I32 [T]; None: those of the tokens.
+            back: rotate by the negative angles.
 
         Shape:
             x [head_dim, n_head, T] -> the same
         """
-        rotated = self._apply_rope(x, layer, self.hparams.rope(layer))
+        positions = self.positions if positions is None else positions
+        params = self.hparams.rope(layer)
+        rotated = self._apply_rope(x, layer, params, positions, back=back)
         return rotated if rotated is x else rotated.set_name(f"{name} (roped)")
 
-    def _apply_rope(self, x: Tensor, layer: int, params: Mapping[str, Any]) -> Tensor:
+    def _apply_rope(
+        self, x: Tensor, layer: int, params: Mapping[str, Any], positions: Tensor, *,
+        back: bool = False,
+    ) -> Tensor:  # fmt: skip
         if not params["n_dims"]:
             return x
         kind = "rope_freqs" if "rope_freqs.weight" in self.weights else "rope_factors_short"
         if self.hparams.rope_long:
             kind = "rope_factors_long"
         freqs = self.weights.get(f"{kind}.weight")
-        if self.hparams.rope_freq_base_swa and self.hparams.window(layer):
+        if self.hparams.rope_freq_base_swa and self.hparams.has_own_rope(layer):
             freqs = None  # a base of its own is without scaling
         first = x.ne[0] - params["n_dims"] if self.hparams.rope_last else 0
-        return self._rotate_from(first, x, freqs, params)
+        return self._rotate_from(first, x, freqs, params, positions, back=back)
 
     def _rotate_from(
-        self, first: int, x: Tensor, freqs: Tensor | None, params: Mapping[str, Any]
-    ) -> Tensor:
+        self, first: int, x: Tensor, freqs: Tensor | None, params: Mapping[str, Any],
+        positions: Tensor, *, back: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Rotate the columns from ``first`` on."""
+        rotate = ops.rope_ext_back if back else ops.rope_ext
         if first == 0:
-            return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
+            return rotate(self.ctx, x, positions, freqs, **params)
         head, last = (
             ops.view_4d(self.ctx, x, (n, *x.ne[1:]), x.nb[1:], start * x.nb[0])
             for n, start in ((first, 0), (params["n_dims"], first))
         )
-        last = ops.rope_ext(self.ctx, last, self.positions, freqs, **params)
+        last = rotate(self.ctx, last, positions, freqs, **params)
         return ops.concat(self.ctx, head, last, 0)
 
     def attention(
@@ -480,6 +504,7 @@ class GraphBuilder:
                 columns of the keys.
             distances: from `distance_bias`.
             chosen: the cells that each token attends to, from ``indexer.choose_keys``; None: all.
+                In a layer with compressed rows, cells of these and of tokens.
 
         Shape:
             q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [head_dim_v, n_head_kv, T] ->
@@ -492,29 +517,32 @@ class GraphBuilder:
         self.graph.build_forward_expand(q)
         self._store_queries(q, layer)
         self.store(k, v, layer)
-        rows = self.rows[self.kv.caches.index(kv)]
+        ratio = self.hparams.compress_ratio(layer)
+        rows = self.lists[ratio][1] if ratio else self.rows[self.kv.caches.index(kv)]
         return self._attend(q, layer, rows, distances, chosen)
 
-    def store(self, k: Tensor | None, v: Tensor | None, layer: int) -> None:
-        """Store keys and values of the tokens in the layer's cache.
+    def store(
+        self, k: Tensor | None, v: Tensor | None, layer: int, kv: KVCache | None = None
+    ) -> None:
+        """Store keys and values of the tokens in the layer's cache, or in another cache ``kv``.
 
         Shape:
             as of `attention`
         """
-        kv, owner = self.kv.of_layer(layer), self.kv.owner(layer)
+        kv, owner = kv or self.kv.of_layer(layer), self.kv.owner(layer)
         index = self.kv_index[self.kv.caches.index(kv)]
         for cache, new, n in ((kv.k[owner], k, kv.rotate_k), (kv.v[owner], v, kv.rotate_v)):
             if new is not None:  # [head_dim, n_head_kv, T]
                 new = ops.permute(self.ctx, self._hadamard(new, n), 0, 2, 1, 3)
                 self.graph.build_forward_expand(ops.set_rows(self.ctx, cache, new, index))
 
-    def store_index(self, k: Tensor, layer: int) -> None:
-        """Store keys of the layer's indexer.
+    def store_index(self, k: Tensor, layer: int, kv: KVCache | None = None) -> None:
+        """Store keys of the layer's indexer, in another cache ``kv`` if given.
 
         Shape:
             k [n_indexer_key, 1, T]
         """
-        kv = self.kv.of_layer(layer)
+        kv = kv or self.kv.of_layer(layer)
         k = ops.reshape_2d(self.ctx, k, k.ne[0], k.ne[2])
         index = self.kv_index[self.kv.caches.index(kv)]
         self.graph.build_forward_expand(ops.set_rows(self.ctx, kv.indexer_keys[layer], k, index))
@@ -531,7 +559,7 @@ class GraphBuilder:
         own = self.hparams.own
         mode = RopeMode.NEOX if own["indexer_neox"] else RopeMode.NORMAL
         first = x.ne[0] - params["n_dims"] if own["indexer_rope_last"] else 0
-        return self._rotate_from(first, x, None, {**params, "mode": mode})
+        return self._rotate_from(first, x, None, {**params, "mode": mode}, self.positions)
 
     def _store_queries(self, q: Tensor, layer: int) -> None:
         """Store queries of the last tokens of each sequence, if sequences are reduced."""
@@ -595,13 +623,17 @@ class GraphBuilder:
             "bias_scale": scale if hp.alibi_scaled else 1.0,
         }
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
+        keys, values = kv.k[owner], kv.v[owner]
         if chosen is None:
             cells, branches = kv.tables(owner)
             params |= {"sinks": sinks, "branches": branches}
-            out = ops.flash_attn_cells(ctx, q, kv.k[owner], kv.v[owner], cells, rows, **params)
+            out = ops.flash_attn_cells(ctx, q, keys, values, cells, rows, **params)
+        elif hp.compress_ratio(layer):
+            keys, values = kv.with_compressed(owner)
+            out = ops.flash_attn_cells(ctx, q, keys, values, chosen, rows, sinks=sinks, **params)
         else:  # by heads of keys that have lists of their own
             lengths, n = ops.list_rows(ctx, chosen, rows), chosen.ne[3]
-            sources = (q, 2), (kv.k[owner], 2), (kv.v[owner], 2), (chosen, 3), (lengths, 2)
+            sources = (q, 2), (keys, 2), (values, 2), (chosen, 3), (lengths, 2)
             parts = []
             for i in range(n):
                 own_q, k, v, cells, own_rows = (_part(ctx, x, dim, i, n) for x, dim in sources)
@@ -682,7 +714,8 @@ class GraphBuilder:
             of_heads = ops.view_2d(ctx, cells, cells.ne[0], k.ne[2], cells.nb[1])
             rows = ops.get_rows(ctx, k, of_heads)  # [head_dim, T, n_head_kv]
             rows = self._hadamard(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
-            rows = self._hadamard(self._apply_rope(rows, i, params), cache.rotate_k)
+            rows = self._apply_rope(rows, i, params, self.positions)
+            rows = self._hadamard(rows, cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
             if i in cache.indexer_keys:
@@ -823,6 +856,7 @@ class GraphBuilder:
     def finish(self, result: Tensor) -> None:
         """Add the results to the graph; ``result`` is that of `output`."""
         inputs = [self.positions, self.out_ids, *self.kv_index, *self.rows, *self.ranges.values()]
+        inputs += [x for lists in self.lists.values() for x in lists]
         inputs += filter(None, [self.cross_rows, self.query_rows])
         for unused in (*inputs, *filter(None, [self.adapter_scales])):
             self.graph.build_forward_expand(unused)  # without rope, attention or changed tensors

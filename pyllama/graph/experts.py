@@ -5,10 +5,11 @@
 
 The router (``ffn_gate_inp``) scores the experts; the outputs of the best ones are summed with
 weights that follow from the scores. What a model's router does is in its hyperparameters (gating,
-norm and scale of the weights, groups) and in its tensors (biases, ``exp_probs_b``).
+norm and scale of the weights, groups) and in its tensors (biases, ``exp_probs_b``, and
+``ffn_gate_tid2eid``, a table of each token's experts).
 Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; DeepSeek-AI 2024, "DeepSeek-V2",
 section 2.1.2, for groups, and "DeepSeek-V3", section 2.1.2, for their scores and the bias of the
-choice; llama.cpp, ``build_moe_ffn``.
+choice; Roller et al. 2021, "Hash Layers For Large Sparse Models"; llama.cpp, ``build_moe_ffn``.
 """
 
 from __future__ import annotations
@@ -179,7 +180,12 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     probs, ranked = _ranked(b, x, i, f"ffn_moe_{{}}-{i}")
     if b.hparams.router_jitter:
         return _sparse_mixer(b, probs, i)
-    chosen = ops.top_k(b.ctx, ranked, b.hparams.n_expert_used).set_name(f"ffn_moe_topk-{i}")
+    table = b.weights.get(f"blk.{i}.ffn_gate_tid2eid.weight")  # I32 [n_used, n_vocab]
+    if table is None:
+        chosen = ops.top_k(b.ctx, ranked, b.hparams.n_expert_used)
+    else:  # a hash of the token chooses them, the router only weighs them
+        chosen = ops.get_rows(b.ctx, table, b.tokens)
+    chosen = chosen.set_name(f"ffn_moe_topk-{i}")
     weights = expert_weights(b, probs, chosen).set_name(f"ffn_moe_weights-{i}")
     return chosen, weights
 

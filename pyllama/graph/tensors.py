@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from pyggml.dtype import GGMLType
+
 Sizes = tuple[str, ...]
 _V = TypeVar("_V")
 
@@ -64,7 +66,12 @@ OUTPUT = {  # the output matrix may be tied to the embeddings
     "token_embd.weight": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", "n_vocab"),
 }
-INDICES = ("d2t",)  # tensors of I64 in place of weights
+INDICES = {"d2t": GGMLType.I64, "ffn_gate_tid2eid.weight": GGMLType.I32}  # endings of names
+
+
+def index_type(name: str) -> GGMLType | None:
+    """The type of a tensor that has indices in place of weights; None for weights."""
+    return next((type for end, type in INDICES.items() if name.endswith(end)), None)
 
 
 def tensors(table: Mapping[str, Sizes]) -> dict[str, Sizes]:

@@ -12,7 +12,8 @@ Source: llama.cpp, ``llama_kv_cache``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,8 @@ class KVCache(CellLists):
         n_ubatch: maximum tokens placed at once.
         n_checkpoints: the most positions of a sequence that a window can go back to.
         layer_buft: the buffer type of a layer's keys and values.
+        n_before: by layer, rows before the cells, which are those of a cache of compressed rows.
+        of_tokens: the cache whose tensors have the rows of this one before its own cells.
 
     Attributes:
         k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous. Values
@@ -84,6 +87,8 @@ class KVCache(CellLists):
         n_ubatch: int = 512,
         n_checkpoints: int = 0,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
+        n_before: Mapping[int, int] = MappingProxyType({}),
+        of_tokens: KVCache | None = None,
     ) -> None:
         self.layers = cached_layers(hparams) if layers is None else tuple(layers)
         types = {"k": type_k, "v": type_k if hparams.values_in_keys else type_v}
@@ -103,8 +108,12 @@ class KVCache(CellLists):
         if hparams.values_in_keys:
             self.rotate_k = self.rotate_v = min(self.rotate_k, self.rotate_v)
         self._bufts = {i: layer_buft(i) for i in self.layers}
-        sizes_bytes = {i: cell_bytes(hparams, i, type_k, type_v) * n_cells for i in self.layers}
-        host_bytes = sum(n for i, n in sizes_bytes.items() if self._bufts[i].is_host)
+        of_cell = {i: cell_bytes(hparams, i, type_k, type_v) for i in self.layers}
+        host_bytes = sum(
+            n * (n_cells + n_before.get(i, 0))
+            for i, n in of_cell.items()
+            if self._bufts[i].is_host and of_tokens is None
+        )
         indexed = []
         if not window and hparams.chooses_keys(n_cells):
             indexed = [i for i in self.layers if hparams.indexer_layers[i]]
@@ -112,7 +121,7 @@ class KVCache(CellLists):
         index_type = GGMLType.F16 if type_k.is_quantized else type_k
         index_bytes = len(indexed) * n_cells * row_size(index_type, index_ne[0])
         host_bytes += index_bytes
-        self.size_bytes = sum(sizes_bytes.values()) + index_bytes
+        self.size_bytes = sum(n * n_cells for n in of_cell.values()) + index_bytes
         _check_memory(host_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
         sizes = {
@@ -127,26 +136,37 @@ class KVCache(CellLists):
         }
 
         def new(x: str, layer: int) -> Tensor:
-            ne = (columns[x][layer], n_cells, hparams.n_head_kv_arr[layer])
+            n_rows = n_before.get(layer, 0) + n_cells
+            ne = (columns[x][layer], n_rows, hparams.n_head_kv_arr[layer])
             tensor = self._contexts[self._bufts[layer]].new_tensor(types[x], ne)
             return tensor.set_name(f"cache_{x}_l{layer}")
 
         self.hidden: Tensor | None = None
-        self.k = {i: new("k", i) for i in self.layers}
-        self.v = {} if hparams.values_in_keys else {i: new("v", i) for i in self.layers}
+        whole, whole_v = dict[int, Tensor](), dict[int, Tensor]()
+        if of_tokens is None:
+            whole = {i: new("k", i) for i in self.layers}
+            whole_v = {} if hparams.values_in_keys else {i: new("v", i) for i in self.layers}
         self.indexer_keys = {
             i: self._contexts[HOST].new_tensor(index_type, index_ne).set_name(f"cache_index_l{i}")
             for i in indexed
         }
-        self.stored: tuple[Tensor, ...] = (
-            *self.k.values(), *self.v.values(), *self.indexer_keys.values()
-        )  # fmt: skip
         for buft, ctx in self._contexts.items():
             buffer = alloc_ctx_tensors(ctx, buft)
             if buffer.mem is not None and buffer.size <= _HUGE_PAGES:
                 advise_hugepages(buffer.mem)
         if hparams.values_in_keys:
-            self.v = {i: _first_columns(k, columns["v"][i]) for i, k in self.k.items()}
+            whole_v = {i: _first_columns(k, columns["v"][i]) for i, k in whole.items()}
+        self._whole = {i: (k, whole_v[i]) for i, k in whole.items()}
+        if of_tokens is not None:
+            self._whole = {i: of_tokens.with_compressed(i) for i in self.layers}
+        self.k, self.v = (
+            {i: _rows(both[x], n_before.get(i, 0), n_cells) for i, both in self._whole.items()}
+            for x in (0, 1)
+        )
+        values = () if hparams.values_in_keys else self.v.values()
+        self.stored: tuple[Tensor, ...] = (
+            *self.k.values(), *values, *self.indexer_keys.values()
+        )  # fmt: skip
         arrays = (table.numpy(squeeze=False)[0] for table in (self.cells, self.branches))
         super().__init__(
             *arrays, window=window, chunked=hparams.swa_chunked, unified=unified,
@@ -167,6 +187,10 @@ class KVCache(CellLists):
     def tables(self, layer: int) -> tuple[Tensor, Tensor]:
         """``cells`` and ``branches``, or their copies in the memory of the layer's device."""
         return self._tables.get(self._bufts[layer], (self.cells, self.branches))
+
+    def with_compressed(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer with the compressed rows before them, if it has any."""
+        return self._whole[layer]
 
     def keep_hidden(self, n_columns: int) -> None:
         """Allocate ``hidden``, F32 [n_columns, n_cells]; rows of cells in use are 0."""
@@ -273,7 +297,7 @@ class KVCache(CellLists):
 
     def _host_cells(self, tensor: Tensor) -> Bytes:
         """A view of the bytes of ``k[i]`` or ``v[i]``: uint8[n_head_kv, n_cells, bytes]."""
-        rows: Bytes = tensor.bytes().reshape(tensor.ne[2], self.n_cells, -1)
+        rows: Bytes = tensor.bytes().reshape(tensor.ne[2], tensor.ne[1], -1)
         return rows
 
 
@@ -317,6 +341,17 @@ def _first_columns(keys: Tensor, n: int) -> Tensor:
     view = Tensor(keys.type, (n, *keys.ne[1:]), keys.nb)
     view.view_src, view.buffer, view.data = keys, keys.buffer, keys.data
     return view.set_name(f"{keys.name} (values)")
+
+
+def _rows(tensor: Tensor, first: int, n: int) -> Tensor:
+    """A view of ``n`` rows of each head, from row ``first`` on; the tensor if that is all."""
+    if n == tensor.ne[1]:
+        return tensor
+    view = Tensor(tensor.type, (tensor.ne[0], n, *tensor.ne[2:]), tensor.nb)
+    view.view_src = tensor if tensor.view_src is None else tensor.view_src
+    view.view_offs = tensor.view_offs + first * tensor.nb[1]
+    view.buffer, view.data = tensor.buffer, tensor.data + first * tensor.nb[1]
+    return view.set_name(tensor.name if first else f"{tensor.name} (compressed)")
 
 
 def _rotation_size(type: GGMLType, columns: set[int], max_size: int | None = None) -> int:

@@ -14,7 +14,8 @@ Source: llama.cpp, ``llama_memory``, ``llama_kv_cache_iswa`` and ``llama_memory_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +24,13 @@ import numpy.typing as npt
 from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
 from pyggml.gguf.mapped import Mapped
-from pyggml.rounding import round_up
+from pyggml.rounding import ceil_div, round_up
 from pyggml.tensor import BufferType, Tensor
 
 from ..errors import BatchError, ContextFull, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache, cached_layers
+from .compressed import CompressedRows
 from .reduction import Reduction
 from .states import ON_HOST, StateCache, StatePlaces
 from .table import CHUNK, Ints, Seqs, seq_tuple
@@ -45,6 +47,7 @@ class Placed(NamedTuple):
         ranges: for each window the rows of the tokens, see ``text_rows``; empty with caches.
         types: of the tokens, see ``text_segments``; empty where all are 0.
         queries: rows for the tokens' queries, see ``Reduction``; empty without it.
+        lists: of each cache of compressed rows, see ``CompressedRows.lists``.
     """
 
     caches: list[tuple[list[int], Ints]]
@@ -52,6 +55,7 @@ class Placed(NamedTuple):
     ranges: Sequence[Ints] = ()
     types: Ints | tuple[()] = ()
     queries: Sequence[int] = ()
+    lists: Sequence[tuple[Ints, Ints]] = ()
 
 
 class HiddenReads(NamedTuple):
@@ -95,8 +99,9 @@ class Memory:
         types: of keys and values, such as ``F16/F16``; also says which hidden states are kept, and
             whether keys of an indexer are.
         reads: the hidden states that are kept for a head; None: none are.
-        caches: by ascending window; the first one decides whether the context is full. None without
-            causality.
+        caches: by ascending window, then those of compressed rows; the first one decides whether
+            the context is full. None without causality.
+        compressed: the caches of compressed rows, by the number of tokens of a row.
         can_shift: whether positions can change. Learned positions are part of keys and values,
             chunks of attention are by position, so evicted cells may be in them again, a state
             cannot forget a token, the tokens of an encoded text depend on each other, and a
@@ -140,7 +145,12 @@ class Memory:
         for i in cached_layers(hparams):
             by_window.setdefault(hparams.window(i), []).append(i)
         by_window = by_window or {0: []} if hparams.causal else {}
-        self.caches = []
+        self.caches: list[KVCache] = []
+        ratios = {i: hparams.compress_ratio(i) for i in cached_layers(hparams)}
+        n_rows = {
+            ratio: n_seq_max * ceil_div(n_ctx // n_seq_max, ratio)
+            for ratio in ratios.values() if ratio and hparams.causal
+        }  # fmt: skip
         for window in sorted(by_window):
             n_cells = n_ctx
             if window and not swa_full:
@@ -150,8 +160,19 @@ class Memory:
                     hparams, n_cells, n_seq_max, type_k, type_v,
                     layers=by_window[window], window=window, unified=unified, n_ubatch=n_ubatch,
                     n_checkpoints=n_checkpoints, layer_buft=layer_buft,
+                    n_before={i: n_rows[ratio] for i, ratio in ratios.items() if ratio},
                 )
             )  # fmt: skip
+        self.compressed = {
+            ratio: CompressedRows(
+                hparams, self.caches[0], ratio, n, n_seq_max, type_k, type_v,
+                layers=[i for i in ratios if ratios[i] == ratio], unified=unified,
+                layer_buft=layer_buft,
+            )
+            for ratio, n in sorted(n_rows.items())
+        }  # fmt: skip
+        self._of_tokens = tuple(self.caches)
+        self.caches += self.compressed.values()
         self.reduction: Reduction | None = None
         if kv_keep:
             layers = self.caches[0].layers
@@ -161,7 +182,7 @@ class Memory:
         self._windows = [cache for cache in self.caches if cache.window and cache.n_cells < n_ctx]
         self._every = checkpoint_every
         self.has_checkpoints = bool(self.states or self._windows)
-        by_layer = {i: cache for cache in self.caches for i in cache.layers}
+        by_layer = {i: cache for cache in self._of_tokens for i in cache.layers}
         self._owners = {i: hparams.cache_layer(i) for i in range(hparams.n_layer)}
         owners = self._owners.items()
         self._of_layer = {i: by_layer[owner] for i, owner in owners if owner in by_layer}
@@ -198,7 +219,8 @@ class Memory:
     @property
     def n_used(self) -> int:
         """Cells that belong to a sequence."""
-        return self.caches[0].n_used if self.caches else 0
+        n_used = self.caches[0].n_used if self.caches else 0  # a window may have evicted others
+        return max([n_used, *(cache.n_used * cache.ratio for cache in self.compressed.values())])
 
     def of_layer(self, layer: int) -> KVCache:
         """The cache that a layer attends to."""
@@ -207,6 +229,14 @@ class Memory:
     def owner(self, layer: int) -> int:
         """The layer whose keys and values in `of_layer` a layer attends to."""
         return self._owners[layer]
+
+    def lists(self, placed: Sequence[tuple[list[int], Ints]]) -> list[tuple[Ints, Ints]]:
+        """The lists of tokens just placed in all caches, see ``CompressedRows.lists``."""
+        n, rows = len(self._of_tokens), [of_cache for _, of_cache in placed]
+        return [
+            cache.lists(rows[0], of_rows)
+            for cache, of_rows in zip(self.compressed.values(), rows[n:], strict=True)
+        ]
 
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
@@ -218,7 +248,7 @@ class Memory:
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position that all layers still have, -1 where the sequence is empty."""
-        return max((cache.seq_pos_min(seq) for cache in self.caches), default=-1)
+        return max((cache.seq_pos_min(seq) for cache in self._of_tokens), default=-1)
 
     def encoded(self, seq: int) -> int:
         """Number of tokens of the encoded text with which a sequence begins; 0 without one."""
@@ -494,6 +524,7 @@ class TargetCells(NamedTuple):
     states: None = None
     reduction: None = None
     reads: None = None
+    compressed: Mapping[int, CompressedRows] = MappingProxyType({})  # a target has none
 
     @property
     def caches(self) -> list[KVCache]:

@@ -776,7 +776,7 @@ class Context:
         for cache in self.kv.caches:
             if cache.mirrored:
                 cache.update_tables()
-        return Placed(placed)
+        return Placed(placed, lists=self.kv.lists(placed))
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)

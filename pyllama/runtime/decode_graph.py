@@ -102,6 +102,10 @@ class DecodeGraph:
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
+        self._lists = [
+            (lists.numpy(squeeze=False)[0], rows.numpy(squeeze=False)[0, 0])
+            for lists, rows in builder.lists.values()
+        ]  # [T, n, 2] and [T, 4] of each cache of compressed rows
         ranges = builder.ranges.values()
         self._types = None if builder.token_types is None else as_array(builder.token_types)
         self._buckets: tuple[Ints, Ints] | None = None  # of distances: the input, and its values
@@ -200,6 +204,9 @@ class DecodeGraph:
         ):
             index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
+        for (lists, rows), (listed, attended) in zip(self._lists, placed.lists, strict=True):
+            lists[:n, : listed.shape[1]] = listed
+            rows[:n], rows[n:] = attended, 0
         if self._cross is not None:  # the entries before those of self-attention
             self._cross[:] = 0
             self._cross[:, [0, 2, 3]] = self.rows[0][:, [0, 1, 3]]

@@ -46,7 +46,7 @@ from ..graph.sparse.weights import (
     predictor_faults,
     sparse_patterns,
 )
-from ..graph.tensors import INDICES
+from ..graph.tensors import index_type
 from ..hparams import HParams
 from ..kv.memory import Memory
 from .devices import Offload, check_overrides, layer_devices, override_device
@@ -477,7 +477,7 @@ def check_tensors(
         f"tensor '{info.name}' is {info.type.name}, which has no kernels yet; "
         f"supported types: {', '.join(t.name for t in RUNNABLE)}"
         for info in infos.values()
-        if info.type not in RUNNABLE and info.name not in INDICES
+        if info.type not in RUNNABLE and index_type(info.name) is None
     ]
     if faults:
         raise ModelError(f"{file.path}: {faults[0]}")
@@ -506,6 +506,8 @@ def match_tensors(
             continue
         optional, name = name.endswith("?"), name.rstrip("?")
         info = file.tensors.get(name)
+        if info is not None and len(ne) == 3 and info.ne == (ne[0], ne[1] * ne[2], 1, 1):
+            info = replace(info, ne=(*ne, 1))  # matrices one after the other
         if info is not None:
             faults += _size_faults(info, ne)
             infos[name] = info
@@ -562,9 +564,11 @@ def _size_faults(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
     if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, declared, strict=True)):
         sizes = ", ".join(str(n) if n > 0 else ANY for n in declared)
         return [f"tensor '{info.name}' has sizes {list(info.ne)}, want [{sizes}]"]
-    type = GGMLType.I64 if info.name in INDICES else GGMLType.F32
-    if len(ne) == 1 and info.type is not type:
-        return [f"tensor '{info.name}' is {info.type.name}, want {type.name} for a vector"]
+    type = index_type(info.name)
+    if type is not None and info.type is not type:
+        return [f"tensor '{info.name}' is {info.type.name}, want {type.name} for indices"]
+    if type is None and len(ne) == 1 and info.type is not GGMLType.F32:
+        return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
     return []
 
 

@@ -203,7 +203,7 @@ class Planner:
             layer.weights[self._owner(_buft(tensor))] += _size(tensor)
         for cache in memory.caches:
             for i in cache.layers:
-                owned = (x for x in (cache.k[i], cache.v[i]) if x.view_src is None)
+                owned = (x for x in cache.with_compressed(i) if x.view_src is None)
                 layers[1 + i].kv[self._owner(real(i))] += sum(map(_size, owned))
                 if i in cache.indexer_keys:
                     layers[1 + i].kv[self._owner(HOST)] += _size(cache.indexer_keys[i])

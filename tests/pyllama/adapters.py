@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import dequantize
 from pyllama import Model
@@ -68,6 +69,9 @@ def merge(path: Path, base: Path, changes: Sequence[tuple[Terms, float]]) -> Pat
     tensors: dict[str, Any] = {}
     for name, info in file.tensors.items():
         shape = info.ne[: info.n_dims][::-1]
+        if info.type is GGMLType.I32:  # no weights, but numbers of experts
+            tensors[name] = file.tensor_bytes(name), info.type, shape[::-1]
+            continue
         tensors[name] = dequantize(file.tensor_bytes(name), info.type).reshape(shape)
     tied = "output.weight" not in tensors
     if tied and any({EMBEDDING, "output.weight"} & terms.keys() for terms, _ in changes):

@@ -100,6 +100,9 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
             made[name] = hashes[0]
             continue
         x = rng.uniform(-1, 1, shape)
+        if name.endswith("tid2eid"):  # other experts for each token, of 8
+            made[name] = x.argsort(axis=1)[:, : shape[1]] + np.arange(shape[0])[:, None] % 6
+            continue
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
         elif name.endswith(("dt_bias", "dt_proj.bias")):

@@ -15,6 +15,17 @@ from conversion import ModelBase, ModelType, get_model_architecture, get_model_c
 N_VOCAB = 512
 
 
+def _write_floats(self: Any, bid: int, proj: str, tensor: Any) -> list[str]:
+    """Write the experts of DeepSeek-V4, whose converter takes published ones of 4 bits only."""
+    names = [
+        f"layers.{bid}.ffn.experts.{e}.{proj}.weight"
+        for e in range(self.hparams["n_routed_experts"])
+    ]
+    data = torch.stack([self.model_tensors[name]() for name in names]).numpy()
+    self.gguf_writer.add_tensor(self.format_tensor_name(tensor, bid), data)
+    return names
+
+
 def _set_vocab(self: Any) -> None:
     writer = self.gguf_writer
     writer.add_tokenizer_model("gpt2")
@@ -35,6 +46,8 @@ if __name__ == "__main__":
             part.set_vocab = _set_vocab
         if "_get_suppress_tokens" in vars(part):  # MiniMax-01's reads the tokenizer
             part._get_suppress_tokens = lambda self: []
+    if hasattr(kind, "_write_mxfp4_expert_tensor"):
+        kind._write_mxfp4_expert_tensor = _write_floats
     vocabulary = folder / "tokenizer.json"
     if missing := not vocabulary.exists():  # Gemma's converters count its tokens
         tokens = {f"w{i:03}": i for i in range(N_VOCAB)}

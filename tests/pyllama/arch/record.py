@@ -101,6 +101,11 @@ def save_config(config: dict[str, Any], folder: Path) -> Shapes:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     if kind == "qwen3_vl_moe":  # the published ones are transposed; transformers reads both
         shapes = {k: (x[0], x[2], x[1]) if ".experts." in k else x for k, x in shapes.items()}
+    if kind == "deepseek_v4":  # transformers reads the published names too
+        published = {"model.": "", "embed_tokens": "embed", "attn.norm": "attn.kv_norm",
+                     "hc_head.hc_": "hc_head_"}  # fmt: skip
+        for theirs, name in published.items():
+            shapes = {k.replace(theirs, name): x for k, x in shapes.items()}
     if kind == "kimi_linear":  # the published ones call the first layers' part ``mlp``
         dense = ("e.gate_proj.", "e.up_proj.", "e.down_proj.")
         shapes = {
@@ -149,9 +154,11 @@ def routing_margin(model: Any, tokens: list[int], config: dict[str, Any]) -> flo
 
     def note(router: Any, inputs: Any, out: Any) -> None:
         bias = getattr(router, "e_score_correction_bias", None)
-        seen.append(out[0] if bias is None else out[0].sigmoid() + bias)
+        score = getattr(router, "score_fn", torch.sigmoid)
+        seen.append(out[0] if bias is None else score(out[0]) + bias)
 
     routers = [m for m in model.modules() if type(m).__name__.endswith(("Router", "router"))]
+    routers = [m for m in routers if not hasattr(m, "tid2eid")]  # these do not choose
     hooks = [m.register_forward_hook(note) for m in routers]
     out = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True)
     for hook in hooks:
