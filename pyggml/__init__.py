@@ -91,6 +91,7 @@ from .ops.rows.norm import *
 from .ops.rows.reduce import *
 from .ops.rows.sinkhorn import *
 from .ops.rows.softmax import *
+from .ops.rows.sinkhorn import *
 from .ops.rows.sort import *
 from .ops.training.loss import *
 from .ops.training.optimizer import *

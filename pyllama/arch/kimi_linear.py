@@ -63,12 +63,17 @@ TENSORS = {
 }
 
 
-def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+def latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    """Latent attention from a layer's normed input to its output projection.
+
+    Shape:
+        x [n_embd, T] -> the same
+    """
     out = mla.latent_attention(b, x, i)
     return b.linear(out, f"blk.{i}.attn_output", f"attn_out-{i}")
 
 
-build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
+build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, latent))
 
 
 def _keys(config: Config) -> Keys:

@@ -1,20 +1,23 @@
 """Qwen3.8 (Qwen4-Exp): Qwen3.5-MoE's layers with hyper-connections and embeddings of n-grams.
 
-The layers of attention have an indexer that chooses blocks of tokens (QSA); here the context ends
-where it would not choose all.
+The layers of attention have an indexer that chooses groups of keys by their means (QSA).
 Source: Qwen Team 2026, "Qwen3.8"; llama.cpp, ``llama_model_qwen4exp``.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 import pyggml as ops
 from pyggml.tensor import Tensor
 
+from ..errors import ModelError
 from ..graph import hyper_connections as hc
 from ..graph import ngram
 from ..graph.attention.factors import attention_of_gated_queries
+from ..graph.attention.indexer import BLOCK_TENSORS, choose_groups, pooled_states
 from ..graph.builder import GraphBuilder
 from ..graph.delta_net import delta_net, states_of
 from ..graph.ffn import ffn
@@ -28,10 +31,35 @@ _RATIOS = "attention.compress_ratios"
 
 
 def _states(got: Got) -> tuple[Sizes, ...]:
+    layers = zip(got["recurs"], got["has_grams"], pooled_states(got), strict=True)
     return tuple(
-        {**(states_of(got) if recurs else {}), **(ngram.states_of(got) if has_grams else {})}
-        for recurs, has_grams in zip(got["recurs"], got["has_grams"], strict=True)
+        {
+            **(states_of(got) if recurs else {}),
+            **(ngram.states_of(got) if has_grams else {}),
+            **pooled,
+        }
+        for recurs, has_grams, pooled in layers
     )
+
+
+def _n_pool(got: Got) -> int:
+    """Tokens of a group, of which files have a number for each layer."""
+    sizes = {*got["ratios"]} - {0}
+    if len(sizes) > 1:
+        raise ModelError(
+            f"{got['arch']} model with groups of {sorted(sizes)} keys, want one size; this variant "
+            "is not supported"
+        )
+    return int(sizes.pop()) if sizes else 1
+
+
+def _indexer_layers(got: Got) -> tuple[int, ...]:
+    """The layers with groups; a file without any has llama.cpp's mistake, and short contexts."""
+    return tuple(int(n > 0) for n in got["ratios"]) if any(got["ratios"]) else ()
+
+
+def _in_attention(name: str, got: Got) -> tuple[int, ...]:
+    return tuple(got[name] * attends for attends in got["attends"])
 
 
 HPARAMS: Values = {
@@ -39,23 +67,29 @@ HPARAMS: Values = {
     **hc.GATED_HPARAMS,
     **ngram.HPARAMS,
     "delta_gate": "sigmoid",
-    "states": _states,
-    "n_chosen": Key("attention.indexer.top_k"),
-    "ratios": Key(_RATIOS, 0, tuple),
-    "n_sparse_keys": lambda got: got["n_chosen"] + max(*got["ratios"], 1) - 1,
+    "n_sparse_keys": Key("attention.indexer.top_k"),
     "n_indexer_head": Key("attention.indexer.head_count"),
     "n_indexer_key": Key("attention.indexer.key_length"),
+    "ratios": Key(_RATIOS, 0, tuple),
+    "n_pool": _n_pool,
+    "indexer_layers": _indexer_layers,
+    "n_index_head": partial(_in_attention, "n_indexer_head"),
+    "n_index_key": partial(_in_attention, "n_indexer_key"),
+    "indexer_neox": True,
+    "indexer_rope_last": False,
+    "states": _states,
 }
 
 TENSORS = {
     **without(qwen35moe.TENSORS, "attn_norm", "post_attention_norm", "output_norm"),
     **ngram.TENSORS,
     **hc.GATED_TENSORS,
-    "blk.{i}.indexer.q_proj.weight?": ("n_embd", "n_indexer_head*n_indexer_key"),
-    "blk.{i}.indexer.k_proj.weight?": ("n_embd", "n_indexer_key"),
-    "blk.{i}.indexer.q_norm.weight?": ("n_indexer_key",),
-    "blk.{i}.indexer.k_norm.weight?": ("n_indexer_key",),
+    **BLOCK_TENSORS,
 }
+
+
+def _attention(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+    return attention_of_gated_queries(b, x, i, choose_groups(b, x, i))
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -65,7 +99,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         if b.hparams.own["has_grams"][i]:
             streams = ops.add(b.ctx, streams, ngram.ngram_embedding(b, streams, i))
         x, gate = hc.read_gated(b, streams, f"blk.{i}.hc_attn", i)
-        mixer = attention_of_gated_queries if b.hparams.n_head_kv_arr[i] else delta_net
+        mixer = _attention if b.hparams.n_head_kv_arr[i] else delta_net
         streams = hc.write_streams(b, mixer(b, x, i), streams, gate)
         x, gate = hc.read_gated(b, streams, f"blk.{i}.hc_ffn", i)
         streams = hc.write_streams(b, ffn(b, x, i, "silu"), streams, gate)

@@ -547,19 +547,25 @@ class GraphBuilder:
         index = self.kv_index[self.kv.caches.index(kv)]
         self.graph.build_forward_expand(ops.set_rows(self.ctx, kv.indexer_keys[layer], k, index))
 
-    def rope_of_indexer(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+    def rope_of_indexer(
+        self, x: Tensor, params: Mapping[str, Any], positions: Tensor | None = None
+    ) -> Tensor:
         """Rotate queries or keys of an indexer, whose pairs of columns may be others.
 
         Args:
             params: the layer's, of ``HParams.rope``.
+            positions: of the rows; None: the tokens'.
 
         Shape:
-            x [n_indexer_key, n, T] -> the same
+            x [n_indexer_key, n, T], positions I32 [T] -> x's
         """
         own = self.hparams.own
+        if not params["n_dims"]:
+            return x
         mode = RopeMode.NEOX if own["indexer_neox"] else RopeMode.NORMAL
         first = x.ne[0] - params["n_dims"] if own["indexer_rope_last"] else 0
-        return self._rotate_from(first, x, None, {**params, "mode": mode}, self.positions)
+        at = self.positions if positions is None else positions
+        return self._rotate_from(first, x, None, {**params, "mode": mode}, at)
 
     def _store_queries(self, q: Tensor, layer: int) -> None:
         """Store queries of the last tokens of each sequence, if sequences are reduced."""

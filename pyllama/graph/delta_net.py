@@ -149,17 +149,18 @@ def kimi_delta(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
         rows = b.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
         return ops.reshape_3d(ctx, causal_conv(b, rows, i, f"_{part}"), n, n_head, T)
 
-    def low_rank(part: str) -> Tensor:  # [n n_head, T]; one matrix in Ling 3
-        row = b.linear(x, f"blk.{i}.ssm_{part}_a", f"{part}_a-{i}")  # [n, T]
-        if f"blk.{i}.ssm_{part}_b.weight" not in b.weights:
-            return row
-        return b.linear(row, f"blk.{i}.ssm_{part}_b", f"{part}_b-{i}")
+    def projected(part: str) -> Tensor:  # [n n_head, T]; by a matrix, or two of low rank
+        rows = x
+        for name in (part, f"{part}_a", f"{part}_b"):
+            if f"blk.{i}.ssm_{name}.weight" in b.weights:
+                rows = b.linear(rows, f"blk.{i}.ssm_{name}", f"{name}-{i}")
+        return rows
 
     q, k, v = (heads(part) for part in "qkv")
-    decay = ops.add(ctx, low_rank("f"), b.weight(f"blk.{i}.ssm_dt.bias"))
-    a, lowest = b.weight(f"blk.{i}.ssm_a"), hp.own.get("lowest_decay", 0.0)
-    if lowest:  # the logarithm of the decay is from there to 0
-        decay = ops.mul(ctx, ops.reshape_3d(ctx, decay, n, n_head, T), a)
+    decay = ops.add(ctx, projected("f"), b.weight(f"blk.{i}.ssm_dt.bias"))
+    a = ops.reshape_2d(ctx, b.weight(f"blk.{i}.ssm_a"), 1, n_head)
+    if lowest := hp.own.get("lowest_decay", 0.0):  # the logarithm of the decay is from there to 0
+        decay = ops.mul(ctx, ops.reshape_3d(ctx, decay, n, n_head, T), ops.abs(ctx, a))
         decay = ops.scale(ctx, ops.sigmoid(ctx, decay), lowest)
     else:
         decay = ops.reshape_3d(ctx, ops.softplus(ctx, decay), n, n_head, T)
@@ -170,7 +171,7 @@ def kimi_delta(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     q, k = _unit(b, q), _unit(b, k)
     y = ops.gated_delta_net_slots(ctx, q, k, v, decay, beta, *b.state("delta", i))
     y = b.rms_norm(y.set_name(f"kda-{i}"), f"blk.{i}.ssm_norm", f"kda_normed-{i}")
-    gate = ops.reshape_3d(ctx, ops.sigmoid(ctx, low_rank("g")), n, n_head, T)
+    gate = ops.reshape_3d(ctx, ops.sigmoid(ctx, projected("g")), n, n_head, T)
     y = ops.reshape_2d(ctx, ops.mul(ctx, y, gate), n * n_head, T).set_name(f"kda_gated-{i}")
     return b.linear(y, f"blk.{i}.attn_output", f"kda_out-{i}")
 

@@ -242,9 +242,10 @@ def _header_builders(
 ) -> list[GraphBuilder]:
     """The builder of `header_graph`; of a model with encoder and decoder also the encoder's."""
     sizes = (0, 1) if hparams.encoder else (1, int(HEAD in weights))
+    n_chosen = hparams.own.get("n_pool", 1)
     if hparams.n_sparse_keys:
-        hparams = replace(hparams, n_sparse_keys=1)  # fewer than cells: with the indexer
-    memory = Memory(hparams, _CELLS)
+        hparams = replace(hparams, n_sparse_keys=n_chosen)  # fewer than cells: with the indexer
+    memory = Memory(hparams, _CELLS + n_chosen)
     made = [GraphBuilder(hparams, weights, memory, n_tokens, *sizes)]
     if hparams.has_encoder:
         made.append(GraphBuilder(hparams, weights, memory, n_tokens, 0, 1, encodes=True))

@@ -10,7 +10,9 @@ has a list for each token, and attention to it is that of ``flash_attn_cells`` w
 ``list_rows``.
 
 INDEXER_TOP_K chooses the ``n_keys`` keys with the highest scores, or all where there are no more. A
-key's score is the sum over the indexer's heads of ``weight * relu(q k)``. BLOCK_TOP_K chooses, for
+key's score is the sum over the indexer's heads of ``weight * relu(q k)``. With a ``block`` of more
+than one position, keys of a block are chosen together by the score of its last one, and those after
+the last whole block in any case, beside ``n_keys``. BLOCK_TOP_K chooses, for
 each head, ``n_blocks`` blocks of ``block`` positions by the highest product ``q k`` of a key in
 them; the last ``n_local`` blocks up to the token's are chosen in any case. Of equal scores the
 earlier entry or block is chosen; NaN counts as larger than inf.
@@ -66,7 +68,7 @@ def _check_keys(op: str, q: Tensor, k: Tensor) -> None:
 
 def _infer(
     q: Tensor, k: Tensor, weights: Tensor, cells: Tensor, rows: Tensor, branches: Tensor | None,
-    n_keys: int,
+    n_keys: int, block: int,
 ) -> Out:  # fmt: skip
     _check_keys(_OP, q, k)
     require_type(_OP, "weights", weights, (F32,))
@@ -78,22 +80,30 @@ def _infer(
         f"weights {weights.ne} must be [{n_head}, {n_tokens}]: one for each head and token of q",
     )
     check_tables(_OP, n_tokens, cells, rows, branches)
-    require(n_keys > 0, _OP, f"n_keys is {n_keys}, want 1 or more")
-    return Out(I32, (2, n_keys, n_tokens, 1))
+    require(
+        n_keys > 0 and block > 0 and n_keys % block == 0,
+        _OP,
+        f"n_keys is {n_keys} in blocks of {block}, want one or more whole blocks",
+    )
+    return Out(I32, (2, n_keys + block - 1, n_tokens, 1))
 
 
 def _indexer_top_k(
     q: Array, k: Array, weights: Array, cells: Array, rows: Array, branches: Array | None,
-    n_keys: int,
+    n_keys: int, block: int,
 ) -> Array:  # fmt: skip
     q, k = q[0].astype(np.float64), k[0, 0].astype(np.float64)  # [T, n_head, d], [n_cells, d]
     lists = cells[0], None if branches is None else branches[0]
     check_lists(len(k), lists[0], rows[0, 0], lists[1])
-    out = np.full((1, len(q), n_keys, 2), -1, np.int32)
+    out = np.full((1, len(q), n_keys + block - 1, 2), -1, np.int32)
     for t, row in enumerate(rows[0, 0]):
         entries = entries_of(row, *lists)
         scores = weights[0, 0, t] @ np.maximum(q[t] @ k[entries[:, 0]].T, 0)
-        best = np.sort(stable_order(scores, "desc")[:n_keys])
+        ends = np.flatnonzero(entries[:, 1] % block == block - 1)
+        end_of = np.searchsorted(ends, np.arange(len(entries)))  # the entry's block
+        after = end_of == len(ends)
+        scores = np.where(after, np.inf, scores[np.append(ends, 0)[end_of]])
+        best = np.sort(stable_order(scores, "desc")[: n_keys + after.sum()])
         out[0, t, : len(best)] = entries[best]
     return out
 
@@ -165,25 +175,25 @@ def _cost(node: Tensor) -> Cost:
 
 def _listed(
     d: int, n_head: int, n_tokens: int, n: tuple[int, int, int], n_keys: int,
-    type: GGMLType = F16, perf: bool = False,
+    type: GGMLType = F16, block: int = 1, perf: bool = False,
 ) -> Case:  # fmt: skip
     """``n`` = entries of a list, cells of the cache, sequences."""
     n_list, n_cells, n_seq = n
     lists = listed(*n), token_rows(n_tokens, n_list, n_seq)
     sources = arg(d, n_head, n_tokens), arg(d, n_cells, type=type), arg(n_head, n_tokens)
-    return case(*sources, *lists, n_keys=n_keys, perf=perf)
+    return case(*sources, *lists, n_keys=n_keys, block=block, perf=perf)
 
 
-def _branched(n_tokens: int, prefix: int, n_cells: int, n_keys: int) -> Case:
+def _branched(n_tokens: int, prefix: int, n_cells: int, n_keys: int, block: int = 1) -> Case:
     tables = branched_lists(n_tokens, prefix, n_cells)
     sources = arg(64, 8, n_tokens), arg(64, n_cells, type=F16), arg(8, n_tokens)
-    return case(*sources, *tables, n_keys=n_keys)
+    return case(*sources, *tables, n_keys=n_keys, block=block)
 
 
 INDEXER_TOP_K = define_op(
     _OP,
     src=("q", "k", "weights", "cells", "rows", "branches?"),
-    params={"n_keys": 1},
+    params={"n_keys": 1, "block": 1},
     infer=_infer,
     reference=_indexer_top_k,
     cases=lambda: [
@@ -195,12 +205,16 @@ INDEXER_TOP_K = define_op(
         _listed(64, 1, 3, (300, 400, 1), 250),  # half of the scores are 0
         _branched(9, 260, 900, 100),
         _branched(40, 512, 900, 300),
+        *(_listed(64, 8, 1, (n, 600, 1), 32, block=8) for n in (1, 8, 32, 39, 40, 300)),
+        _listed(33, 7, 7, (300, 400, 2), 294, F32, block=7),
+        _listed(64, 1, 40, (300, 400, 2), 48, block=16),
+        _branched(9, 260, 900, 96, block=16),
         _listed(128, 64, 1, (8192, 8192, 1), 2048, perf=True),
         _listed(128, 64, 64, (4096, 4096, 1), 2048, perf=True),
     ],
     exact=True,
     cost=_cost,
-    doc="The `n_keys` keys of each token with the highest scores, as lists of cells.",
+    doc="The `n_keys` keys of each token with the highest scores, or whole blocks of keys.",
 )
 
 
@@ -270,18 +284,23 @@ def indexer_top_k(
     n_keys: int,
     *,
     branches: Tensor | None = None,
+    block: int = 1,
 ) -> Tensor:
     """The keys with the highest scores of an indexer (see the module).
+
+    Args:
+        block: positions of keys that are chosen together; the first ones begin at position 0.
 
     Shape:
         q F32 [d, n_head, T], k F16, BF16 or F32 [d, n_cells], weights F32 [n_head, T],
         cells I32 [2, n_list, n_seq], rows I32 [4, T], branches I32 [2, n_entries, n_branches]
-        (rows then are [6, T]) -> I32 [2, n_keys, T]
+        (rows then are [6, T]) -> I32 [2, n_keys + block - 1, T]
 
     Raises:
         ShapeError, TypeMismatch: sizes do not fit, or another type.
     """
-    return INDEXER_TOP_K.build(ctx, q, k, weights, cells, rows, branches, n_keys=n_keys)
+    sources = q, k, weights, cells, rows, branches
+    return INDEXER_TOP_K.build(ctx, *sources, n_keys=n_keys, block=block)
 
 
 def block_top_k(

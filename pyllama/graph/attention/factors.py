@@ -34,10 +34,16 @@ def attention_gate(b: GraphBuilder, out: Tensor, x: Tensor, i: int, act: str) ->
     return out.set_name(f"attn_gated-{i}")
 
 
-def attention_of_gated_queries(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
+def attention_of_gated_queries(
+    b: GraphBuilder, x: Tensor, i: int, chosen: Tensor | None = None
+) -> Tensor:
     """The attention of layer ``i`` whose ``attn_q`` also makes the gates, after each head's query.
 
     From its normed input to its output projection.
+
+    Args:
+        chosen: as of ``GraphBuilder.attention``.
+
     Source: llama.cpp, ``llama_model_qwen3next::build_layer_attn``.
 
     Shape:
@@ -58,7 +64,7 @@ def attention_of_gated_queries(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
     )
     q = b.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
     k = b.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
-    out = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+    out = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i, chosen=chosen)
     gate = ops.sigmoid(ctx, ops.cont(ctx, gate))
     out = ops.mul(ctx, out, ops.reshape_2d(ctx, gate, n * n_head, n_tokens))
     return b.linear(out.set_name(f"attn_gated-{i}"), f"blk.{i}.attn_output", f"attn_out-{i}")

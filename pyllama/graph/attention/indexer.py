@@ -17,10 +17,13 @@ import math
 from functools import partial
 
 import pyggml as ops
+from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
+from ...errors import ModelError
 from ...hparams import Got, Key, Values
 from ..builder import GraphBuilder
+from ..mamba import Sizes
 
 
 def _by_layer(name: str, got: Got) -> tuple[int, ...]:
@@ -73,6 +76,30 @@ BLOCK_TENSORS = {
 }
 
 
+def pooled_states(got: Got) -> tuple[Sizes, ...]:
+    """The states of each layer whose indexer pools keys: the group of the last token.
+
+    Raises:
+        ModelError: the chosen keys are not whole groups.
+    """
+    n, n_pool = got["n_sparse_keys"], got["n_pool"]
+    if n_pool < 1 or n < 1 or n % n_pool:
+        raise ModelError(
+            f"{got['arch']} model that chooses {n} keys in groups of {n_pool}, want whole groups; "
+            "the metadata is damaged"
+        )
+    size = (3 * got["n_indexer_key"],)
+    layers = got["indexer_layers"] or (0,) * got["n_layer"]
+    return tuple({"index_pool": size} if own else {} for own in layers)
+
+
+POOL_TENSORS = {
+    **TENSORS,
+    "blk.{i}.indexer_compressor_gate.weight": ("n_embd", "n_index_key"),
+    "blk.{i}.indexer_compressor_ape.weight": ("n_index_key", "n_pool"),
+}
+
+
 def _has_indexer(b: GraphBuilder, i: int) -> bool:
     """Whether layer ``i`` chooses keys itself, in this context."""
     return bool(b.kv.caches) and i in b.kv.of_layer(i).indexer_keys
@@ -99,15 +126,53 @@ def choose_keys(b: GraphBuilder, x: Tensor, q: Tensor, i: int) -> Tensor | None:
     q = b.rope_of_indexer(q, hp.rope(i)).set_name(f"indexer_q-{i} (roped)")
     k = b.linear(x, f"blk.{i}.indexer.attn_k", f"indexer_k-{i}")
     k = b.layer_norm(k, f"blk.{i}.indexer.k_norm", f"indexer_k_normed-{i}", hp.own["indexer_eps"])
+    if f"blk.{i}.indexer_compressor_gate.weight" in b.weights:
+        scores = b.linear(x, f"blk.{i}.indexer_compressor_gate", f"indexer_gate-{i}")
+        bias = b.weight(f"blk.{i}.indexer_compressor_ape.weight")  # [n, n_pool]
+        bias = bias if bias.type is GGMLType.F32 else ops.cast(ctx, bias, GGMLType.F32)
+        k = ops.gated_pool(ctx, k, scores, bias, b.positions, b.state("index_pool", i))
     k = b.rope_of_indexer(ops.reshape_3d(ctx, k, n, 1, n_tokens), hp.rope(i))
     b.store_index(k.set_name(f"indexer_k-{i} (roped)"), i)
     weights = b.linear(x, f"blk.{i}.indexer.proj", f"indexer_weights-{i}")
     weights = ops.scale(ctx, weights, 1 / math.sqrt(n * n_head))
     rows = b.rows[b.kv.caches.index(kv)]
     b.chosen = ops.indexer_top_k(
-        ctx, q, kv.indexer_keys[i], weights, kv.cells, rows, hp.n_sparse_keys, branches=kv.branches
-    ).set_name(f"indexer_top_k-{i}")
+        ctx, q, kv.indexer_keys[i], weights, kv.cells, rows, hp.n_sparse_keys,
+        branches=kv.branches, block=hp.own.get("n_pool", 1),
+    ).set_name(f"indexer_top_k-{i}")  # fmt: skip
     return b.chosen
+
+
+def choose_groups(b: GraphBuilder, x: Tensor, i: int) -> Tensor | None:
+    """As ``choose_keys`` of models whose keys of a group of tokens have a mean, and no weights.
+
+    Shape:
+        x [n_embd, T], what the layer's attention reads -> I32 [2, n_sparse_keys + n_pool - 1, T]
+
+    Source: Qwen Team 2026, "Qwen3.8"; llama.cpp, ``llama_model_qwen4exp``.
+    """
+    if not _has_indexer(b, i):
+        return None
+    ctx, hp, kv, n_tokens = b.ctx, b.hparams, b.kv.of_layer(i), b.n_tokens
+    n_head, n, n_pool = (hp.size(name) for name in ("n_indexer_head", "n_indexer_key", "n_pool"))
+    q = b.linear(x, f"blk.{i}.indexer.q_proj", f"indexer_q-{i}")
+    q = ops.reshape_3d(ctx, q, n, n_head, n_tokens)
+    q = b.rms_norm(q, f"blk.{i}.indexer.q_norm", f"indexer_q_normed-{i}")
+    q = b.rope_of_indexer(q, hp.rope(i)).set_name(f"indexer_q-{i} (roped)")
+    k = b.linear(x, f"blk.{i}.indexer.k_proj", f"indexer_k-{i}")  # [n, T]
+    zeros = ops.fill(ctx, k, 0.0)
+    bias = ops.repeat_4d(ctx, ops.view_1d(ctx, zeros, n), n, n_pool, 1, 1)
+    k = ops.gated_pool(ctx, k, zeros, bias, b.positions, b.state("index_pool", i))
+    k = b.rms_norm(k, f"blk.{i}.indexer.k_norm", f"indexer_k_normed-{i}")
+    first = ops.scale_bias(ctx, ops.cast(ctx, b.positions, GGMLType.F32), 1.0, 1.0 - n_pool)
+    first = ops.cast(ctx, first, GGMLType.I32)  # of the group that ends with a token
+    k = b.rope_of_indexer(ops.reshape_3d(ctx, k, n, 1, n_tokens), hp.rope(i), first)
+    b.store_index(k.set_name(f"indexer_k-{i} (roped)"), i)
+    weights = ops.reshape_2d(ctx, ops.sum_rows(ctx, q), n_head, n_tokens)
+    return ops.indexer_top_k(
+        ctx, q, kv.indexer_keys[i], ops.fill(ctx, weights, 1.0), kv.cells,
+        b.rows[b.kv.caches.index(kv)], hp.n_sparse_keys, branches=kv.branches, block=n_pool,
+    ).set_name(f"indexer_top_k-{i}")  # fmt: skip
 
 
 def choose_blocks(b: GraphBuilder, x: Tensor, i: int) -> Tensor | None:

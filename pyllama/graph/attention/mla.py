@@ -48,10 +48,10 @@ def n_nope(got: Got, n_key: int, i: int = 0) -> int:
     """Of the ``n_key`` columns of a head of layer ``i`` those that are not rotated.
 
     Raises:
-        ModelError: there are none, or no others.
+        ModelError: there are none.
     """
     n_rot: int = got["n_rot_arr"][i]
-    if not 0 < n_rot < n_key:
+    if not 0 <= n_rot < n_key:
         raise ModelError(
             f"{got['arch']} model with {n_rot} of {n_key} columns of a head rotated, want a part "
             f"of them; the metadata is damaged"
@@ -139,12 +139,13 @@ def latent_attention(b: GraphBuilder, x: Tensor, i: int, q_scale: Tensor | None 
     if q_scale is not None:
         q = ops.mul(ctx, q, q_scale)
     kv = b.linear(x, f"blk.{i}.attn_kv_a_mqa", f"kv_cmpr_pe-{i}")  # [n_lora + n_rot, T]
-    k_rot = ops.view_3d(ctx, kv, (n_rot, 1, n_tokens), (kv.nb[1],) * 2, n_lora * kv.nb[0])
-    if f"blk.{i}.attn_k_norm.weight" in b.weights:
-        k_rot = b.rms_norm(k_rot, f"blk.{i}.attn_k_norm", f"k_pe_normed-{i}")
-    k_rot = b.rope(k_rot, f"k_pe-{i}", i)
     latent = ops.view_2d(ctx, kv, n_lora, n_tokens, kv.nb[1], 0)
     latent = b.rms_norm(latent, f"blk.{i}.attn_kv_a_norm", f"kv_cmpr-{i}", hp.own["latent_eps"])
+    if n_rot:
+        k_rot = ops.view_3d(ctx, kv, (n_rot, 1, n_tokens), (kv.nb[1],) * 2, n_lora * kv.nb[0])
+        if f"blk.{i}.attn_k_norm.weight" in b.weights:
+            k_rot = b.rms_norm(k_rot, f"blk.{i}.attn_k_norm", f"k_pe_normed-{i}")
+        k_rot = b.rope(k_rot, f"k_pe-{i}", i)
     if not hp.values_in_keys:
         kv = b.linear(latent, f"blk.{i}.attn_kv_b", f"kv-{i}")
         kv = ops.reshape_3d(ctx, kv, n_nope + n_value, n_head, n_tokens)
@@ -152,11 +153,16 @@ def latent_attention(b: GraphBuilder, x: Tensor, i: int, q_scale: Tensor | None 
         k_rot = ops.repeat_4d(ctx, k_rot, n_rot, n_head, n_tokens, 1)
         k = ops.concat(ctx, k, k_rot, 0).set_name(f"Kcur-{i}")
         return b.attention(b.rope(q, f"Qcur-{i}", i), k, v, i)
-    q_rot = b.rope(_columns(b, q, n_nope, n_rot), f"q_pe-{i}", i)
-    q = ops.permute(ctx, _columns(b, q, 0, n_nope), 0, 2, 1, 3)  # [n_nope, T, n_head]
-    q = ops.mul_mat(ctx, b.weight(f"blk.{i}.attn_k_b.weight"), q).set_name(f"q_absorbed-{i}")
-    q = ops.concat(ctx, ops.permute(ctx, q, 0, 2, 1, 3), q_rot, 0).set_name(f"Qcur-{i}")
-    k = ops.concat(ctx, ops.reshape_3d(ctx, latent, n_lora, 1, n_tokens), k_rot, 0)
+    columns = ops.permute(ctx, _columns(b, q, 0, n_nope), 0, 2, 1, 3)  # [n_nope, T, n_head]
+    k_b = b.weight(f"blk.{i}.attn_k_b.weight")
+    absorbed = ops.mul_mat(ctx, k_b, columns).set_name(f"q_absorbed-{i}")
+    absorbed = ops.permute(ctx, absorbed, 0, 2, 1, 3)  # [n_lora, n_head, T]
+    k = ops.reshape_3d(ctx, latent, n_lora, 1, n_tokens)
+    if n_rot:
+        q_rot = b.rope(_columns(b, q, n_nope, n_rot), f"q_pe-{i}", i)
+        absorbed = ops.concat(ctx, absorbed, q_rot, 0)
+        k = ops.concat(ctx, k, k_rot, 0)
+    q = absorbed.set_name(f"Qcur-{i}")
     out = b.attention(q, k.set_name(f"Kcur-{i}"), None, i, chosen=chosen)  # [n_lora * n_head, T]
     out = ops.permute(ctx, ops.reshape_3d(ctx, out, n_lora, n_head, n_tokens), 0, 2, 1, 3)
     out = ops.mul_mat(ctx, b.weight(f"blk.{i}.attn_v_b.weight"), out)  # [n_value, T, n_head]

@@ -45,7 +45,7 @@ Of llama.cpp's architectures these do not run here yet:
 - of the draft heads `dflash`: those with a selector (DFlash 2), DSpark's of Gemma 4 and
   DeepSeek-V4;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
-- other kinds of caches (compressed or looped): `clef` `glm5-next`;
+- other kinds of caches (compressed or looped): `clef`;
 - `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
 - `k2-horizon` (experts for values): neither transformers nor llama.cpp as the tests have them.
 """

@@ -22,6 +22,7 @@ F16, F32, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.Q8_0
 CHOSEN = (
     "deepseek32_chosen", "glm-dsa_chosen", "hy_v4_chosen", "minimax-m3_chosen", "dots3note_chosen",
 )  # fmt: skip
+POOLED = ("glm5-next_chosen", "qwen4exp_chosen")
 FEW = 20
 
 
@@ -61,6 +62,22 @@ def test_shifts_rotate_the_indexers_keys_too(model_of: Callable[[str], Model], n
     rows(shifted, tokens[:FEW], pos=list(range(8, 8 + FEW)))
     shifted.kv.seq_add(0, 0, -1, -8)  # whole blocks of MiniMax-M3
     assert np.abs(rows(shifted, tokens[FEW:]) - rows(make(), tokens)[FEW:]).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_groups_of_keys_anyhow(model_of: Callable[[str], Model], name: str, tmp_path: Path) -> None:
+    tokens, model = recorded(name)["tokens"].tolist(), model_of(name)
+    make = partial(Context, model, n_ctx=128, n_seq_max=2)
+    whole = rows(make(n_threads=1), tokens)
+    context = make(n_threads=2, n_ubatch=7)
+    parts = [rows(context, [token]) for token in tokens[:FEW]]
+    context.kv.seq_cp(0, 1)
+    save_state(context, tmp_path / "x", tokens[:FEW], seq=0)
+    assert np.array_equal(np.concatenate([*parts, rows(context, tokens[FEW:])]), whole)
+    assert np.array_equal(rows(context, tokens[FEW:], seq_id=1), whole[FEW:])
+    other = make()
+    assert load_state(other, tmp_path / "x", seq=1) == tokens[:FEW]
+    assert np.array_equal(rows(other, tokens[FEW:], seq_id=1), whole[FEW:])
 
 
 def test_only_long_contexts_choose(model_of: Callable[[str], Model], tmp_path: Path) -> None:

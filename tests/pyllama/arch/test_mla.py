@@ -147,12 +147,19 @@ def test_layers_that_config_json_does_not_count_are_left_out(tmp_path: Path) -> 
 
 
 def test_contexts_of_sparse_attention(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = write_checkpoint(tmp_path / "x", "minimax-m3")  # a token attends to 128 keys
-    context = Context(Model.load(convert(folder, folder / "x.gguf", "f32")), n_ctx=4096)
-    assert context.n_ctx == 128
-    assert "chosen keys only, which is supported up to 128 positions" in caplog.text
-    with pytest.raises(BatchError, match="position 128: the largest is 127"):
-        context.decode(Batch([5], pos=[128]))
+    """Files without the sizes of groups, as llama.cpp's converter may write them."""
+    folder = write_checkpoint(tmp_path / "x", "qwen4exp")  # a token attends to 64 keys
+    with GGUFFile(convert(folder, folder / "x.gguf", "f32")) as file:
+        data: dict[str, Any] = {
+            n: (file.tensor_bytes(n), t.type, t.ne[: t.n_dims]) for n, t in file.tensors.items()
+        }
+        ratios = {"qwen4exp.attention.compress_ratios": np.zeros(3, np.int32)}
+        write_gguf(tmp_path / "y.gguf", {**file.metadata, **ratios}, data)
+    context = Context(Model.load(tmp_path / "y.gguf"), n_ctx=4096)
+    assert context.n_ctx == 64
+    assert "chosen keys only, which is supported up to 64 positions" in caplog.text
+    with pytest.raises(BatchError, match="position 64: the largest is 63"):
+        context.decode(Batch([5], pos=[64]))
 
 
 def test_files_with_one_matrix_of_keys_and_values(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pyggml.backend.cpu.compile.work import WorkStore
 from pyggml.backend.cpu.run.pool import get_pool
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from pyggml.dtype import GGMLType
 from pyggml.ops.op import OPS, Op
 from pyggml.tensor import Tensor
 from tests.tiers import some
@@ -69,6 +70,7 @@ BUILDS: dict[str, Build] = {
     "norm with a gate": _gated_norm,
     "norm with a factor": lambda ctx, x: ops.scale(ctx, ops.rms_norm(ctx, x, 1e-5), 0.3),
     "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
+    "sinkhorn": lambda ctx, x: ops.sinkhorn(ctx, ops.reshape_3d(ctx, x, 1126, 1, x.ne[1]), 2, 1e-6),
     "swiglu": lambda ctx, x: ops.swiglu_split(ctx, x, x),
     "gelu": ops.gelu,
     "tanh": ops.tanh,
@@ -186,7 +188,12 @@ def test_pieces_of_a_run_do_not_matter(op: Op) -> None:
     cases = [case.args for case in op.cases if len(case.args) == len(op.src) and not case.perf]
     args = max(([a for a in args if a] for args in cases), key=lambda args: args[-1].ne[0])
     rng, T = np.random.default_rng(0), args[-1].ne[0]
-    sources = [rng.uniform(a.low, a.high, a.ne[::-1]).astype(np.float32) for a in args[:-2]]
+    sources = [
+        np.arange(T, dtype=np.int32)  # positions
+        if a.type is GGMLType.I32
+        else rng.uniform(a.low, a.high, a.ne[::-1]).astype(np.float32)
+        for a in args[:-2]
+    ]
     want = _run(op, sources.copy(), [T], 1)
     assert _run(op, sources.copy(), [4, 1, T - 5], 2) == want
     assert _run(op, sources.copy(), [1] * T, 7) == want

@@ -37,11 +37,12 @@ _BASE: dict[str, Any] = {
 }  # fmt: skip
 VARIANTS = {
     "qwen4exp": _BASE,
+    "qwen4exp_chosen": {**_BASE, "indexer_budget": 16, "ple_layer_ids": []},
     "qwen4exp_tied": {
         **_BASE, "ple_layer_ids": [], "hc_count": 2, "tie_word_embeddings": True,
     },
 }  # fmt: skip
 
-LLAMA_CPP = ("qwen4exp", "qwen4exp_tied")
+LLAMA_CPP = ("qwen4exp", "qwen4exp_chosen", "qwen4exp_tied")
 # llama.cpp's converter looks for ``full_attention``, which transformers' configurations rename
 DIFFERENT = dict.fromkeys(VARIANTS, ("attention.compress_ratios",))

@@ -59,6 +59,7 @@ class Indexer(NamedTuple):
     """The values of the kernels."""
 
     n_keys: int
+    block: int
     splits: int  # of the keys of a token
     scores: int  # address of the scores of all tokens, where threads share the keys
     traits: int
@@ -141,9 +142,27 @@ def lowest_rank(scores, lo, hi, n_keys, counts):
 
 
 @inline_strict
+def share_scores(node, t, scores, block):
+    """Give the keys of token ``t`` the scores of their blocks' last keys, or infinite ones.
+
+    Returns the number of keys after the last whole block, which have these.
+    """
+    lo, hi = list_begin(node, t), list_end(node, t)
+    x, shared, n_after, is_after = f32_ptr(scores), np.float32(np.inf), 0, 1
+    for i in range(hi - 1, lo - 1, -1):
+        if i32_ptr(list_entries(node, t, i))[1] % block == block - 1:
+            shared, is_after = x[i], 0
+        x[i] = shared
+        n_after += is_after
+    return n_after
+
+
+@inline_strict
 def choose_keys(node, t, scores, counts):
     """Write the list of the keys of token ``t`` with the highest scores."""
     lo, hi, n_keys = list_begin(node, t), list_end(node, t), params_of(node, Indexer).n_keys
+    if params_of(node, Indexer).block > 1:
+        n_keys += share_scores(node, t, scores, params_of(node, Indexer).block)
     lowest, equal = np.int64(0), hi - lo
     if hi - lo > n_keys:
         lowest, equal = lowest_rank(scores, lo, hi, n_keys, counts)
@@ -156,7 +175,7 @@ def choose_keys(node, t, scores, counts):
         entry = i32_ptr(list_entries(node, t, i))
         y[2 * n], y[2 * n + 1] = entry[0], entry[1]
         n += 1
-    for i in range(2 * n, 2 * n_keys):
+    for i in range(2 * n, 2 * ne(node, DST, 1)):
         y[i] = -1
 
 
@@ -297,7 +316,7 @@ def _lower_indexer_top_k(lowering: CpuLowering, node: Tensor) -> None:
     checked = checked_rows(lowering, node, cells, rows, branches)
     scores = lowering.take(4 * n_list * n_tokens) if shared else None
     params = Indexer(
-        n_keys=node.op_params["n_keys"],
+        **node.op_params,
         splits=n_splits,
         scores=scores.address if scores else 0,
         traits=lowering.traits(key_traits(int(k.type), hd % 8, tuning()), QK),

@@ -1,5 +1,6 @@
 """SINKHORN: a matrix is normalised where its result will be, by one thread.
 
+Sums are in the order of the elements, so that a matrix has the same bits among any others.
 Access: a matrix stays in L1.
 """
 
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....compiler.jit import inline, kernel
+from .....compiler.jit import inline_strict, kernel
 from .....tensor import Tensor
 from ....common.lowering import all_f32
 from ...abi import DST, SRC0, data, f32_ptr, first_row, ne, params_of, row_address
@@ -26,7 +27,7 @@ class Sinkhorn(NamedTuple):
     eps: float
 
 
-@inline
+@inline_strict
 def _softmax(x, y, n, eps):
     """``softmax(x) + eps`` of a row."""
     a, b = f32_ptr(x), f32_ptr(y)
@@ -40,7 +41,7 @@ def _softmax(x, y, n, eps):
         b[i] = b[i] / total + eps
 
 
-@inline
+@inline_strict
 def _divide(y, n, step, eps):
     """Divide ``n`` elements, ``step`` apart, by their sum plus ``eps``."""
     b, total = f32_ptr(y), np.float32(0)
