@@ -17,6 +17,6 @@ build_graph = qwen3moe.build_graph
 
 CONVERT = replace(
     qwen3moe.CONVERT,
-    models=("RND1", "RND1LM"),
+    models=("RND1",),
     keys=lambda config: qwen3moe.CONVERT.keys(config) | {"attention.causal": False},
 )

@@ -17,6 +17,7 @@ from pyllama.eval.perplexity import perplexity
 from pyllama.parameters.diffusion import DiffusionParams
 from pyllama.runtime.overrides import Overrides
 from pyllama.sampling import SamplingParams
+from tests.pyggml.sched.fake_device import FakeDevice
 
 from ...tiers import some
 from ..arch.checkpoints import EVERY, conversions
@@ -92,6 +93,14 @@ def test_embeddings_but_nothing_token_by_token(folders: Any, name: str) -> None:
         run_bench(model, BenchCase(n_gen=4))
     with pytest.raises(BatchError, match="its attention cannot be causal"):
         Context(model, overrides=Overrides(causal=True))
+
+
+@pytest.mark.parametrize("name", some(NAMES, 1))
+@pytest.mark.parametrize("n_layers", [2, -1])
+def test_layers_on_a_device(folders: Any, name: str, n_layers: int) -> None:
+    here, tokens = Model.load(folders(name)), recorded(name)["tokens"].tolist()
+    there = Model.load(folders(name), devices=[FakeDevice()], n_gpu_layers=n_layers)
+    assert np.abs(logits(there, [tokens]) - logits(here, [tokens])).max() < 1e-4
 
 
 def test_a_missing_mask_token(folders: Any) -> None:
