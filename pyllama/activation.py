@@ -23,6 +23,7 @@ HEAD_ACTS = ("tanh", "relu", "gelu_erf")  # of classifiers' dense layers
 RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
 POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # x >= POSITIVE means x > 0
 SWIGLU_OAI = "swiglu_oai"  # of gpt-oss: only with a gate
+SITU = "situ"  # of Kimi-K3: only with a gate
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 
 
@@ -40,6 +41,22 @@ def gated(ctx: Context, gate: Tensor, up: Tensor, act: str) -> Tensor:
     if act in GLU_OF:
         return ops.glu_split(ctx, gate, up, GLU_OF[act])
     return ops.mul(ctx, activate(ctx, gate, act), up)
+
+
+def situ(ctx: Context, gate: Tensor, up: Tensor, beta: float, up_beta: float) -> Tensor:
+    """``limit(gate, beta) * sigmoid(gate) * limit(up, up_beta)``: SwiGLU within smooth limits.
+
+    Here ``limit(x, beta)`` is ``beta * tanh(x / beta)``, or ``x`` if ``beta`` is 0.
+    Source: Kimi Team 2026, "Kimi K3"; llama.cpp, ``LLM_FFN_SITU``.
+    """
+    act = ops.mul(ctx, _limit(ctx, gate, beta), ops.sigmoid(ctx, gate))
+    return ops.mul(ctx, act, _limit(ctx, up, up_beta))
+
+
+def _limit(ctx: Context, x: Tensor, beta: float) -> Tensor:
+    if not beta:
+        return x
+    return ops.scale(ctx, ops.unary(ctx, ops.scale(ctx, x, 1 / beta), "tanh"), beta)
 
 
 def hidden_name(act: str) -> str:

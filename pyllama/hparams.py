@@ -120,6 +120,8 @@ class HParams:
     yarn_beta_slow: float = 1.0
     yarn_truncate: bool = True  # the ramp begins and ends at whole pairs
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
+    situ_beta: float = 0.0  # limits of SiTU's gate and input; 0: unlimited
+    situ_up_beta: float = 0.0
     n_swa: int = 0  # size of the sliding window, the token's own position included
     swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
     swa_layers: tuple[bool, ...] = ()  # the layers with a window, in place of swa_period
@@ -146,6 +148,7 @@ class HParams:
     diffusion: bool = False  # makes text by unmasking, see ``pyllama.diffusion``
     shift_logits: bool = False  # of these models: a token's logits are those of the one before it
     pooling_type: int = 0  # index of POOLINGS: how an embedding of a text is computed by default
+    n_embd_projected: int = 0  # columns of an encoder's output matrix; 0: it has none
     dense_2_feat_out: int = 0  # columns after each dense layer that follows the pooling; 0: none
     dense_3_feat_out: int = 0
     # index of POOLINGS: which rows the classification head reads; none: each, and the scores are
@@ -347,7 +350,8 @@ class HParams:
     @property
     def n_embedding(self) -> int:
         """Columns of a text's embedding."""
-        return self.dense_3_feat_out or self.dense_2_feat_out or self.n_embd
+        after_pooling = self.dense_3_feat_out or self.dense_2_feat_out
+        return after_pooling or self.n_embd_projected or self.n_embd
 
     @property
     def n_embd_inp(self) -> int:

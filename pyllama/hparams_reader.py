@@ -61,6 +61,7 @@ _RANGES = {
     "n_embd_token": (0, 1 << 20),
     "block_size": (0, 1024),
     "n_cls_out": (1, 1 << 20),
+    "n_embd_projected": (0, 1 << 20),
     "dense_2_feat_out": (0, 1 << 20),
     "dense_3_feat_out": (0, 1 << 20),
     "pooling_type": (0, len(POOLINGS) - 1),
@@ -71,7 +72,7 @@ _FLOATS = (  # positive; positive or 0
      "yarn_beta_slow", "expert_weights_scale", "embedding_scale", "residual_scale",
      "logit_scale"),
     ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
-     "max_alibi_bias", "clamp_kqv"),
+     "max_alibi_bias", "clamp_kqv", "situ_beta", "situ_up_beta"),
 )  # fmt: skip
 _MAX_LIST = 4096  # numbers in an array of any length
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 can hold the value and its inverse; excludes NaN

@@ -72,11 +72,15 @@ def _latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, _latent))
 
 
+def _attends(config: Config, i: int) -> bool:
+    n_layer, group = int(config["num_hidden_layers"]), int(config["layer_group_size"])
+    return (i + 1) % group == 0 or i >= n_layer // group * group
+
+
 def _keys(config: Config) -> Keys:
     check_config(config, no_kda_lora=True, kda_safe_gate=True)
     check_config(config, gated_attention_proj_granularity_type="head_wise")
-    n_layer, group = int(config["num_hidden_layers"]), int(config["layer_group_size"])
-    attends = [(i + 1) % group == 0 or i >= n_layer // group * group for i in range(n_layer)]
+    n_layer = int(config["num_hidden_layers"])
     keys = base_keys(config) | deepseek2.absorbed_keys(config)
     for key, name in (
         ("swiglu_clamp_exp", "expert_swiglu_limit_list"),
@@ -86,7 +90,7 @@ def _keys(config: Config) -> Keys:
             limits = [float(x or 0) for x in config[name][:n_layer]]
             keys[key] = limits + [0.0] * (n_layer - len(limits))
     return keys | {
-        "attention.head_count_kv": [int(x) for x in attends],
+        "attention.head_count_kv": [int(_attends(config, i)) for i in range(n_layer)],
         "ssm.conv_kernel": int(config["short_conv_kernel_size"]),
         "kda.head_dim": int(config["head_dim"]),
         "kda.safe_gate": True,
@@ -107,9 +111,6 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
         return {name: np.exp(x).reshape(-1, 1)}
     if "ssm_conv1d" in name:
         return {name: x.reshape(1, x.shape[0], 1, x.shape[-1])}
-    if name.endswith("g_proj"):  # of a head in layers of attention, else of a column
-        part = "attn_gate" if x.shape[0] == config["num_attention_heads"] else "ssm_g_a"
-        return {name.replace("g_proj", f"{part}.weight"): x}
     return deepseek2.change_latent(name, x, config)
 
 
@@ -125,9 +126,10 @@ CONVERT = Convert(
             if ".self_attn." in k and "ssm_f" not in x and "ssm_g" not in x
         },
         f"{_L}.f_proj.weight": "blk.{i}.ssm_f_a.weight",
-        f"{_L}.g_proj.weight": "blk.{i}.g_proj",
+        f"{_L}.g_proj.weight": kimi_linear.GATE,
         f"{_L}.dense.weight": "blk.{i}.attn_output.weight",
     },
+    rename=partial(kimi_linear.gate_name, attends=_attends, delta="ssm_g_a"),
     keys=_keys,
     change=_change,
 )

@@ -173,7 +173,7 @@ def _rope_factors(config: Config) -> Tensors:
     return {"rope_freqs.weight": factors}
 
 
-_NAMES = {
+NAMES = {
     **gemma3.NAMES,
     **gemma3n.PER_LAYER_NAMES,
     "model.layers.{i}.layer_scalar": "blk.{i}.layer_output_scale.weight",
@@ -186,10 +186,11 @@ _NAMES = {
     "model.layers.{i}.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
     "model.layers.{i}.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
 }
+OTHER_MEDIA = ("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*")
 CONVERT = Convert(
     models=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-    tensors=text_of_vision(_NAMES),
-    other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
+    tensors=text_of_vision(NAMES),
+    other_media=OTHER_MEDIA,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
     keys=keys,
     change=gemma3n.pad_vocabulary,

@@ -5,6 +5,7 @@ Source: Kimi Team 2025, "Kimi Linear"; llama.cpp, ``llama_model_kimi_linear``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -76,18 +77,27 @@ def latent(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
 build_graph = partial(hybrid.decoder, mixer=hybrid.attention_or(kimi_delta, latent))
 
 
+def is_k3(config: Config) -> bool:
+    """Whether it is a Kimi-K3, whose text model has the same class."""
+    return config.get("hidden_act") == "situ"
+
+
+def attends(config: Config, i: int) -> bool:
+    """Whether layer ``i`` (from 0) has attention."""
+    return i + 1 in config["linear_attn_config"]["full_attn_layers"]
+
+
 def _keys(config: Config) -> Keys:
     linear, n_layer = config["linear_attn_config"], int(config["num_hidden_layers"])
     check_config(config, moe_layer_freq=1, moe_renormalize=True, num_expert_group=1)
     check_config(linear, num_heads=config["num_attention_heads"])
-    attends = [i + 1 in linear["full_attn_layers"] for i in range(n_layer)]
     gating = config.get("moe_router_activation_func") or "sigmoid"
     keys = base_keys(config) | deepseek2.absorbed_keys(config)
     if config.get("topk_group"):
         keys["expert_group_used_count"] = int(config["topk_group"])
     return keys | {
         "context_length": int(config.get("model_max_length") or keys["context_length"]),
-        "attention.head_count_kv": [int(x) for x in attends],
+        "attention.head_count_kv": [int(attends(config, i)) for i in range(n_layer)],
         "ssm.conv_kernel": int(linear["short_conv_kernel_size"]),
         "kda.head_dim": int(linear["head_dim"]),
         "expert_used_count": int(config["num_experts_per_token"]),
@@ -107,9 +117,26 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
     return deepseek2.change_latent(name, x, config)
 
 
+GATE = "blk.{i}.gate"  # of layers of both kinds, in checkpoints that call them alike
+
+
+def gate_name(name: str, config: Config, attends: Callable[[Config, int], bool], delta: str) -> str:
+    """The GGUF name of a tensor, of ``GATE`` by the kind of its layer.
+
+    Args:
+        attends: whether a layer has attention.
+        delta: the name in the others.
+    """
+    _, layer, part = (*name.split(".", 2), "")[:3]
+    if part != "gate":
+        return name
+    return f"blk.{layer}.{'attn_gate' if attends(config, int(layer)) else delta}.weight"
+
+
 _ATTENTION, _MOE = "model.layers.{i}.self_attn", "model.layers.{i}.block_sparse_moe"
 CONVERT = Convert(
     models=("KimiLinearForCausalLM", "KimiLinearModel"),
+    accepts=lambda config: not is_k3(config),
     tensors={
         **deepseek2.DENSE,
         **{f"{_ATTENTION}.{p}_proj.weight": f"blk.{{i}}.attn_{p}.weight" for p in "kv"},

@@ -7,6 +7,7 @@ Source: NVIDIA 2025, "Nemotron 3"; llama.cpp, ``llama_model_nemotron_h_moe``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pyggml as ops
 from pyggml.tensor import Tensor
@@ -14,7 +15,7 @@ from pyggml.tensor import Tensor
 from ..errors import ModelError
 from ..graph import hybrid
 from ..graph.builder import GraphBuilder
-from ..graph.experts import experts, shared_experts
+from ..graph.experts import latent_experts
 from ..graph.tensors import OUTPUT, tensors
 from ..hparams import GATINGS, Key, Values
 from ..mapping.rules import Config, Keys, Nextn, kv_heads
@@ -76,15 +77,7 @@ def _nextn(b: GraphBuilder) -> Tensor:
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 
-def _experts(b: GraphBuilder, x: Tensor, i: int) -> Tensor:
-    """Routed experts, in some models of a projection of ``x``, and shared ones of ``x`` itself."""
-    inner, latent = x, b.hparams.own["n_latent"]
-    if latent:
-        inner = b.linear(x, f"blk.{i}.ffn_latent_down", f"ffn_latent_down-{i}")
-    y = experts(b, inner, i, "relu_sqr", router_in=x)
-    if latent:
-        y = b.linear(y, f"blk.{i}.ffn_latent_up", f"ffn_latent_up-{i}")
-    return ops.add(b.ctx, y, shared_experts(b, x, i, "relu_sqr")).set_name(f"ffn_out-{i}")
+_experts = partial(latent_experts, act="relu_sqr", kind="latent")
 
 
 def _keys(config: Config) -> Keys:

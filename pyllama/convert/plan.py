@@ -223,7 +223,30 @@ def _sources(
             "%s: only the text model is converted: %d tensors are skipped, such as %s",
             folder, len(others), shown(others[0]),
         )  # fmt: skip
+    for name, members in sources.items():
+        if _pattern(name) in convert.products:
+            sources[name] = _product(folder, name, members)
     return sources
+
+
+def _product(folder: Path, name: str, factors: _Members) -> _Members:
+    """The product of two tensors of as many elements, as a vector. Raises: ModelError."""
+    stored = [factor for _, factor in factors.values()]
+    sizes = [prod(factor.shape) for factor in stored]
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        names = ", ".join(shown(theirs) for theirs, _ in factors.values())
+        raise ModelError(
+            f"{folder}: {name!r} is the product of two tensors of as many elements, found {names} "
+            f"of {sizes}"
+        )
+    sources = [x.sources if isinstance(x, DecodedTensor) else (x,) for x in stored]
+
+    def multiply() -> Array:
+        a, b = (factor.read().reshape(-1) for factor in stored)
+        return a * b
+
+    product = DecodedTensor((sizes[0],), (*sources[0], *sources[1]), multiply)
+    return {_NO_EXPERT: (next(iter(factors.values()))[0], product)}
 
 
 def name_finder(arch: Arch, config: Config) -> Callable[[str], tuple[str, int] | None]:
@@ -235,7 +258,8 @@ def name_finder(arch: Arch, config: Config) -> Callable[[str], tuple[str, int] |
     ]
 
     def find(name: str) -> tuple[str, int] | None:
-        return _find(name, patterns, n_first) or _find(convert.prefix + name, patterns, n_first)
+        found = _find(name, patterns, n_first) or _find(convert.prefix + name, patterns, n_first)
+        return found and (convert.rename(found[0], config), found[1])
 
     return find
 

@@ -823,14 +823,17 @@ class GraphBuilder:
         return self.linear(hidden, f"{HEAD_PREDICTOR}_2", "head_pre_out")
 
     def _dense(self, x: Tensor) -> Tensor:
-        """The dense layers after the pooling: [n_embd, n] -> [n_embedding, n].
+        """An encoder's output matrix and the dense layers after the pooling.
 
         They are applied to rows: the mean of results is the result of the mean.
 
+        Shape:
+            x [n_embd, n] -> [n_embedding, n]
+
         Source: llama.cpp, ``llm_graph_context::build_dense_out``.
         """
-        for name in ("dense_2", "dense_3"):
-            if f"{name}.weight" in self.weights:
+        for name in ("output", "dense_2", "dense_3"):
+            if f"{name}.weight" in self.weights and (name != "output" or self.hparams.encoder):
                 x = self.linear(x, name, f"result_{name}")
         return x
 

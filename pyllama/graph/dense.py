@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyggml as ops
 from pyggml.tensor import Tensor
 
-from ..activation import GLU_OF, activate, gated, hidden_name
+from ..activation import GLU_OF, SITU, activate, gated, hidden_name, situ
 from ..hparams import Key, Values
 from .builder import GraphBuilder
 
@@ -61,6 +61,8 @@ def glu(b: GraphBuilder, gate: Tensor, up: Tensor, act: str, i: int, limit: str)
 
     Source: llama.cpp, ``swiglu_clamp_exp``; OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card".
     """
+    if act == SITU:
+        return situ(b.ctx, gate, up, b.hparams.situ_beta, b.hparams.situ_up_beta)
     own = b.hparams.of_layer(i).own
     top = own.get(limit, 0.0)
     if top <= 0:

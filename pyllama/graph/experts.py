@@ -175,6 +175,32 @@ def shared_experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
     return out
 
 
+def latent_experts(b: GraphBuilder, x: Tensor, i: int, act: str, kind: str) -> Tensor:
+    """LatentMoE: routed experts of a projection of ``x``, plus shared ones of ``x`` itself.
+
+    A variant may lack the projection, the norm of the experts' output, or shared experts.
+    Source: NVIDIA 2025, "Nemotron 3"; Kimi Team 2026, "Kimi K3"; llama.cpp,
+    ``llama_model_kimi_k3::graph::build_latent_moe``.
+
+    Args:
+        kind: of the projections' names: ``ffn_{kind}_down``, ``ffn_{kind}_up``.
+
+    Shape:
+        x [n_embd, T] -> [n_embd, T]
+    """
+    prefix, inner = f"blk.{i}.ffn_{kind}", x
+    if f"{prefix}_down.weight" in b.weights:
+        inner = b.linear(x, f"{prefix}_down", f"ffn_{kind}_down-{i}")  # [n_latent, T]
+    y = experts(b, inner, i, act, router_in=x)
+    if f"{prefix}_norm.weight" in b.weights:
+        y = b.rms_norm(y, f"{prefix}_norm", f"ffn_{kind}_norm-{i}")
+    if inner is not x:
+        y = b.linear(y, f"{prefix}_up", f"ffn_{kind}_up-{i}")
+    if f"blk.{i}.ffn_down_shexp.weight" in b.weights:
+        y = ops.add(b.ctx, y, shared_experts(b, x, i, act))
+    return y.set_name(f"ffn_out-{i}")
+
+
 def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """The experts of each token, I32 [n_expert_used, T], and their weights [1, n_used, T]."""
     probs, ranked = _ranked(b, x, i, f"ffn_moe_{{}}-{i}")

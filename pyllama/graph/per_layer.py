@@ -14,6 +14,7 @@ import math
 import pyggml as ops
 from pyggml.tensor import Tensor
 
+from ..activation import activate
 from ..hparams import Key, Values
 from .builder import GraphBuilder
 
@@ -32,22 +33,24 @@ PER_LAYER_SIZES: Values = {
 
 
 def per_layer_inputs(b: GraphBuilder, x: Tensor) -> Tensor:
-    """The vectors of all layers: the token's own plus a projection of its embedding.
+    """The vectors of all layers: a projection of the token's embedding, plus vectors of its own.
+
+    EmbeddingGemma 2 has the projection alone.
 
     Shape:
         x [n_embd, T] -> [n_embd_per_layer, T, n_layer]
     """
     ctx, n = b.ctx, b.hparams.own["n_embd_per_layer"]
-    own = b.embed("per_layer_token_embd.weight")
-    n_layer = own.ne[0] // n  # a context may run fewer layers than the file has
-    own = ops.scale(ctx, own, math.sqrt(n))
-    own = ops.reshape_3d(ctx, own.set_name("inp_per_layer_selected"), n, n_layer, b.n_tokens)
-    projected = b.linear(x, "per_layer_model_proj", "per_layer_model_proj")
-    projected = ops.scale(ctx, projected, 1 / math.sqrt(b.hparams.n_embd))
-    projected = ops.reshape_3d(ctx, projected, n, n_layer, b.n_tokens)
-    projected = b.rms_norm(projected, "per_layer_proj_norm", "per_layer_proj")
-    both = ops.scale(ctx, ops.add(ctx, projected, own), 1 / math.sqrt(2))
-    return ops.cont(ctx, ops.permute(ctx, both, 0, 2, 1, 3)).set_name("inp_per_layer")
+    vectors = b.linear(x, "per_layer_model_proj", "per_layer_model_proj")
+    n_layer = vectors.ne[0] // n  # a context may run fewer layers than the file has
+    vectors = ops.scale(ctx, vectors, 1 / math.sqrt(b.hparams.n_embd))
+    vectors = ops.reshape_3d(ctx, vectors, n, n_layer, b.n_tokens)
+    vectors = b.rms_norm(vectors, "per_layer_proj_norm", "per_layer_proj")
+    if "per_layer_token_embd.weight" in b.weights:
+        own = ops.scale(ctx, b.embed("per_layer_token_embd.weight"), math.sqrt(n))
+        own = ops.reshape_3d(ctx, own.set_name("inp_per_layer_selected"), n, n_layer, b.n_tokens)
+        vectors = ops.scale(ctx, ops.add(ctx, vectors, own), 1 / math.sqrt(2))
+    return ops.cont(ctx, ops.permute(ctx, vectors, 0, 2, 1, 3)).set_name("inp_per_layer")
 
 
 def per_layer_output(b: GraphBuilder, x: Tensor, inputs: Tensor, i: int) -> Tensor:
@@ -57,6 +60,7 @@ def per_layer_output(b: GraphBuilder, x: Tensor, inputs: Tensor, i: int) -> Tens
         x [n_embd, T], inputs [n_embd_per_layer, T] of the layer -> [n_embd, T]
     """
     ctx = b.ctx
-    gate = ops.gelu(ctx, b.linear(x, f"blk.{i}.inp_gate", f"per_layer_gate-{i}"))
+    gate = b.linear(x, f"blk.{i}.inp_gate", f"per_layer_gate-{i}")
+    gate = activate(ctx, gate, b.hparams.hidden_act or "gelu")
     cur = b.linear(ops.mul(ctx, gate, inputs), f"blk.{i}.proj", f"per_layer_proj-{i}")
     return b.rms_norm(cur, f"blk.{i}.post_norm", f"per_layer_embd_out-{i}")

@@ -63,6 +63,9 @@ class Convert:
             the key of the array of all layers' numbers.
         arrays: checkpoint name of an array of whole numbers -> its key.
         ignored: patterns of tensors that are not needed (``fnmatch``).
+        products: GGUF names of vectors that are the product of two tensors (``[0]``, ``[1]``).
+        rename: returns the GGUF name of a tensor, where it depends on config.json (on the kind of a
+            layer), from the name that ``tensors`` has.
         shared: GGUF names of tensors that a checkpoint may have under several names; the first one
             is taken.
         other_media: patterns of vision and audio tensors.
@@ -84,6 +87,8 @@ class Convert:
     values: Mapping[str, str] = field(default_factory=dict)
     arrays: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    products: tuple[str, ...] = ()
+    rename: Callable[[str, Config], str] = lambda name, config: name
     shared: tuple[str, ...] = ()
     other_media: tuple[str, ...] = ()
     prefix: str = ""

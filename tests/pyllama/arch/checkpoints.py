@@ -104,7 +104,9 @@ def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
             made[name] = x.argsort(axis=1)[:, : shape[1]] + np.arange(shape[0])[:, None] % 6
             continue
         if len(shape) > 1:
-            x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
+            # one row of scores: as of a matrix, their softmax would choose one term
+            n = shape[-1] if name.endswith("_res_proj.weight") else min(shape[-2:])
+            x *= np.sqrt(3 / n) * (scale if N_VOCAB in shape else 1.0)
         elif name.endswith(("dt_bias", "dt_proj.bias")):
             x = x - 3  # time steps of 0.02 to 0.13, as in trained models
         else:
@@ -164,9 +166,10 @@ def conversions(root: Path, write: Callable[[Path, str], Path]) -> Callable[...,
 def expand(patterns: Mapping[str, list[int]], config: Mapping[str, Any]) -> Shapes:
     """Shapes by name, with the numbers of layers and experts in place of ``{i}`` and ``{e}``."""
     found: dict[str, tuple[int, ...]] = {}
+    keys = base_keys(config.get("text_config", config))
     for pattern, shape in patterns.items():
-        layers = base_keys(config)["block_count"] if "{i}" in pattern else 1
-        experts = base_keys(config)["expert_count"] if "{e}" in pattern else 1
+        layers = keys["block_count"] if "{i}" in pattern else 1
+        experts = keys["expert_count"] if "{e}" in pattern else 1
         for i in range(layers):
             for e in range(experts):
                 found[pattern.replace("{i}", str(i)).replace("{e}", str(e))] = tuple(shape)

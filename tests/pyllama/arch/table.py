@@ -40,13 +40,12 @@ _LEFT_OUT = """\
 
 Of llama.cpp's architectures these do not run here yet:
 
-- with recurrent state, whole or in part: `kimi-k3`: not added yet;
-- encoders: `gemma-embedding2`;
 - of the draft heads `dflash`: those with a selector (DFlash 2), DSpark's of Gemma 4 and
   DeepSeek-V4;
 - sounds and images: `clip` `pockettts` `qwen3tts` `wavtokenizer-dec`;
 - other kinds of caches (compressed or looped): `clef`;
-- `graniteswitch`: a layer of attention over its control tokens chooses each token's adapters;
+- `graniteswitch`: a layer of attention over control tokens, with a cache of its own whose rows
+  follow from token ids, chooses each token's adapters, which are matrices in the file;
 - `k2-horizon` (experts for values): neither transformers nor llama.cpp as the tests have them.
 """
 

@@ -206,3 +206,39 @@ def test_other_names_of_llama(name: str) -> None:
     }  # fmt: skip
     found, arch = find_arch(Path(), config)
     assert (found, arch.CONVERT.keys(config)["context_length"]) == ("llama", 2048)
+
+
+def test_kimi_k3_is_known_by_its_activation(tmp_path: Path) -> None:
+    """Its text model has the class of Kimi-Linear, whose graph cannot run it."""
+    linear = {"full_attn_layers": [2], "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
+    config: dict[str, Any] = {
+        "architectures": ["KimiLinearForCausalLM"], "num_hidden_layers": 2, "kv_lora_rank": 8,
+        "num_attention_heads": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
+        "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0, "linear_attn_config": linear, "moe_renormalize": True,
+        "max_position_embeddings": 64, "mla_use_nope": True,
+    }  # fmt: skip
+    assert find_arch(tmp_path, config)[0] == "kimi-linear"
+    config |= {
+        "hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0,
+    }  # fmt: skip
+    name, arch = find_arch(tmp_path, config)
+    keys = arch.CONVERT.keys(config)
+    assert name == "kimi-k3" and keys["attn_res.block_size"] == 0
+    assert keys["attention.head_count_kv"] == [0, 1]
+    for odd in ({"mla_use_nope": False}, {"linear_attn_config": linear | {"num_heads": 2}}):
+        with pytest.raises(ModelError, match="this variant is not supported"):
+            arch.CONVERT.keys(config | odd)
+
+
+def test_embedding_gemma_2_without_what_transformers_assumes() -> None:
+    convert = get_arch("gemma-embedding2").CONVERT
+    keys = convert.keys(convert.complete({"num_hidden_layers": 7}))
+    pattern = keys["attention.sliding_window_pattern"]
+    assert pattern == [True] * 5 + [False] * 2  # the last layer is never one with a window
+    assert keys["attention.head_count_kv"] == [1 + slides for slides in pattern]
+    assert (keys["attention.key_length"], keys["attention.key_length_swa"]) == (512, 256)
+    assert (keys["attention.sliding_window"], keys["embedding_length_out"]) == (1024, 768)
+    rope = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}}
+    with pytest.raises(ModelError, match="rope_type is 'yarn', must be 'default'"):
+        convert.keys(convert.complete({"rope_parameters": rope}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,6 +102,31 @@ def test_tensor_names_order_and_values(tmp_path: Path) -> None:
     for e, value in enumerate(values[experts.name]):
         np.testing.assert_array_equal(value, tensors[f"m.layers.0.experts.{e}.up.weight"].T)
     assert values["factors.weight"][0].tolist() == [1, 1, 1, 1]
+
+
+def test_products_and_names_by_layer(tmp_path: Path) -> None:
+    """Scores of Kimi-K3 are products of two tensors, and gates have names by the kind of layer."""
+    norm, proj = np.arange(4, dtype=np.float32), np.ones((1, 4), np.float32) * 3
+    convert = replace(
+        CONVERT,
+        tensors={"{i}.n": "blk.{i}.score.weight[0]", "{i}.p": "blk.{i}.score.weight[1]",
+                 "{i}.gate": "blk.{i}.gate"},
+        products=("blk.{i}.score.weight",),
+        rename=lambda name, config: name.replace("gate", config["gates"][int(name[4])]),
+    )  # fmt: skip
+    arch = cast(Arch, SimpleNamespace(TENSORS={}, CONVERT=convert))
+
+    def planned(tensors: dict[str, np.ndarray]) -> dict[str, ConvertedTensor]:
+        stored = read_safetensors(write_safetensors(tmp_path / "model.safetensors", tensors))
+        return {x.name: x for x in plan_tensors(tmp_path, stored, {"gates": ["a", "b"]}, arch)}
+
+    got = planned({"1.n": norm, "1.p": proj, "0.gate": proj, "1.gate": proj})
+    assert {*got} == {"blk.1.score.weight", "blk.0.a", "blk.1.b"}
+    score = got["blk.1.score.weight"]
+    assert score.shape == (4,) and score.parts[0]().tolist() == [0, 3, 6, 9]
+    for bad in ({"0.n": norm}, {"0.n": norm, "0.p": proj[:, :3]}):
+        with pytest.raises(ModelError, match=r"'blk.0.score.weight' is the product of two tensors"):
+            planned(bad)
 
 
 def test_the_name_prefix_is_optional(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from .variants import ENCODERS, FILES
 _TOKENIZERS = {
     "distilbert": "bert",
     "gemma3_text": "gemma",
+    "embedding_gemma2": "gemma",
+    "embedding_gemma2_text": "gemma",
     "llama_bidirec": "roberta",
     "nomic_bert": "bert",
     "modernbert": "roberta",
