@@ -21,6 +21,7 @@ from ..graph.ffn import ffn
 from ..graph.tensors import DEEPSEEK_EXPERTS, GATED_FFN, OUTPUT, without
 from ..hparams import GATINGS, SHARED_SIZES, Key, Values
 from ..mapping.rules import (
+    OTHER_MEDIA,
     Array,
     Config,
     Convert,
@@ -30,7 +31,6 @@ from ..mapping.rules import (
     base_keys,
     check_config,
     float32,
-    text_of_vision,
 )
 from . import qwen2, qwen2moe
 
@@ -183,14 +183,8 @@ CONVERT = Convert(
         "YoutuForCausalLM",
         "YoutuVLForConditionalGeneration",
     ),
-    tensors=text_of_vision(NAMES),
-    other_media=(
-        "vision_tower.*",
-        "multi_modal_projector.*",
-        "mm_projector.*",
-        "siglip2.*",
-        "merger.*",
-    ),
+    tensors=NAMES,
+    other_media=(*OTHER_MEDIA, "siglip2.*", "merger.*"),
     keys=_keys,
     change=change_latent,
     defaults={"rms_norm_eps": 1e-6},

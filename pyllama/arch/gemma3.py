@@ -26,7 +26,6 @@ from ..mapping.rules import (
     Tensors,
     base_keys,
     check_config,
-    text_of_vision,
     window_keys,
 )
 from . import qwen2
@@ -158,9 +157,8 @@ NAMES = {
 }
 CONVERT = Convert(
     models=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-    tensors=text_of_vision(NAMES),
+    tensors=NAMES,
     defaults=DEFAULTS,
-    other_media=("*vision_tower.*", "*multi_modal_projector.*"),
     keys=_keys,
     change=add_one,
 )

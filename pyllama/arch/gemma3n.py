@@ -22,6 +22,7 @@ from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_
 from ..graph.tensors import without
 from ..hparams import Key, Values, window_values
 from ..mapping.rules import (
+    OTHER_MEDIA,
     Array,
     Config,
     Convert,
@@ -165,11 +166,8 @@ _NAMES = {
 }
 CONVERT = Convert(
     models=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
-    tensors={
-        **_NAMES,
-        **{name.replace("model.", "model.language_model.", 1): x for name, x in _NAMES.items()},
-    },
-    other_media=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
+    tensors=_NAMES,
+    other_media=(*OTHER_MEDIA, "*embed_vision.*", "*embed_audio.*"),
     keys=_keys,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
     change=pad_vocabulary,

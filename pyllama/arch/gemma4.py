@@ -22,7 +22,7 @@ from ..graph.experts import experts
 from ..graph.per_layer import PER_LAYER, PER_LAYER_SIZES, per_layer_inputs, per_layer_output
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values, window_values
-from ..mapping.rules import Config, Convert, Keys, Tensors, base_keys, check_config, text_of_vision
+from ..mapping.rules import OTHER_MEDIA, Config, Convert, Keys, Tensors, base_keys, check_config
 from . import gemma3, gemma3n
 
 
@@ -186,11 +186,11 @@ NAMES = {
     "model.layers.{i}.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
     "model.layers.{i}.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
 }
-OTHER_MEDIA = ("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*")
+MEDIA = (*OTHER_MEDIA, "*embed_vision.*", "*embed_audio.*")
 CONVERT = Convert(
     models=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-    tensors=text_of_vision(NAMES),
-    other_media=OTHER_MEDIA,
+    tensors=NAMES,
+    other_media=MEDIA,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},
     keys=keys,
     change=gemma3n.pad_vocabulary,

@@ -56,22 +56,22 @@ def _keys(config: Config) -> Keys:
 
 
 _WIDE = {"global_head_dim": 512, "num_global_key_value_heads": 1}  # of full layers
-_LAYER = "language_model.layers.{i}"
+_LAYER = "model.layers.{i}"
 CONVERT = Convert(
     models=("EmbeddingGemma2Model", "EmbeddingGemma2TextModel"),
     tensors={
-        **{k.replace("model.", "language_model.", 1): x for k, x in gemma3.NAMES.items()},
+        **gemma3.NAMES,
         f"{_LAYER}.layer_scalar": "blk.{i}.layer_output_scale.weight",
         f"{_LAYER}.ple_block.per_layer_input_gate.weight": "blk.{i}.inp_gate.weight",
         f"{_LAYER}.ple_block.per_layer_projection.weight": "blk.{i}.proj.weight",
         f"{_LAYER}.ple_block.post_per_layer_input_norm.weight": "blk.{i}.post_norm.weight",
-        "language_model.ple.per_layer_model_projection.weight": "per_layer_model_proj.weight",
-        "language_model.ple.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
-        "language_model.embedding_projection.weight": "output.weight",
+        "model.ple.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+        "model.ple.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+        "model.embedding_projection.weight": "output.weight",
     },
     keys=_keys,
-    prefix="language_model.",
-    other_media=gemma4.OTHER_MEDIA,
+    prefix="model.",
+    other_media=gemma4.MEDIA,
     defaults={
         "vocab_size": 262144,
         "hidden_size": 512,

@@ -31,7 +31,6 @@ from ..mapping.rules import (
     Tensors,
     check_config,
     float32,
-    text_of_vision,
 )
 from . import deepseek32, kimi_linear
 
@@ -136,20 +135,17 @@ _LAYER = "model.layers.{i}"
 _INDEXER = f"{_LAYER}.self_attn.indexer.index_kpool_compress"
 CONVERT = Convert(
     models=("Glm5NextForConditionalGeneration",),
-    tensors=text_of_vision(
-        {
-            **deepseek32.CONVERT.tensors,
-            **{k: x for k, x in kimi_linear.CONVERT.tensors.items() if ".self_attn." in k},
-            f"{_INDEXER}_gate": "blk.{i}.indexer_compressor_gate.weight",
-            f"{_INDEXER}_ape": "blk.{i}.indexer_compressor_ape.weight",
-            **{
-                f"{_LAYER}.hc_{part}_{name}": f"blk.{{i}}.hc_{part}_{name}.weight"
-                for part in ("attn", "ffn")
-                for name in ("fn", "base", "scale")
-            },
-        }
-    ),
-    other_media=("visual.*", "model.visual.*"),
+    tensors={
+        **deepseek32.CONVERT.tensors,
+        **{k: x for k, x in kimi_linear.CONVERT.tensors.items() if ".self_attn." in k},
+        f"{_INDEXER}_gate": "blk.{i}.indexer_compressor_gate.weight",
+        f"{_INDEXER}_ape": "blk.{i}.indexer_compressor_ape.weight",
+        **{
+            f"{_LAYER}.hc_{part}_{name}": f"blk.{{i}}.hc_{part}_{name}.weight"
+            for part in ("attn", "ffn")
+            for name in ("fn", "base", "scale")
+        },
+    },
     keys=_keys,
     change=_change,
     defaults={

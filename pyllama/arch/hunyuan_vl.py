@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Keys, base_keys, hidden_act, text_of_vision
+from ..mapping.rules import Config, Keys, base_keys, hidden_act
 from . import hunyuan_dense
 
 
@@ -50,7 +50,7 @@ def _keys(config: Config) -> Keys:
 CONVERT = replace(
     hunyuan_dense.CONVERT,
     models=("HunYuanVLForConditionalGeneration",),
-    tensors=text_of_vision(hunyuan_dense.CONVERT.tensors),
+    tensors=hunyuan_dense.CONVERT.tensors,
     other_media=("vit.*", "model.vit.*"),
     keys=_keys,
 )

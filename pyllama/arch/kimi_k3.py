@@ -31,7 +31,6 @@ from ..mapping.rules import (
     Tensors,
     check_config,
     float32,
-    text_of_vision,
 )
 from . import kimi_linear
 
@@ -148,25 +147,22 @@ _SCORES = {
 CONVERT = Convert(
     models=("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM"),
     accepts=kimi_linear.is_k3,
-    tensors=text_of_vision(
-        {
-            **kimi_linear.CONVERT.tensors,
-            f"{_LAYER}.self_attn.g_proj.weight": kimi_linear.GATE,
-            **{
-                f"{_MOE}.routed_expert_{theirs}.weight": f"blk.{{i}}.ffn_routed_{ours}.weight"
-                for theirs, ours in (("down_proj", "down"), ("norm", "norm"), ("up_proj", "up"))
-            },
-            **{
-                f"{theirs}_{part}.weight": f"{ours}[{k}]"
-                for theirs, ours in _SCORES.items()
-                for k, part in enumerate(("norm", "proj"))
-            },
-        }
-    ),
+    tensors={
+        **kimi_linear.CONVERT.tensors,
+        f"{_LAYER}.self_attn.g_proj.weight": kimi_linear.GATE,
+        **{
+            f"{_MOE}.routed_expert_{theirs}.weight": f"blk.{{i}}.ffn_routed_{ours}.weight"
+            for theirs, ours in (("down_proj", "down"), ("norm", "norm"), ("up_proj", "up"))
+        },
+        **{
+            f"{theirs}_{part}.weight": f"{ours}[{k}]"
+            for theirs, ours in _SCORES.items()
+            for k, part in enumerate(("norm", "proj"))
+        },
+    },
     products=tuple(_SCORES.values()),
     rename=partial(kimi_linear.gate_name, attends=kimi_linear.attends, delta="ssm_g"),
     keys=_keys,
     change=_change,
     defaults={"mla_use_nope": False},
-    other_media=("vision_tower.*", "mm_projector.*"),
 )

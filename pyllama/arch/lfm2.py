@@ -20,7 +20,6 @@ from ..mapping.rules import (
     base_keys,
     check_config,
     float32,
-    text_of_vision,
 )
 
 HPARAMS: Values = {
@@ -101,13 +100,7 @@ NAMES = {
 
 CONVERT = Convert(
     models=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
-    tensors=text_of_vision(NAMES),
-    other_media=(
-        "model.vision_tower.*",
-        "model.multi_modal_projector.*",
-        "vision_tower.*",
-        "multi_modal_projector.*",
-    ),
+    tensors=NAMES,
     keys=_keys,
     change=change,
     prefix="model.",

@@ -17,7 +17,7 @@ from ..graph.experts import experts, shared_experts
 from ..graph.ffn import ffn
 from ..graph.tensors import ATTENTION, EXPERTS, GATED_FFN, OUTPUT
 from ..hparams import GATINGS, Key, Values, window_values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, base_keys, check_config
 from . import qwen2, qwen2moe
 
 _PERIOD, _CHUNK, _WITHOUT_NORMS = 4, 8192, 128  # the 128 experts' model normalizes no heads
@@ -113,8 +113,7 @@ _NAMES = {
 }
 CONVERT = Convert(
     models=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-    tensors=text_of_vision(_NAMES),
-    other_media=("vision_model.*", "multi_modal_projector.*"),
+    tensors=_NAMES,
     keys=_keys,
     change=qwen2moe.split_experts,
     defaults={"head_dim": 128, "num_experts_per_tok": 1, "rope_theta": 500000.0},

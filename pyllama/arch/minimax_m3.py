@@ -16,7 +16,7 @@ from ..graph.decoder import pre_norm_decoder
 from ..graph.ffn import ffn
 from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, SHARED_SIZES, SIGMOID_ROUTER, Key, Values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32, text_of_vision
+from ..mapping.rules import OTHER_MEDIA, Config, Convert, Keys, base_keys, check_config, float32
 from . import gemma3, minimax_m2, qwen3
 
 NAME = "minimax-m3"
@@ -70,8 +70,7 @@ def _keys(config: Config) -> Keys:
 _LAYER = "model.layers.{i}"
 CONVERT = Convert(
     models=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
-    tensors=text_of_vision(
-        {
+    tensors={
             **minimax_m2.CONVERT.tensors,
             **{
                 f"{_LAYER}.block_sparse_moe.shared_experts.{part}_proj.weight":
@@ -82,9 +81,8 @@ CONVERT = Convert(
                 f"{_LAYER}.self_attn.index_{part}.weight": f"blk.{{i}}.indexer.{part}.weight"
                 for part in ("q_proj", "k_proj", "q_norm", "k_norm")
             },
-        }
-    ),
-    other_media=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*"),
+        },
+    other_media=(*OTHER_MEDIA, "patch_merge_mlp.*"),
     keys=_keys,
     defaults={"rms_norm_eps": 1e-6, "rope_theta": 5000000.0},
     change=gemma3.add_one,

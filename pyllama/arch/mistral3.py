@@ -13,7 +13,7 @@ from ..errors import ModelError
 from ..graph.attention.factors import attn_temperature
 from ..graph.builder import GraphBuilder
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Config, Convert, Keys, text_of_vision
+from ..mapping.rules import Config, Convert, Keys
 from . import llama
 
 
@@ -59,8 +59,7 @@ def _keys(config: Config) -> Keys:
 
 CONVERT = Convert(
     models=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
-    tensors=text_of_vision(llama.CONVERT.tensors),
-    other_media=("*vision_tower.*", "*multi_modal_projector.*"),
+    tensors=llama.CONVERT.tensors,
     keys=_keys,
     change=llama.CONVERT.change,
     of_class={"Mistral3ForConditionalGeneration": {"rms_norm_eps": 1e-6}},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..graph.tensors import without
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, Keys, check_config, float32, text_of_vision
+from ..mapping.rules import Config, Convert, Keys, check_config, float32
 from . import deepseek2
 
 HPARAMS: Values = deepseek2.HPARAMS
@@ -32,14 +32,11 @@ def _keys(config: Config) -> Keys:
 
 CONVERT = Convert(
     models=("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
-    tensors=text_of_vision(
-        {
-            **deepseek2.NAMES,
-            "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
-            "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
-        }
-    ),
-    other_media=("*vision_tower.*", "*multi_modal_projector.*"),
+    tensors={
+        **deepseek2.NAMES,
+        "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+        "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+    },
     keys=_keys,
     change=deepseek2.change_latent,
     defaults=deepseek2.CONVERT.defaults,

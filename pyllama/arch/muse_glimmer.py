@@ -22,7 +22,6 @@ from ..mapping.rules import (
     Tensors,
     check_config,
     float32,
-    text_of_vision,
     window_keys,
 )
 from . import gemma3, llama
@@ -87,12 +86,10 @@ def _norms(config: Config) -> Tensors:
 
 CONVERT = Convert(
     models=("MuseGlimmerForConditionalGeneration",),
-    tensors=text_of_vision(
-        {
-            **gemma3.NAMES,
-            "model.layers.{i}.self_attn.gate_proj.weight": "blk.{i}.attn_gate.weight",
-        }
-    ),
+    tensors={
+        **gemma3.NAMES,
+        "model.layers.{i}.self_attn.gate_proj.weight": "blk.{i}.attn_gate.weight",
+    },
     other_media=("*vision_*", "*perception_emb_norm*"),
     keys=_keys,
     change=_change,

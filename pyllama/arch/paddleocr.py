@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..hparams import Values
-from ..mapping.rules import text_of_vision
+from ..mapping.rules import OTHER_MEDIA
 from . import ernie4_5
 
 HPARAMS: Values = {"rope_neox": True}
@@ -21,6 +21,5 @@ build_graph = ernie4_5.build_graph
 CONVERT = replace(
     ernie4_5.CONVERT,
     models=("PaddleOCRVLForConditionalGeneration",),
-    tensors=text_of_vision(ernie4_5.CONVERT.tensors),
-    other_media=("visual.*", "mlp_AR.*", "model.visual.*", "model.projector.*"),
+    other_media=(*OTHER_MEDIA, "mlp_AR.*", "model.projector.*"),
 )

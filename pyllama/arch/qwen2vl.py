@@ -7,7 +7,7 @@ Source: Bai et al. 2025, "Qwen2.5-VL Technical Report"; llama.cpp, ``llama_model
 from __future__ import annotations
 
 from ..hparams import Values
-from ..mapping.rules import Convert, text_of_vision
+from ..mapping.rules import Convert
 from . import qwen2
 
 HPARAMS: Values = qwen2.HPARAMS
@@ -18,8 +18,7 @@ build_graph = qwen2.build_graph
 
 CONVERT = Convert(
     models=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-    tensors=text_of_vision(qwen2.CONVERT.tensors),
-    other_media=("visual.*", "model.visual.*"),
+    tensors=qwen2.CONVERT.tensors,
     keys=qwen2.keys,
     defaults={"rope_theta": 1000000.0},
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Keys, Tensors, text_of_vision
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors
 from . import qwen3next
 
 HPARAMS: Values = qwen3next.MIXERS
@@ -71,9 +71,8 @@ NAMES = {
 
 CONVERT = Convert(
     models=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
-    tensors=text_of_vision(NAMES),
+    tensors=NAMES,
     keys=with_sections(qwen3next.keys),
     change=change,
     defaults=qwen3next.DEFAULTS,
-    other_media=("visual.*", "model.visual.*"),
 )

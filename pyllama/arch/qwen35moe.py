@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.tensors import OUTPUT
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Tensors, text_of_vision
+from ..mapping.rules import Array, Config, Convert, Tensors
 from . import qwen3next, qwen35
 
 HPARAMS: Values = qwen3next.HPARAMS
@@ -35,16 +35,13 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 CONVERT = Convert(
     models=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-    tensors=text_of_vision(
-        {
-            **qwen35.NAMES,
-            **qwen3next.EXPERT_NAMES,
-            "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
-            "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
-        }
-    ),
+    tensors={
+        **qwen35.NAMES,
+        **qwen3next.EXPERT_NAMES,
+        "model.layers.{i}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+        "model.layers.{i}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+    },
     keys=qwen35.with_sections(qwen3next.keys_of_experts),
     change=_change,
     defaults=qwen3next.DEFAULTS,
-    other_media=qwen35.CONVERT.other_media,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..hparams import Values
-from ..mapping.rules import Config, Convert, Keys, text_of_vision
+from ..mapping.rules import Config, Convert, Keys
 from . import qwen2, qwen3
 
 HPARAMS: Values = qwen2.HPARAMS
@@ -34,8 +34,7 @@ def keys_of_text(
 
 CONVERT = Convert(
     models=("Qwen3VLForConditionalGeneration",),
-    tensors=text_of_vision(qwen3.CONVERT.tensors),
-    other_media=("visual.*", "model.visual.*"),
+    tensors=qwen3.CONVERT.tensors,
     keys=keys_of_text(qwen3.CONVERT.keys),
     defaults={"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 500000.0},
 )

@@ -24,7 +24,7 @@ from ..graph.ffn import ffn
 from ..graph.mamba import Sizes
 from ..graph.tensors import without
 from ..hparams import Got, Key, Values
-from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config, text_of_vision
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, check_config
 from . import qwen3next, qwen35, qwen35moe
 
 _RATIOS = "attention.compress_ratios"
@@ -165,45 +165,41 @@ _MIXER = {
 }
 CONVERT = Convert(
     models=("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
-    tensors=text_of_vision(
-        {
-            **qwen35.NAMES,
-            **qwen3next.EXPERT_NAMES,
-            f"{_LAYER}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
-            f"{_LAYER}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
-            f"{_LAYER}.self_attn.indexer.index_qk_proj.weight": "blk.{i}.indexer.qk",
-            f"{_LAYER}.self_attn.indexer.q_layernorm.weight": "blk.{i}.indexer.q_norm.weight",
-            f"{_LAYER}.self_attn.indexer.k_layernorm.weight": "blk.{i}.indexer.k_norm.weight",
-            **{
-                f"{theirs}.{part}.weight": f"{ours}_{name}.weight"
-                for theirs, ours in (
-                    (f"{_LAYER}.attn_hyper_connection", "blk.{i}.hc_attn"),
-                    (f"{_LAYER}.mlp_hyper_connection", "blk.{i}.hc_ffn"),
-                    ("model.hyper_connection_mixer", "output_hc"),
-                )
-                for part, name in _MIXER.items()
-            },
-            **{
-                f"{_LAYER}.ple.{theirs}.weight": f"blk.{{i}}.ple_{ours}.weight"
-                for theirs, ours in (
-                    ("key_proj", "key"),
-                    ("value_proj", "value"),
-                    ("norm_key", "norm_key"),
-                    ("norm_query", "norm_query"),
-                    ("norm_conv", "norm_conv"),
-                    ("conv1d", "conv1d"),
-                )
-            },
-            f"{_HASHES}.ngram_embedding.shard_{{e}}.weight": "per_layer_token_embd.weight[+]",
-        }
-    ),
-    arrays=text_of_vision(
-        {
-            f"{_HASHES}.layer_multipliers": "qwen4exp.ple.layer_multipliers",
-            f"{_HASHES}.ngram_heads_offsets": "qwen4exp.ple.head_offsets",
-            f"{_HASHES}.ngram_heads_vocab_sizes": "qwen4exp.ple.head_vocab_sizes",
-        }
-    ),
+    tensors={
+        **qwen35.NAMES,
+        **qwen3next.EXPERT_NAMES,
+        f"{_LAYER}.mlp.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
+        f"{_LAYER}.mlp.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
+        f"{_LAYER}.self_attn.indexer.index_qk_proj.weight": "blk.{i}.indexer.qk",
+        f"{_LAYER}.self_attn.indexer.q_layernorm.weight": "blk.{i}.indexer.q_norm.weight",
+        f"{_LAYER}.self_attn.indexer.k_layernorm.weight": "blk.{i}.indexer.k_norm.weight",
+        **{
+            f"{theirs}.{part}.weight": f"{ours}_{name}.weight"
+            for theirs, ours in (
+                (f"{_LAYER}.attn_hyper_connection", "blk.{i}.hc_attn"),
+                (f"{_LAYER}.mlp_hyper_connection", "blk.{i}.hc_ffn"),
+                ("model.hyper_connection_mixer", "output_hc"),
+            )
+            for part, name in _MIXER.items()
+        },
+        **{
+            f"{_LAYER}.ple.{theirs}.weight": f"blk.{{i}}.ple_{ours}.weight"
+            for theirs, ours in (
+                ("key_proj", "key"),
+                ("value_proj", "value"),
+                ("norm_key", "norm_key"),
+                ("norm_query", "norm_query"),
+                ("norm_conv", "norm_conv"),
+                ("conv1d", "conv1d"),
+            )
+        },
+        f"{_HASHES}.ngram_embedding.shard_{{e}}.weight": "per_layer_token_embd.weight[+]",
+    },
+    arrays={
+        f"{_HASHES}.layer_multipliers": "qwen4exp.ple.layer_multipliers",
+        f"{_HASHES}.ngram_heads_offsets": "qwen4exp.ple.head_offsets",
+        f"{_HASHES}.ngram_heads_vocab_sizes": "qwen4exp.ple.head_vocab_sizes",
+    },
     ignored=(
         *Convert.ignored,
         "*.ple_embedding.layer_multipliers",
@@ -218,5 +214,4 @@ CONVERT = Convert(
         "heads_per_ngram": 8,
         "ple_conv_kernel_size": 4,
     },
-    other_media=qwen35.CONVERT.other_media,
 )

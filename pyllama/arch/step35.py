@@ -14,6 +14,7 @@ from ..graph.tensors import DEEPSEEK_EXPERTS, without
 from ..hparams import GATINGS, SIGMOID_ROUTER, Got, Key, Values, window_values
 from ..mapping.rope import rope_factors
 from ..mapping.rules import (
+    OTHER_MEDIA,
     Config,
     Convert,
     Keys,
@@ -156,7 +157,7 @@ CONVERT = Convert(
             for part in ("gate", "up", "down")
         },
     },
-    other_media=("vision_model.*", "vit_*"),
+    other_media=(*OTHER_MEDIA, "vit_*"),
     keys=_keys,
     change=gemma3.add_one,
     extra=_factors,

@@ -42,6 +42,7 @@ _GROUPS = {
     "*": "(?P<end>weight|bias)",
 }
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_AROUND_TEXT = re.compile(r"\b(?:language_model|text_model|thinker|llm)\.")
 _NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
 
@@ -258,6 +259,7 @@ def name_finder(arch: Arch, config: Config) -> Callable[[str], tuple[str, int] |
     ]
 
     def find(name: str) -> tuple[str, int] | None:
+        name = _of_text(name)
         found = _find(name, patterns, n_first) or _find(convert.prefix + name, patterns, n_first)
         return found and (convert.rename(found[0], config), found[1])
 
@@ -276,7 +278,7 @@ def value_keys(
     for theirs, key in arch.CONVERT.values.items():
         pattern = _compile(theirs)
         for name, stored in checkpoint.items():
-            match = pattern.fullmatch(name)
+            match = pattern.fullmatch(_of_text(name))
             if match is None:
                 continue
             if prod(stored.shape) != 1:
@@ -288,7 +290,7 @@ def value_keys(
     for theirs, key in arch.CONVERT.arrays.items():
         pattern = _compile(theirs)
         for name, stored in checkpoint.items():
-            if pattern.fullmatch(name) is None:
+            if pattern.fullmatch(_of_text(name)) is None:
                 continue
             if not isinstance(stored, StoredTensor) or stored.dtype != "I64" or key in arrays:
                 raise ModelError(f"{folder}: {shown(name)} must be the only array, of I64")
@@ -297,6 +299,11 @@ def value_keys(
         key: values[-1] if -1 in values else [values[i] for i in sorted(values)]
         for key, values in found.items()
     }
+
+
+def _of_text(name: str) -> str:
+    """The name of a tensor without those of modules around the text model."""
+    return _AROUND_TEXT.sub("", name)
 
 
 def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:

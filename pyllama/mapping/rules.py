@@ -33,6 +33,16 @@ Tensors = dict[str, Array]
 Keys = dict[str, Any]  # of GGUF, without the architecture's name -> value
 
 
+OTHER_MEDIA = (  # usual names of parts for images and sounds
+    "*audio_tower.*",
+    "*mm_projector.*",
+    "*multi_modal_projector.*",
+    "*vision_model.*",
+    "*vision_tower.*",
+    "*visual.*",
+)
+
+
 def _unchanged(name: str, x: Array, config: Config) -> Tensors:
     return {name: x}
 
@@ -43,7 +53,8 @@ class Convert:
 
     Attributes:
         models: class names accepted in ``architectures`` of config.json.
-        tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{j}`` one of a second stack,
+        tensors: checkpoint name -> GGUF name, without the names of modules around a text model
+            (``language_model.``). ``{i}`` is the layer; ``{j}`` one of a second stack,
             whose layers follow those of the first in the file; ``{e}`` an expert, whose matrices
             are stacked into one tensor, as are tensors whose GGUF name ends with their number
             (``[0]``); those whose name ends with ``[+]`` are concatenated. ``*`` stands for
@@ -90,7 +101,7 @@ class Convert:
     products: tuple[str, ...] = ()
     rename: Callable[[str, Config], str] = lambda name, config: name
     shared: tuple[str, ...] = ()
-    other_media: tuple[str, ...] = ()
+    other_media: tuple[str, ...] = OTHER_MEDIA
     prefix: str = ""
     add_bos: bool | None = None
     relu: bool = False
@@ -153,12 +164,6 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     "vocab_size": ("vocab_size",),
 }  # fmt: skip
-
-
-def text_of_vision(names: Mapping[str, str]) -> dict[str, str]:
-    """The checkpoint names of a text model, also with the prefixes of vision models."""
-    inner = {k.replace("model.", "model.language_model.", 1): x for k, x in names.items()}
-    return {**names, **{f"language_model.{k}": x for k, x in names.items()}, **inner}
 
 
 def base_keys(config: Config, act: str = "") -> Keys:

@@ -11,7 +11,7 @@ import pytest
 
 from pyllama.arch import get_arch
 from pyllama.convert.files.folder import Folder, read_config
-from pyllama.convert.plan import find_arch
+from pyllama.convert.plan import find_arch, name_finder
 from pyllama.errors import ModelError
 
 
@@ -96,7 +96,8 @@ def test_gemma_3_vision_config(tmp_path: Path) -> None:
     }  # fmt: skip
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    config, convert = read_config(Folder(tmp_path)), get_arch("gemma3").CONVERT
+    arch = get_arch("gemma3")
+    config, convert = read_config(Folder(tmp_path)), arch.CONVERT
     assert config["architectures"] == whole["architectures"]
     keys = convert.keys({**convert.defaults, **config})
     assert {
@@ -106,7 +107,7 @@ def test_gemma_3_vision_config(tmp_path: Path) -> None:
         "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope.scaling.factor": 8.0,
     }.items() <= keys.items()  # fmt: skip
     for prefix in ("model.", "language_model.model.", "model.language_model."):
-        assert convert.tensors[f"{prefix}norm.weight"] == "output_norm.weight"
+        assert name_finder(arch, config)(f"{prefix}norm.weight") == ("output_norm.weight", -1)
 
 
 def test_gemma_3n_has_rows_for_tokens_of_images() -> None:
