@@ -34,7 +34,7 @@ def _keys(config: Config) -> Keys:
 
 CONVERT = replace(
     olmo2.CONVERT,
-    models=("Exaone4ForCausalLM",),
+    models=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
     keys=_keys,
     defaults={"sliding_window": 4096},
 )

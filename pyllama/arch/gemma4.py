@@ -186,9 +186,13 @@ NAMES = {
     "model.layers.{i}.experts.gate_up_proj": "blk.{i}.ffn_gate_up_exps.weight",
     "model.layers.{i}.experts.down_proj": "blk.{i}.ffn_down_exps.weight",
 }
-MEDIA = (*OTHER_MEDIA, "*embed_vision.*", "*embed_audio.*")
+MEDIA = (*OTHER_MEDIA, "*vision_embedder.*", "*embed_vision.*", "*embed_audio.*")
 CONVERT = Convert(
-    models=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    models=(
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+    ),
     tensors=NAMES,
     other_media=MEDIA,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512},

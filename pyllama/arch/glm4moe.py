@@ -35,7 +35,7 @@ def _keys(config: Config) -> Keys:
 
 
 CONVERT = Convert(
-    models=("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
+    models=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "SolarOpenForCausalLM"),
     tensors={
         **qwen3.CONVERT.tensors,
         **qwen2moe.DEEPSEEK,

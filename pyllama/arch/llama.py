@@ -22,6 +22,7 @@ from ..graph.tensors import EXPERTS, OUTPUT, QKV, tensors
 from ..hparams import Key, Values
 from ..mapping.rules import (
     HF_QKV,
+    OTHER_MEDIA,
     Array,
     Config,
     Convert,
@@ -122,12 +123,30 @@ def change_fused(name: str, x: Array, config: Config) -> Tensors:
     return {k: v for part in parts.items() for k, v in change(*part, config).items()}
 
 
+def _accepts(config: Config) -> bool:
+    if "LlavaForConditionalGeneration" in config["architectures"]:  # of any text model
+        return config.get("model_type") in ("llava", "llama", "mistral", "pixtral")
+    return not config.get("draft_vocab_size")  # eagle3
+
+
+_LLAVA = {  # config.json of LLaVA has only what differs from LLaMA 7B
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-6,
+}
 CONVERT = Convert(
     models=(
         "LlamaForCausalLM",
         "LLaMAForCausalLM",  # of the first conversions
         "LlamaModel",
         "InternLM3ForCausalLM",
+        "JanusForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "VLlama3ForCausalLM",  # of SmolVLM
+        "VoxtralForConditionalGeneration",
         "IQuestCoderForCausalLM",
         "MistralForCausalLM",
         "MistralModel",
@@ -153,6 +172,8 @@ CONVERT = Convert(
     change=change,
     of_class={
         "LlamaForCausalLM": {"rms_norm_eps": 1e-6},
+        "LlavaForConditionalGeneration": _LLAVA,
+        "VLlama3ForCausalLM": {"num_attention_heads": 32},
         "MistralForCausalLM": {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-6,
@@ -165,5 +186,13 @@ CONVERT = Convert(
         },
     },
     prefix="model.",
-    accepts=lambda config: not config.get("draft_vocab_size"),  # eagle3
+    other_media=(
+        *OTHER_MEDIA,
+        "model.aligner.*",
+        "model.connector.*",
+        "model.generation_*",
+        "model.vqmodel.*",
+        "*image_newline",
+    ),
+    accepts=_accepts,
 )

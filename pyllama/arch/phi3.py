@@ -44,7 +44,7 @@ def _keys(config: Config) -> Keys:
 
 
 CONVERT = Convert(
-    models=("Phi3ForCausalLM",),
+    models=("Phi3ForCausalLM", "Phi4ForCausalLMV"),
     tensors={
         **without(qwen2.CONVERT.tensors, "_proj.*", ".mlp."),
         "model.layers.{i}.self_attn.qkv_proj.weight": "blk.{i}.attn_qkv.weight",

@@ -61,7 +61,13 @@ def windows(config: Config, slides: Callable[[int], bool]) -> Keys:
 
 
 CONVERT = Convert(
-    models=("Qwen2ForCausalLM", "Qwen2Model"),
+    models=(
+        "Qwen2ForCausalLM",
+        "Qwen2Model",
+        "AudioFlamingo3ForConditionalGeneration",
+        "DotsOCRForCausalLM",
+        "Qwen2AudioForConditionalGeneration",
+    ),
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",

@@ -7,7 +7,7 @@ Source: Bai et al. 2025, "Qwen2.5-VL Technical Report"; llama.cpp, ``llama_model
 from __future__ import annotations
 
 from ..hparams import Values
-from ..mapping.rules import Convert
+from ..mapping.rules import OTHER_MEDIA, Convert
 from . import qwen2
 
 HPARAMS: Values = qwen2.HPARAMS
@@ -17,8 +17,16 @@ TENSORS = qwen2.TENSORS
 build_graph = qwen2.build_graph
 
 CONVERT = Convert(
-    models=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    models=(
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2VLModel",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2_5OmniModel",
+        "Qwen2_5OmniForConditionalGeneration",
+    ),
     tensors=qwen2.CONVERT.tensors,
     keys=qwen2.keys,
+    other_media=(*OTHER_MEDIA, "talker.*", "token2wav.*"),
     defaults={"rope_theta": 1000000.0},
+    prefix="model.",
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..graph.builder import HEAD
 from ..hparams import POOLINGS, Values
-from ..mapping.rules import Array, Config, Convert, Keys, Tensors
+from ..mapping.rules import OTHER_MEDIA, Array, Config, Convert, Keys, Tensors
 from . import qwen2
 
 HPARAMS: Values = {**qwen2.HPARAMS, "softmax_scores": True}
@@ -46,7 +46,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 
 CONVERT = Convert(
-    models=("Qwen3ForCausalLM", "Qwen3Model", _RANKING),
+    models=("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration", _RANKING),
     tensors={
         **qwen2.CONVERT.tensors,
         "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
@@ -54,6 +54,7 @@ CONVERT = Convert(
         "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
         "score.weight": HEAD,
     },
+    other_media=(*OTHER_MEDIA, "vit_*"),
     defaults={"head_dim": 128, "rms_norm_eps": 1e-6},
     keys=_keys,
     change=_change,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..graph.tensors import GATED_FFN, OUTPUT
 from ..hparams import Values
-from ..mapping.rules import Array, Config, Convert, Keys, Tensors
+from ..mapping.rules import OTHER_MEDIA, Array, Config, Convert, Keys, Tensors
 from . import qwen3next
 
 HPARAMS: Values = qwen3next.MIXERS
@@ -70,9 +70,14 @@ NAMES = {
 }
 
 CONVERT = Convert(
-    models=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    models=(
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "MiniCPMV4_6ForConditionalGeneration",
+    ),
     tensors=NAMES,
     keys=with_sections(qwen3next.keys),
     change=change,
     defaults=qwen3next.DEFAULTS,
+    other_media=(*OTHER_MEDIA, "model.merger.*"),
 )

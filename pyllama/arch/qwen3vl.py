@@ -33,7 +33,7 @@ def keys_of_text(
 
 
 CONVERT = Convert(
-    models=("Qwen3VLForConditionalGeneration",),
+    models=("Qwen3VLForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     tensors=qwen3.CONVERT.tensors,
     keys=keys_of_text(qwen3.CONVERT.keys),
     defaults={"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 500000.0},

@@ -43,7 +43,7 @@ def _keys(config: Config) -> Keys:
 
 
 CONVERT = Convert(
-    models=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+    models=("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
     tensors={
         **qwen2.CONVERT.tensors,
         "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",

@@ -153,8 +153,10 @@ def read_config(folder: Folder) -> dict[str, Any]:
             f"{path}: there is no config.json: give the folder of a Hugging Face checkpoint"
         )
     config = dict(folder.json("config.json"))
-    if isinstance(config.get("text_config"), dict):
-        config |= {k: v for k, v in config["text_config"].items() if v is not None}
+    thinker = config.get("thinker_config")  # of Qwen-Omni
+    for text in (config, thinker):
+        if isinstance(text, dict) and isinstance(text.get("text_config"), dict):
+            config |= {k: v for k, v in text["text_config"].items() if v is not None}
     if isinstance(config.get("transformer_layer_config"), dict):
         layer, classes = config["transformer_layer_config"], config.get("architectures")
         config |= {k: v for k, v in layer.items() if v is not None} | {"architectures": classes}

@@ -11,7 +11,7 @@ import pytest
 
 from pyllama.arch import get_arch
 from pyllama.convert.files.folder import Folder, read_config
-from pyllama.convert.plan import find_arch, name_finder
+from pyllama.convert.plan import _any_of, find_arch, name_finder
 from pyllama.errors import ModelError
 
 
@@ -243,3 +243,78 @@ def test_embedding_gemma_2_without_what_transformers_assumes() -> None:
     rope = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}}
     with pytest.raises(ModelError, match="rope_type is 'yarn', must be 'default'"):
         convert.keys(convert.complete({"rope_parameters": rope}))
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "arch", "prefixes"),
+    [
+        ("AudioFlamingo3ForConditionalGeneration", "qwen2", "qwen2", ["language_model."]),
+        ("DotsOCRForCausalLM", "dots_ocr", "qwen2", [""]),
+        ("Exaone4_5_ForConditionalGeneration", "exaone4", "exaone4", ["", "language_model."]),
+        ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", "gemma4", []),
+        ("Glm4vMoeForConditionalGeneration", "glm4v_moe_text", "glm4moe", []),
+        ("JanusForConditionalGeneration", "llama", "llama", ["language_model."]),
+        ("LlavaForConditionalGeneration", "mistral", "llama", ["language_model."]),
+        ("LlavaStableLMEpochForCausalLM", "stablelm_epoch", "stablelm", [""]),
+        ("MiniCPMV4_6ForConditionalGeneration", "qwen3_5_text", "qwen35", []),
+        ("Phi4ForCausalLMV", "phi4-siglip", "phi3", [""]),
+        ("Qwen2AudioForConditionalGeneration", "qwen2", "qwen2", ["language_model."]),
+        ("Qwen2VLModel", "qwen2_vl", "qwen2vl", [""]),
+        ("Qwen2_5OmniModel", "qwen2_5_omni_text", "qwen2vl", ["thinker."]),
+        ("Qwen3ASRForConditionalGeneration", "qwen3", "qwen3vl", ["thinker."]),
+        ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe_text", "qwen3vlmoe", ["thinker."]),
+        ("StepVLForConditionalGeneration", "qwen3", "qwen3", [""]),
+        ("VLlama3ForCausalLM", "llama", "llama", []),
+        ("VoxtralForConditionalGeneration", "llama", "llama", ["language_model."]),
+    ],
+)
+def test_text_models_of_images_and_sounds(
+    name: str, model_type: str, arch: str, prefixes: list[str]
+) -> None:
+    config = {"architectures": [name], "model_type": model_type}
+    found, declared = find_arch(Path(), config)
+    assert found == arch
+    find = name_finder(declared, config)
+    inner = "text_model" if name.startswith("VLlama") else "language_model"
+    for start in [f"{prefix}model." for prefix in prefixes] or [f"model.{inner}."]:
+        assert find(f"{start}embed_tokens.weight") == ("token_embd.weight", -1)
+        assert find(f"{start}layers.12.input_layernorm.weight") or arch == "exaone4"
+    media = _any_of(declared.CONVERT.other_media)
+    assert not media("model.layers.12.mlp.up_proj.weight")
+
+
+def test_llava_with_another_text_model_is_refused() -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "gemma"}
+    with pytest.raises(ModelError, match="LlavaForConditionalGeneration"):
+        find_arch(Path(), config)
+
+
+@pytest.mark.parametrize(
+    ("arch", "names"),
+    [
+        ("llama", ["model.vision_tower.layers.0.weight", "model.aligner.fc1.bias"]),
+        ("llama", ["model.vqmodel.quantize.embedding.weight", "model.generation_head.vision_head"]),
+        ("qwen2", ["audio_tower.conv1.bias", "multi_modal_projector.linear.weight"]),
+        ("qwen2vl", ["thinker.visual.merger.mlp.0.bias", "talker.codec_head.weight"]),
+        ("qwen3vlmoe", ["thinker.audio_tower.conv2d1.bias", "code2wav.upsample.0.0.conv.bias"]),
+        ("qwen35", ["model.vision_tower.post_layernorm.bias", "model.merger.mlp.0.pre_norm.bias"]),
+        ("qwen3", ["vision_model.ln_pre.weight", "vit_large_projector.weight"]),
+    ],
+)
+def test_parts_for_images_and_sounds_are_left_out(arch: str, names: list[str]) -> None:
+    media = _any_of(get_arch(arch).CONVERT.other_media)
+    assert all(map(media, names))
+
+
+def test_config_of_qwen_omni(tmp_path: Path) -> None:
+    whole = {
+        "architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni",
+        "thinker_config": {
+            "model_type": "qwen2_5_omni_thinker",
+            "text_config": {"model_type": "qwen2_5_omni_text", "hidden_size": 64},
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = read_config(Folder(tmp_path))
+    assert (config["hidden_size"], config["model_type"]) == (64, "qwen2_5_omni_text")
+    assert config["architectures"] == whole["architectures"]
