@@ -5,8 +5,10 @@ Source: Ling Team 2025, "Every Activation Boosted"; llama.cpp, ``llama_model_bai
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..hparams import GATINGS, Key, Values
-from ..mapping.rules import Config, Convert, Keys, base_keys, check_config, float32
+from ..mapping.rules import Array, Config, Convert, Keys, Tensors, base_keys, check_config, float32
 from . import bailingmoe, dots1, llama
 
 HPARAMS: Values = {
@@ -43,8 +45,14 @@ def _keys(config: Config) -> Keys:
     }  # fmt: skip
 
 
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    if name.endswith("exp_probs_b.bias") and "SarvamMoEForCausalLM" in config["architectures"]:
+        x = x - x.mean(dtype=np.float32)
+    return {name: x}
+
+
 CONVERT = Convert(
-    models=("BailingMoeV2ForCausalLM",),
+    models=("BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"),
     tensors={
         **bailingmoe.TENSOR_NAMES,
         "model.layers.{i}.attention.query_layernorm.weight": "blk.{i}.attn_q_norm.weight",
@@ -52,6 +60,8 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.gate.expert_bias": "blk.{i}.exp_probs_b.bias",
     },
     keys=_keys,
+    change=_change,
+    of_class={"SarvamMoEForCausalLM": {"partial_rotary_factor": 1.0}},
     defaults={"partial_rotary_factor": 0.5, "score_function": "sigmoid"},
     prefix="model.",
 )
