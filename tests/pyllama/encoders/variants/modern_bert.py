@@ -45,7 +45,7 @@ VARIANTS = {
         "id2label": {"0": "no", "1": "maybe", "2": "yes"},
         "label2id": {"no": 0, "maybe": 1, "yes": 2},
     },
-    "modern-bert_scaled": {  # llama.cpp's converter takes no scaling of rope
+    "modern-bert_scaled": {
         **_MODERN, "architectures": ["ModernBertForSequenceClassification"],
         "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
         "rope_parameters": {
@@ -63,5 +63,8 @@ FILES = {
         "1_Pooling/config.json": {"pooling_mode_cls_token": True},
     }
 }
-DIFFERENT = {"modern-bert_biases": ("attention.sliding_window_pattern",)}  # not by its layer_types
+DIFFERENT = {
+    "modern-bert_biases": ("attention.sliding_window_pattern",),  # not by its layer_types
+    "modern-bert_scaled": ("rope.scaling.type",),  # llama.cpp's converter writes "none"
+}
 LLAMA_CPP = ("modern-bert", "modern-bert_silu")
