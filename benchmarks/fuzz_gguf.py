@@ -263,7 +263,7 @@ def read_gguf(folder: Path) -> None:
         ("gguf.set", "--dry-run", "--force", x, "llama.block_count", "3"),
         ("quantize", "--allow-requantize", x, new, "q8_0"),
         ("quantize", "--allow-requantize", "--dry-run", x, "q4_k_m"),
-        ("tokenize", "-m", x, "-p", "AB C"), ("graph", "-m", x, "--svg", folder / "x.svg"),
+        ("tokenize", "-m", x, "-p", "AB C"), ("inspect.graph", "-m", x, "--svg", folder / "x.svg"),
     ), 3)  # fmt: skip
 
 

@@ -91,7 +91,7 @@ CASES = [
     ("gguf.validate", ["array.gguf"], "an array of 3 int32, expected a string"),
     ("gguf.dump", ["array.gguf"], ""),
     ("quantize", ["array.gguf", "x.gguf", "q8_0"], "an array of 3 int32, expected a string"),
-    ("graph", ["-m", "array.gguf"], "an array of 3 int32, expected a string"),
+    ("inspect.graph", ["-m", "array.gguf"], "an array of 3 int32, expected a string"),
     ("tokenize", ["-m", "array.gguf", "-p", "a"], "an array of 3 int32, expected a string"),
     ("gguf.dump", ["names.gguf"], SHOWN),
     ("gguf.dump", ["--markdown", "names.gguf"], SHOWN),

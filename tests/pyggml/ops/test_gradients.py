@@ -184,7 +184,7 @@ _OF_INFERENCE = (
     "TOKEN_SHIFT[x,states] SOLVE_TRI[a,b] MUL_MAT_SPARSE[a,b,idx] AXPY[a,b,idx] "
     "MUL_MAT_ID_SPARSE[as,b,idx] AXPY_ID[as,b] "
     "MUL_MAT_SIGNS[x] LORA[y,b,scales,gains,a,x] SET_ROWS[b,a] PAD_REFLECT_1D[a] "
-    "TIMESTEP_EMBEDDING[t] MAP_CUSTOM[x0,x1]"
+    "TIMESTEP_EMBEDDING[t] MAP_CUSTOM[x0,x1] GATED_POOL[x,score,bias,states] SINKHORN[x]"
 )
 WITHOUT_GRADIENT = {*_OF_TRAINING.split(), *_OF_INFERENCE.split()}
 
