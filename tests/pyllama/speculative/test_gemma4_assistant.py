@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 from ..arch import llama_cpp
 from ..arch.checkpoints import DATA, recorded, shapes_of, variants, weights, write_files
 from ..arch.gemma4_assistant import Made, head_of
+from .counts import check_counts
 
 F32 = {"n_ctx": 128, "type_k": "f32", "type_v": "f32"}
 TOKENS = np.random.default_rng(43).integers(3, 500, 200).tolist()
@@ -191,18 +191,7 @@ def test_llama_cpp_drafts_and_accepts_as_much(tmp_path: Path, noise: float) -> N
     server = llama_cpp.serve(files[0], draft=(files[1], "DRAFT_MTP", 3))
     target = Context(Model.load(files[0]), **{**F32, "n_ctx": 256})
     drafter = HeadDrafter(target, mtp_head(target.model, files[1]))
-    for prompt in PROMPTS:
-        speculation = Speculation(drafter, 3, adaptive=False)
-        ends = dict.fromkeys(target.model.tokenizer.eog, -np.inf)
-        request = Request(prompt, replace(GREEDY, logit_bias=ends), max_tokens=32)
-        engine = Engine(target, speculation=speculation)
-        assert sum(len(event.tokens) for event in engine.run(request)) == 32
-        reply = server.handle_completions(
-            {"prompt": prompt, "n_predict": 32, "temperature": 0, "ignore_eos": True}
-        )
-        timings, stats = reply["timings"], speculation.stats
-        assert timings["draft_n"] == stats.n_drafted
-        assert timings["draft_n_accepted"] == stats.n_accept
+    check_counts(server, target, drafter, PROMPTS)
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from pyllama.speculative import HeadDrafter, Speculation
 from ..arch import llama_cpp
 from ..arch.checkpoints import long_but, write_files
 from ..arch.mtp import Made, alone, inputs_of, layer_norm, name_of, text_config, with_mtp
+from .counts import check_counts
 from .views import Text
 
 VARIANTS = long_but(
@@ -192,18 +192,7 @@ def test_llama_cpp_drafts_and_accepts_as_much(
     server = llama_cpp.serve(path, draft=(None, "DRAFT_MTP", 3))
     target = Context(Model.load(path), **{**F32, "n_ctx": 256})
     drafter = HeadDrafter(target, mtp_head(target.model))
-    for prompt in PROMPTS:
-        speculation = Speculation(drafter, 3, adaptive=False)
-        ends = dict.fromkeys(target.model.tokenizer.eog, -np.inf)
-        request = Request(prompt, replace(GREEDY, logit_bias=ends), max_tokens=32)
-        engine = Engine(target, speculation=speculation)
-        assert sum(len(event.tokens) for event in engine.run(request)) == 32
-        reply = server.handle_completions(
-            {"prompt": prompt, "n_predict": 32, "temperature": 0, "ignore_eos": True}
-        )
-        timings, stats = reply["timings"], speculation.stats
-        assert timings["draft_n"] == stats.n_drafted
-        assert timings["draft_n_accepted"] == stats.n_accept
+    check_counts(server, target, drafter, PROMPTS)
 
 
 @pytest.mark.parametrize(("name", "n"), [("qwen35", 1), ("mimo2", 3)])
