@@ -30,6 +30,7 @@ HPARAMS: Values = {
     **window_values(6, base=10000.0),
     "attn_scale": 1.0,
     "n_layer_nextn": 0,  # the file's number is that of its layers
+    "n_expert": 0,  # of the target
     "n_embd_backbone": Key("embedding_length_out"),
     "n_rot_full": gemma4.HPARAMS["n_rot_full"],
     "hidden": "h_nextn",

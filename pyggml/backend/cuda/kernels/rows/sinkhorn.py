@@ -23,6 +23,7 @@ _ZERO = float32(0)
 @cache
 def sinkhorn_kernel(n: int, m: int) -> GpuKernel:
     """The kernel of matrices of ``m`` rows of ``n`` elements."""
+    size = n * m
 
     @kernel(f"sinkhorn_{n}x{m}", threads=THREADS)
     def sinkhorn(
@@ -34,7 +35,7 @@ def sinkhorn_kernel(n: int, m: int) -> GpuKernel:
             return
         i3 = divide(u, ne2)
         i2 = int32(u - i3 * ne2)
-        v = cuda.local.array(n * m, float32)
+        v = cuda.local.array(size, float32)
         for j in range(m):
             at = i2 * x2 + i3 * x3 + j * x1
             top, total = load_f32(x, at), _ZERO
