@@ -151,7 +151,8 @@ def test_exact_with_quantized_weights(folder: Path, name: str, type: GGMLType) -
 
 OTHER_FFN = {  # experts, gate and up in one matrix, or a feed-forward part of their own
     "apertus", "arctic", "bitnet", "chatglm", "gemma-embedding2", "gemma3n", "gemma4", "glm4",
-    "jina-bert-v2", "modern-bert", "neo-bert", "phi3", "plamo2", "plamo3", "rwkv6", "rwkv7", "t5", "t5encoder",
+    "jina-bert-v2", "modern-bert", "neo-bert", "phi3", "plamo2", "plamo3", "rwkv6", "rwkv7", "t5",
+    "t5encoder",
 }  # fmt: skip
 HEADS = {"eagle3"}  # they only draft for other models
 BY_DEFAULT = ("bamboo", "chatglm", "gemma4", "gpt2", "llama", "qwen3moe")
