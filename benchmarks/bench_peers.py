@@ -138,13 +138,15 @@ class Here:
 
     Attributes:
         reload: load the model for each test of each round.
+        about: the first fields of each result, of the model, the machine and memory; empty before
+            the first turn.
     """
 
     path: Path
     threads: int
     tests: list[BenchCase]
     reload: bool
-    about: dict[str, Any] = field(default_factory=dict)  # what a line says first
+    about: dict[str, Any] = field(default_factory=dict)
     _loaded: tuple[Model, Ours] | None = None
 
     def turn(self, case: BenchCase) -> Turn:

@@ -89,7 +89,6 @@ from .ops.recurrent.rwkv import *
 from .ops.recurrent.scan import *
 from .ops.rows.norm import *
 from .ops.rows.reduce import *
-from .ops.rows.sinkhorn import *
 from .ops.rows.softmax import *
 from .ops.rows.sinkhorn import *
 from .ops.rows.sort import *

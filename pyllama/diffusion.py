@@ -4,8 +4,8 @@
     for step in unmask(context, prompt, DiffusionParams(eps=0.001), SamplingParams(temp=0)):
         print(step.number, tokenizer.decode(step.tokens[len(prompt):]))
 
-Each step evaluates the whole text, chooses a token for every masked position, and keeps those that
-the model is most certain of. Not thread-safe.
+Each step evaluates the whole text and chooses a token for every masked position. The tokens of the
+highest confidence replace their masks; the other positions stay masked. Not thread-safe.
 Source: Ye et al. 2025, "Dream 7B"; Nie et al. 2025, "Large Language Diffusion Models"; llama.cpp,
 ``diffusion_generate``.
 """
@@ -38,7 +38,7 @@ class UnmaskStep(NamedTuple):
 
     Attributes:
         number: of the step, from 1; steps without a masked token are left out.
-        tokens: of the prompt and the text; those that are not known are the mask token.
+        tokens: of the prompt and the text, with the mask token at masked positions.
     """
 
     number: int

@@ -1,6 +1,7 @@
 """Kimi-K3 (text): Kimi-Linear with attention residuals, LatentMoE, SiTU and gates.
 
-The residual stream begins anew with each block of layers.
+Layers form blocks. The residual stream is zero at the start of each, and a part of a layer reads a
+weighted sum of it and of the results of the blocks before (``graph/attention/residuals.py``).
 Source: Kimi Team 2026, "Kimi K3"; llama.cpp, ``llama_model_kimi_k3``.
 """
 

@@ -143,68 +143,30 @@ def eagle3_head(target: Model, path: Path) -> Head:
         ModelError: the file is no such head, or one of another model.
         GGUFError, AllocError: as ``Model.load``.
     """
-    file = GGUFFile(path)
-    name = file.get_str("general.architecture")
-    if name != EAGLE3:
-        raise ModelError(f"{path}: a {name} model is no EAGLE-3 head; use another drafter")
+    file = _file_of(path, EAGLE3, "EAGLE-3")
     hparams = read_hparams(file, target.tokenizer.n_vocab, arch_of(file).HPARAMS)
-    hparams = replace(hparams, n_embd_target=hparams.n_embd)
-    layers = [int(layer) for layer in file.get_numbers(f"{EAGLE3}.target_layers")]
+    layers = _read_layers(file, target)
     _check_eagle3(file, hparams, target, layers)
     shared = {"token_embd.weight": target.weights["token_embd.weight"], **_output_of(target)}
-    head, files = _loaded(file, hparams, target, shared)
+    head, files = _loaded(file, replace(hparams, n_embd_target=hparams.n_embd), target, shared)
     norm = head.weights["enc.output_norm.weight"] if hparams.own["norm_before_fc"] else None
     nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers
-    reads = HiddenReads(nodes, head.weights[FUSED], norm, hparams.norm_eps, files)
-    return Head(head, reads)
+    return Head(head, HiddenReads(nodes, head.weights[FUSED], norm, hparams.norm_eps, files))
 
 
 def dflash_head(target: Model, path: Path) -> Head:
-    """A DFlash or DSpark head as a model.
-
-    Args:
-        target: the model whose tokens it drafts, which has the embedding and the output matrix that
-            the file lacks.
-
-    Raises:
-        ModelError: the file is no such head, or one of another model.
-        GGUFError, AllocError: as ``Model.load``.
-    """
-    file = GGUFFile(path)
-    name = file.get_str("general.architecture")
-    if name != DFLASH:
-        raise ModelError(f"{path}: a {name} model is no DFlash head; use another drafter")
-    kinds = {
-        "selector_hidden.weight": "DFlash 2",
-        "hc_head_fn.weight": "a DSpark head of DeepSeek-V4",
-    }
-    for tensor, kind in kinds.items():
-        if tensor in file.tensors:
-            raise ModelError(
-                f"{path}: {kind} is not supported, only DFlash and DSpark; use another drafter"
-            )
-    sizes, n_vocab = target.hparams, target.tokenizer.n_vocab
-    hparams = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
-    layers = [int(layer) for layer in file.get_numbers(f"{DFLASH}.target_layers")]
-    check, n_layer, mask = (
-        partial(_check_pair, file, target),
-        sizes.n_layer,
-        hparams.own["mask_token"],
-    )
-    check(hparams.n_embd == sizes.n_embd, f"has {hparams.n_embd} columns", f"has {sizes.n_embd}")
-    legal = bool(layers) and all(1 <= layer <= n_layer for layer in layers)
-    check(legal, f"reads the inputs of layers {layers}", f"has layers 1 to {n_layer}")
-    _check_tokens(file, target)
-    _check_drafted(file, target)
-    check(mask < n_vocab, f"has the mask token {mask}", f"has {n_vocab} tokens")
-    check(hparams.block_size > 1, f"drafts blocks of {hparams.block_size}", "needs 2 or more")
+    """A DFlash or DSpark head as a model. Arguments and errors: as ``eagle3_head``."""
+    file = _file_of(path, DFLASH, "DFlash")
+    hparams = read_hparams(file, target.tokenizer.n_vocab, arch_of(file).HPARAMS)
+    layers = _read_layers(file, target)
+    _check_dflash(file, hparams, target)
     shared = {"token_embd.weight": target.weights["token_embd.weight"]}
     if "token_embd.weight" not in file.tensors:
         shared |= _output_of(target)
     head, files = _loaded(file, replace(hparams, n_embd_target=hparams.n_embd), target, shared)
-    n_read = head.weights[FUSED].ne[0]
-    check(n_read == len(layers) * sizes.n_embd, f"reads {n_read} columns", f"has {sizes.n_embd}")
-    nodes = tuple(layer_output(layer - 1) for layer in layers)  # the inputs of these layers
+    n, n_read = target.hparams.n_embd, head.weights[FUSED].ne[0]
+    _check_pair(file, target, n_read == len(layers) * n, f"reads {n_read} columns", f"has {n}")
+    nodes = tuple(layer_output(layer - 1) for layer in layers)
     return Head(head, HiddenReads(nodes, head.weights[FUSED], files=files))
 
 
@@ -222,15 +184,31 @@ def head_of_file(target: Model, path: Path) -> Head | None:
     return None if found is None else found(target, path)
 
 
+def _file_of(path: Path, name: str, kind: str) -> GGUFFile:
+    """The file of a head. Raises: ModelError: its architecture is not ``name``."""
+    file = GGUFFile(path)
+    found = file.get_str("general.architecture")
+    if found != name:
+        raise ModelError(f"{path}: a {found} model is no {kind} head; use another drafter")
+    return file
+
+
+def _read_layers(file: GGUFFile, target: Model) -> list[int]:
+    """The layers (from 1) whose inputs a head reads. Raises: ModelError: the target lacks one."""
+    name, n_layer = file.get_str("general.architecture"), target.hparams.n_layer
+    layers = [int(layer) for layer in file.get_numbers(f"{name}.target_layers")]
+    legal = bool(layers) and all(1 <= layer <= n_layer for layer in layers)
+    reads = f"reads the inputs of layers {layers}"
+    _check_pair(file, target, legal, reads, f"has layers 1 to {n_layer}")
+    return layers
+
+
 def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[int]) -> None:
     """Raise ModelError unless a file is a head of the target."""
-
-    check = partial(_check_pair, file, target)
-    sizes, n_layer = target.hparams, target.hparams.n_layer
+    check, sizes = partial(_check_pair, file, target), target.hparams
     n_read = hparams.own["n_embd_read"]
     check(n_read == sizes.n_embd, f"reads {n_read} columns of a layer", f"has {sizes.n_embd}")
-    legal = len(layers) == 3 and all(1 <= layer <= n_layer for layer in layers)
-    check(legal, f"reads the inputs of layers {layers}", f"has layers 1 to {n_layer}")
+    check(len(layers) == 3, f"reads the inputs of layers {layers}", "needs one that reads three")
     _check_tokens(file, target)
     check(hparams.n_layer == 1, f"has {hparams.n_layer} layers", "needs one of one layer")
     infos = file.tensors
@@ -239,6 +217,26 @@ def _check_eagle3(file: GGUFFile, hparams: HParams, target: Model, layers: list[
         columns = f"lacks {lacks[0]!r} and has {hparams.n_embd} columns"
         check(hparams.n_embd == sizes.n_embd, columns, f"has {sizes.n_embd}")
     _check_drafted(file, target)
+
+
+def _check_dflash(file: GGUFFile, hparams: HParams, target: Model) -> None:
+    """Raise ModelError unless a file is a DFlash or DSpark head of the target."""
+    kinds = {
+        "selector_hidden.weight": "DFlash 2",
+        "hc_head_fn.weight": "a DSpark head of DeepSeek-V4",
+    }
+    for tensor, kind in kinds.items():
+        if tensor in file.tensors:
+            raise ModelError(
+                f"{file.path}: {kind} is not supported, only DFlash and DSpark; use another drafter"
+            )
+    check, n, n_vocab = partial(_check_pair, file, target), hparams.n_embd, target.tokenizer.n_vocab
+    check(n == target.hparams.n_embd, f"has {n} columns", f"has {target.hparams.n_embd}")
+    _check_tokens(file, target)
+    _check_drafted(file, target)
+    mask = hparams.own["mask_token"]
+    check(mask < n_vocab, f"has the mask token {mask}", f"has {n_vocab} tokens")
+    check(hparams.block_size > 1, f"drafts blocks of {hparams.block_size}", "needs 2 or more")
 
 
 def _check_drafted(file: GGUFFile, target: Model) -> None:
@@ -273,7 +271,7 @@ def _check_tokens(file: GGUFFile, target: Model) -> None:
 
 
 def _check_pair(file: GGUFFile, target: Model, ok: bool, of_head: str, of_target: str) -> None:
-    """Raise ModelError with what a head and its target have, unless ``ok``."""
+    """Raise ModelError unless ``ok``; the text says what the head and the target have instead."""
     if not ok:
         raise ModelError(
             f"{file.path}: the head {of_head}, the model {target.path} {of_target}: it is the "

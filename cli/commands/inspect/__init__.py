@@ -1,1 +1,1 @@
-"""Commands that show what a model and this machine do: the machine, nodes, graphs."""
+"""Commands that print facts: the machine, the values of a graph's nodes, the graph itself."""

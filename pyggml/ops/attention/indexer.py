@@ -11,11 +11,15 @@ has a list for each token, and attention to it is that of ``flash_attn_cells`` w
 
 INDEXER_TOP_K chooses the ``n_keys`` keys with the highest scores, or all where there are no more. A
 key's score is the sum over the indexer's heads of ``weight * relu(q k)``. With a ``block`` of more
-than one position, keys of a block are chosen together by the score of its last one, and those after
-the last whole block in any case, beside ``n_keys``. BLOCK_TOP_K chooses, for
-each head, ``n_blocks`` blocks of ``block`` positions by the highest product ``q k`` of a key in
-them; the last ``n_local`` blocks up to the token's are chosen in any case. Of equal scores the
-earlier entry or block is chosen; NaN counts as larger than inf.
+than one position, keys of a block are chosen together by the score of its last one, and up to
+``block - 1`` keys after the last whole block in any case, beside ``n_keys``.
+
+BLOCK_TOP_K chooses, for each head, ``n_blocks`` blocks of ``block`` positions by the highest
+product ``q k`` of a key in them; the last ``n_local`` blocks up to the token's are chosen in any
+case. Where positions repeat, the keys beyond ``n_blocks * block`` are left out.
+
+Positions of a list ascend. Of equal scores the earlier entry or block is chosen; NaN counts as
+larger than inf.
 
 Lists, rows and branches, and what backends check of them: see ``attention``.
 Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1; ggml, ``ggml_lightning_indexer``; MiniMax
@@ -103,7 +107,8 @@ def _indexer_top_k(
         end_of = np.searchsorted(ends, np.arange(len(entries)))  # the entry's block
         after = end_of == len(ends)
         scores = np.where(after, np.inf, scores[np.append(ends, 0)[end_of]])
-        best = np.sort(stable_order(scores, "desc")[: n_keys + after.sum()])
+        n = n_keys + min(after.sum(), block - 1)
+        best = np.sort(stable_order(scores, "desc")[:n])
         out[0, t, : len(best)] = entries[best]
     return out
 
@@ -140,7 +145,7 @@ def _block_top_k(
         scores[:, blocks > row[3] // block - n_local] = np.inf
         for head, of_head in enumerate(scores):
             kept = stable_order(of_head, "desc")[:n_blocks]
-            found = entries[np.isin(of_entry, kept)]
+            found = entries[np.isin(of_entry, kept)][: n_blocks * block]
             out[head, t, : len(found)] = found
     return out
 
@@ -171,6 +176,16 @@ def _cost(node: Tensor) -> Cost:
     assert q is not None and k is not None
     macs = q.ne[0] * q.ne[1] * q.ne[2] * k.ne[1]  # at most
     return Cost(node.nbytes + q.nbytes + k.nbytes, macs)
+
+
+def _gaps(n_list: int, n_cells: int, step: float) -> Arg:
+    """A list of random cells at positions ``step`` apart: some are missing, or repeat below 1."""
+
+    def values(rng: np.random.Generator) -> Array:
+        positions = (np.arange(n_list) * step).astype(int)
+        return np.stack([rng.permutation(n_cells)[:n_list], positions], -1)[None]
+
+    return Arg((2, n_list, 1), I32, values=values)
 
 
 def _listed(
@@ -209,6 +224,18 @@ INDEXER_TOP_K = define_op(
         _listed(33, 7, 7, (300, 400, 2), 294, F32, block=7),
         _listed(64, 1, 40, (300, 400, 2), 48, block=16),
         _branched(9, 260, 900, 96, block=16),
+        *(
+            case(
+                arg(64, 8, 3),
+                arg(64, 400, type=F16),
+                arg(8, 3),
+                _gaps(300, 400, step),
+                token_rows(3, 300, 1),
+                n_keys=32,
+                block=8,
+            )
+            for step in (2, 0.4)  # without a whole block, and with repeated positions
+        ),
         _listed(128, 64, 1, (8192, 8192, 1), 2048, perf=True),
         _listed(128, 64, 64, (4096, 4096, 1), 2048, perf=True),
     ],
@@ -243,6 +270,13 @@ BLOCK_TOP_K = define_op(
         case(
             arg(64, 2, 9), arg(64, 900, type=F16), *branched_lists(9, 260, 900),
             n_blocks=6, block=16, n_local=1,
+        ),
+        *(
+            case(
+                arg(64, 2, 3), arg(64, 400, type=F16), _gaps(300, 400, step),
+                token_rows(3, 300, 1), n_blocks=4, block=8, n_local=1,
+            )
+            for step in (2, 0.4)
         ),
     ],
     exact=True,

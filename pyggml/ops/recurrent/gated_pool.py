@@ -36,7 +36,10 @@ def _infer(
     slots: Tensor, overlap: bool,
 ) -> Out:  # fmt: skip
     n, n_tokens = x.ne[:2]
-    require(x.ne[2:] == (1, 1) and n % (1 + overlap) == 0, _OP, f"x {x.ne}, want [n, T], halves")
+    require(
+        x.ne[2:] == (1, 1) and n % (1 + overlap) == 0, _OP,
+        f"x {x.ne}, want [n, T]" + ", n even with overlap" * overlap,
+    )  # fmt: skip
     require(score.ne == x.ne, _OP, f"score {score.ne} must have the sizes of x {x.ne}")
     require(
         bias.ne[0] == n and bias.ne[1] > 0 and bias.ne[2:] == (1, 1), _OP,

@@ -18,8 +18,11 @@ __all__ = ["sinkhorn"]
 
 
 def _infer(x: Tensor, iterations: int, eps: float) -> Out:
-    op = "SINKHORN"
-    require(iterations >= 1 and eps >= 0, op, f"{iterations} iterations, eps {eps}: want 1, 0")
+    require(
+        iterations >= 1 and eps >= 0,
+        "SINKHORN",
+        f"{iterations} iterations and eps {eps}, want 1 or more iterations and eps 0 or more",
+    )
     return same(x)
 
 

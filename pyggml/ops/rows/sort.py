@@ -3,8 +3,8 @@
     experts = argsort_top_k(ctx, probs, 2)         # I32 [2, n_tokens], best first
 
 Both are stable: of equal elements the one with the lower index comes first. TOP_K is in descending
-order. In ggml both are unspecified. NaN counts as larger than inf
-(of negative sign: smaller than -inf).
+order. In ggml both are unspecified. NaN counts as larger than inf (of negative sign: smaller than
+-inf).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _infer_argsort(x: Tensor, order: str) -> Out:
 
 
 def stable_order(x: Array, order: str) -> Array:
+    """Indices I32 of the sorted last axis of ``x`` (see the module); ``order``: asc or desc."""
     bits = (x.astype(np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
     keys = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the floats are
     keys = np.where(np.isnan(x), np.int32(0x7FFFFFFF), keys)

@@ -31,12 +31,17 @@ def _widths(got: Got) -> tuple[int, ...]:
     return tuple(n * (2 if ratio == CHOSEN_RATIO else 1) * bool(ratio) for ratio, n in sizes)
 
 
+def _chosen(got: Got) -> tuple[int, ...]:
+    """1 for the layers whose compressed rows an indexer chooses."""
+    return tuple(int(ratio == CHOSEN_RATIO) for ratio in got["compress_ratios"])
+
+
 def _states(got: Got) -> tuple[dict[str, tuple[int, ...]], ...]:
     """The states of GATED_POOL: of rows, and of the indexer's. Raises: ModelError: sizes."""
     if not got["n_swa"] or 0 < got["n_indexer_key"] < got["n_rot_arr"][0]:
         raise ModelError(
-            f"{got['arch']} model with a window of {got['n_swa']} tokens, and an indexer's keys of "
-            f"{got['n_indexer_key']} columns, want 1 and {got['n_rot_arr'][0]} or more"
+            f"{got['arch']} model with a window of {got['n_swa']} tokens, want 1 or more; indexer "
+            f"keys of {got['n_indexer_key']} columns, want 0, or {got['n_rot_arr'][0]} or more"
         )
 
     def of_layer(n: int, ratio: int) -> dict[str, tuple[int, ...]]:
@@ -51,7 +56,9 @@ def _group_columns(got: Got) -> int:
     """Columns of a group of heads. Raises: ModelError: groups are not equal."""
     n, n_groups = got["n_head_arr"][0], got["n_groups_out"]
     if not n_groups or n % n_groups:
-        raise ModelError(f"{got['arch']} model with {n} heads in {n_groups} groups, want a part")
+        raise ModelError(
+            f"{got['arch']} model with {n} heads and {n_groups} groups of them, want equal groups"
+        )
     columns: int = n // n_groups * got["head_dim_v_arr"][0]
     return columns
 
@@ -70,10 +77,10 @@ HPARAMS: Values = {
     "n_sparse_keys": Key("attention.indexer.top_k"),
     "n_indexer_head": Key("attention.indexer.head_count"),
     "n_indexer_key": Key("attention.indexer.key_length"),
-    "indexer_layers": lambda got: tuple(int(r == CHOSEN_RATIO) for r in got["compress_ratios"]),
+    "indexer_layers": _chosen,
     "n_compressed": _widths,
     "is_compressed": lambda got: tuple(int(r > 0) for r in got["compress_ratios"]),
-    "is_chosen": lambda got: tuple(int(r == CHOSEN_RATIO) for r in got["compress_ratios"]),
+    "is_chosen": _chosen,
     "ratio": lambda got: got["compress_ratios"],  # of a layer
     "states": _states,
     "n_lora_q": Key("attention.q_lora_rank"),

@@ -31,16 +31,20 @@ def _by_layer(name: str, got: Got) -> tuple[int, ...]:
     return tuple(got[name] if own else 0 for own in got["indexer_layers"])
 
 
-HPARAMS: Values = {
-    "n_sparse_keys": Key("attention.indexer.top_k"),
+_SHARED: Values = {
     "n_indexer_head": Key("attention.indexer.head_count"),
     "n_indexer_key": Key("attention.indexer.key_length"),
-    "indexer_layers": Key("attention.indexer.types", 1, tuple),
     "n_index_head": partial(_by_layer, "n_indexer_head"),
     "n_index_key": partial(_by_layer, "n_indexer_key"),
-    "indexer_eps": 1e-6,  # of the norm of its keys
     "indexer_neox": True,  # pairs of rotated columns are n_rot / 2 apart
     "indexer_rope_last": False,  # the last columns are rotated, not the first
+}
+
+HPARAMS: Values = {
+    "n_sparse_keys": Key("attention.indexer.top_k"),
+    "indexer_layers": Key("attention.indexer.types", 1, tuple),
+    "indexer_eps": 1e-6,  # of the norm of its keys
+    **_SHARED,
 }
 
 TENSORS = {
@@ -57,15 +61,10 @@ BLOCK_HPARAMS: Values = {
     "n_block": Key("attention.indexer.block_size"),
     "n_local_blocks": Key("attention.indexer.local_blocks", 1),
     "n_sparse_keys": lambda got: got["n_blocks"] * got["n_block"],
-    "n_indexer_head": Key("attention.indexer.head_count"),
-    "n_indexer_key": Key("attention.indexer.key_length"),
     "indexer_layers": lambda got: tuple(
         int(i >= got["n_dense_lead"]) for i in range(got["n_layer"])
     ),
-    "n_index_head": partial(_by_layer, "n_indexer_head"),
-    "n_index_key": partial(_by_layer, "n_indexer_key"),
-    "indexer_neox": True,
-    "indexer_rope_last": False,
+    **_SHARED,
 }
 
 BLOCK_TENSORS = {
@@ -168,9 +167,9 @@ def choose_groups(b: GraphBuilder, x: Tensor, i: int) -> Tensor | None:
     first = ops.cast(ctx, first, GGMLType.I32)  # of the group that ends with a token
     k = b.rope_of_indexer(ops.reshape_3d(ctx, k, n, 1, n_tokens), hp.rope(i), first)
     b.store_index(k.set_name(f"indexer_k-{i} (roped)"), i)
-    weights = ops.reshape_2d(ctx, ops.sum_rows(ctx, q), n_head, n_tokens)
+    weights = ops.fill(ctx, ops.view_2d(ctx, q, n_head, n_tokens, 4 * n_head), 1.0)
     return ops.indexer_top_k(
-        ctx, q, kv.indexer_keys[i], ops.fill(ctx, weights, 1.0), kv.cells,
+        ctx, q, kv.indexer_keys[i], weights, kv.cells,
         b.rows[b.kv.caches.index(kv)], hp.n_sparse_keys, branches=kv.branches, block=n_pool,
     ).set_name(f"indexer_top_k-{i}")  # fmt: skip
 

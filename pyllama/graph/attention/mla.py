@@ -45,7 +45,7 @@ def check_absorbed(got: Got, n_lora: int, i: int = 0) -> None:
 
 
 def n_nope(got: Got, n_key: int, i: int = 0) -> int:
-    """Of the ``n_key`` columns of a head of layer ``i`` those that are not rotated.
+    """How many of a head's ``n_key`` columns are not rotated, in layer ``i``.
 
     Raises:
         ModelError: there are none.

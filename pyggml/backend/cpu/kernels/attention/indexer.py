@@ -162,7 +162,8 @@ def choose_keys(node, t, scores, counts):
     """Write the list of the keys of token ``t`` with the highest scores."""
     lo, hi, n_keys = list_begin(node, t), list_end(node, t), params_of(node, Indexer).n_keys
     if params_of(node, Indexer).block > 1:
-        n_keys += share_scores(node, t, scores, params_of(node, Indexer).block)
+        block = params_of(node, Indexer).block
+        n_keys += min(share_scores(node, t, scores, block), block - 1)
     lowest, equal = np.int64(0), hi - lo
     if hi - lo > n_keys:
         lowest, equal = lowest_rank(scores, lo, hi, n_keys, counts)
@@ -220,16 +221,17 @@ def choose_blocks(node, t, head, scores, scratch):
     if n_blocks > p.n_blocks:
         lowest, equal = lowest_rank(tops, 0, n_blocks, p.n_blocks, scratch)
     y, n = i32_ptr(data(node, DST) + t * nb(node, DST, 2) + head * nb(node, DST, 3)), 0
+    size = ne(node, DST, 1)  # positions that repeat make blocks of more keys
     for b in range(n_blocks):
         key, end = rank(tops, b), i64_ptr(ends)[b]
         if key > lowest or (key == lowest and equal > 0):
             equal -= 1 if key == lowest else 0
-            for i in range(at, end):
+            for i in range(at, min(end, at + size - n)):
                 entry = i32_ptr(list_entries(node, t, i))
                 y[2 * n], y[2 * n + 1] = entry[0], entry[1]
                 n += 1
         at = end
-    for i in range(2 * n, 2 * p.n_blocks * p.block):
+    for i in range(2 * n, 2 * size):
         y[i] = -1
 
 
